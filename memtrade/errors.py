@@ -1,0 +1,45 @@
+"""The errors that users meet: one line that says the rule, the value, and what to do next."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class MemtradeError(Exception):
+    """Bad input, or something that this tool does not support. The command line exits with 2."""
+
+
+class UnknownNameError(MemtradeError):
+    """A name that is not among the valid ones.
+
+    >>> str(UnknownNameError("strategy", "omee", ["ome", "lms"]))
+    "unknown strategy 'omee': did you mean 'ome'? The choices are lms, ome"
+    """
+
+    def __init__(self, what: str, name: str, choices: Iterable[str]):
+        self.what, self.name, self.choices = what, name, sorted(choices)
+        near = difflib.get_close_matches(name, self.choices, n=1, cutoff=0.5)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        super().__init__(
+            f"unknown {what} {name!r}: {hint}The choices are {', '.join(self.choices)}"
+        )
+
+
+class UnsupportedGraphError(MemtradeError):
+    """A training step that cannot be read or rewritten; the message names the op."""
+
+
+class InvalidPlanError(MemtradeError):
+    """A plan that does not belong to the graph, or that asks for the impossible."""
+
+
+class InfeasibleBudgetError(MemtradeError):
+    """No plan reaches the budget. Carries the smallest peak found and the op that binds it."""
+
+    def __init__(self, needed_bytes: int, budget_bytes: int, op: str):
+        self.needed_bytes, self.budget_bytes, self.op = needed_bytes, budget_bytes, op
+        super().__init__(
+            f"no plan fits a budget of {budget_bytes / 1e6:,.1f} MB: the smallest peak found is "
+            f"{needed_bytes / 1e6:,.1f} MB, bound by {op}. Give a larger budget or a smaller batch"
+        )

@@ -1,0 +1,210 @@
+"""StepGraph: a training step as plain data, which strategies and the simulator read.
+
+    ops ──outputs──► tensors ──consumers──► ops
+
+Ids are positions: `graph.ops[op.id] is op` and `graph.tensors[t.id] is t`. Ops stand in the order
+in which the program created them, which is a topological order. Nothing here changes after
+construction, and nothing here knows TensorFlow beyond the names of its op types.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from functools import cached_property
+from typing import Any
+
+import msgspec
+
+from memtrade.errors import UnsupportedGraphError
+
+# Ops whose first output is the buffer of their first input: they cost no memory of their own.
+ALIAS_TYPES = frozenset(
+    {"EnsureShape", "ExpandDims", "Identity", "PreventGradient", "Reshape", "Squeeze",
+     "StopGradient"}
+)  # fmt: skip
+
+# Ops that read a variable: their output is the variable's own buffer until it is updated.
+READ_TYPES = frozenset({"ReadVariableOp"})
+
+# Ops that stand for something from outside the step, or that hold a value of their own.
+SOURCE_TYPES = frozenset({"Const", "NoOp", "Placeholder", "VarHandleOp"})
+
+
+class Op(msgspec.Struct, frozen=True, gc=False):
+    """One operation. `inputs` and `outputs` are tensor ids, `controls` op ids."""
+
+    id: int
+    name: str
+    type: str
+    inputs: tuple[int, ...]
+    controls: tuple[int, ...]
+    outputs: tuple[int, ...]
+    stateful: bool
+    attrs: dict[str, Any]
+
+
+class Tensor(msgspec.Struct, frozen=True, gc=False):
+    """Output `index` of op `op`. `size_bytes` is 0 for resources and unknown shapes."""
+
+    id: int
+    op: int
+    index: int
+    dtype: str
+    shape: tuple[int, ...] | None
+    size_bytes: int
+
+
+class GraphData(msgspec.Struct, frozen=True):
+    """What a StepGraph is made of, as it travels between processes.
+
+    Attributes:
+        inputs: tensor ids of the batch, in the order of the step's arguments.
+        captures: tensor ids of what the step closes over (variable handles, constants).
+        capture_bytes: bytes behind each capture: a variable's value, a constant's own.
+        outputs: tensor ids that the step returns.
+        control_outputs: op ids that must run although nothing reads them (the updates).
+        loss: the tensor id of the loss.
+        collection: tensor ids that the model or the user named as checkpoints.
+    """
+
+    name: str
+    ops: tuple[Op, ...]
+    tensors: tuple[Tensor, ...]
+    inputs: tuple[int, ...]
+    captures: tuple[int, ...]
+    capture_bytes: tuple[int, ...]
+    outputs: tuple[int, ...]
+    control_outputs: tuple[int, ...]
+    loss: int
+    collection: tuple[int, ...]
+
+
+class StepGraph:
+    """A training step's graph with what follows from it: consumers, phases, aliases.
+
+    Raises UnsupportedGraphError where the ops are not in a topological order.
+    """
+
+    def __init__(self, data: GraphData):
+        self.data = data
+        self.name = data.name
+        self.ops = data.ops
+        self.tensors = data.tensors
+        self.loss = data.loss
+        for op in data.ops:
+            late = [data.tensors[t].op for t in op.inputs if data.tensors[t].op >= op.id]
+            if late:
+                raise UnsupportedGraphError(
+                    f"op {op.name!r} reads {data.ops[late[0]].name!r}, which comes after it: "
+                    "the graph has a loop (tf.while_loop must be functional, as in TensorFlow 2)"
+                )
+
+    @classmethod
+    def from_bytes(cls, encoded: bytes) -> StepGraph:
+        return cls(msgspec.msgpack.decode(encoded, type=GraphData))
+
+    def to_bytes(self) -> bytes:
+        return msgspec.msgpack.encode(self.data)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Same graph, same fingerprint: what a saved plan is checked against."""
+        digest = hashlib.sha256()
+        for op in self.ops:
+            shapes = [self.tensors[t].shape for t in op.outputs]
+            digest.update(repr((op.name, op.type, op.inputs, op.controls, shapes)).encode())
+        return digest.hexdigest()[:16]
+
+    @cached_property
+    def consumers(self) -> list[list[int]]:
+        """consumers[t]: ids of the ops that read tensor t, ascending, each once."""
+        consumers: list[list[int]] = [[] for _ in self.tensors]
+        for op in self.ops:
+            for t in dict.fromkeys(op.inputs):
+                consumers[t].append(op.id)
+        return consumers
+
+    @cached_property
+    def forward(self) -> frozenset[int]:
+        """Ids of the forward ops: ancestors of the loss through data edges only."""
+        seen = {self.tensors[self.loss].op}
+        for op_id in range(self.tensors[self.loss].op, -1, -1):
+            if op_id in seen:
+                seen.update(self.tensors[t].op for t in self.ops[op_id].inputs)
+        return frozenset(seen)
+
+    @cached_property
+    def turn(self) -> int:
+        """The last forward op that something outside the forward part reads.
+
+        All gradients descend from it (for a classifier, it is the softmax cross-entropy), so an
+        op that does not is free to run before the forward part ends.
+        """
+        reading = [
+            op_id
+            for op_id in self.forward
+            if any(c not in self.forward for t in self.ops[op_id].outputs for c in self.consumers[t])
+        ]
+        return max(reading, default=self.tensors[self.loss].op)
+
+    @cached_property
+    def backward(self) -> frozenset[int]:
+        """Ids of the ops that descend from the turn through data edges: gradients and updates."""
+        seen: set[int] = set()
+        for op in self.ops[self.turn + 1 :]:
+            if op.id not in self.forward and any(
+                self.tensors[t].op == self.turn or self.tensors[t].op in seen for t in op.inputs
+            ):
+                seen.add(op.id)
+        return frozenset(seen)
+
+    @cached_property
+    def root(self) -> list[int]:
+        """root[t]: the tensor whose buffer t is. Its own id unless t comes from an alias op."""
+        root = list(range(len(self.tensors)))
+        for op in self.ops:
+            if op.type in ALIAS_TYPES and op.inputs:
+                root[op.outputs[0]] = root[op.inputs[0]]
+        return root
+
+    @cached_property
+    def activations(self) -> list[int]:
+        """Root ids of the forward tensors that the backward part reads, in creation order.
+
+        Variables' values and the step's own inputs are not activations: nothing frees them.
+        """
+        read = {
+            self.root[t]
+            for op_id in self.backward
+            for t in self.ops[op_id].inputs
+            if self.tensors[t].op in self.forward
+        }
+        return [t for t in sorted(read) if self.is_intermediate(t)]
+
+    def is_intermediate(self, tensor: int) -> bool:
+        """Whether the step itself allocates `tensor`: no variable, constant or input."""
+        producer = self.ops[self.tensors[tensor].op]
+        return (
+            self.tensors[tensor].size_bytes > 0
+            and producer.type not in SOURCE_TYPES
+            and producer.type not in READ_TYPES
+        )
+
+    def label(self, tensor: int) -> str:
+        """TensorFlow's name of a tensor, such as "block1/Relu:0"."""
+        t = self.tensors[tensor]
+        return f"{self.ops[t.op].name}:{t.index}"
+
+    def find(self, labels: Iterable[str]) -> list[int]:
+        """Tensor ids of TensorFlow names ("op" means "op:0"). Raises on an unknown name."""
+        by_label = {self.label(t.id): t.id for t in self.tensors}
+        found = []
+        for label in labels:
+            full = label if ":" in label else f"{label}:0"
+            if full not in by_label:
+                raise UnsupportedGraphError(
+                    f"there is no tensor {label!r} in {self.name}: `memtrade plan` lists the names"
+                )
+            found.append(by_label[full])
+        return found

@@ -1,0 +1,48 @@
+"""The built-in models: what they are called and what can be set.
+
+A new model is one file, with a dataclass that extends `Model`, and its entry in `MODELS`.
+Importing this package imports no TensorFlow.
+
+    >>> make_model("resnet", {"layers": "152", "batch_size": 8}).name
+    'resnet-152'
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from memtrade.errors import UnknownNameError
+from memtrade.models.amoebanet_d import AmoebaNetD
+from memtrade.models.base import Input, Model
+from memtrade.models.gpt2 import Gpt2
+from memtrade.models.inception_v4 import InceptionV4
+from memtrade.models.options import OPTIMIZERS, Option, Value, convert, options_of
+from memtrade.models.resnet import ResNet
+from memtrade.models.unet import UNet
+
+__all__ = ["MODELS", "OPTIMIZERS", "Input", "Model", "Option", "make_model", "options_of"]
+
+MODELS: dict[str, type[Model]] = {
+    model.family: model for model in (ResNet, InceptionV4, Gpt2, UNet, AmoebaNetD)
+}
+
+
+def make_model(name: str, options_given: Mapping[str, Value] | None = None) -> Model:
+    """A model by its registered name. Options may be text, as they come from a command line.
+
+    Raises:
+        UnknownNameError: no such model, or the model has no such option.
+        MemtradeError: a value of the wrong type or out of bounds.
+    """
+    family = name.replace("_", "-")
+    if family not in MODELS:
+        raise UnknownNameError("model", name, MODELS)
+    model = MODELS[family]
+    known = {each.name: each for each in options_of(model)}
+    values = {}
+    for key, value in (options_given or {}).items():
+        option = key.replace("-", "_")
+        if option not in known:
+            raise UnknownNameError(f"option of {family}", key, known)
+        values[option] = convert(known[option], value)
+    return model(**values)

@@ -1,0 +1,111 @@
+"""What all models have in common. No TensorFlow here: models draw themselves with a given toolkit.
+
+The toolkit is `memtrade.tf.layers.Net`. Models call its layers, use the operators of the tensors
+that it returns (`x + y`, `x[:, 1:]`), and never import TensorFlow: so their names, options and
+shapes can be listed by a process that must stay free of it.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+from typing import Any, ClassVar, Literal
+
+from memtrade.models.options import check, option, options_of
+
+Tensor = Any  # tf.Tensor
+Net = Any  # memtrade.tf.layers.Net
+DataFormat = Literal["NHWC", "NCHW"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Input:
+    """One tensor of the batch.
+
+    Attributes:
+        shape: static.
+        dtype: "float32" or "int64".
+        below: the synthetic values are drawn uniformly from [0, below). Whole numbers need it;
+            a float without it is drawn from the normal distribution.
+    """
+
+    shape: tuple[int, ...]
+    dtype: Literal["float32", "int64"] = "float32"
+    below: int | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Model(abc.ABC):
+    """A model's configuration, and how to draw its forward pass.
+
+    A subclass declares its options as fields made by `option`, gives `family`, `name`, `inputs`
+    and `loss`, and is entered in `memtrade.models.MODELS`. Values are checked on construction.
+
+    Raises:
+        MemtradeError: on construction, for a value of the wrong type or out of bounds.
+    """
+
+    family: ClassVar[str]  # the name under which the model is registered
+    summary: ClassVar[str]  # one line, for lists
+
+    batch_size: int = option(32, "examples per step")
+    seed: int = option(0, "of the initial weights, the synthetic batch and dropout", at_least=0)
+
+    def __post_init__(self) -> None:
+        for each in options_of(type(self)):
+            check(each, getattr(self, each.name))
+
+    @property
+    def name(self) -> str:
+        """What records and tables call this model: the family and its size ("resnet-50")."""
+        return self.family
+
+    @property
+    def layout(self) -> DataFormat:
+        """The order of the axes of images."""
+        return "NHWC"
+
+    @abc.abstractmethod
+    def inputs(self) -> dict[str, Input]:
+        """The tensors of a batch, by the names of the arguments of `loss`."""
+
+    @abc.abstractmethod
+    def loss(self, net: Net, **inputs: Tensor) -> Tensor:
+        """Draws the forward pass. Returns the scalar that the step minimises."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ImageModel(Model):
+    """A model that reads square RGB images."""
+
+    image_size: int = option(224, "height and width of the images in pixels")
+    data_format: str = option("NHWC", "order of the axes of images", choices=("NHWC", "NCHW"))
+
+    @property
+    def layout(self) -> DataFormat:
+        return "NCHW" if self.data_format == "NCHW" else "NHWC"
+
+    def image(self, channels: int) -> tuple[int, int, int, int]:
+        """The shape of a batch of images: [N, H, W, channels], or [N, channels, H, W]."""
+        n, size = self.batch_size, self.image_size
+        return (n, channels, size, size) if self.layout == "NCHW" else (n, size, size, channels)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Classifier(ImageModel):
+    """A model that sorts images into classes, trained with softmax cross-entropy."""
+
+    num_classes: int = option(1000, "classes to tell apart", at_least=2)
+
+    def inputs(self) -> dict[str, Input]:
+        return {
+            "images": Input(self.image(3)),
+            "labels": Input((self.batch_size,), "int64", below=self.num_classes),
+        }
+
+    @abc.abstractmethod
+    def logits(self, net: Net, images: Tensor) -> Tensor:
+        """[N, H, W, 3] or [N, 3, H, W] -> [N, num_classes]."""
+
+    def loss(self, net: Net, *, images: Tensor, labels: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]  # the names are those of inputs()
+        return net.mean(net.cross_entropy(self.logits(net, images), labels))

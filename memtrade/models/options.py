@@ -1,0 +1,122 @@
+"""The options of a model: a dataclass field that knows its documentation and what it allows.
+
+>>> @dataclasses.dataclass(frozen=True, kw_only=True)
+... class Toy:
+...     layers: int = option(3, "number of layers", choices=(3, 5))
+>>> [(each.name, each.type, each.default) for each in options_of(Toy)]
+[('layers', 'int', 3)]
+>>> convert(options_of(Toy)[0], "5")
+5
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from memtrade.errors import MemtradeError
+
+Value = str | int | float | bool
+
+# The optimizers by name, with the learning rate that each gets when none is asked for. They are
+# written in memtrade.tf.optimizers; the names are here so that they can be listed without
+# TensorFlow.
+OPTIMIZERS: dict[str, float] = {"sgd": 0.01, "momentum": 0.01, "rmsprop": 0.001, "adam": 0.001}
+
+_BOOLEANS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+_KINDS = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "a word"}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Option:
+    """One option of a model, as `memtrade models` lists it.
+
+    Attributes:
+        type: "int", "float", "bool" or "str", which is the type of the default.
+        choices: the only values allowed, or none if any is.
+        at_least, below: bounds of a number, or None.
+    """
+
+    name: str
+    type: str
+    default: Value
+    doc: str
+    choices: tuple[Value, ...] = ()
+    at_least: float | None = None
+    below: float | None = None
+
+
+def option(
+    default: Value,
+    doc: str,
+    *,
+    choices: tuple[Value, ...] = (),
+    at_least: float | None = None,
+    below: float | None = None,
+) -> Any:
+    """A dataclass field with its documentation and its bounds. Whole numbers start at 1."""
+    if at_least is None and type(default) is int and not choices:
+        at_least = 1
+    return dataclasses.field(
+        default=default,
+        metadata={"doc": doc, "choices": choices, "at_least": at_least, "below": below},
+    )
+
+
+def options_of(model: type) -> tuple[Option, ...]:
+    """The options of a model's dataclass, in the order in which they are declared."""
+    return tuple(
+        Option(
+            name=field.name,
+            type=type(field.default).__name__,
+            default=field.default,  # pyright: ignore[reportArgumentType]  # option() gives one
+            **field.metadata,
+        )
+        for field in dataclasses.fields(model)
+    )
+
+
+def convert(option: Option, value: Value) -> Value:
+    """`value`, often text from a command line, as the option's type.
+
+    Raises:
+        MemtradeError: the text does not say such a value.
+    """
+    try:
+        if option.type == "bool":
+            return _BOOLEANS[str(value).lower()]
+        if option.type == "int":
+            if isinstance(value, float) and not value.is_integer():
+                raise ValueError
+            return int(value)
+        return float(value) if option.type == "float" else str(value)
+    except (ValueError, KeyError):
+        raise MemtradeError(
+            f"option {option.name!r} must be {_KINDS[option.type]}, not {value!r}: "
+            f"the default is {option.default!r}"
+        ) from None
+
+
+def check(option: Option, value: object) -> None:
+    """Checks a value of the right or the wrong type against the option's type and bounds.
+
+    Raises:
+        MemtradeError: naming the rule, the value, and what is allowed.
+    """
+    right_type = type(value).__name__ == option.type or (
+        option.type == "float" and type(value) is int
+    )
+    if not right_type:
+        raise MemtradeError(f"option {option.name!r} must be {_KINDS[option.type]}, not {value!r}")
+    if option.choices and value not in option.choices:
+        raise MemtradeError(
+            f"there is no {option.name} = {value!r}: "
+            f"choose one of {', '.join(str(choice) for choice in option.choices)}"
+        )
+    if option.at_least is not None and value < option.at_least:  # pyright: ignore[reportOperatorIssue]
+        raise MemtradeError(
+            f"option {option.name!r} must be at least {option.at_least:g}, not {value!r}"
+        )
+    # `not <` and not `>=`: a rate that is not a number is refused too.
+    if option.below is not None and not value < option.below:  # pyright: ignore[reportOperatorIssue]
+        raise MemtradeError(f"option {option.name!r} must be below {option.below:g}, not {value!r}")

@@ -1,0 +1,124 @@
+"""Plan: what a strategy decided, as frozen data that is saved, compared and checked.
+
+A plan says two things of a training step. `fates` holds the decision for each activation, with
+its reason: what people read. `actions` is the step's program that follows from it: what the
+rewriter builds and the simulator walks.
+
+    run 17        the original op 17
+    recompute 4   op 4 again: consumers after this line read the new output
+    swap_out 9    tensor 9 to host memory
+    swap_in 9     tensor 9 back: consumers after this line read the copy
+
+Every consumer reads the latest version of its input, and a version's memory is free once its
+last reader has run, so "drop" needs no action of its own.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from memtrade.errors import InvalidPlanError
+from memtrade.graph import StepGraph
+
+Decision = Literal["keep", "recompute", "swap"]
+Kind = Literal["run", "recompute", "swap_out", "swap_in"]
+Order = Literal["pinned", "dataflow"]
+
+
+class Fate(msgspec.Struct, frozen=True, array_like=True):
+    """What becomes of one activation: the decision and, in a few words, why."""
+
+    tensor: int
+    decision: Decision
+    reason: str = ""
+
+
+class Action(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """One line of the program. `id` is an op for run and recompute, a tensor for the swaps."""
+
+    kind: Kind
+    id: int
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """A strategy's decision for one graph.
+
+    Attributes:
+        strategy: the name in the registry.
+        options: the strategy's options, spelled out.
+        fingerprint: of the graph that the plan was made for.
+        order: "pinned" runs the actions one by one in the given order; "dataflow" leaves the
+            order to the executor and only holds recomputations and swap-ins back.
+        fates: one per activation that the strategy looked at.
+        actions: the program; empty means the graph stays untouched.
+    """
+
+    strategy: str
+    options: dict[str, Any]
+    fingerprint: str
+    order: Order
+    fates: tuple[Fate, ...]
+    actions: tuple[Action, ...]
+
+    def save(self, path: Path) -> None:
+        path.write_bytes(msgspec.json.encode(self))
+
+    def tensors(self, decision: Decision) -> list[int]:
+        return [fate.tensor for fate in self.fates if fate.decision == decision]
+
+
+def load_plan(path: Path) -> Plan:
+    """The plan in a file. Raises InvalidPlanError, with the reason, where it is not one."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Plan)
+    except (OSError, msgspec.DecodeError) as error:
+        raise InvalidPlanError(f"cannot read a plan from {path}: {error}") from error
+
+
+def check_plan(plan: Plan, graph: StepGraph) -> None:
+    """Raises InvalidPlanError unless `plan` can be carried out on `graph`.
+
+    Checked: the fingerprint; each original op runs exactly once, after its inputs and controls;
+    nothing stateful is recomputed; what is swapped in was swapped out. Not checked: whether the
+    plan saves anything.
+    """
+    if plan.fingerprint != graph.fingerprint:
+        raise InvalidPlanError(
+            f"the plan was made for another graph ({plan.fingerprint}) than {graph.name} "
+            f"({graph.fingerprint}): plan anew with `memtrade plan`"
+        )
+    if not plan.actions:
+        return
+    ran: set[int] = set()
+    outside: set[int] = set()
+    for action in plan.actions:
+        if action.kind in ("run", "recompute"):
+            op = graph.ops[action.id]
+            missing = [t for t in op.inputs if graph.tensors[t].op not in ran]
+            if missing:
+                raise InvalidPlanError(
+                    f"the plan runs {op.name} before its input {graph.label(missing[0])}"
+                )
+            if action.kind == "recompute" and (op.stateful or op.id not in ran):
+                why = "it is stateful" if op.stateful else "it has not run yet"
+                raise InvalidPlanError(f"the plan recomputes {op.name}, but {why}")
+            if action.kind == "run":
+                early = [c for c in op.controls if c not in ran]
+                if early or op.id in ran:
+                    why = f"before {graph.ops[early[0]].name}" if early else "twice"
+                    raise InvalidPlanError(f"the plan runs {op.name} {why}")
+                ran.add(op.id)
+        elif graph.tensors[action.id].op not in ran:
+            raise InvalidPlanError(f"the plan swaps {graph.label(action.id)} before it exists")
+        elif action.kind == "swap_out":
+            outside.add(action.id)
+        elif action.id not in outside:
+            raise InvalidPlanError(
+                f"the plan swaps {graph.label(action.id)} in, but never swapped it out"
+            )
+    if len(ran) != len(graph.ops):
+        forgotten = next(op for op in graph.ops if op.id not in ran)
+        raise InvalidPlanError(f"the plan never runs {forgotten.name}")

@@ -1,0 +1,236 @@
+"""From decisions to a program: the order of the ops, and where recomputations and swaps stand.
+
+Strategies decide per activation; `lower` turns the decisions into a plan's actions:
+
+    forward     run op by op; after the turn, whatever is not kept counts as gone
+    backward    before an op runs, bring back what it reads: swap it in, or recompute it from
+                what is there, depth first, so that each clone stands just before its first use
+
+A clone's output stays until its last reader, unless it is `fleeting`: then each reader gets its
+own. Both steps are linear in the size of the program they make.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from memtrade.errors import UnsupportedGraphError
+from memtrade.graph import READ_TYPES, StepGraph
+from memtrade.plan import Action, Decision
+
+# An op whose outputs are all this small runs as soon as it can: shapes, moving averages, biases'
+# gradients. They would otherwise hold the large tensors that they read.
+SMALL_BYTES = 64 * 1024
+
+
+def base_order(graph: StepGraph) -> list[int]:
+    """The op ids in a memory-lean topological order, close to the order of creation.
+
+    Three departures from the order of creation: what does not descend from the turn runs before
+    it; small ops and those that feed only updates (weights' gradients) run as soon as they can,
+    so that what they read is freed; an update waits for the readers of its variable, so that it
+    happens in place. O(ops + edges).
+    """
+    successors, pending = _dependencies(graph)
+    eager = _eager(graph)
+    order: list[int] = []
+    done = [False] * len(graph.ops)
+    overdue = [False] * len(graph.ops)  # passed over because it waited for a control edge
+
+    def run(first: int) -> None:
+        stack = [first]
+        while stack:
+            op_id = stack.pop()
+            done[op_id] = True
+            order.append(op_id)
+            ready = []
+            for successor in successors[op_id]:
+                pending[successor] -= 1
+                if pending[successor] == 0 and (eager[successor] or overdue[successor]):
+                    ready.append(successor)
+            stack.extend(reversed(ready))
+
+    before_turn = [op.id for op in graph.ops if op.id not in graph.backward]
+    for op_id in [*before_turn, *sorted(graph.backward)]:
+        if done[op_id]:
+            continue
+        if pending[op_id] == 0:
+            run(op_id)
+        else:
+            overdue[op_id] = True
+    if len(order) < len(graph.ops):
+        stuck = graph.ops[done.index(False)]
+        raise UnsupportedGraphError(f"op {stuck.name!r} waits for itself through control edges")
+    return order
+
+
+def _dependencies(graph: StepGraph) -> tuple[list[list[int]], list[int]]:
+    """For each op, the ops that wait for it, and the number of ops that it waits for."""
+    before: list[set[int]] = [
+        {graph.tensors[t].op for t in op.inputs} | set(op.controls) for op in graph.ops
+    ]
+    for update, readers in _variable_readers(graph).items():
+        before[update].update(readers)
+    successors: list[list[int]] = [[] for _ in graph.ops]
+    for op_id, predecessors in enumerate(before):
+        for predecessor in predecessors:
+            successors[predecessor].append(op_id)
+    return successors, [len(predecessors) for predecessors in before]
+
+
+def _variable_readers(graph: StepGraph) -> dict[int, list[int]]:
+    """For each update, the earlier-created ops that read its variable's old value."""
+    reads: dict[int, list[int]] = {}
+    readers: dict[int, list[int]] = {}
+    for op in graph.ops:
+        if op.type in READ_TYPES:
+            reads.setdefault(op.inputs[0], []).append(op.outputs[0])
+        elif op.stateful and not op.outputs:
+            values = [value for t in op.inputs for value in reads.get(t, ())]
+            readers[op.id] = [c for v in values for c in graph.consumers[v] if c < op.id]
+    return readers
+
+
+def _eager(graph: StepGraph) -> list[bool]:
+    eager = [False] * len(graph.ops)
+    returned = set(graph.data.outputs)
+    for op in reversed(graph.ops):
+        small = sum(graph.tensors[t].size_bytes for t in op.outputs) <= SMALL_BYTES
+        into_updates = bool(op.outputs) and all(
+            t not in returned
+            and graph.consumers[t]
+            and all(eager[c] and not graph.ops[c].outputs for c in graph.consumers[t])
+            for t in op.outputs
+        )
+        eager[op.id] = (small and bool(op.inputs)) or into_updates
+    return eager
+
+
+def lower(
+    graph: StepGraph,
+    decisions: Mapping[int, Decision],
+    *,
+    fleeting: Collection[int] = (),
+) -> tuple[Action, ...]:
+    """The program that carries out `decisions` (root tensor id -> decision).
+
+    Activations without a decision are kept. Other forward tensors are never kept for the
+    backward part: where a clone needs one, it is recomputed too. Outputs of stateful ops are
+    kept unless they are swapped.
+
+    Args:
+        fleeting: root tensors that are recomputed anew for each of their readers.
+    """
+    return _Lowering(graph, decisions, fleeting).actions()
+
+
+class _Lowering:
+    """The state of `lower`: which tensors are absent, and which backward ops could run next."""
+
+    def __init__(
+        self, graph: StepGraph, decisions: Mapping[int, Decision], fleeting: Collection[int]
+    ):
+        self.graph = graph
+        self.made: list[Action] = []
+        dropped = _dropped(graph, decisions)
+        self.swapped = {t for t in dropped if t == graph.root[t] and decisions.get(t) == "swap"}
+        self.dropped = dropped
+        self.brief = dropped.intersection(fleeting)
+        self.absent: set[int] = set()  # tensors whose latest version may no longer be read
+        self.readers = [0] * len(graph.tensors)  # backward ops that have yet to read each root
+
+    def actions(self) -> tuple[Action, ...]:
+        order = base_order(self.graph)
+        turn = order.index(self.graph.turn)
+        for op_id in order[: turn + 1]:
+            self._run(op_id)
+        self.absent |= self.dropped
+        for op_id in order[turn + 1 :]:
+            for t in set(self.graph.ops[op_id].inputs):
+                self.readers[self.graph.root[t]] += 1
+        self._run_backward(order[turn + 1 :])
+        return tuple(self.made)
+
+    def _run_backward(self, order: list[int]) -> None:
+        """List scheduling: of the ops that could run, the one that leaves least memory in use.
+
+        Ties go to the base order. That walks one branch of a block to its end before it enters
+        the next, where the order of creation would hold the gradients of all branches at once.
+        """
+        graph = self.graph
+        position = {op_id: i for i, op_id in enumerate(order)}
+        successors, _ = _dependencies(graph)
+        pending = dict.fromkeys(order, 0)
+        for op_id in order:
+            for successor in successors[op_id]:
+                pending[successor] += 1
+        eager = _eager(graph)
+        ready = [op_id for op_id in order if pending[op_id] == 0]
+        while ready:
+            urgent = [op_id for op_id in ready if eager[op_id]]
+            op_id = min(
+                urgent or ready,
+                key=lambda op_id: (0 if urgent else self._growth(op_id), position[op_id]),
+            )
+            ready.remove(op_id)
+            self._run(op_id)
+            for t in set(graph.ops[op_id].inputs):
+                self.readers[graph.root[t]] -= 1
+            for successor in successors[op_id]:
+                pending[successor] -= 1
+                if pending[successor] == 0:
+                    ready.append(successor)
+
+    def _growth(self, op_id: int) -> int:
+        """Bytes in use after the op less those before, clones not counted."""
+        op, root = self.graph.ops[op_id], self.graph.root
+        grown = sum(self.graph.tensors[t].size_bytes for t in op.outputs if root[t] == t)
+        for t in {root[t] for t in op.inputs if t not in self.absent}:
+            if self.readers[t] == 1 and self.graph.is_intermediate(t):
+                grown -= self.graph.tensors[t].size_bytes
+        return grown
+
+    def _run(self, op_id: int) -> None:
+        op = self.graph.ops[op_id]
+        for t in op.inputs:
+            self._bring_back(t)
+        self.made.append(Action("run", op_id))
+        self.made.extend(Action("swap_out", t) for t in op.outputs if t in self.swapped)
+        if self.absent:
+            self.absent.update(self.brief.intersection(op.inputs))
+
+    def _bring_back(self, tensor: int) -> None:
+        """Swaps `tensor` in, or recomputes it and, depth first, what that needs."""
+        stack = [tensor]
+        while stack:
+            t = stack[-1]
+            if t not in self.absent:
+                stack.pop()
+            elif t in self.swapped:
+                self.made.append(Action("swap_in", stack.pop()))
+                self.absent.discard(t)
+            else:
+                op = self.graph.ops[self.graph.tensors[t].op]
+                missing = [i for i in op.inputs if i in self.absent]
+                if missing:
+                    stack.extend(reversed(missing))
+                    continue
+                stack.pop()
+                self.made.append(Action("recompute", op.id))
+                self.absent.difference_update(op.outputs)
+                self.absent.update(self.brief.intersection(op.inputs))
+
+
+def _dropped(graph: StepGraph, decisions: Mapping[int, Decision]) -> set[int]:
+    """The forward tensors that count as gone after the turn."""
+    kept_by_default = set(graph.activations)
+    dropped: set[int] = set()
+    for op_id in graph.forward:
+        for t in graph.ops[op_id].outputs:
+            root = graph.root[t]
+            decision = decisions.get(root, "keep" if root in kept_by_default else "recompute")
+            if decision == "recompute" and graph.ops[graph.tensors[root].op].stateful:
+                decision = "keep"
+            if decision != "keep" and graph.is_intermediate(root):
+                dropped.add(t)
+    return dropped

@@ -1,0 +1,1 @@
+"""The only package that touches TensorFlow: steps, extraction, rewriting, host transfer."""

@@ -1,0 +1,111 @@
+"""From a model to a training step: loss, gradients, update."""
+
+from __future__ import annotations
+
+import math
+
+import tensorflow as tf
+
+from memtrade.errors import UnsupportedGraphError
+from memtrade.models.base import Input, Model
+from memtrade.tf.layers import Net, Variables, normal, seed_pair, static_shape
+from memtrade.tf.optimizers import make_optimizer
+from memtrade.tf.step import TrainStep
+
+
+def make_step(
+    model: Model, *, optimizer: str = "sgd", learning_rate: float | None = None
+) -> TrainStep:
+    """The training step of a built-in model. Nothing is traced or allocated yet.
+
+    The step's function has an input signature, so it is traced once. Within
+    `tf.Graph().as_default()`, `step.function.get_concrete_function()` allocates nothing, whatever
+    the model's size; such a step belongs to that graph and cannot be run eagerly afterwards.
+
+    Raises:
+        UnknownNameError: no such optimizer.
+        MemtradeError: the learning rate is not a positive number.
+        UnsupportedGraphError: on tracing, if the loss does not depend on a weight.
+    """
+    inputs = model.inputs()
+    specs = tuple(
+        tf.TensorSpec(each.shape, tf.as_dtype(each.dtype), name) for name, each in inputs.items()
+    )
+    weights = Variables(model.seed)
+    updates = make_optimizer(optimizer, learning_rate)
+
+    @tf.function(autograph=False, input_signature=specs)
+    def train_step(*batch: tf.Tensor) -> tf.Tensor:
+        net = Net(weights, layout=model.layout)
+        loss = model.loss(net, **dict(zip(inputs, batch, strict=True)))
+        trainable = weights.trainable()
+        # Gated, as TensorFlow 1.x optimizers do by default (GATE_OP): a weight is updated once
+        # both gradients of its op are there. Ungated, an update may find its weight still read
+        # and copy it, which scatters the weights over the device memory, step by step.
+        gradients = tf.gradients(loss, trainable, gate_gradients=True)
+        pairs = [(_dense(g, v), v) for g, v in zip(gradients, trainable, strict=True)]
+        updates.apply(pairs)
+        return loss
+
+    def variables() -> tuple[tf.Variable, ...]:
+        # Traces if nothing has yet.
+        train_step.get_concrete_function()  # pyright: ignore[reportFunctionMemberAccess]
+        return (*weights.all(), *updates.slots())
+
+    return TrainStep(
+        name=model.name,
+        function=train_step,
+        specs=specs,
+        make_batch=lambda: make_batch(model),
+        variables=variables,
+    )
+
+
+def make_batch(model: Model) -> tuple[tf.Tensor, ...]:
+    """A synthetic batch from the model's seed: one random op and one allocation per tensor."""
+    return tuple(_synthetic(name, each, model.seed) for name, each in model.inputs().items())
+
+
+def _synthetic(name: str, wanted: Input, seed: int) -> tf.Tensor:
+    pair = seed_pair(seed, f"batch/{name}")
+    if wanted.below is None:
+        return normal(wanted.shape, seed=pair)
+    shape, dtype = list(wanted.shape), tf.as_dtype(wanted.dtype)
+    if dtype.is_integer:
+        return tf.raw_ops.StatelessRandomUniformInt(
+            shape=shape,
+            seed=list(pair),
+            minval=tf.constant(0, dtype),
+            maxval=tf.constant(wanted.below, dtype),
+        )
+    values = tf.raw_ops.StatelessRandomUniform(shape=shape, seed=list(pair))  # [0, 1)
+    return values if wanted.below == 1 else values * wanted.below
+
+
+def _dense(gradient: tf.Tensor | tf.IndexedSlices | None, variable: tf.Variable) -> tf.Tensor:
+    """A gradient as one tensor of its variable's shape: an embedding's comes as rows and indices.
+
+    Raises:
+        UnsupportedGraphError: there is no gradient.
+    """
+    if gradient is None:
+        raise UnsupportedGraphError(
+            f"the loss does not depend on variable {variable.name!r}: "
+            "use it in the model's loss or do not create it"
+        )
+    if isinstance(gradient, tf.IndexedSlices):
+        rows = variable.shape[0]
+        return tf.math.unsorted_segment_sum(gradient.values, gradient.indices, rows)
+    return gradient
+
+
+def parameter_count(model: Model) -> int:
+    """The number of trainable parameters, from static shapes: nothing is allocated."""
+    weights = Variables(model.seed)
+    with tf.Graph().as_default():
+        inputs = {
+            name: tf.compat.v1.placeholder(tf.as_dtype(each.dtype), each.shape, name)
+            for name, each in model.inputs().items()
+        }
+        model.loss(Net(weights, layout=model.layout), **inputs)
+    return sum(math.prod(static_shape(each)) for each in weights.trainable())

@@ -1,0 +1,395 @@
+"""The layers that the built-in models are drawn with: tf-slim's spirit, on tf.nn and tf.Variable.
+
+`Variables` keeps a model's variables by name, and `Net` draws one forward pass with them. A second
+trace makes a second `Net` over the same `Variables`, and so finds the variables of the first.
+
+Two properties that the rest of memtrade relies on:
+
+- **Ops are created in forward order**, one layer after the other: the graph's creation order is the
+  execution order that strategies start from. Shapes are static, so there are no shape ops, and
+  constants are shared within a graph.
+- **Variables are created outside the traced function** (`tf.init_scope`), their initial values by
+  stateless random ops from the seed and the variable's name. Within `tf.Graph().as_default()` that
+  outside is the graph: nothing is allocated, and a model of any size can be traced.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Literal, cast
+
+import tensorflow as tf
+
+from memtrade.errors import MemtradeError
+from memtrade.models.base import DataFormat
+from memtrade.tf.step import CHECKPOINTS
+
+Padding = Literal["SAME", "VALID"]
+
+
+def seed_pair(seed: int, name: str) -> tuple[int, int]:
+    """A seed of TensorFlow's stateless random ops that depends on a name and not on an order."""
+    return seed & 0x7FFFFFFF, zlib.crc32(name.encode()) & 0x7FFFFFFF
+
+
+def normal(shape: Sequence[int], *, seed: tuple[int, int], stddev: float = 1.0) -> tf.Tensor:
+    """Normal values around 0, cut off at 4 standard deviations.
+
+    One op, which allocates the result and nothing else: the holes that temporary tensors leave in
+    the arena would be filled by smaller weights, whose padding then counts as memory in use.
+    """
+    return tf.raw_ops.StatelessParameterizedTruncatedNormal(
+        shape=list(shape),
+        seed=list(seed),
+        means=0.0,
+        stddevs=stddev,
+        minvals=-4 * stddev,
+        maxvals=4 * stddev,
+    )
+
+
+def static_shape(x: tf.Tensor | tf.Variable) -> tuple[int, ...]:
+    """The shape, all of which is known when the graph is drawn."""
+    return cast(tuple[int, ...], tuple(x.shape.as_list()))
+
+
+class Variables:
+    """A model's variables by name, in order of creation.
+
+    Attributes:
+        seed: of the initial values. Each depends on the seed and its name only.
+    """
+
+    def __init__(self, seed: int):
+        self.seed = seed
+        self._by_name: dict[str, tf.Variable] = {}
+
+    def all(self) -> tuple[tf.Variable, ...]:
+        return tuple(self._by_name.values())
+
+    def trainable(self) -> tuple[tf.Variable, ...]:
+        return tuple(each for each in self.all() if each.trainable)
+
+    def get(
+        self, name: str, shape: Sequence[int], *, stddev: float, fill: float, trainable: bool
+    ) -> tf.Variable:
+        """The variable `name`; created if new, with normal values or (`stddev` 0) all `fill`."""
+        if name not in self._by_name:
+
+            def initial() -> tf.Tensor:
+                if stddev == 0:
+                    return tf.fill(list(shape), tf.constant(fill))
+                return normal(shape, seed=seed_pair(self.seed, name), stddev=stddev)
+
+            self._by_name[name] = new_variable(name, initial, shape, trainable=trainable)
+        variable = self._by_name[name]
+        if static_shape(variable) != tuple(shape):
+            raise MemtradeError(
+                f"variable {name!r} has shape {static_shape(variable)}, not {tuple(shape)}: "
+                "a step's shapes must stay the same, so make a new step"
+            )
+        return variable
+
+
+def new_variable(
+    name: str, initial: Callable[[], tf.Tensor], shape: Sequence[int], *, trainable: bool
+) -> tf.Variable:
+    """A float32 variable outside of any function that is being traced."""
+    with tf.init_scope(), tf.name_scope(""):
+        return tf.Variable(initial, shape=tuple(shape), name=name, trainable=trainable)
+
+
+class Net:
+    """Draws one forward pass: a method a layer, on tensors with static shapes.
+
+    Images are [N, H, W, C] or [N, C, H, W] as `layout` says; the docstrings write [N, H, W, C].
+
+    Args:
+        variables: where the weights are kept. They are created when first asked for.
+        layout: the order of the axes of images.
+    """
+
+    def __init__(self, variables: Variables, *, layout: DataFormat = "NHWC"):
+        self.layout: DataFormat = layout
+        self._variables = variables
+        self._scopes: list[str] = []
+        self._asked: set[str] = set()
+        self._constants: dict[float | None, tf.Tensor] = {}
+
+    # Names, variables, constants
+
+    @contextlib.contextmanager
+    def scope(self, name: str) -> Iterator[None]:
+        """Prefixes the names of the variables and ops within."""
+        self._scopes.append(name)
+        try:
+            with tf.name_scope(name):
+                yield
+        finally:
+            self._scopes.pop()
+
+    def variable(
+        self,
+        name: str,
+        shape: Sequence[int],
+        *,
+        stddev: float = 0.0,
+        fill: float = 0.0,
+        trainable: bool = True,
+    ) -> tf.Variable:
+        """A float32 variable of the current scope.
+
+        Raises:
+            MemtradeError: the same name twice in one forward pass. To share weights, pass the
+                variable on.
+        """
+        name = self._path(name)
+        if name in self._asked:
+            raise MemtradeError(f"two layers are named {name!r}: put one of them in a net.scope")
+        self._asked.add(name)
+        return self._variables.get(name, shape, stddev=stddev, fill=fill, trainable=trainable)
+
+    def _path(self, name: str) -> str:
+        return "/".join([*self._scopes, name])
+
+    def _constant(self, value: float | None) -> tf.Tensor:
+        """One constant op per graph for a scalar, or (None) for an empty vector."""
+        if value not in self._constants:
+            with tf.name_scope(""):
+                self._constants[value] = tf.constant([] if value is None else value, tf.float32)
+        return self._constants[value]
+
+    def checkpoint(self, x: tf.Tensor) -> tf.Tensor:
+        """Marks a block's output as a natural place to recompute from. Returns it unchanged."""
+        tf.compat.v1.add_to_collection(CHECKPOINTS, x)
+        return x
+
+    # Images
+
+    def channels(self, x: tf.Tensor) -> int:
+        return static_shape(x)[1 if self.layout == "NCHW" else 3]
+
+    def image_axes(self) -> tuple[int, int]:
+        """The axes of height and width."""
+        return (2, 3) if self.layout == "NCHW" else (1, 2)
+
+    def conv(
+        self,
+        x: tf.Tensor,
+        filters: int,
+        kernel: int | tuple[int, int],
+        *,
+        stride: int | tuple[int, int] = 1,
+        padding: Padding = "SAME",
+        name: str = "conv",
+    ) -> tf.Tensor:
+        """Convolution without bias: [N, H, W, C] -> [N, H', W', filters].
+
+        Initial values as He et al. 2015 (arXiv 1502.01852): normal, variance 2 / fan-in.
+        """
+        height, width = kernel if isinstance(kernel, tuple) else (kernel, kernel)
+        shape = (height, width, self.channels(x), filters)
+        with self.scope(name):
+            weights = self.variable("kernel", shape, stddev=math.sqrt(2 / math.prod(shape[:3])))
+            return tf.nn.conv2d(
+                x,
+                weights,
+                strides=stride,
+                padding=padding,
+                data_format=self.layout,
+            )
+
+    def batch_norm(
+        self, x: tf.Tensor, *, decay: float, epsilon: float, name: str = "batch_norm"
+    ) -> tf.Tensor:
+        """Batch normalization in training mode, fused, with trainable scale and offset.
+
+        Each step moves the averages: `moving -= (moving - batch) * (1 - decay)`. The update is an
+        assignment: whoever runs this layer a second time must not run that again.
+        """
+        size = [self.channels(x)]
+        with self.scope(name):
+            scale = self.variable("scale", size, fill=1.0)
+            offset = self.variable("offset", size)
+            moving_mean = self.variable("moving_mean", size, trainable=False)
+            moving_variance = self.variable("moving_variance", size, fill=1.0, trainable=False)
+            empty = self._constant(None)  # what the op wants for moving averages in training
+            y, mean, variance = tf.compat.v1.nn.fused_batch_norm(
+                x,
+                scale,
+                offset,
+                mean=empty,
+                variance=empty,
+                epsilon=epsilon,
+                data_format=self.layout,
+                is_training=True,
+            )
+            rate = self._constant(1 - decay)
+            for moving, batch in ((moving_mean, mean), (moving_variance, variance)):
+                moving.assign_sub((moving - batch) * rate, read_value=False)
+            return y
+
+    def instance_norm(self, x: tf.Tensor, *, epsilon: float = 1e-5) -> tf.Tensor:
+        """Each channel of each image to mean 0 and variance 1; nothing to train."""
+        mean, variance = tf.nn.moments(x, self.image_axes(), keepdims=True)  # [N, 1, 1, C]
+        return _standardized(x, mean, variance, epsilon)
+
+    def max_pool(
+        self, x: tf.Tensor, size: int, *, stride: int = 1, padding: Padding = "SAME"
+    ) -> tf.Tensor:
+        return tf.nn.max_pool2d(x, size, stride, padding, data_format=self.layout)
+
+    def avg_pool(
+        self, x: tf.Tensor, size: int, *, stride: int = 1, padding: Padding = "SAME"
+    ) -> tf.Tensor:
+        """Padding does not count in the mean."""
+        return tf.nn.avg_pool2d(x, size, stride, padding, data_format=self.layout)
+
+    def global_average_pool(self, x: tf.Tensor) -> tf.Tensor:
+        """[N, H, W, C] -> [N, C]."""
+        return tf.reduce_mean(x, self.image_axes())
+
+    def upsample(self, x: tf.Tensor) -> tf.Tensor:
+        """Repeats each pixel: [N, H, W, C] -> [N, 2H, 2W, C]."""
+        n, a, b, c = static_shape(x)
+        if self.layout == "NHWC":
+            return tf.raw_ops.ResizeNearestNeighbor(images=x, size=[2 * a, 2 * b])
+        # The resize op knows [N, H, W, C] only.
+        x = tf.tile(tf.reshape(x, [n, a, b, 1, c, 1]), [1, 1, 1, 2, 1, 2])
+        return tf.reshape(x, [n, a, 2 * b, 2 * c])
+
+    def pad(self, x: tf.Tensor, image: tuple[tuple[int, int], tuple[int, int]]) -> tf.Tensor:
+        """Adds zeros: ((top, bottom), (left, right))."""
+        none = (0, 0)
+        axes = [none, none, *image] if self.layout == "NCHW" else [none, *image, none]
+        return tf.pad(x, axes)
+
+    def crop(self, x: tf.Tensor, *, top: int, left: int) -> tf.Tensor:
+        """Drops the first rows and columns: [N, H, W, C] -> [N, H - top, W - left, C]."""
+        if self.layout == "NCHW":
+            return x[:, :, top:, left:]
+        return x[:, top:, left:, :]
+
+    def concat(self, tensors: Sequence[tf.Tensor]) -> tf.Tensor:
+        """Puts the channels of images side by side."""
+        return tf.concat(tensors, 1 if self.layout == "NCHW" else 3)
+
+    # Anything
+
+    def relu(self, x: tf.Tensor) -> tf.Tensor:
+        return tf.nn.relu(x)
+
+    def leaky_relu(self, x: tf.Tensor, slope: float) -> tf.Tensor:
+        return tf.nn.leaky_relu(x, slope)
+
+    def gelu(self, x: tf.Tensor) -> tf.Tensor:
+        """GPT-2's approximation, 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))).
+
+        Factored, because the gradient of tf.pow in tf.nn.gelu computes logarithms.
+        """
+        scale = math.sqrt(2 / math.pi)
+        inner = x * (self._constant(scale) + self._constant(0.044715 * scale) * tf.square(x))
+        return (self._constant(0.5) * x) * (self._constant(1.0) + tf.tanh(inner))
+
+    def softmax(self, x: tf.Tensor) -> tf.Tensor:
+        """Over the last axis."""
+        return tf.nn.softmax(x)
+
+    def dropout(
+        self,
+        x: tf.Tensor,
+        rate: float,
+        *,
+        whole: Literal["values", "channels"] = "values",
+        name: str = "dropout",
+    ) -> tf.Tensor:
+        """Zeroes values, or whole channels of an image, at a rate; nothing at rate 0.
+
+        The random op is stateful, as in most models that users bring: it draws a new mask whenever
+        it runs, so it must not run twice in a step. Its seed is the model's, with the scope's name.
+        """
+        if rate == 0:
+            return x
+        noise = list(static_shape(x))
+        if whole == "channels":
+            noise = [1 if axis in self.image_axes() else size for axis, size in enumerate(noise)]
+        with self.scope(name):
+            _, op_seed = seed_pair(0, f"{self._variables.seed}/{self._path('mask')}")
+            return tf.nn.dropout(x, rate, noise_shape=noise, seed=op_seed)
+
+    def dense(
+        self,
+        x: tf.Tensor,
+        units: int,
+        *,
+        bias: bool = True,
+        stddev: float | None = None,
+        name: str,
+    ) -> tf.Tensor:
+        """[N, C] -> [N, units]. `stddev` of the initial weights: 1 / sqrt(C) unless given."""
+        size = static_shape(x)[-1]
+        with self.scope(name):
+            weights = self.variable("kernel", [size, units], stddev=stddev or size**-0.5)
+            y = tf.matmul(x, weights)
+            return tf.nn.bias_add(y, self.variable("bias", [units])) if bias else y
+
+    def layer_norm(self, x: tf.Tensor, *, epsilon: float = 1e-5, name: str) -> tf.Tensor:
+        """Each row of [N, C] to mean 0 and variance 1, then a trainable scale and offset.
+
+        Not tf.nn.batch_normalization with a scale: that makes three more tensors of x's size.
+        """
+        size = [static_shape(x)[-1]]
+        with self.scope(name):
+            mean, variance = tf.nn.moments(x, [-1], keepdims=True)  # [N, 1]
+            x = _standardized(x, mean, variance, epsilon)
+            x = x * self.variable("scale", size, fill=1.0)
+            return tf.nn.bias_add(x, self.variable("offset", size))
+
+    def embedding(self, ids: tf.Tensor, table: tf.Variable) -> tf.Tensor:
+        """[...] of whole numbers, [V, C] -> [..., C]."""
+        return tf.gather(tf.convert_to_tensor(table), ids)
+
+    def matmul(self, a: tf.Tensor, b: tf.Tensor, *, transpose_b: bool = False) -> tf.Tensor:
+        return tf.matmul(a, b, transpose_b=transpose_b)
+
+    def reshape(self, x: tf.Tensor, shape: Sequence[int]) -> tf.Tensor:
+        return tf.reshape(x, shape)
+
+    def transpose(self, x: tf.Tensor, axes: Sequence[int]) -> tf.Tensor:
+        return tf.transpose(x, axes)
+
+    def split(self, x: tf.Tensor, parts: int) -> list[tf.Tensor]:
+        """Equal parts of the last axis."""
+        return tf.split(x, parts, axis=-1)
+
+    def shift_left(self, x: tf.Tensor) -> tf.Tensor:
+        """[N, T] -> [N, T]: each row moved by one, its first value at the end."""
+        return tf.roll(x, -1, axis=1)
+
+    def causal_mask(self, positions: int) -> tf.Tensor:
+        """[T, T] to add to attention scores: 0 up to the diagonal, -1e9 after it."""
+        ones = tf.fill([positions, positions], self._constant(1.0))
+        return (tf.linalg.band_part(ones, -1, 0) - self._constant(1.0)) * self._constant(1e9)
+
+    # Losses
+
+    def cross_entropy(self, logits: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
+        """Softmax cross-entropy: [N, classes], [N] of whole numbers -> [N]."""
+        return tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits)
+
+    def binary_cross_entropy(self, logits: tf.Tensor, targets: tf.Tensor) -> tf.Tensor:
+        """Of a sigmoid: two tensors of one shape, targets in [0, 1] -> the same shape."""
+        return tf.nn.sigmoid_cross_entropy_with_logits(labels=targets, logits=logits)
+
+    def mean(self, x: tf.Tensor) -> tf.Tensor:
+        """Of all values."""
+        return tf.reduce_mean(x)
+
+
+def _standardized(x: tf.Tensor, mean: tf.Tensor, variance: tf.Tensor, epsilon: float) -> tf.Tensor:
+    """(x - mean) / sqrt(variance + epsilon) as x * r - mean * r: of x's size, only x is kept."""
+    r = tf.math.rsqrt(variance + epsilon)
+    return x * r - mean * r

@@ -1,0 +1,169 @@
+"""The rewriter: a traced step and a plan's actions become a new training step.
+
+    actions   run conv1 · run relu1 · swap_out relu1 · ...  · swap_in relu1 · recompute conv2 · ...
+    nodes     conv1 ──► relu1 ──► out/relu1 ── ... ──► in/relu1 ──► again/conv2 ──► ...
+              ▲ data edges to the latest version of each input
+              ▲ control edges: pinned, from each action to the next; dataflow, only those that hold
+                a clone or a swap-in back until the backward op before it has run
+
+It is the only place that changes graphs, and it decides nothing. O(nodes + edges).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from memtrade.graph import SOURCE_TYPES
+from memtrade.plan import Plan, check_plan
+from memtrade.tf.extract import Trace
+from memtrade.tf.swap import HostTransfer, NodeDef
+
+# Names of new nodes start with this; users find them in TensorBoard and in traces.
+SCOPE = "memtrade"
+
+
+def apply_plan(trace: Trace, plan: Plan, transfer: HostTransfer) -> Callable[..., tf.Tensor]:
+    """The step that `plan` makes of `trace`, as a tf.function of the same batch.
+
+    Raises InvalidPlanError where the plan does not fit the graph. A plan without actions gives
+    the step itself back.
+    """
+    check_plan(plan, trace.graph)
+    if not plan.actions:
+        return trace.step.function
+    return import_step(trace, rewrite(trace, plan, transfer))
+
+
+def rewrite(trace: Trace, plan: Plan, transfer: HostTransfer) -> tf.compat.v1.GraphDef:
+    """The rewritten GraphDef. Inputs, outputs and updates keep their names."""
+    return _Rewriter(trace, plan, transfer).graph_def()
+
+
+def import_step(trace: Trace, graph_def: Any) -> Callable[..., tf.Tensor]:
+    """A tf.function that runs `graph_def`, a rewriting of the trace's own."""
+    func_graph, captured = trace.concrete.graph, trace.concrete.captured_inputs
+    names = [t.op.name for t in func_graph.inputs]
+    fetches = [t.name for t in func_graph.outputs] + [op.name for op in func_graph.control_outputs]
+    read = {reference.partition(":")[0] for node in graph_def.node for reference in node.input}
+
+    def step(*arguments: tf.Tensor) -> Any:
+        values = [*arguments, *map(tf.compat.v1.get_default_graph().capture, captured)]
+        inputs = {name: value for name, value in zip(names, values, strict=True) if name in read}
+        fetched = tf.graph_util.import_graph_def(graph_def, inputs, fetches, name="")
+        returned, updates = fetched[: len(func_graph.outputs)], fetched[len(func_graph.outputs) :]
+        with tf.control_dependencies(updates):
+            returned = [tf.identity(t) for t in returned]
+        return tf.nest.pack_sequence_as(
+            trace.concrete.structured_outputs, returned, expand_composites=True
+        )
+
+    signature = [tf.TensorSpec(t.shape, t.dtype) for t in func_graph.inputs[: -len(captured)]]
+    return tf.function(step, input_signature=signature, autograph=False)
+
+
+@dataclass
+class _Rewriter:
+    trace: Trace
+    plan: Plan
+    transfer: HostTransfer
+
+    def __post_init__(self) -> None:
+        self.graph = self.trace.graph
+        self.nodes: list[NodeDef] = []
+        self.sources = {node.name: node for node in self.trace.graph_def.node}
+        # The name under which each tensor's latest version is read.
+        self.latest = [self._reference(t.id) for t in self.graph.tensors]
+        self.clones = [0] * len(self.graph.ops)
+        self.swaps_in = [0] * len(self.graph.tensors)
+        self.previous = ""  # pinned: the action that the next one waits for
+        self.trigger = ""  # dataflow: the last backward op that ran
+
+    def graph_def(self) -> Any:
+        for action in self.plan.actions:
+            getattr(self, f"_{action.kind}")(action.id)
+        result = tf.compat.v1.GraphDef(
+            node=self.nodes,
+            library=self.trace.graph_def.library,
+            versions=self.trace.graph_def.versions,
+        )
+        return result
+
+    def _run(self, op_id: int) -> None:
+        op = self.graph.ops[op_id]
+        if op.type == "Placeholder":  # the new function brings its own
+            return
+        node = self._copy(op_id, op.name)
+        node.input.extend("^" + self.graph.ops[control].name for control in op.controls)
+        self.nodes.append(node)
+        if op.type in SOURCE_TYPES:
+            return
+        self._pin(node, node)
+        if op_id == self.graph.turn or op_id in self.graph.backward:
+            self.trigger = op.name
+
+    def _recompute(self, op_id: int) -> None:
+        op = self.graph.ops[op_id]
+        self.clones[op_id] += 1
+        node = self._copy(op_id, f"{SCOPE}/again{self.clones[op_id]}/{op.name}")
+        self.nodes.append(node)
+        for t in op.outputs:
+            self.latest[t] = self._reference(t, node.name)
+        self._hold(node)
+        self._pin(node, node)
+
+    def _swap_out(self, tensor: int) -> None:
+        name = f"{SCOPE}/out/{self._flat_label(tensor)}"
+        made = self.transfer.swap_out(name, self.latest[tensor], self.graph.tensors[tensor])
+        self.nodes.extend(made)
+        if self.transfer.blocking:
+            self._pin(made[0], made[-1])
+
+    def _swap_in(self, tensor: int) -> None:
+        self.swaps_in[tensor] += 1
+        label = self._flat_label(tensor)
+        made = self.transfer.swap_in(
+            f"{SCOPE}/in{self.swaps_in[tensor]}/{label}",
+            f"{SCOPE}/out/{label}",
+            self.graph.tensors[tensor],
+        )
+        self.nodes.extend(made)
+        self.latest[tensor] = made[-1].name
+        self._hold(made[0])
+        if self.transfer.blocking:
+            self._pin(made[0], made[-1])
+        elif self.previous:
+            made[0].input.append("^" + self.previous)
+
+    def _copy(self, op_id: int, name: str) -> NodeDef:
+        """A node of op `op_id` that reads the latest version of its inputs, without controls."""
+        op = self.graph.ops[op_id]
+        node = tf.compat.v1.NodeDef()
+        node.CopyFrom(self.sources[op.name])
+        node.name = name
+        del node.input[:]
+        node.input.extend(self.latest[t] for t in op.inputs)
+        return node
+
+    def _pin(self, first: NodeDef, last: NodeDef) -> None:
+        """Puts an action behind the previous one, where the order is pinned."""
+        if self.plan.order == "pinned":
+            if self.previous:
+                first.input.append("^" + self.previous)
+            self.previous = last.name
+
+    def _hold(self, node: NodeDef) -> None:
+        """Holds a clone or swap-in back, or the executor would run it at once."""
+        if self.plan.order == "dataflow" and self.trigger:
+            node.input.append("^" + self.trigger)
+
+    def _reference(self, tensor: int, op_name: str | None = None) -> str:
+        t = self.graph.tensors[tensor]
+        name = op_name or self.graph.ops[t.op].name
+        return name if t.index == 0 else f"{name}:{t.index}"
+
+    def _flat_label(self, tensor: int) -> str:
+        return self.graph.label(tensor).replace(":", "_")

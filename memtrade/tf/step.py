@@ -1,0 +1,32 @@
+"""A training step: what strategies are applied to and what is measured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import tensorflow as tf
+
+# The graph collection in which a model (or a user) names the tensors to checkpoint, as in
+# OpenAI's gradient-checkpointing: tf.compat.v1.add_to_collection("checkpoints", tensor).
+CHECKPOINTS = "checkpoints"
+
+
+@dataclass(frozen=True)
+class TrainStep:
+    """One call of `function`: a batch in, the loss out, the variables updated.
+
+    Attributes:
+        name: what the step trains, for records and tables ("resnet-50").
+        function: a `tf.function` of the batch's tensors.
+        specs: the batch's shapes and dtypes, all static, in the order of the arguments.
+        make_batch: allocates one batch that fits `specs`.
+        variables: all that a step changes: weights, moving averages, optimizer slots. A callable,
+            because tracing may create variables.
+    """
+
+    name: str
+    function: Callable[..., tf.Tensor]
+    specs: tuple[tf.TensorSpec, ...]
+    make_batch: Callable[[], tuple[tf.Tensor, ...]]
+    variables: Callable[[], tuple[tf.Variable, ...]]

@@ -1,0 +1,127 @@
+"""Host transfer: how a tensor leaves the device and comes back, in two forms.
+
+Arena   host and device share one allocator, so a copy to "/CPU:0" would stay in the arena. The
+        value is serialized instead: a string tensor's bytes live on the process heap. A proto
+        holds less than 2 GiB, so a larger tensor travels in slices of its first dimension.
+GPU     `Identity` placed on the host. TensorFlow's copy streams move the bytes beside compute.
+
+Each form makes the nodes of a swap. Their first node waits for whatever triggers the swap, their
+last one is what others wait for and, on the way in, read.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import tensorflow as tf
+
+from memtrade.graph import Tensor
+
+NodeDef = Any  # tf.compat.v1.NodeDef, a protobuf class that type checkers cannot see
+
+# Below protobuf's 2 GiB limit on a message, with room for the header.
+MAX_SLICE_BYTES = (1 << 31) - (1 << 20)
+
+
+class HostTransfer(Protocol):
+    """Makes the nodes of a swap. `blocking`: compute waits while bytes move."""
+
+    @property
+    def blocking(self) -> bool: ...
+
+    def swap_out(self, name: str, source: str, tensor: Tensor) -> list[NodeDef]: ...
+
+    def swap_in(self, name: str, out_name: str, tensor: Tensor) -> list[NodeDef]: ...
+
+
+class SerializeTransfer:
+    """The arena's form: SerializeTensor out, ParseTensor in."""
+
+    blocking = True
+
+    def __init__(self, max_slice_bytes: int = MAX_SLICE_BYTES):
+        self.max_slice_bytes = max_slice_bytes
+
+    def swap_out(self, name: str, source: str, tensor: Tensor) -> list[NodeDef]:
+        starts = self._slice_starts(tensor)
+        if len(starts) == 1:
+            return [_node("SerializeTensor", name, [source], T=tensor.dtype)]
+        # A slice of the first dimension is a view: only one slice's copy is in flight at a time.
+        nodes = []
+        rank = len(tensor.shape or ())
+        for k, (start, end) in enumerate(_ranges(starts, tensor)):
+            begin = _const(f"{name}/begin{k}", [start] + [0] * (rank - 1))
+            size = _const(f"{name}/size{k}", [end - start] + [-1] * (rank - 1))
+            view = _node(
+                "Slice", f"{name}/slice{k}", [source, begin.name, size.name],
+                T=tensor.dtype, Index="int32",
+            )  # fmt: skip
+            out = _node("SerializeTensor", f"{name}/{k}", [view.name], T=tensor.dtype)
+            if nodes:
+                view.input.append("^" + nodes[-1].name)
+            nodes += [view, begin, size, out]
+        return nodes
+
+    def swap_in(self, name: str, out_name: str, tensor: Tensor) -> list[NodeDef]:
+        starts = self._slice_starts(tensor)
+        if len(starts) == 1:
+            return [_node("ParseTensor", name, [out_name], out_type=tensor.dtype)]
+        # The whole is allocated once and filled in place, so only one slice is there twice.
+        shape = _const(f"{name}/shape", list(tensor.shape or ()))
+        whole = _node("Empty", f"{name}/empty", [shape.name], dtype=tensor.dtype)
+        nodes, filled = [whole, shape], whole
+        for k, (start, end) in enumerate(_ranges(starts, tensor)):
+            part = _node("ParseTensor", f"{name}/{k}", [f"{out_name}/{k}"], out_type=tensor.dtype)
+            part.input.append("^" + filled.name)
+            rows = _const(f"{name}/rows{k}", list(range(start, end)))
+            last = k == len(starts) - 1
+            filled = _node(
+                "InplaceUpdate", name if last else f"{name}/filled{k}",
+                [filled.name, rows.name, part.name], T=tensor.dtype,
+            )  # fmt: skip
+            nodes += [part, rows, filled]
+        return nodes
+
+    def _slice_starts(self, tensor: Tensor) -> list[int]:
+        """The first row of each slice of the first dimension."""
+        if not tensor.shape:
+            return [0]
+        rows = tensor.shape[0]
+        count = min(rows, math.ceil(tensor.size_bytes / self.max_slice_bytes))
+        return [rows * k // count for k in range(count)]
+
+
+class DeviceCopyTransfer:
+    """The GPU's form: Identity on the host, Identity back on the device."""
+
+    blocking = False
+
+    def __init__(self, device: str, host: str):
+        self.device, self.host = device, host
+
+    def swap_out(self, name: str, source: str, tensor: Tensor) -> list[NodeDef]:
+        return [_node("Identity", name, [source], device=self.host, T=tensor.dtype)]
+
+    def swap_in(self, name: str, out_name: str, tensor: Tensor) -> list[NodeDef]:
+        return [_node("Identity", name, [out_name], device=self.device, T=tensor.dtype)]
+
+
+def _ranges(starts: Sequence[int], tensor: Tensor) -> list[tuple[int, int]]:
+    rows = tensor.shape[0] if tensor.shape else 1
+    return list(zip(starts, [*starts[1:], rows], strict=True))
+
+
+def _node(op: str, name: str, inputs: list[str], *, device: str = "", **types: str) -> NodeDef:
+    node = tf.compat.v1.NodeDef(op=op, name=name, device=device, input=inputs)
+    for key, dtype in types.items():
+        node.attr[key].type = tf.as_dtype(dtype).as_datatype_enum
+    return node
+
+
+def _const(name: str, values: list[int]) -> NodeDef:
+    node = _node("Const", name, [], dtype="int32")
+    node.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(np.asarray(values, np.int32)))
+    return node

@@ -1,0 +1,40 @@
+"""Byte sizes as people write them. MB = 10^6 bytes, MiB = 2^20 bytes; inside, bytes are ints."""
+
+from __future__ import annotations
+
+import re
+
+from memtrade.errors import MemtradeError
+
+_FACTORS = {"B": 1} | {
+    prefix + suffix: base**power
+    for power, prefix in enumerate("KMGT", start=1)
+    for suffix, base in (("B", 1000), ("iB", 1024))
+}
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]+)\s*")
+
+
+def parse_bytes(text: str) -> int:
+    """Bytes in `text`, a number with a unit.
+
+    >>> parse_bytes("7254MiB"), parse_bytes("1.5 GB")
+    (7606370304, 1500000000)
+    """
+    match = _SIZE.fullmatch(text)
+    factor = _FACTORS.get(_canonical(match[2])) if match else None
+    if match is None or factor is None:
+        raise MemtradeError(
+            f"a size is a number and a unit, not {text!r}: write 7254MiB, 800MB or 6GB"
+        )
+    return round(float(match[1]) * factor)
+
+
+def _canonical(unit: str) -> str:
+    """`mib` and `MIB` mean MiB: the case carries no meaning for bytes."""
+    unit = unit.upper()
+    return unit[0] + "iB" if unit.endswith("IB") and len(unit) == 3 else unit
+
+
+def megabytes(size_bytes: int) -> str:
+    """`size_bytes` as MB with one decimal, for views."""
+    return f"{size_bytes / 1e6:,.1f}"

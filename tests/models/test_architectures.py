@@ -1,0 +1,152 @@
+"""The models against what is published about them. Graphs only: nothing is allocated."""
+
+import pytest
+import tensorflow as tf
+
+from memtrade.models import make_model
+from memtrade.models.resnet import BLOCKS, ResNet
+from memtrade.tf.build import make_step, parameter_count
+from memtrade.tf.step import CHECKPOINTS
+
+PUBLISHED = [
+    # torchvision's documentation of each ("num_params"): pytorch.org/vision/stable/models.html
+    ("resnet", {"layers": 18}, 11_689_512),
+    ("resnet", {"layers": 34}, 21_797_672),
+    ("resnet", {"layers": 50}, 25_557_032),
+    ("resnet", {"layers": 101}, 44_549_160),
+    ("resnet", {"layers": 152}, 60_192_808),
+    # timm's resnet200
+    ("resnet", {"layers": 200}, 64_673_832),
+    # where the stride is changes no parameter
+    ("resnet", {"layers": 50, "stride_on": "1x1"}, 25_557_032),
+    # timm's inception_v4 and Cadene's inceptionv4
+    ("inception-v4", {}, 42_679_816),
+    # seed 000, "# of Model Parameters: 89,762,304"
+    ("gpt2", {}, 89_762_304),
+    # OpenAI's gpt2 in Hugging Face's transformers: "124M"
+    ("gpt2", {"positions": 1024, "vocabulary": 50257, "tied": True}, 124_439_808),
+    # torchgpipe's U-Net (B, C) and AmoebaNet-D (L, D): shared/research.md, section 5
+    ("unet", {"num_convs": 5, "base_channels": 64}, 232_687_328),
+    ("unet", {"num_convs": 6, "base_channels": 72}, 362_157_516),
+    ("unet", {"num_convs": 11, "base_channels": 128}, 2_213_834_176),
+    ("unet", {"num_convs": 24, "base_channels": 128}, 4_993_859_008),
+    ("unet", {"num_convs": 24, "base_channels": 160}, 7_802_903_600),
+    ("unet", {"num_convs": 48, "base_channels": 160}, 15_822_206_000),
+    ("amoebanet-d", {"layers": 18, "filters": 208}, 81_505_540),
+    ("amoebanet-d", {"layers": 18, "filters": 256}, 122_470_120),
+    ("amoebanet-d", {"layers": 18, "filters": 416}, 319_024_120),
+    ("amoebanet-d", {"layers": 18, "filters": 544}, 542_734_840),
+    ("amoebanet-d", {"layers": 36, "filters": 544}, 1_055_832_376),
+    ("amoebanet-d", {"layers": 72, "filters": 512}, 1_844_858_344),
+]
+
+
+@pytest.mark.parametrize(("name", "given", "parameters"), PUBLISHED)
+def test_parameter_count_is_the_published_one(name, given, parameters):
+    assert parameter_count(make_model(name, given)) == parameters
+
+
+def checkpoint_shapes(name, **given):
+    """The shapes of the checkpoints, traced in a graph."""
+    with tf.Graph().as_default():
+        step = make_step(make_model(name, given))
+        graph = step.function.get_concrete_function().graph  # pyright: ignore[reportFunctionMemberAccess]
+        found = graph.get_collection(CHECKPOINTS)
+        assert all(tensor.graph is graph for tensor in found)
+        return {tensor.name: tuple(tensor.shape) for tensor in found}
+
+
+def test_inception_v4_has_the_tensors_of_the_published_log():
+    """Seed 001, after "total checkpoints disconnected count : 12", without its name scopes."""
+    shapes = checkpoint_shapes("inception-v4", batch_size=32, image_size=299)
+    log = {
+        "Conv2d_2b_3x3/Relu:0": (32, 147, 147, 64),
+        "Mixed_3a/concat:0": (32, 73, 73, 160),
+        "Mixed_5b/concat:0": (32, 35, 35, 384),
+        "Mixed_5d/concat:0": (32, 35, 35, 384),
+        "Mixed_6a/concat:0": (32, 17, 17, 1024),
+        "Mixed_6c/concat:0": (32, 17, 17, 1024),
+        "Mixed_6e/concat:0": (32, 17, 17, 1024),
+        "Mixed_6g/concat:0": (32, 17, 17, 1024),
+        "Mixed_7a/concat:0": (32, 8, 8, 1536),
+        "Mixed_7c/concat:0": (32, 8, 8, 1536),
+    }
+    assert {name: shapes[name] for name in log} == log
+    assert list(shapes.values())[-1] == (32, 1536)  # Logits/PreLogitsFlatten, after dropout
+    with tf.Graph().as_default():
+        step = make_step(make_model("inception-v4"))
+        graph = step.function.get_concrete_function().graph  # pyright: ignore[reportFunctionMemberAccess]
+        inner = graph.get_tensor_by_name("Mixed_5a/Branch_0/Conv2d_1a_3x3/Relu:0")
+        assert tuple(inner.shape) == (32, 35, 35, 192)  # the log's one checkpoint inside a block
+
+
+@pytest.mark.parametrize("layers", BLOCKS)
+def test_resnet_keeps_the_stem_and_every_block(layers):
+    shapes = list(checkpoint_shapes("resnet", layers=layers, batch_size=2).values())
+    widths = [64, 128, 256, 512] if layers < 50 else [256, 512, 1024, 2048]
+    expected = [(2, 56, 56, 64)]
+    for blocks, width, size in zip(BLOCKS[layers], widths, (56, 28, 14, 7), strict=True):
+        expected += [(2, size, size, width)] * blocks
+    assert shapes == expected
+
+
+@pytest.mark.parametrize(("stride_on", "inner"), [("3x3", 56), ("1x1", 28)])
+def test_resnet_strides_the_3x3_convolution_unless_told(stride_on, inner):
+    assert ResNet().stride_on == "3x3"
+    with tf.Graph().as_default():
+        step = make_step(make_model("resnet", {"batch_size": 2, "stride_on": stride_on}))
+        graph = step.function.get_concrete_function().graph  # pyright: ignore[reportFunctionMemberAccess]
+        first = graph.get_tensor_by_name("stage2_block1/conv1/conv/Conv2D:0")
+        assert tuple(first.shape) == (2, inner, inner, 128)
+
+
+def test_unet_checkpoints_every_level():
+    shapes = list(checkpoint_shapes("unet", batch_size=2).values())
+    down = [(2, 192 >> level, 192 >> level, 64 << level) for level in range(5)]
+    up = [(2, 192 >> level, 192 >> level, (64 << level) // 2) for level in reversed(range(5))]
+    assert shapes == [*down, (2, 6, 6, 1024), *up]
+
+
+def test_unet_hands_every_level_across():
+    with tf.Graph().as_default():
+        step = make_step(make_model("unet", {"batch_size": 2, "num_convs": 1}))
+        graph = step.function.get_concrete_function().graph  # pyright: ignore[reportFunctionMemberAccess]
+        for tensor in graph.get_collection(CHECKPOINTS)[:5]:
+            readers = {op.type for op in tensor.consumers() if "gradient_tape" not in op.name}
+            assert readers == {"MaxPool", "ConcatV2"}
+
+
+def test_amoebanet_has_as_many_cells_as_torchgpipe_has_children():
+    shapes = list(checkpoint_shapes("amoebanet-d", batch_size=2).values())
+    assert len(shapes) == 18 + 6 - 1  # without the classifier
+    assert shapes[0] == (2, 112, 112, 64)
+    assert shapes[-1] == (2, 7, 7, 16 * 256)
+
+
+def test_gpt2_checkpoints_the_embedding_and_every_block():
+    shapes = list(checkpoint_shapes("gpt2", batch_size=2).values())
+    assert shapes == [(2 * 128, 768)] * 13
+
+
+@pytest.mark.parametrize(
+    ("name", "given"),
+    [("resnet", {}), ("inception-v4", {}), ("unet", {}), ("amoebanet-d", {"layers": 3})],
+)
+def test_the_data_format_moves_the_channels_only(name, given):
+    nhwc = checkpoint_shapes(name, batch_size=2, **given)
+    nchw = checkpoint_shapes(name, batch_size=2, data_format="NCHW", **given)
+    moved = [
+        (shape[0], shape[3], shape[1], shape[2]) if len(shape) == 4 else shape
+        for shape in nhwc.values()
+    ]
+    assert list(nchw.values()) == moved
+
+
+def test_a_huge_step_is_traced_without_allocating():
+    """15.8 billion weights, as many gradients, and twice as many slots: 253 GB if they existed."""
+    with tf.Graph().as_default():
+        model = make_model("unet", {"num_convs": 48, "base_channels": 160})
+        step = make_step(model, optimizer="adam")
+        graph = step.function.get_concrete_function().graph  # pyright: ignore[reportFunctionMemberAccess]
+        assert all(tensor.shape.is_fully_defined() for tensor in graph.inputs)
+        assert sum(op.type == "ResourceApplyAdam" for op in graph.get_operations()) == 48 * 11 + 1
