@@ -30,6 +30,9 @@ READ_TYPES = frozenset({"ReadVariableOp"})
 # Ops that stand for something from outside the step, or that hold a value of their own.
 SOURCE_TYPES = frozenset({"Const", "NoOp", "Placeholder", "VarHandleOp"})
 
+# How many ops before the loss the search for the turn goes back, once it has found something.
+_TURN_WINDOW = 200
+
 
 class Op(msgspec.Struct, frozen=True, gc=False):
     """One operation. `inputs` and `outputs` are tensor ids, `controls` op ids."""
@@ -91,7 +94,6 @@ class StepGraph:
         self.name = data.name
         self.ops = data.ops
         self.tensors = data.tensors
-        self.loss = data.loss
         for op in data.ops:
             late = [data.tensors[t].op for t in op.inputs if data.tensors[t].op >= op.id]
             if late:
@@ -125,6 +127,11 @@ class StepGraph:
                 consumers[t].append(op.id)
         return consumers
 
+    @property
+    def loss(self) -> int:
+        """The loss where it is computed: what is returned is a copy that waits for the updates."""
+        return self.root[self.data.loss]
+
     @cached_property
     def forward(self) -> frozenset[int]:
         """Ids of the forward ops: ancestors of the loss through data edges only."""
@@ -136,28 +143,40 @@ class StepGraph:
 
     @cached_property
     def turn(self) -> int:
-        """The last forward op that something outside the forward part reads.
+        """The forward op from which the gradients descend.
 
-        All gradients descend from it (for a classifier, it is the softmax cross-entropy), so an
-        op that does not is free to run before the forward part ends.
+        For a classifier it is the softmax cross-entropy. An op that does not descend from it is
+        free to run before the forward part ends. It is the last forward op from which at least
+        half of all later ops descend, or else the one with the most (metrics read the loss, too).
         """
-        reading = [
-            op_id
-            for op_id in self.forward
-            if any(c not in self.forward for t in self.ops[op_id].outputs for c in self.consumers[t])
-        ]
-        return max(reading, default=self.tensors[self.loss].op)
+        outside = len(self.ops) - len(self.forward)
+        best, most = self.tensors[self.loss].op, 0
+        for op_id in sorted(self.forward, reverse=True):
+            if most and self.tensors[self.loss].op - op_id > _TURN_WINDOW:
+                break
+            reached = len(self._descendants(op_id))
+            if reached > most:
+                best, most = op_id, reached
+            if 2 * reached >= outside:
+                break
+        return best
 
     @cached_property
     def backward(self) -> frozenset[int]:
         """Ids of the ops that descend from the turn through data edges: gradients and updates."""
+        return frozenset(self._descendants(self.turn))
+
+    def _descendants(self, start: int) -> set[int]:
+        """The ops outside the forward part that `start` leads to through such ops alone."""
         seen: set[int] = set()
-        for op in self.ops[self.turn + 1 :]:
-            if op.id not in self.forward and any(
-                self.tensors[t].op == self.turn or self.tensors[t].op in seen for t in op.inputs
-            ):
-                seen.add(op.id)
-        return frozenset(seen)
+        stack = [start]
+        while stack:
+            for t in self.ops[stack.pop()].outputs:
+                for c in self.consumers[t]:
+                    if c not in seen and c not in self.forward:
+                        seen.add(c)
+                        stack.append(c)
+        return seen
 
     @cached_property
     def root(self) -> list[int]:
@@ -167,6 +186,17 @@ class StepGraph:
             if op.type in ALIAS_TYPES and op.inputs:
                 root[op.outputs[0]] = root[op.inputs[0]]
         return root
+
+    @cached_property
+    def _views(self) -> dict[int, list[int]]:
+        views: dict[int, list[int]] = {}
+        for t, root in enumerate(self.root):
+            views.setdefault(root, []).append(t)
+        return views
+
+    def views(self, tensor: int) -> list[int]:
+        """The tensors that share the buffer of root `tensor`, itself first."""
+        return self._views[tensor]
 
     @cached_property
     def activations(self) -> list[int]:

@@ -8,6 +8,8 @@ rewriter builds and the simulator walks.
     recompute 4   op 4 again: consumers after this line read the new output
     swap_out 9    tensor 9 to host memory
     swap_in 9     tensor 9 back: consumers after this line read the copy
+    reserve 4096  hold that many bytes of device memory during the next line, unused: it makes the
+                  allocator split a free piece that it would otherwise hand out whole
 
 Every consumer reads the latest version of its input, and a version's memory is free once its
 last reader has run, so "drop" needs no action of its own.
@@ -24,7 +26,7 @@ from memtrade.errors import InvalidPlanError
 from memtrade.graph import StepGraph
 
 Decision = Literal["keep", "recompute", "swap"]
-Kind = Literal["run", "recompute", "swap_out", "swap_in"]
+Kind = Literal["run", "recompute", "swap_out", "swap_in", "reserve"]
 Order = Literal["pinned", "dataflow"]
 
 
@@ -37,7 +39,8 @@ class Fate(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Action(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One line of the program. `id` is an op for run and recompute, a tensor for the swaps."""
+    """One line of the program. `id` is an op for run and recompute, a tensor for the swaps, and
+    a number of bytes for reserve."""
 
     kind: Kind
     id: int
@@ -111,6 +114,9 @@ def check_plan(plan: Plan, graph: StepGraph) -> None:
                     why = f"before {graph.ops[early[0]].name}" if early else "twice"
                     raise InvalidPlanError(f"the plan runs {op.name} {why}")
                 ran.add(op.id)
+        elif action.kind == "reserve":
+            if action.id <= 0:
+                raise InvalidPlanError(f"the plan reserves {action.id} bytes: it must be some")
         elif graph.tensors[action.id].op not in ran:
             raise InvalidPlanError(f"the plan swaps {graph.label(action.id)} before it exists")
         elif action.kind == "swap_out":

@@ -12,7 +12,8 @@ own. Both steps are linear in the size of the program they make.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 from memtrade.errors import UnsupportedGraphError
 from memtrade.graph import READ_TYPES, StepGraph
@@ -37,7 +38,7 @@ def base_order(graph: StepGraph) -> list[int]:
     done = [False] * len(graph.ops)
     overdue = [False] * len(graph.ops)  # passed over because it waited for a control edge
 
-    def run(first: int) -> None:
+    def run(first: int, turned: bool) -> None:
         stack = [first]
         while stack:
             op_id = stack.pop()
@@ -46,18 +47,20 @@ def base_order(graph: StepGraph) -> list[int]:
             ready = []
             for successor in successors[op_id]:
                 pending[successor] -= 1
-                if pending[successor] == 0 and (eager[successor] or overdue[successor]):
+                soon = eager[successor] and (turned or successor not in graph.backward)
+                if pending[successor] == 0 and (soon or overdue[successor]):
                     ready.append(successor)
             stack.extend(reversed(ready))
 
     before_turn = [op.id for op in graph.ops if op.id not in graph.backward]
-    for op_id in [*before_turn, *sorted(graph.backward)]:
-        if done[op_id]:
-            continue
-        if pending[op_id] == 0:
-            run(op_id)
-        else:
-            overdue[op_id] = True
+    for turned, ops in ((False, before_turn), (True, sorted(graph.backward))):
+        for op_id in ops:
+            if done[op_id]:
+                continue
+            if pending[op_id] == 0:
+                run(op_id, turned)
+            else:
+                overdue[op_id] = True
     if len(order) < len(graph.ops):
         stuck = graph.ops[done.index(False)]
         raise UnsupportedGraphError(f"op {stuck.name!r} waits for itself through control edges")
@@ -106,50 +109,77 @@ def _eager(graph: StepGraph) -> list[bool]:
     return eager
 
 
+@dataclass(frozen=True)
+class Lowering:
+    """How decisions are carried out, beyond the decisions themselves.
+
+    Attributes:
+        fleeting: root tensors that are recomputed anew for each of their readers.
+        branch_threshold: a swapped tensor also leaves between two forward readers that lie more
+            than this many ops apart. None: only the backward part brings tensors back.
+    """
+
+    fleeting: frozenset[int] = frozenset()
+    branch_threshold: int | None = None
+
+
 def lower(
-    graph: StepGraph,
-    decisions: Mapping[int, Decision],
-    *,
-    fleeting: Collection[int] = (),
+    graph: StepGraph, decisions: Mapping[int, Decision], lowering: Lowering = Lowering()
 ) -> tuple[Action, ...]:
     """The program that carries out `decisions` (root tensor id -> decision).
 
-    Activations without a decision are kept. Other forward tensors are never kept for the
-    backward part: where a clone needs one, it is recomputed too. Outputs of stateful ops are
-    kept unless they are swapped.
-
-    Args:
-        fleeting: root tensors that are recomputed anew for each of their readers.
+    What later ops read is kept unless there is a decision. Other forward tensors are not kept
+    for the backward part: where a clone needs one, it is recomputed too. Outputs of stateful ops
+    are kept unless they are swapped.
     """
-    return _Lowering(graph, decisions, fleeting).actions()
+    return _Program(graph, decisions, lowering).actions()
 
 
-class _Lowering:
+class _Program:
     """The state of `lower`: which tensors are absent, and which backward ops could run next."""
 
     def __init__(
-        self, graph: StepGraph, decisions: Mapping[int, Decision], fleeting: Collection[int]
+        self, graph: StepGraph, decisions: Mapping[int, Decision], lowering: Lowering
     ):
         self.graph = graph
         self.made: list[Action] = []
-        dropped = _dropped(graph, decisions)
-        self.swapped = {t for t in dropped if t == graph.root[t] and decisions.get(t) == "swap"}
-        self.dropped = dropped
-        self.brief = dropped.intersection(fleeting)
+        self.dropped = _dropped(graph, decisions)
+        self.swapped = {t for t in self.dropped if decisions.get(t) == "swap"}
+        self.brief = self.dropped & lowering.fleeting
+        self.branch_threshold = lowering.branch_threshold
         self.absent: set[int] = set()  # tensors whose latest version may no longer be read
         self.readers = [0] * len(graph.tensors)  # backward ops that have yet to read each root
 
     def actions(self) -> tuple[Action, ...]:
         order = base_order(self.graph)
-        turn = order.index(self.graph.turn)
+        turn = max(i for i, op_id in enumerate(order) if op_id in self.graph.forward)
+        leaving = self._leaving_branches(order[: turn + 1])
         for op_id in order[: turn + 1]:
             self._run(op_id)
+            self.absent.update(leaving.get(op_id, ()))
         self.absent |= self.dropped
         for op_id in order[turn + 1 :]:
             for t in set(self.graph.ops[op_id].inputs):
                 self.readers[self.graph.root[t]] += 1
         self._run_backward(order[turn + 1 :])
         return tuple(self.made)
+
+    def _leaving_branches(self, order: list[int]) -> dict[int, list[int]]:
+        """For each op, the swapped tensors whose next forward reader is far behind it."""
+        leaving: dict[int, list[int]] = {}
+        if self.branch_threshold is None:
+            return leaving
+        position = {op_id: i for i, op_id in enumerate(order)}
+        for t in sorted(self.swapped):
+            touched = sorted(
+                position[op_id]
+                for op_id in (self.graph.tensors[t].op, *self.graph.consumers[t])
+                if op_id in position
+            )
+            for now, then in zip(touched, touched[1:], strict=False):
+                if then - now > self.branch_threshold:
+                    leaving.setdefault(order[now], []).append(t)
+        return leaving
 
     def _run_backward(self, order: list[int]) -> None:
         """List scheduling: of the ops that could run, the one that leaves least memory in use.
@@ -223,7 +253,11 @@ class _Lowering:
 
 def _dropped(graph: StepGraph, decisions: Mapping[int, Decision]) -> set[int]:
     """The forward tensors that count as gone after the turn."""
-    kept_by_default = set(graph.activations)
+    kept_by_default = {
+        graph.root[t.id]
+        for t in graph.tensors
+        if any(c not in graph.forward for c in graph.consumers[t.id])
+    }
     dropped: set[int] = set()
     for op_id in graph.forward:
         for t in graph.ops[op_id].outputs:

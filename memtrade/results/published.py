@@ -18,6 +18,8 @@ from pathlib import Path
 
 import pandas as pd
 
+from memtrade.errors import MemtradeError
+
 __all__ = ["UnknownPublishedError", "load_published", "published_names"]
 
 REPOSITORY_ROOT = Path(__file__).resolve().parents[2]
@@ -34,7 +36,7 @@ FLAG_COLUMNS = frozenset({"graph_valid", "max_mem_carried_over", "max_mem_is_own
 TEXT_COLUMNS = frozenset({"note", "provenance", "status", "value"})
 
 
-class UnknownPublishedError(LookupError):
+class UnknownPublishedError(MemtradeError):
     """No published table has this name.
 
     Attributes: ``name`` as asked for, ``valid_names``, ``nearest`` (or None).

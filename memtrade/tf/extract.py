@@ -37,7 +37,7 @@ def read_graph(name: str, concrete: Any) -> GraphData:
     variables' handles.
     """
     func_graph = concrete.graph
-    operations = func_graph.get_operations()
+    operations = _alive(func_graph)
     op_ids = {operation.name: i for i, operation in enumerate(operations)}
     attrs = {node.name: _simple_attrs(node) for node in func_graph.as_graph_def().node}
     stateful = _StatefulTypes()
@@ -74,8 +74,30 @@ def read_graph(name: str, concrete: Any) -> GraphData:
         outputs=tuple(tensor_ids[t.name] for t in func_graph.outputs),
         control_outputs=tuple(op_ids[op.name] for op in func_graph.control_outputs),
         loss=tensor_ids[_find_loss(func_graph).name],
-        collection=tuple(tensor_ids[t.name] for t in func_graph.get_collection(CHECKPOINTS)),
+        collection=tuple(
+            tensor_ids[t.name]
+            for t in func_graph.get_collection(CHECKPOINTS)
+            if t.name in tensor_ids
+        ),
     )
+
+
+def _alive(func_graph: Any) -> list[tf.Operation]:
+    """The ops that lead to what the step returns or updates, and its inputs.
+
+    TensorFlow's runtime prunes the others from a function (gradients leave some behind), but not
+    once a control edge of a total order leads through them.
+    """
+    stack = [t.op for t in (*func_graph.outputs, *func_graph.inputs)]
+    stack.extend(func_graph.control_outputs)
+    alive = {operation.name for operation in stack}
+    while stack:
+        operation = stack.pop()
+        for before in (*(t.op for t in operation.inputs), *operation.control_inputs):
+            if before.name not in alive:
+                alive.add(before.name)
+                stack.append(before)
+    return [operation for operation in func_graph.get_operations() if operation.name in alive]
 
 
 def _read_tensor(tensor_id: int, op_id: int, index: int, output: tf.Tensor) -> Tensor:

@@ -20,7 +20,7 @@ import tensorflow as tf
 from memtrade.graph import SOURCE_TYPES
 from memtrade.plan import Plan, check_plan
 from memtrade.tf.extract import Trace
-from memtrade.tf.swap import HostTransfer, NodeDef
+from memtrade.tf.swap import HostTransfer, NodeDef, empty_nodes, size_node
 
 # Names of new nodes start with this; users find them in TensorBoard and in traces.
 SCOPE = "memtrade"
@@ -61,8 +61,7 @@ def import_step(trace: Trace, graph_def: Any) -> Callable[..., tf.Tensor]:
             trace.concrete.structured_outputs, returned, expand_composites=True
         )
 
-    signature = [tf.TensorSpec(t.shape, t.dtype) for t in func_graph.inputs[: -len(captured)]]
-    return tf.function(step, input_signature=signature, autograph=False)
+    return tf.function(step, input_signature=trace.step.specs, autograph=False)
 
 
 @dataclass
@@ -80,11 +79,14 @@ class _Rewriter:
         self.clones = [0] * len(self.graph.ops)
         self.swaps_in = [0] * len(self.graph.tensors)
         self.previous = ""  # pinned: the action that the next one waits for
+        self.reserved: list[str] = []  # reservations for the action that comes
         self.trigger = ""  # dataflow: the last backward op that ran
 
     def graph_def(self) -> Any:
         for action in self.plan.actions:
             getattr(self, f"_{action.kind}")(action.id)
+            if self.reserved and action.kind != "reserve":
+                self._release()
         result = tf.compat.v1.GraphDef(
             node=self.nodes,
             library=self.trace.graph_def.library,
@@ -137,6 +139,23 @@ class _Rewriter:
             self._pin(made[0], made[-1])
         elif self.previous:
             made[0].input.append("^" + self.previous)
+
+    def _reserve(self, size_bytes: int) -> None:
+        """An allocation that is held until the next action has run; see `_pin`."""
+        name = f"{SCOPE}/reserve{len(self.nodes)}"
+        made = empty_nodes(name, size_bytes)
+        self.nodes.extend(made)
+        self._pin(made[-1], made[-1])
+        self.reserved.append(made[-1].name)
+
+    def _release(self) -> None:
+        """Reads what was reserved for the action before, so that it lives until here."""
+        for name in self.reserved:
+            reader = size_node(f"{name}/release", name)
+            self.nodes.append(reader)
+            reader.input.append("^" + self.previous)
+            self.previous = reader.name
+        self.reserved = []
 
     def _copy(self, op_id: int, name: str) -> NodeDef:
         """A node of op `op_id` that reads the latest version of its inputs, without controls."""

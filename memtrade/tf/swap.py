@@ -109,6 +109,18 @@ class DeviceCopyTransfer:
         return [_node("Identity", name, [out_name], device=self.device, T=tensor.dtype)]
 
 
+def empty_nodes(name: str, size_bytes: int) -> list[NodeDef]:
+    """An allocation of that many bytes, a multiple of 256, whose pages are never touched."""
+    shape = _const(f"{name}/shape", [size_bytes // 256, 256])
+    empty = _node("Empty", name, [shape.name], dtype="uint8")
+    return [shape, empty]
+
+
+def size_node(name: str, source: str) -> NodeDef:
+    """Reads a tensor of bytes without touching it."""
+    return _node("Size", name, [source], T="uint8", out_type="int32")
+
+
 def _ranges(starts: Sequence[int], tensor: Tensor) -> list[tuple[int, int]]:
     rows = tensor.shape[0] if tensor.shape else 1
     return list(zip(starts, [*starts[1:], rows], strict=True))

@@ -1,0 +1,48 @@
+# make benchmark   compares the four strategies on ResNet-50, in about five minutes
+# make test        what the CI runs
+#
+# Both set everything up first: a virtual environment in .venv with TensorFlow and this package.
+# Another Python than the one found: make PYTHON=/path/to/python3.12 test
+
+# The first Python from 3.11 to 3.13 that can make virtual environments.
+PYTHON ?= $(shell for python in python3.13 python3.12 python3.11 python3 python; do \
+	if $$python -c 'import ensurepip, sys, venv; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' \
+		2>/dev/null; then echo $$python; break; fi; done)
+VENV := .venv
+BIN := $(VENV)/bin
+# Made last, so that an installation that was cut short is done again.
+STAMP := $(VENV)/installed
+
+.PHONY: benchmark test lint types contracts tests format clean
+
+benchmark: $(STAMP)
+	$(BIN)/python benchmark.py --strategy original,checkpoints,lms,ome --layers 50 --batch-size 32 --steps 3
+
+test: lint types contracts tests
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(STAMP)
+	$(BIN)/pyright
+
+contracts: $(STAMP)
+	$(BIN)/lint-imports
+
+# A file of tests stays in one process, whose TensorFlow and traced models its tests share.
+tests: $(STAMP)
+	$(BIN)/pytest -n 2 --dist loadfile
+
+format: $(STAMP)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf $(VENV) build *.egg-info .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+
+$(STAMP): pyproject.toml constraints.txt
+	@test -n "$(PYTHON)" || { echo "make: no Python from 3.11 to 3.13 with venv was found: install one, or say make PYTHON=..." >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[cpu,dev]' 'pyright[nodejs]'
+	@touch $@

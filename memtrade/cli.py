@@ -1,0 +1,86 @@
+"""The command line.
+
+exit status   0   done
+              1   something differs, or a trial crashed
+              2   bad input: one line on stderr, and nothing was written
+              3   no plan reaches the budget
+            130   stopped by Ctrl-C
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from cyclopts import App, CycloptsError
+
+from memtrade import __version__
+from memtrade.commands.lists import devices, models, strategies
+from memtrade.commands.plan import plan
+from memtrade.commands.run import run
+from memtrade.commands.table import table
+from memtrade.commands.verify import verify
+from memtrade.errors import InfeasibleBudgetError, MemtradeError
+
+app = App(
+    name="memtrade",
+    help="What each memory-saving strategy costs a TensorFlow training step.",
+    version=__version__,
+)
+for command in (run, plan, verify, models, strategies, devices, table):
+    app.command(command)
+
+
+def main(tokens: Sequence[str] | None = None, *, typed: Sequence[str] = ()) -> int:
+    """Runs a command and returns the exit status.
+
+    `tokens` are the command and its flags, by default those of the process. `typed` is what to
+    write into records as the command line where that is not "memtrade" and the tokens.
+    """
+    tokens = list(sys.argv[1:] if tokens is None else tokens)
+    try:
+        chosen, bound, left_out = app.parse_args(tokens, exit_on_error=False, print_error=False)
+        if "command_line" in left_out:
+            bound.arguments["command_line"] = command_text(typed or ["memtrade", *tokens])
+        return chosen(*bound.args, **bound.kwargs) or 0
+    except InfeasibleBudgetError as error:
+        return _complain(error, status=3)
+    except (MemtradeError, CycloptsError) as error:
+        return _complain(error, status=2)
+    except KeyboardInterrupt:
+        print("memtrade: stopped", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        # Whoever read stdout has left (`| head`); nothing more may be written to it on exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def command_text(words: Sequence[str]) -> str:
+    """A command as one types it, without the folders of this machine.
+
+    >>> command_text(["memtrade", "run", "--results=/home/me/my runs"])
+    "memtrade run '--results=my runs'"
+    """
+    return shlex.join(_without_folders(word) for word in words)
+
+
+def _without_folders(word: str) -> str:
+    flag, equals, value = word.rpartition("=")
+    path = Path(value)
+    if not path.is_absolute():
+        return word
+    inside = path.is_relative_to(Path.cwd())
+    return flag + equals + str(path.relative_to(Path.cwd()) if inside else path.name)
+
+
+def _complain(error: Exception, *, status: int) -> int:
+    print(f"memtrade: {' '.join(str(error).split())}", file=sys.stderr)
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

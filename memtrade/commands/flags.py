@@ -1,0 +1,268 @@
+"""The flags that the commands share, and how they become trials.
+
+All of it is checked here, in the parent: what is wrong is said before a child starts and before
+anything is written. Only what takes a traced step to know is left to the child.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import math
+import os
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+from cyclopts import Parameter
+
+from memtrade.errors import MemtradeError, UnknownNameError
+from memtrade.measure import host
+from memtrade.measure.environment import default_limit_bytes
+from memtrade.measure.protocol import Task, TrialSpec
+from memtrade.models import OPTIMIZERS, Model, make_model, options_of
+from memtrade.models.options import Value
+from memtrade.plan import Order, load_plan
+from memtrade.strategies import STRATEGIES, find_strategy, make_options
+from memtrade.units import parse_bytes
+
+# What a comparison runs unless it is told: the strategies of the thesis.
+DEFAULT_STRATEGIES = ("original", "checkpoints", "lms", "ome")
+
+# The share of a GPU's free memory that is the limit unless told; cuDNN and the context need some.
+GPU_SHARE = 0.9
+
+Pairs = Annotated[list[str], Parameter(negative="", show_default=False)]
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class ModelFlags:
+    """Which training step.
+
+    Attributes:
+        model: A name out of `memtrade models`.
+        layers: Depth of a ResNet.
+        image_size: Height and width of the images in pixels.
+        num_classes: Classes to tell apart.
+        batch_size: Examples per step.
+        data_format: Order of the axes of images, NHWC or NCHW.
+        seed: Of the initial weights, the synthetic batch and dropout.
+        model_option: Any option of the model as key=value; repeatable.
+        optimizer: sgd, momentum, rmsprop or adam.
+        learning_rate: The optimizer's own default unless given.
+    """
+
+    model: str = "resnet"
+    layers: int | None = None
+    image_size: int | None = None
+    num_classes: int | None = None
+    batch_size: int | None = None
+    data_format: str | None = None
+    seed: int | None = None
+    model_option: Pairs = field(default_factory=list)
+    optimizer: str = "sgd"
+    learning_rate: float | None = None
+
+    def make_model(self) -> Model:
+        """Raises MemtradeError for what does not exist or is out of bounds."""
+        named = ("layers", "image_size", "num_classes", "batch_size", "data_format", "seed")
+        given = {name: getattr(self, name) for name in named if getattr(self, name) is not None}
+        return make_model(self.model, given | key_values(self.model_option, "--model-option"))
+
+    def checked_learning_rate(self) -> float:
+        if self.optimizer not in OPTIMIZERS:
+            raise UnknownNameError("optimizer", self.optimizer, OPTIMIZERS)
+        rate = OPTIMIZERS[self.optimizer] if self.learning_rate is None else self.learning_rate
+        if not (rate > 0 and math.isfinite(rate)):
+            raise MemtradeError(f"the learning rate must be a positive number, not {rate:g}")
+        return rate
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class StrategyFlags:
+    """With what.
+
+    Attributes:
+        strategy: Names out of `memtrade strategies`, separated by commas, or all. Unless given:
+            original,checkpoints,lms,ome.
+        option: An option of the strategies as key=value, for those that have it, or as
+            strategy.key=value for one of several; repeatable.
+        order: pinned runs the rewritten step in one fixed order, dataflow leaves the order to
+            TensorFlow.
+    """
+
+    strategy: str | None = None
+    option: Pairs = field(default_factory=list)
+    order: Order = "pinned"
+
+    def names(self, default: Sequence[str] = DEFAULT_STRATEGIES) -> list[str]:
+        """The strategies asked for, each once, in the order given."""
+        if self.strategy is None:
+            return list(default)
+        if self.strategy.strip() == "all":
+            return list(STRATEGIES)
+        names = [name.strip() for name in self.strategy.split(",")]
+        return list(dict.fromkeys(find_strategy(name).name for name in names))
+
+    def typed_options(self, names: Sequence[str]) -> dict[str, Any]:
+        """Each strategy's options object, by the strategy's name."""
+        given: dict[str, dict[str, Value]] = {name: {} for name in names}
+        known = {
+            name: {each.name for each in options_of(find_strategy(name).options)} for name in names
+        }
+        for key, value in key_values(self.option, "--option").items():
+            scope, dot, option = key.rpartition(".")
+            if dot:
+                if scope not in given:
+                    raise UnknownNameError(f"strategy in --option {key}={value}", scope, names)
+                given[scope][option] = value
+                continue
+            plain = option.replace("-", "_")
+            owners = [name for name in names if plain in known[name]]
+            if not owners:
+                choices = sorted(set().union(*known.values()))
+                raise UnknownNameError(f"option of {', '.join(names)}", option, choices)
+            for name in owners:
+                given[name].setdefault(plain, value)  # a scoped one goes first
+        return {name: make_options(name, options) for name, options in given.items()}
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class DeviceFlags:
+    """On what, and how long.
+
+    Attributes:
+        device: arena or gpu:N, out of `memtrade devices`. Unless given: gpu:0 if there is one,
+            else arena.
+        memory_limit: A hard limit of the device's memory, such as 7254MiB. Unless given: 7254MiB
+            in the arena if the machine has that much to spare, else a share of what is free.
+        timeout: Seconds that each trial may take.
+    """
+
+    device: str | None = None
+    memory_limit: str | None = None
+    timeout: float = 3600.0
+
+    def resolve(self) -> tuple[str, int]:
+        """The device, which is there, and the limit in bytes, a whole number of MiB."""
+        if not self.timeout > 0:
+            raise MemtradeError(f"--timeout is a positive number of seconds, not {self.timeout:g}")
+        gpus = {f"gpu:{gpu.index}": gpu for gpu in host.gpus()}
+        # A GPU whose size is known has the extra [gpu] installed, so TensorFlow can use it.
+        usable = [name for name, gpu in gpus.items() if gpu.memory_bytes is not None]
+        device = self.device or next(iter(usable), "arena")
+        if device != "arena" and device not in gpus:
+            raise UnknownNameError("device", device, ["arena", *gpus])
+        if self.memory_limit is not None:
+            limit_bytes = parse_bytes(self.memory_limit)
+            if limit_bytes < 1 << 20:
+                raise MemtradeError(
+                    f"--memory-limit must be at least 1MiB, not {self.memory_limit}"
+                )
+        elif device == "arena":
+            limit_bytes = default_limit_bytes()
+        else:
+            free_bytes = gpus[device].free_bytes
+            if free_bytes is None:
+                raise MemtradeError(
+                    f"the size of {device} is not known without nvidia-ml-py: "
+                    "install it, or say --memory-limit"
+                )
+            limit_bytes = int(free_bytes * GPU_SHARE)
+        return device, limit_bytes >> 20 << 20
+
+
+def make_specs(
+    model: ModelFlags,
+    strategy: StrategyFlags,
+    device: DeviceFlags,
+    *,
+    task: Task,
+    names: Sequence[str],
+    steps: int = 1,
+    warmup: int = 1,
+    plan: Path | None = None,
+) -> list[TrialSpec]:
+    """The trials that the flags ask for: one per strategy, or the one of a saved plan.
+
+    Raises:
+        MemtradeError: for whatever is wrong with any of the flags.
+    """
+    if steps < 1:
+        raise MemtradeError(f"--steps must be at least 1, not {steps}")
+    if warmup < 0:
+        raise MemtradeError(f"--warmup must be at least 0, not {warmup}")
+    made = model.make_model()
+    rate = model.checked_learning_rate()
+    chosen = strategy.typed_options(names)
+    device_name, limit_bytes = device.resolve()
+    if host.tensorflow_version() is None:
+        raise MemtradeError(
+            "TensorFlow is not installed: pip install 'memtrade[cpu]', or memtrade[gpu]"
+        )
+    base = TrialSpec(
+        task=task,
+        model=made.family,
+        model_options=dataclasses.asdict(made),
+        optimizer=model.optimizer,
+        learning_rate=rate,
+        order=strategy.order,
+        device=device_name,
+        memory_limit_bytes=limit_bytes,
+        steps=steps,
+        warmup=warmup,
+    )
+    if plan is not None:
+        if strategy.strategy is not None or strategy.option:
+            raise MemtradeError("--plan runs a saved plan: leave --strategy and --option out")
+        saved = load_plan(plan)
+        return [
+            msgspec.structs.replace(
+                base,
+                strategy=saved.strategy,
+                strategy_options=saved.options,
+                order=saved.order,
+                plan_path=str(plan.resolve()),
+            )
+        ]
+    return [
+        msgspec.structs.replace(base, strategy=name, strategy_options=dataclasses.asdict(options))
+        for name, options in chosen.items()
+    ]
+
+
+def key_values(pairs: Sequence[str], flag: str) -> dict[str, Value]:
+    """The pairs of a repeatable flag. Raises MemtradeError where one has no key or no "="."""
+    found: dict[str, Value] = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not (equals and key.strip()):
+            raise MemtradeError(f"{flag} takes key=value, not {pair!r}")
+        found[key.strip()] = value.strip()
+    return found
+
+
+def check_writable(folder: Path) -> None:
+    """Raises MemtradeError unless files can be written to `folder`, which need not exist yet.
+
+    It is tried with a file that leaves no trace; the folder itself is not made.
+    """
+    existing = folder
+    while not existing.exists() and existing != existing.parent:
+        existing = existing.parent
+    try:
+        if not existing.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+        with tempfile.TemporaryFile(dir=existing):
+            pass
+    except OSError as error:
+        raise MemtradeError(
+            f"cannot write to the folder {str(folder)!r}: {error.strerror}: "
+            "choose another one with --results"
+        ) from error

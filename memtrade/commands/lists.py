@@ -1,0 +1,64 @@
+"""`memtrade models`, `strategies` and `devices`: what there is to choose from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.table import Table
+
+from memtrade.commands.screen import stdout
+from memtrade.measure import host
+from memtrade.measure.environment import default_limit_bytes
+from memtrade.models import MODELS, Option, options_of
+from memtrade.results.tables import NONE
+from memtrade.strategies import STRATEGIES
+
+
+def models() -> int:
+    """List the models and their options."""
+    table = _options_table("model")
+    for name, model in MODELS.items():
+        _add(table, name, model.summary, options_of(model))
+    stdout().print(table)
+    return 0
+
+
+def strategies() -> int:
+    """List the strategies and their options."""
+    table = _options_table("strategy")
+    for name, strategy in STRATEGIES.items():
+        _add(table, name, strategy.summary, options_of(strategy.options))
+    stdout().print(table)
+    return 0
+
+
+def devices() -> int:
+    """List the devices of this machine."""
+    table = Table()
+    for name in ("device", "what it is", "limit unless told MiB"):
+        table.add_column(name, justify="right" if name.endswith("MiB") else "left")
+    free, limit = host.free_memory_bytes() >> 20, default_limit_bytes() >> 20
+    what = f"TensorFlow's GPU allocator on the CPU; {free:,} MiB of this machine's memory are free"
+    table.add_row("arena", what, f"{limit:,}")
+    for gpu in host.gpus():
+        known = "unknown" if gpu.memory_bytes is None else f"{gpu.memory_bytes >> 20:,} MiB"
+        table.add_row(f"gpu:{gpu.index}", f"{gpu.name}, {known}", NONE)
+    stdout().print(table)
+    return 0
+
+
+def _options_table(what: str) -> Table:
+    table = Table()
+    for name in (what, "option", "type", "default", "what it says"):
+        table.add_column(name, overflow="fold")
+    return table
+
+
+def _add(table: Table, name: str, summary: str, options: Sequence[Option]) -> None:
+    table.add_row(name, "", "", "", summary, style="bold", end_section=not options)
+    for each in options:
+        doc = each.doc
+        if each.choices:
+            doc += f" ({', '.join(map(str, each.choices))})"
+        default = str(each.default).lower() if each.type == "bool" else str(each.default) or NONE
+        table.add_row("", each.name, each.type, default, doc, end_section=each is options[-1])

@@ -1,0 +1,121 @@
+"""`memtrade plan`: what is kept, recomputed and swapped, and why. Nothing runs and nothing is
+measured: a child traces the step, this process plans."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import msgspec
+from rich.table import Table
+
+from memtrade.commands.flags import DeviceFlags, ModelFlags, StrategyFlags, make_specs
+from memtrade.commands.progress import reporting
+from memtrade.commands.run import Flag, ignore, log
+from memtrade.commands.screen import stdout
+from memtrade.errors import MemtradeError, UnsupportedGraphError
+from memtrade.graph import StepGraph
+from memtrade.measure.protocol import PlanSummary, TrialSpec
+from memtrade.measure.trial import run_child
+from memtrade.plan import Decision, Plan
+from memtrade.results.tables import status_text
+from memtrade.strategies import STRATEGIES, make_options
+from memtrade.units import megabytes
+
+DECISIONS: dict[Decision, str] = {"keep": "kept", "recompute": "recomputed", "swap": "swapped"}
+
+
+def plan(
+    *,
+    model: ModelFlags | None = None,
+    strategy: StrategyFlags | None = None,
+    device: DeviceFlags | None = None,
+    output: Path | None = None,
+    json: Flag = False,
+    verbose: Flag = False,
+) -> int:
+    """Show what a strategy keeps, recomputes and swaps, and why, without running it.
+
+    Parameters
+    ----------
+    output
+        Save the plan to this file, for `memtrade run --plan` and `memtrade verify --plan`.
+    json
+        Print the plans to stdout as JSON, and no table.
+    verbose
+        Pass on what TensorFlow logs.
+    """
+    flags, device_flags = strategy or StrategyFlags(), device or DeviceFlags()
+    names = flags.names(default=["ome"])
+    if output is not None:
+        if len(names) > 1:
+            raise MemtradeError(
+                f"--output saves one plan: choose one of the strategies {', '.join(names)}"
+            )
+        if not output.resolve().parent.is_dir():
+            raise MemtradeError(f"there is no folder {str(output.parent)!r} to save the plan in")
+    specs = make_specs(model or ModelFlags(), flags, device_flags, task="extract", names=names)
+    graph = extract_graph(specs[0], timeout_seconds=device_flags.timeout, verbose=verbose)
+    plans = [make_plan(spec, graph) for spec in specs]
+    if output is not None:
+        try:
+            plans[0].save(output)
+        except OSError as error:
+            raise MemtradeError(f"cannot save the plan to {output}: {error.strerror}") from error
+    if json:
+        print(msgspec.json.format(msgspec.json.encode(plans), indent=2).decode())
+        return 0
+    for made in plans:
+        _show(made, graph)
+    return 0
+
+
+def extract_graph(spec: TrialSpec, *, timeout_seconds: float, verbose: bool = False) -> StepGraph:
+    """The graph of the spec's step, traced in a child, which allocates nothing."""
+    with tempfile.TemporaryDirectory() as folder, reporting() as reporter:
+        path = Path(folder) / "graph.msgpack"
+        reporter.trial(1, 1, spec.model)
+        outcome = run_child(
+            msgspec.structs.replace(spec, graph_path=str(path)),
+            timeout_seconds=timeout_seconds,
+            on_event=reporter.event,
+            on_log=log if verbose else ignore,
+        )
+        if outcome.status != "ok":
+            raise UnsupportedGraphError(
+                f"the step could not be traced: {status_text(outcome.status)}: {outcome.reason}"
+            )
+        return StepGraph.from_bytes(path.read_bytes())
+
+
+def make_plan(spec: TrialSpec, graph: StepGraph) -> Plan:
+    options = make_options(spec.strategy, spec.strategy_options)
+    return STRATEGIES[spec.strategy].plan(graph, options, spec.order)
+
+
+def _show(plan: Plan, graph: StepGraph) -> None:
+    """The totals, then each decision with its tensors in forward order."""
+    summary = PlanSummary.of(plan, graph)
+    totals = Table(title=f"{plan.strategy} on {graph.name}", title_justify="left")
+    for name in ("decision", "activations", "MB"):
+        totals.add_column(name, justify="left" if name == "decision" else "right")
+    for word in DECISIONS.values():
+        count, size = getattr(summary, word), getattr(summary, f"{word}_bytes")
+        totals.add_row(word, f"{count:,}", megabytes(size))
+    totals.caption_justify = "left"
+    totals.caption = f"{summary.actions:,} actions, {summary.clones:,} of them run an op again"
+    console = stdout()
+    console.print(totals)
+    table = Table()
+    for name in ("decision", "tensor", "shape", "MB", "why"):
+        table.add_column(
+            name, justify="right" if name == "MB" else "left", overflow="fold", no_wrap=name == "MB"
+        )
+    for decision, word in DECISIONS.items():
+        fates = [fate for fate in plan.fates if fate.decision == decision]
+        for fate in fates:
+            tensor = graph.tensors[fate.tensor]
+            shape = "×".join(map(str, tensor.shape or ())) or "scalar"
+            label, size = graph.label(tensor.id), megabytes(tensor.size_bytes)
+            table.add_row(word, label, shape, size, fate.reason, end_section=fate is fates[-1])
+    console.print(table)

@@ -1,0 +1,91 @@
+"""What a user sees on stderr while trials run: a live line on a terminal, else plain lines."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TextIO
+
+import rich.progress
+from rich.console import Console
+
+from memtrade.measure.protocol import Event, Progress, StepDone
+from memtrade.results.tables import seconds
+from memtrade.units import megabytes
+
+
+class Reporter:
+    """Plain lines, which suit a log file: one per phase, step and trial."""
+
+    def __init__(self, stream: TextIO):
+        self._stream = stream
+        self._head = ""
+
+    def trial(self, position: int, of: int, label: str) -> None:
+        """The trial `position` of `of` begins; `label` says which."""
+        self._head = f"[{position}/{of}] {label}"
+        self._phase(Progress("start"))
+
+    def event(self, event: Event) -> None:
+        match event:
+            case Progress():
+                self._phase(event)
+            case StepDone():
+                took, peak = seconds(event.seconds), megabytes(event.peak_bytes)
+                self._line(f"{self._head}: {took} s, peak {peak} MB")
+
+    def ended(self, text: str) -> None:
+        """The trial is over; `text` is its result in a few words."""
+        self._line(f"{self._head}: {text}")
+
+    def _phase(self, phase: Progress) -> None:
+        if phase.of == 0:  # counted phases have their own lines when they end
+            self._line(f"{self._head}: {phase.phase}")
+
+    def _line(self, text: str) -> None:
+        print(text, file=self._stream, flush=True)
+
+
+class LiveReporter(Reporter):
+    """One line that changes: trial k of n, phase, step, and how long it has been."""
+
+    def __init__(self, live: rich.progress.Progress):
+        super().__init__(sys.stderr)
+        self._live = live
+        self._task = live.add_task("", total=None)
+
+    def event(self, event: Event) -> None:
+        if isinstance(event, Progress):
+            self._phase(event)
+
+    def ended(self, text: str) -> None:
+        self._live.console.print(f"{self._head}: {text}")
+
+    def _phase(self, phase: Progress) -> None:
+        where = f"{phase.phase} {phase.step} of {phase.of}" if phase.of else phase.phase
+        self._live.update(
+            self._task,
+            description=f"{self._head}: {where}",
+            total=phase.of or None,
+            completed=phase.step - 1 if phase.of else 0,
+        )
+
+
+@contextmanager
+def reporting() -> Iterator[Reporter]:
+    """The reporter that suits stderr."""
+    if not sys.stderr.isatty():
+        yield Reporter(sys.stderr)
+        return
+    console = Console(stderr=True, markup=False, highlight=False)
+    live = rich.progress.Progress(
+        rich.progress.SpinnerColumn(),
+        rich.progress.TextColumn("{task.description}", markup=False),
+        rich.progress.BarColumn(bar_width=20),
+        rich.progress.TimeElapsedColumn(),
+        console=console,
+        transient=True,
+    )
+    with live:
+        yield LiveReporter(live)

@@ -1,0 +1,124 @@
+"""`memtrade verify`: is the rewritten step still the same step?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+from rich.table import Table
+
+from memtrade.commands.flags import DeviceFlags, ModelFlags, StrategyFlags, make_specs
+from memtrade.commands.progress import reporting
+from memtrade.commands.run import Flag, ignore, log
+from memtrade.commands.screen import stdout
+from memtrade.measure.protocol import TrialSpec
+from memtrade.measure.trial import Outcome, run_child
+from memtrade.results.tables import NONE, status_text
+
+# Differing variables that the table names; `--json` has them all.
+_NAMES_SHOWN = 5
+
+
+def verify(
+    *,
+    model: ModelFlags | None = None,
+    strategy: StrategyFlags | None = None,
+    device: DeviceFlags | None = None,
+    steps: int = 3,
+    plan: Path | None = None,
+    json: Flag = False,
+    verbose: Flag = False,
+) -> int:
+    """Check that strategies compute what the original step computes.
+
+    The original and the rewritten step run from the same variables on the same batch; the loss and
+    every variable are compared, moving averages and optimizer slots included. The exit status is
+    1 where anything differs or could not be compared.
+
+    Parameters
+    ----------
+    steps
+        How many steps to compare.
+    plan
+        A plan saved by `memtrade plan --output`, in place of --strategy.
+    json
+        Print the comparisons to stdout as JSON, and no table.
+    verbose
+        Pass on what TensorFlow logs.
+    """
+    flags, device_flags = strategy or StrategyFlags(), device or DeviceFlags()
+    specs = make_specs(
+        model or ModelFlags(),
+        flags,
+        device_flags,
+        task="verify",
+        names=flags.names(),
+        steps=steps,
+        plan=plan,
+    )
+    outcomes: list[Outcome] = []
+    with reporting() as reporter:
+        for position, spec in enumerate(specs, start=1):
+            reporter.trial(position, len(specs), spec.strategy)
+            outcome = run_child(
+                spec,
+                timeout_seconds=device_flags.timeout,
+                on_event=reporter.event,
+                on_log=log if verbose else ignore,
+            )
+            outcomes.append(outcome)
+            reporter.ended(verdict(outcome))
+    if json:
+        print(_json(specs, outcomes))
+    else:
+        stdout().print(_table(specs, outcomes))
+    return 0 if all(o.verified is not None and o.verified.equal for o in outcomes) else 1
+
+
+def verdict(outcome: Outcome) -> str:
+    """ "equal", "differs", or why there is nothing to compare."""
+    if outcome.status != "ok" or outcome.verified is None:
+        return f"{status_text(outcome.status)}: {outcome.reason}"
+    return "equal" if outcome.verified.equal else "differs"
+
+
+def _table(specs: list[TrialSpec], outcomes: list[Outcome]) -> Table:
+    step = f"{specs[0].model}, batch {specs[0].model_options.get('batch_size', '?')}"
+    table = Table(title=f"Compared with the original: {step}", title_justify="left")
+    for name in ("strategy", "verdict", "max difference", "tolerance", "steps", "variables"):
+        numeric = name in ("max difference", "tolerance", "steps", "variables")
+        table.add_column(name, justify="right" if numeric else "left", overflow="fold")
+    table.add_column("what differs", overflow="fold")
+    for spec, outcome in zip(specs, outcomes, strict=True):
+        found = outcome.verified
+        if found is None:
+            table.add_row(spec.strategy, verdict(outcome), *(NONE,) * 5, style="yellow")
+            continue
+        named = [f"{each.name} by {each.max_difference:.3g}" for each in found.differing]
+        more = len(named) - _NAMES_SHOWN
+        rest = [f"and {more} more"] if more > 0 else []
+        table.add_row(
+            spec.strategy,
+            verdict(outcome),
+            f"{found.max_difference:.3g}",
+            f"{found.tolerance:g}" if found.tolerance else "0 (to the bit)",
+            str(found.steps),
+            str(found.variables),
+            "\n".join(named[:_NAMES_SHOWN] + rest) or NONE,
+            style=None if found.equal else "bold red",
+        )
+    return table
+
+
+def _json(specs: list[TrialSpec], outcomes: list[Outcome]) -> str:
+    rows = [
+        {
+            "strategy": spec.strategy,
+            "status": outcome.status,
+            "reason": outcome.reason,
+            "spec": spec,
+            "verified": outcome.verified,
+        }
+        for spec, outcome in zip(specs, outcomes, strict=True)
+    ]
+    return msgspec.json.format(msgspec.json.encode(rows), indent=2).decode()

@@ -1,0 +1,33 @@
+"""What a worker does first: tie its life to its parent's.
+
+Best effort and for Linux; elsewhere it does nothing, and the parent's time limit and kill remain.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+from pathlib import Path
+
+# The variable in which the parent tells its own process id.
+PARENT_VARIABLE = "MEMTRADE_PARENT_PID"
+
+_PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
+
+
+def become_child() -> None:
+    """Makes this process die with its parent, and the first that the kernel's OOM killer takes.
+
+    The kernel sends the death signal when the thread that started this process ends.
+    """
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    parent = os.environ.get(PARENT_VARIABLE)
+    if parent is not None and os.getppid() != int(parent):
+        os._exit(1)  # it died before the line above

@@ -1,0 +1,155 @@
+"""The machine: how much memory is free, what the kernel killed, what it is. No TensorFlow here."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+from pathlib import Path
+
+import msgspec
+import psutil
+
+from memtrade import __version__
+
+# The wheels that provide TensorFlow; one of them is installed.
+TENSORFLOW_WHEELS = ("tensorflow", "tensorflow-cpu", "tensorflow-intel", "tensorflow-aarch64")
+
+
+class Machine(msgspec.Struct, frozen=True, kw_only=True):
+    """What a record says of the machine and its software. Names no host and no user."""
+
+    memtrade_version: str
+    tensorflow_version: str | None
+    python_version: str
+    platform: str
+    cpu_model: str
+    cores: int
+    memory_bytes: int
+
+
+def describe_machine() -> Machine:
+    return Machine(
+        memtrade_version=__version__,
+        tensorflow_version=tensorflow_version(),
+        python_version=platform.python_version(),
+        platform=f"{platform.system()} {platform.release()} {platform.machine()}",
+        cpu_model=_cpu_model(),
+        cores=len(os.sched_getaffinity(0))
+        if hasattr(os, "sched_getaffinity")
+        else os.cpu_count() or 1,
+        memory_bytes=min([psutil.virtual_memory().total, *_cgroup_limit()]),
+    )
+
+
+def tensorflow_version() -> str | None:
+    """The version of the installed TensorFlow, read off its metadata, or None."""
+    for wheel in TENSORFLOW_WHEELS:
+        try:
+            return importlib.metadata.version(wheel)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return None
+
+
+class Gpu(msgspec.Struct, frozen=True, kw_only=True):
+    """A GPU as the driver lists it. Sizes are None where nothing can tell them."""
+
+    index: int
+    name: str
+    memory_bytes: int | None = None
+    free_bytes: int | None = None
+
+
+def gpus() -> list[Gpu]:
+    """The machine's NVIDIA GPUs, by nvidia-ml-py if it is installed, else by their device files."""
+    try:
+        import pynvml  # pyright: ignore[reportMissingImports]  # of the extra [gpu]
+    except ImportError:
+        files = sorted(Path("/dev").glob("nvidia[0-9]*"))
+        return [Gpu(index=i, name="NVIDIA GPU") for i in range(len(files))]
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:  # no driver
+        return []
+    try:
+        found = []
+        for index in range(pynvml.nvmlDeviceGetCount()):
+            handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+            memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
+            name = str(pynvml.nvmlDeviceGetName(handle))
+            total, free = int(memory.total), int(memory.free)
+            found.append(Gpu(index=index, name=name, memory_bytes=total, free_bytes=free))
+        return found
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def free_memory_bytes() -> int:
+    """Bytes that a new process can use without swapping, within the container's limit if any."""
+    free = psutil.virtual_memory().available
+    for limit in _cgroup_limit():
+        free = min(free, limit - psutil.Process().memory_info().rss)
+    return max(free, 0)
+
+
+def oom_kills() -> int:
+    """How many processes the kernel's OOM killer has taken so far.
+
+    Counted in this process's own control group where the kernel offers that (its children are in
+    it too, and a neighbouring container is not), else over the whole machine. 0 if unknown.
+    """
+    for path in (
+        _cgroup("") / "memory.events",  # version 2
+        _cgroup("memory") / "memory.oom_control",  # version 1
+        Path("/proc/vmstat"),
+    ):
+        try:
+            lines = path.read_text(encoding="ascii").splitlines()
+        except OSError:
+            continue
+        for name, _, value in (line.partition(" ") for line in lines):
+            if name == "oom_kill":
+                return int(value)
+    return 0
+
+
+def _cgroup(controller: str) -> Path:
+    """The folder of this process's control group: version 2 for "", else a version 1 controller."""
+    root = Path("/sys/fs/cgroup") / controller
+    try:
+        lines = Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return root
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controller in controllers.split(","):
+            # Within a container, the path is the host's, and the group is mounted at the root.
+            own = root / path.lstrip("/")
+            return own if own.is_dir() else root
+    return root
+
+
+def _cgroup_limit() -> list[int]:
+    """The container's memory limit in bytes, if there is one."""
+    for path in (_cgroup("") / "memory.max", _cgroup("memory") / "memory.limit_in_bytes"):
+        try:
+            text = path.read_text(encoding="ascii").strip()
+        except OSError:
+            continue
+        # Version 1 says "none" as a number near 2^63.
+        if text.isdigit() and int(text) < 1 << 60:
+            return [int(text)]
+    return []
+
+
+def _cpu_model() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    for line in lines:
+        key, _, value = line.partition(":")
+        if key.strip() == "model name":
+            return value.strip()
+    return platform.processor() or platform.machine()

@@ -1,0 +1,290 @@
+"""What the parent and the child of a trial say to each other. No TensorFlow here.
+
+    parent ──TrialSpec, one JSON document, then end of file──► child's stdin
+    parent ◄──one JSON object per line, tagged by "type"────── child's stdout
+
+The child's logs go to its stderr. It speaks in this order, and may fail at any point:
+
+    task      events
+    measure   Ready  Progress*  Planned  (Progress | StepDone)*  Done(measured)
+    verify    Ready  Progress*  Planned  (Progress | StepDone)*  Verified  Done
+    extract   Ready  Progress*  Done                  the StepGraph is in the file spec.graph_path
+
+`Failed` in place of `Done` ends it too. A child that ends without either one has crashed.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import msgspec
+
+from memtrade.graph import StepGraph
+from memtrade.plan import Order, Plan
+
+Task = Literal["measure", "verify", "extract"]
+
+# How a child says that it ended early. "bad_input" is an error of the user that only the child
+# can see (a limit below the variables' size): it makes no record.
+FailedStatus = Literal["out_of_memory", "infeasible", "unsupported", "crashed", "bad_input"]
+
+# How a trial ended, as the parent sees it and as records say it.
+Status = Literal[
+    "ok", "out_of_memory", "out_of_host_memory", "timeout", "crashed", "infeasible", "unsupported"
+]
+
+
+class TrialSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """One trial: all that the child needs to know, and what makes a trial the same trial.
+
+    Attributes:
+        task: "measure" runs and measures the step, "verify" compares it with the original,
+            "extract" writes the traced step's StepGraph to `graph_path`.
+        model_options: all options of the model, typed (`dataclasses.asdict` of the model).
+        learning_rate: None is the optimizer's own default.
+        strategy_options: all options of the strategy, typed.
+        device: "arena" or "gpu:N".
+        memory_limit_bytes: the hard limit; None leaves it to `child_environment`.
+        steps: the counted steps; `warmup` more come before them.
+        plan_path: a saved plan to run in place of the strategy's own.
+    """
+
+    task: Task = "measure"
+    model: str = "resnet"
+    model_options: dict[str, Any] = {}
+    optimizer: str = "sgd"
+    learning_rate: float | None = None
+    strategy: str = "original"
+    strategy_options: dict[str, Any] = {}
+    order: Order = "pinned"
+    device: str = "arena"
+    memory_limit_bytes: int | None = None
+    steps: int = 5
+    warmup: int = 1
+    plan_path: str | None = None
+    graph_path: str | None = None
+
+
+class Runtime(msgspec.Struct, frozen=True, kw_only=True):
+    """What the step runs on, as the child sees it.
+
+    Attributes:
+        device: TensorFlow's name of the device ("CPU:0").
+        limit_bytes: the allocator's hard limit.
+        onednn: whether oneDNN kernels may be chosen.
+    """
+
+    tensorflow_version: str
+    device: str
+    limit_bytes: int | None
+    onednn: bool
+    intra_op_threads: int
+    inter_op_threads: int
+
+
+class PlanSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """A plan in numbers: activations by decision, their bytes, and the size of the program.
+
+    Attributes:
+        clones: ops that run again. actions: lines of the plan's program.
+    """
+
+    kept: int
+    recomputed: int
+    swapped: int
+    kept_bytes: int
+    recomputed_bytes: int
+    swapped_bytes: int
+    clones: int
+    actions: int
+
+    @classmethod
+    def of(cls, plan: Plan, graph: StepGraph) -> PlanSummary:
+        kept, recomputed = plan.tensors("keep"), plan.tensors("recompute")
+        swapped = plan.tensors("swap")
+
+        def total_bytes(tensors: Sequence[int]) -> int:
+            return sum(graph.tensors[t].size_bytes for t in tensors)
+
+        return cls(
+            kept=len(kept),
+            recomputed=len(recomputed),
+            swapped=len(swapped),
+            kept_bytes=total_bytes(kept),
+            recomputed_bytes=total_bytes(recomputed),
+            swapped_bytes=total_bytes(swapped),
+            clones=sum(action.kind == "recompute" for action in plan.actions),
+            actions=len(plan.actions),
+        )
+
+
+class Measured(msgspec.Struct, frozen=True, kw_only=True):
+    """What a trial measured, warm-up steps included where it says so.
+
+    Attributes:
+        peak_bytes: most bytes in use on the device, over all steps, warm-up included.
+        peak_source: who counted them.
+        peak_bytes_by_step: the same for each step, warm-up first.
+        persistent_bytes: in use between steps: variables, optimizer slots, the batch.
+        memory_cost_bytes: peak_bytes - persistent_bytes.
+        host_bytes: the highest resident set during the steps, less that of the idle process.
+        step_seconds: the counted steps. warmup_seconds: those before.
+        median_seconds, fastest_seconds, slowest_seconds: of the counted steps.
+        trace_seconds: to trace the step and read its graph. plan_seconds, rewrite_seconds: to
+            plan, and to build the rewritten step.
+        losses: of every step, warm-up first; None where it was not finite.
+    """
+
+    peak_bytes: int
+    peak_source: Literal["allocator"] = "allocator"
+    peak_bytes_by_step: tuple[int, ...]
+    persistent_bytes: int
+    memory_cost_bytes: int
+    host_bytes: int
+    host_source: Literal["resident set"] = "resident set"
+    step_seconds: tuple[float, ...]
+    warmup_seconds: tuple[float, ...]
+    median_seconds: float
+    fastest_seconds: float
+    slowest_seconds: float
+    trace_seconds: float
+    plan_seconds: float
+    rewrite_seconds: float
+    losses: tuple[float | None, ...]
+
+    @classmethod
+    def of(
+        cls,
+        steps: Sequence[StepDone],
+        *,
+        warmup: int,
+        persistent_bytes: int,
+        host_bytes: int,
+        trace_seconds: float,
+        plan_seconds: float,
+        rewrite_seconds: float,
+    ) -> Measured:
+        """The summary of all steps, of which the first `warmup` are not counted.
+
+        Raises:
+            ValueError: no step is left to count.
+        """
+        seconds = [step.seconds for step in steps]
+        counted = seconds[warmup:]
+        if not counted:
+            raise ValueError(f"no counted step among {len(steps)}, warm-up {warmup}")
+        peak_bytes = max(step.peak_bytes for step in steps)
+        return cls(
+            peak_bytes=peak_bytes,
+            peak_bytes_by_step=tuple(step.peak_bytes for step in steps),
+            persistent_bytes=persistent_bytes,
+            memory_cost_bytes=peak_bytes - persistent_bytes,
+            host_bytes=host_bytes,
+            step_seconds=tuple(counted),
+            warmup_seconds=tuple(seconds[:warmup]),
+            median_seconds=statistics.median(counted),
+            fastest_seconds=min(counted),
+            slowest_seconds=max(counted),
+            trace_seconds=trace_seconds,
+            plan_seconds=plan_seconds,
+            rewrite_seconds=rewrite_seconds,
+            losses=tuple(step.loss for step in steps),
+        )
+
+
+class Difference(msgspec.Struct, frozen=True):
+    """A value that is not the original's: "loss" or a variable's name, and by how much."""
+
+    name: str
+    max_difference: float
+
+
+class Ready(msgspec.Struct, frozen=True, tag="ready"):
+    """TensorFlow is imported and the device is set up."""
+
+    runtime: Runtime
+
+
+class Progress(msgspec.Struct, frozen=True, tag="progress"):
+    """What begins now: a phase ("trace", "plan", "rewrite", "warm-up", "step", ...), which of how
+    many. `step` counts from 1; 0 of 0 where there is nothing to count."""
+
+    phase: str
+    step: int = 0
+    of: int = 0
+
+
+class StepDone(msgspec.Struct, frozen=True, tag="step_done"):
+    """A step has run, warm-up or counted. `peak_bytes` is of this step alone; a `loss` that is
+    not finite arrives as None."""
+
+    seconds: float
+    peak_bytes: int
+    loss: float | None
+
+
+class Planned(msgspec.Struct, frozen=True, tag="planned"):
+    """The strategy has decided."""
+
+    summary: PlanSummary
+
+
+class Verified(msgspec.Struct, frozen=True, kw_only=True, tag="verified"):
+    """The outcome of the comparison with the original.
+
+    Attributes:
+        equal: every difference is within `tolerance`.
+        tolerance: 0 asks for equality to the bit.
+        max_difference: the largest over the losses and all variables.
+        steps: compared. variables: compared after each step.
+        differing: beyond the tolerance, the largest first.
+    """
+
+    equal: bool
+    tolerance: float
+    max_difference: float
+    steps: int
+    variables: int
+    differing: tuple[Difference, ...]
+
+
+class Done(msgspec.Struct, frozen=True, tag="done"):
+    """The end of a child that did its task. `measured` belongs to the task "measure"."""
+
+    measured: Measured | None = None
+
+
+class Failed(msgspec.Struct, frozen=True, tag="failed"):
+    """The end of a child that could not, with a reason in one line."""
+
+    status: FailedStatus
+    reason: str
+
+
+Event = Ready | Progress | StepDone | Planned | Verified | Done | Failed
+
+_EVENT = msgspec.json.Decoder(Event)
+
+
+def encode_spec(spec: TrialSpec) -> bytes:
+    return msgspec.json.encode(spec)
+
+
+def decode_spec(encoded: bytes) -> TrialSpec:
+    return msgspec.json.decode(encoded, type=TrialSpec)
+
+
+def encode_event(event: Event) -> bytes:
+    """One line, newline included. JSON has no NaN and no infinity: such a loss travels as null."""
+    return msgspec.json.encode(event) + b"\n"
+
+
+def decode_event(line: bytes) -> Event:
+    """The event on one line.
+
+    Raises:
+        msgspec.DecodeError: the line is no event.
+    """
+    return _EVENT.decode(line)

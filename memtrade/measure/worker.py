@@ -1,0 +1,248 @@
+"""The child process of a trial: builds the step, applies the strategy, runs it, says what it saw.
+
+It is the only program that measures. Started by memtrade.measure.trial with a TrialSpec on its
+standard input; answers with events, one JSON line each, on its standard output.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+from typing import BinaryIO
+
+import psutil
+import tensorflow as tf
+
+from memtrade.errors import InfeasibleBudgetError, MemtradeError, UnsupportedGraphError
+from memtrade.measure.child import become_child
+from memtrade.measure.protocol import (
+    Difference,
+    Done,
+    Event,
+    Failed,
+    Measured,
+    Planned,
+    PlanSummary,
+    Progress,
+    Ready,
+    Runtime,
+    StepDone,
+    TrialSpec,
+    Verified,
+    decode_spec,
+    encode_event,
+)
+from memtrade.models import make_model
+from memtrade.plan import Plan, load_plan
+from memtrade.strategies import find_strategy, make_options
+from memtrade.tf.build import make_step
+from memtrade.tf.device import MIB, Device, make_device
+from memtrade.tf.extract import Trace, trace
+from memtrade.tf.rewrite import apply_plan
+from memtrade.tf.step import TrainStep
+from memtrade.tf.verify import Step, compare_steps
+
+# Rewritten steps equal the original to the bit on the CPU. A GPU's kernels add in another order
+# from run to run, so there the largest absolute difference of any value may be this much.
+GPU_TOLERANCE = 1e-4
+
+
+def main() -> int:
+    become_child()
+    # TensorFlow and its libraries may write to standard output: events get a descriptor of
+    # their own, and whatever else is printed goes to the log.
+    events = os.fdopen(os.dup(sys.stdout.fileno()), "wb", buffering=0)
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    spec = decode_spec(sys.stdin.buffer.read())
+    try:
+        _Worker(spec, events).run()
+    except tf.errors.ResourceExhaustedError as error:
+        _send(events, Failed("out_of_memory", _first_line(error)))
+    except InfeasibleBudgetError as error:
+        _send(events, Failed("infeasible", str(error)))
+    except UnsupportedGraphError as error:
+        _send(events, Failed("unsupported", str(error)))
+    except MemtradeError as error:
+        _send(events, Failed("bad_input", str(error)))
+    return 0
+
+
+class _Worker:
+    """One trial, phase by phase."""
+
+    def __init__(self, spec: TrialSpec, events: BinaryIO):
+        self.spec, self.events = spec, events
+
+    def run(self) -> None:
+        device = self._start_device()
+        if self.spec.task == "extract":
+            self._extract()
+        elif self.spec.task == "verify":
+            self._verify(device)
+        else:
+            self._measure(device)
+
+    def _send(self, event: Event) -> None:
+        _send(self.events, event)
+
+    def _start_device(self) -> Device:
+        limit_bytes = self.spec.memory_limit_bytes
+        if limit_bytes is None:
+            raise MemtradeError("a trial needs a memory limit: the parent sets the default")
+        device = make_device(self.spec.device, limit_bytes)
+        # The meta-optimizer would merge clones with their originals and drop identities.
+        tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
+        device.start()
+        threading = tf.config.threading
+        self._send(
+            Ready(
+                Runtime(
+                    tensorflow_version=tf.__version__,
+                    device=device.name,
+                    limit_bytes=limit_bytes,
+                    onednn=os.environ.get("TF_ENABLE_ONEDNN_OPTS", "1") != "0",
+                    intra_op_threads=threading.get_intra_op_parallelism_threads()
+                    or os.cpu_count()
+                    or 1,
+                    inter_op_threads=threading.get_inter_op_parallelism_threads(),
+                )
+            )
+        )
+        return device
+
+    def _make_step(self) -> TrainStep:
+        model = make_model(self.spec.model, self.spec.model_options)
+        return make_step(
+            model, optimizer=self.spec.optimizer, learning_rate=self.spec.learning_rate
+        )
+
+    def _extract(self) -> None:
+        """Writes the step's graph, allocating nothing, however large the model."""
+        assert self.spec.graph_path is not None
+        self._send(Progress("trace"))
+        with tf.Graph().as_default():
+            graph = trace(self._make_step()).graph
+        Path(self.spec.graph_path).write_bytes(graph.to_bytes())
+        self._send(Done())
+
+    def _trace(self, device: Device) -> tuple[Trace, tuple[tf.Variable, ...]]:
+        self._send(Progress("trace"))
+        step = self._make_step()
+        try:
+            traced = trace(step)
+            return traced, step.variables()
+        except tf.errors.ResourceExhaustedError:
+            with tf.Graph().as_default():
+                needed = sum(trace(self._make_step()).graph.data.capture_bytes)
+            raise MemtradeError(
+                f"the memory limit must exceed the variables' size: the limit is "
+                f"{device.limit_bytes / MIB:,.0f} MiB, {step.name}'s variables take "
+                f"{needed / MIB:,.0f} MiB"
+            ) from None
+
+    def _plan(self, traced: Trace) -> Plan:
+        self._send(Progress("plan"))
+        if self.spec.plan_path is not None:
+            plan = load_plan(Path(self.spec.plan_path))
+        else:
+            options = make_options(self.spec.strategy, self.spec.strategy_options)
+            strategy = find_strategy(self.spec.strategy)
+            plan = strategy.plan(traced.graph, options, self.spec.order)
+        self._send(Planned(PlanSummary.of(plan, traced.graph)))
+        return plan
+
+    def _rewrite(self, traced: Trace, plan: Plan, device: Device) -> Step:
+        self._send(Progress("rewrite"))
+        step = apply_plan(traced, plan, device.transfer)
+        step.get_concrete_function()  # pyright: ignore[reportFunctionMemberAccess]
+        return step
+
+    def _measure(self, device: Device) -> None:
+        process = psutil.Process()
+        idle_bytes = process.memory_info().rss
+        started = time.perf_counter()
+        traced, _ = self._trace(device)
+        traced_at = time.perf_counter()
+        plan = self._plan(traced)
+        planned_at = time.perf_counter()
+        step = self._rewrite(traced, plan, device)
+        rewritten_at = time.perf_counter()
+        batch = traced.step.make_batch()
+        persistent_bytes = 0
+        done: list[StepDone] = []
+        total = self.spec.warmup + self.spec.steps
+        for i in range(total):
+            warming = i < self.spec.warmup
+            number = i + 1 if warming else i + 1 - self.spec.warmup
+            of = self.spec.warmup if warming else self.spec.steps
+            self._send(Progress("warm-up" if warming else "step", number, of))
+            device.reset_peak()
+            begin = time.perf_counter()
+            loss = float(step(*batch))
+            seconds = time.perf_counter() - begin
+            done.append(StepDone(seconds, device.peak_bytes(), loss))
+            persistent_bytes = device.in_use_bytes()
+            self._send(done[-1])
+        host_bytes = max(0, _highest_rss_bytes() - device.resident_bytes() - idle_bytes)
+        measured = Measured.of(
+            done,
+            warmup=self.spec.warmup,
+            persistent_bytes=persistent_bytes,
+            host_bytes=host_bytes,
+            trace_seconds=traced_at - started,
+            plan_seconds=planned_at - traced_at,
+            rewrite_seconds=rewritten_at - planned_at,
+        )
+        self._send(Done(measured))
+
+    def _verify(self, device: Device) -> None:
+        traced, variables = self._trace(device)
+        step = self._rewrite(traced, self._plan(traced), device)
+        tolerance = 0.0 if self.spec.device == "arena" else GPU_TOLERANCE
+        comparison = compare_steps(
+            traced.step.function,
+            step,
+            variables,
+            traced.step.make_batch(),
+            steps=self.spec.steps,
+            on_step=lambda i, of: self._send(Progress("verify", i, of)),
+        )
+        differing = comparison.beyond(tolerance)
+        self._send(
+            Verified(
+                equal=not differing,
+                tolerance=tolerance,
+                max_difference=max(comparison.differences.values()),
+                steps=self.spec.steps,
+                variables=len(variables),
+                differing=tuple(Difference(name, gap) for name, gap in differing),
+            )
+        )
+        self._send(Done())
+
+
+def _highest_rss_bytes() -> int:
+    """The most that the resident set has been (VmHWM), or its present size where unknown."""
+    try:
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return psutil.Process().memory_info().rss
+
+
+def _send(events: BinaryIO, event: Event) -> None:
+    events.write(encode_event(event))
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(getattr(error, "message", error)).strip().splitlines()
+    interesting = [line for line in lines if "OOM" in line or "out of memory" in line.lower()]
+    return (interesting or lines or ["out of memory"])[0].strip()[:300]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

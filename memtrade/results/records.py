@@ -1,0 +1,284 @@
+"""Records: one JSON file per trial, which every table, plot and report reads.
+
+A record's id is a hash of what makes the trial this trial: the model and its options, the
+optimizer, the strategy and its options, the device and its limit, the steps, and the versions of
+memtrade and TensorFlow. The same trial run again replaces its record.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+import warnings
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pandas as pd
+
+from memtrade.errors import MemtradeError
+from memtrade.measure.host import Machine, describe_machine
+from memtrade.measure.protocol import Measured, PlanSummary, Runtime, Status, TrialSpec
+from memtrade.models import MODELS, make_model, options_of
+from memtrade.strategies import STRATEGIES
+
+SCHEMA_VERSION = 1
+
+# Model options that every frame and table shows in a column of its own.
+SIZE_OPTIONS = ("batch_size", "layers", "image_size")
+
+
+class DamagedRecordWarning(UserWarning):
+    """A file in a folder of records that is not a record; it was left out."""
+
+
+class Predicted(msgspec.Struct, frozen=True, kw_only=True):
+    """What the simulator says of the same step on a named device. Never mixed with `Measured`."""
+
+    device_profile: str
+    peak_bytes: int
+    step_seconds: float | None = None
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True):
+    """One finished trial, whichever way it ended.
+
+    Attributes:
+        id: of the trial, see above.
+        created: UTC, ISO 8601.
+        command: what was typed, without the paths of the machine.
+        model: the model's display name ("resnet-50").
+        reason: why `status` is not "ok", in one line.
+        plan: None if the child ended before it had planned.
+        runtime: None if the child ended before TensorFlow was set up.
+    """
+
+    schema_version: int
+    id: str
+    created: str
+    command: str
+    model: str
+    spec: TrialSpec
+    status: Status
+    reason: str = ""
+    measured: Measured | None = None
+    predicted: Predicted | None = None
+    plan: PlanSummary | None = None
+    runtime: Runtime | None = None
+    machine: Machine
+
+    @property
+    def filename(self) -> str:
+        batch = self.spec.model_options.get("batch_size", "")
+        parts = (self.model, f"b{batch}" if batch else "", self.spec.strategy, self.id)
+        return "_".join(re.sub(r"[^\w.-]+", "-", part) for part in parts if part) + ".json"
+
+
+def make_record(
+    spec: TrialSpec,
+    *,
+    command: str,
+    status: Status,
+    reason: str = "",
+    measured: Measured | None = None,
+    predicted: Predicted | None = None,
+    plan: PlanSummary | None = None,
+    runtime: Runtime | None = None,
+) -> Record:
+    """The record of a trial that ends now, on this machine."""
+    machine = describe_machine()
+    return Record(
+        schema_version=SCHEMA_VERSION,
+        id=trial_id(spec, machine),
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        command=command,
+        model=make_model(spec.model, spec.model_options).name,
+        spec=spec,
+        status=status,
+        reason=reason,
+        measured=measured,
+        predicted=predicted,
+        plan=plan,
+        runtime=runtime,
+        machine=machine,
+    )
+
+
+def trial_id(spec: TrialSpec, machine: Machine) -> str:
+    """12 hexadecimal digits; a saved plan counts by its contents, not by its path."""
+    plan = b""
+    if spec.plan_path is not None:
+        with contextlib.suppress(OSError):
+            plan = Path(spec.plan_path).read_bytes()
+    identity = (
+        SCHEMA_VERSION,
+        msgspec.structs.replace(spec, plan_path=None, graph_path=None),
+        hashlib.sha256(plan).hexdigest(),
+        machine.memtrade_version,
+        machine.tensorflow_version,
+    )
+    encoded = msgspec.json.encode(identity, order="sorted")
+    return hashlib.sha256(encoded).hexdigest()[:12]
+
+
+def save_record(record: Record, folder: Path) -> Path:
+    """Writes the record, whole or not at all, and returns its path.
+
+    Raises:
+        MemtradeError: the folder cannot be written to.
+    """
+    path = folder / record.filename
+    temporary = folder / f".{record.filename}.{os.getpid()}.tmp"
+    text = msgspec.json.format(msgspec.json.encode(record, order="sorted"), indent=2) + b"\n"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            with temporary.open("wb") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
+    except OSError as error:
+        raise MemtradeError(f"cannot write the record {path}: {error.strerror}") from error
+    return path
+
+
+def load_records(folder: str | Path) -> list[Record]:
+    """All records of a folder and its subfolders, in the order of their file names.
+
+    A file that is not a record of this schema is left out, with a `DamagedRecordWarning` that
+    names it and says why.
+
+    Raises:
+        MemtradeError: there is no such folder.
+    """
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise MemtradeError(f"there is no folder of records {str(folder)!r}")
+    records = []
+    for path in sorted(folder.rglob("*.json")):
+        try:
+            record = msgspec.json.decode(path.read_bytes(), type=Record)
+            if record.schema_version != SCHEMA_VERSION:
+                raise ValueError(f"schema version {record.schema_version}, not {SCHEMA_VERSION}")
+        except (OSError, ValueError) as error:  # msgspec.DecodeError is a ValueError
+            message = f"left out {path.name}, which is not a record: {error}"
+            warnings.warn(message, DamagedRecordWarning, stacklevel=2)
+            continue
+        records.append(record)
+    return records
+
+
+def to_frame(records: Sequence[Record]) -> pd.DataFrame:
+    """One row per record, units in the columns' names. What a trial does not have is missing.
+
+    Measured figures stand under their own names (`peak_bytes`, `median_seconds`, ...), predicted
+    ones under `predicted_...`. `model_options` and `strategy_options` are text, "key=value ...",
+    of what is neither the default nor a column of its own (`SIZE_OPTIONS`).
+    """
+    rows = [_row(record) for record in records]
+    frame = pd.DataFrame(rows, columns=list(_COLUMNS))
+    return frame.astype({name: dtype for name, dtype in _COLUMNS.items() if dtype is not None})
+
+
+_BYTES = "Int64"
+_COLUMNS: dict[str, Any] = {
+    "id": "str",
+    "created": "str",
+    "model": "str",
+    **dict.fromkeys(SIZE_OPTIONS, "Int64"),
+    "model_options": "str",
+    "optimizer": "str",
+    "strategy": "str",
+    "strategy_options": "str",
+    "order": "str",
+    "device": "str",
+    "memory_limit_bytes": _BYTES,
+    "steps": "Int64",
+    "status": "str",
+    "reason": "str",
+    "peak_bytes": _BYTES,
+    "persistent_bytes": _BYTES,
+    "memory_cost_bytes": _BYTES,
+    "host_bytes": _BYTES,
+    "median_seconds": "Float64",
+    "fastest_seconds": "Float64",
+    "slowest_seconds": "Float64",
+    "trace_seconds": "Float64",
+    "plan_seconds": "Float64",
+    "rewrite_seconds": "Float64",
+    "predicted_device_profile": "str",
+    "predicted_peak_bytes": _BYTES,
+    "predicted_step_seconds": "Float64",
+    "kept": "Int64",
+    "recomputed": "Int64",
+    "swapped": "Int64",
+    "kept_bytes": _BYTES,
+    "recomputed_bytes": _BYTES,
+    "swapped_bytes": _BYTES,
+    "clones": "Int64",
+    "actions": "Int64",
+    "memtrade_version": "str",
+    "tensorflow_version": "str",
+    "python_version": "str",
+    "platform": "str",
+    "cpu_model": "str",
+    "cores": "Int64",
+    "memory_bytes": _BYTES,
+    "command": "str",
+}
+
+
+def _row(record: Record) -> dict[str, Any]:
+    spec = record.spec
+    row = {
+        **_fields(record.measured),
+        **{f"predicted_{key}": value for key, value in _fields(record.predicted).items()},
+        **_fields(record.plan),
+        **_fields(record.machine),
+        **_fields(spec),
+        **_fields(record),
+        **{name: spec.model_options.get(name) for name in SIZE_OPTIONS},
+        "model_options": options_text(unusual_model_options(spec)),
+        "strategy_options": options_text(unusual_strategy_options(spec)),
+    }
+    return {name: row.get(name) for name in _COLUMNS}
+
+
+def _fields(struct: msgspec.Struct | None) -> dict[str, Any]:
+    return {} if struct is None else msgspec.structs.asdict(struct)
+
+
+def unusual_model_options(spec: TrialSpec) -> dict[str, Any]:
+    """The model's options that are not the default and not in `SIZE_OPTIONS`."""
+    unusual = _unusual(spec.model_options, MODELS[spec.model])
+    return {name: value for name, value in unusual.items() if name not in SIZE_OPTIONS}
+
+
+def unusual_strategy_options(spec: TrialSpec) -> dict[str, Any]:
+    """The strategy's options that are not the default."""
+    strategy = STRATEGIES.get(spec.strategy)  # a saved plan may be of a strategy of one's own
+    return _unusual(spec.strategy_options, strategy.options if strategy else None)
+
+
+def _unusual(options: Mapping[str, Any], declared: type | None) -> dict[str, Any]:
+    defaults = {each.name: each.default for each in options_of(declared)} if declared else {}
+    return {name: value for name, value in options.items() if value != defaults.get(name)}
+
+
+def options_text(options: Mapping[str, Any]) -> str:
+    """Options as a command line gives them.
+
+    >>> options_text({"lb": 1, "fuse_swapins": True})
+    'lb=1 fuse_swapins=true'
+    """
+    return " ".join(
+        f"{name}={str(value).lower() if isinstance(value, bool) else value}"
+        for name, value in options.items()
+    )

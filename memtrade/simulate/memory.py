@@ -1,0 +1,212 @@
+"""Peak memory of a plan, before it runs: a walk along its actions with TensorFlow's own allocator.
+
+The idea. With a pinned order everything that a step asks of the allocator is determined:
+
+1. variables, batch and constants lie there already;
+2. each action's kernel asks for outputs and scratch (`kernels.py`), or takes over an input's
+   buffer that nobody else will read;
+3. scratch goes, then the inputs that this action was the last to read, then outputs without reader;
+4. `bfc.BfcAllocator` turns requests into chunks, with padding and holes.
+
+Buffers are counted as TensorFlow counts them: a reference per input slot that has yet to read. An
+alias (Reshape, Identity) shares its input's; a variable's buffer has one reference of its own, and
+an update copies the variable if a read value is still held. A swapped tensor leaves a string of 24
+bytes behind, its bytes are on the process heap.
+
+Assumed: one action at a time. For order "dataflow", where the executor may run ahead, the walk
+along the same order is an approximation; for a plan without actions it follows `base_order`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import msgspec
+
+from memtrade.graph import StepGraph
+from memtrade.plan import Action, Plan
+from memtrade.schedule import base_order
+from memtrade.simulate.bfc import ArenaOutOfMemoryError, BfcAllocator
+from memtrade.simulate.program import Linker, Program
+from memtrade.simulate.walk import Holder, Lag, Peak, Walk
+
+Arena = Literal["one_region", "grown", "device"]
+
+
+class OutOfMemory(msgspec.Struct, frozen=True):
+    """Where a step fails: the op, what it asked for, and what was in use then."""
+
+    action: int
+    op: str
+    requested_bytes: int
+    in_use_bytes: int
+
+
+class MemoryResult(msgspec.Struct, frozen=True):
+    """What a step needs.
+
+    Attributes:
+        peak_bytes: the highest peak of the simulated steps, padding and holes included.
+        first_step_peak_bytes: of the first step alone.
+        persistent_bytes: in use between steps.
+        live_peak_bytes: the peak of the bytes asked for: no padding, no holes.
+        host_peak_bytes: most bytes in host memory at once.
+        peak_action: index of the action at the peak; -1 if the step never exceeds what persists.
+        peak_op: its op's name, or "swap in"/"swap out" and the tensor's.
+        holders: who holds what at the peak, the largest first. Variables and batch: a row each.
+        in_use_bytes: most bytes in use during each action (of the last step), if asked for.
+        out_of_memory: set if the step does not fit; the peaks are then those up to there.
+    """
+
+    peak_bytes: int
+    first_step_peak_bytes: int
+    persistent_bytes: int
+    live_peak_bytes: int
+    host_peak_bytes: int
+    peak_action: int
+    peak_op: str
+    holders: tuple[Holder, ...]
+    in_use_bytes: tuple[int, ...] | None = None
+    out_of_memory: OutOfMemory | None = None
+
+
+def simulate_memory(
+    graph: StepGraph,
+    plan: Plan | Sequence[Action],
+    *,
+    limit_bytes: int,
+    arena: Arena = "one_region",
+    steps: int = 2,
+    series: bool = False,
+) -> MemoryResult:
+    """One plan's memory. For many plans of one graph, keep a `Simulator`."""
+    return Simulator(graph).memory(
+        plan, limit_bytes=limit_bytes, arena=arena, steps=steps, series=series
+    )
+
+
+class Simulator:
+    """Predicts peaks of plans for one graph.
+
+    Args:
+        onednn: the scratch memory of the CPU kernels in the arena. False leaves scratch out, as a
+            lower bound for other devices, whose kernels are not in the tables.
+    """
+
+    def __init__(self, graph: StepGraph, *, onednn: bool = True):
+        self.graph = graph
+        self.linker = Linker(graph, onednn=onednn)
+        self._base: tuple[Action, ...] | None = None
+
+    def actions(self, plan: Plan | Sequence[Action]) -> Sequence[Action]:
+        """The plan's actions; for an empty plan, the ops in base order."""
+        actions = plan.actions if isinstance(plan, Plan) else plan
+        if actions:
+            return actions
+        if self._base is None:
+            self._base = tuple(Action("run", op_id) for op_id in base_order(self.graph))
+        return self._base
+
+    def memory(
+        self,
+        plan: Plan | Sequence[Action],
+        *,
+        limit_bytes: int,
+        arena: Arena = "one_region",
+        steps: int = 2,
+        series: bool = False,
+        lag: Lag | None = None,
+    ) -> MemoryResult:
+        """Simulates `steps` steps in a fresh arena of `limit_bytes`.
+
+        Args:
+            arena: "one_region" as memtrade's worker starts it, "grown" as TensorFlow does by
+                default on the CPU, "device" as on a GPU: the whole limit at once.
+            steps: more than one, because the first one leaves holes behind.
+            series: also return the bytes in use along the actions.
+            lag: when copies end, on a device where they run beside compute.
+        """
+        actions = self.actions(plan)
+        program = self.linker.link(actions, self.graph.data.outputs)
+        if arena == "one_region":
+            allocator = BfcAllocator.one_region(limit_bytes)
+        else:
+            allocator = BfcAllocator(limit_bytes, allow_growth=arena == "grown")
+        walk = Walk(self.linker, program, allocator, lag)
+        best: Peak | None = None
+        first = 0
+        failed: OutOfMemory | None = None
+        try:
+            walk.persist()
+            for step in range(steps):
+                walk.step()
+                if step == 0:
+                    first = walk.peak.in_use
+                if best is None or walk.peak.in_use > best.in_use:
+                    best = walk.peak
+        except ArenaOutOfMemoryError as error:
+            index = program.rows[walk.row].action if walk.row >= 0 else -1
+            failed = OutOfMemory(
+                index, self._name(actions, index), error.requested_bytes, error.in_use_bytes
+            )
+            if best is None or walk.peak.in_use > best.in_use:
+                best = walk.peak
+            first = first or best.in_use
+        assert best is not None
+        in_use = None
+        if series:
+            in_use = tuple(_spread(walk.series, program, len(actions), walk.persistent_bytes))
+        return MemoryResult(
+            peak_bytes=best.in_use,
+            first_step_peak_bytes=first,
+            persistent_bytes=walk.persistent_bytes,
+            live_peak_bytes=walk.live_peak,
+            host_peak_bytes=walk.host_peak,
+            peak_action=best.action,
+            peak_op=self._name(actions, best.action),
+            holders=walk.holders(best.buffers),
+            in_use_bytes=in_use,
+            out_of_memory=failed,
+        )
+
+    def peak_live_bytes(self, plan: Plan | Sequence[Action]) -> int:
+        """The peak of the bytes asked for, without the allocator: fast, for comparing plans."""
+        program = self.linker.link(self.actions(plan), self.graph.data.outputs)
+        walk = Walk(self.linker, program, _Count())
+        walk.persist()
+        walk.step()
+        return walk.live_peak
+
+    def _name(self, actions: Sequence[Action], index: int) -> str:
+        if index < 0:
+            return ""
+        action = actions[index]
+        if action.kind in ("run", "recompute"):
+            return self.graph.ops[action.id].name
+        if action.kind == "reserve":
+            return "reserve"
+        return f"{action.kind.replace('_', ' ')} {self.graph.label(action.id)}"
+
+
+class _Count:
+    """No allocator at all: every request succeeds."""
+
+    bytes_in_use = 0
+
+    def allocate(self, _: int, /) -> int:
+        return 1
+
+    def free(self, _: int, /) -> None:
+        pass
+
+
+def _spread(series: list[int], program: Program, count: int, start: int) -> list[int]:
+    """From one value per row to one per action: sources, which have no row, repeat the last."""
+    spread = [0] * count
+    for row, value in zip(program.rows, series, strict=False):
+        spread[row.action] = value
+    last = start
+    for i, value in enumerate(spread):
+        last = spread[i] = value or last
+    return spread

@@ -1,0 +1,216 @@
+"""A plan's actions, linked: which version of each tensor every action reads and makes.
+
+    action            reads        makes
+    run conv          x@0          conv@0
+    swap_out conv     conv@0       host conv
+    swap_in conv      host conv    conv@1
+    run grad          conv@1, ...  grad@0
+
+A consumer reads the latest version of its input, as the rewriter wires it, so after linking each
+version's number of readers is known, and with it the moment of its death.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from enum import IntEnum
+from typing import NamedTuple
+
+from memtrade.graph import ALIAS_TYPES, READ_TYPES, SOURCE_TYPES, StepGraph
+from memtrade.plan import Action
+from memtrade.simulate.kernels import FOLDED_BYTES, PASSING, READING, SCRATCH, Request, requests
+
+
+class Code(IntEnum):
+    """How an action treats memory."""
+
+    COMPUTE = 0
+    ALIAS = 1  # the output is the input's buffer
+    READ = 2  # the output is the variable's buffer
+    UPDATE = 3  # writes variables in place, or into a copy if a read value is still held
+    ASSIGN = 4  # takes over the value's buffer, if free
+    SWAP_OUT = 5
+    SWAP_IN = 6
+    RESERVE = 7  # held until the next action has run
+
+
+class Spec(NamedTuple):
+    """What is known of an op before any plan.
+
+    Attributes:
+        inputs: tensor ids, in the kernel's order; resources left out.
+        outputs: tensor ids, a hidden output (MaxPool's workspace) last.
+        requests: see `kernels.Request`.
+        variables: (tensor id of the handle, bytes) of the variables read or updated.
+    """
+
+    code: Code
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    requests: tuple[tuple[int, int, tuple[int, ...]], ...] = ()
+    variables: tuple[tuple[int, int], ...] = ()
+    workspace: int | None = None  # of MaxPoolGrad: the tensor that spares its scratch
+
+
+class Row(NamedTuple):
+    """An action after linking. `inputs` and `outputs` are versions."""
+
+    action: int
+    code: Code
+    requests: Sequence[tuple[int, int, tuple[int, ...]]]
+    inputs: Sequence[int]
+    outputs: Sequence[int]
+    variables: Sequence[tuple[int, int]]
+
+
+class Program(NamedTuple):
+    """Linked actions.
+
+    Attributes:
+        tensor_of: for each version, the tensor id it is a version of; versions up to the number of
+            tensors are the tensors as the original ops make them.
+        readers: for each version, how many input slots read it, the caller's included.
+        returned: the versions that the step hands out.
+    """
+
+    rows: list[Row]
+    tensor_of: list[int]
+    readers: list[int]
+    returned: list[int]
+
+
+class Linker:
+    """Links programs of one graph. What does not depend on the plan is worked out once."""
+
+    def __init__(self, graph: StepGraph, *, onednn: bool = True):
+        self.graph = graph
+        self.capture_bytes = dict(zip(graph.data.captures, graph.data.capture_bytes, strict=True))
+        self.sizes = [t.size_bytes for t in graph.tensors]
+        self.labels_of_hidden: list[str] = []
+        self.hidden_of: dict[int, int] = {}  # MaxPool's output -> its workspace
+        self.folded: dict[int, int] = {}  # constant tensor -> its copy that others read
+        if onednn:
+            self._add_workspaces()
+        self._fold_constants()
+        self.specs = [self._spec(op_id, onednn) for op_id in range(len(graph.ops))]
+
+    def _add_workspaces(self) -> None:
+        """MaxPool's kernel makes a byte per value for its gradient, which reads it if both meet."""
+        for op in self.graph.ops:
+            if op.type == "MaxPool":
+                out = op.outputs[0]
+                self.hidden_of[out] = len(self.sizes)
+                self.sizes.append(self.sizes[out] // 4)
+                self.labels_of_hidden.append(f"{op.name}:workspace")
+
+    def _fold_constants(self) -> None:
+        constant = [False] * len(self.graph.ops)
+        for op in self.graph.ops:
+            constant[op.id] = op.type == "Const" or bool(
+                op.inputs
+                and not op.stateful
+                and all(constant[self.graph.tensors[t].op] for t in op.inputs)
+                and all(0 < self.sizes[t] <= FOLDED_BYTES for t in op.outputs)
+            )
+        self.constant = constant
+        for op in self.graph.ops:
+            if op.type == "Const" or not constant[op.id]:
+                continue
+            for t in op.outputs:
+                if any(not constant[c] for c in self.graph.consumers[t]):
+                    self.folded[t] = len(self.sizes)
+                    self.sizes.append(self.sizes[t])
+                    self.labels_of_hidden.append(f"{self.graph.label(t)} (constant)")
+
+    def label(self, tensor: int) -> str:
+        hidden = tensor - len(self.graph.tensors)
+        return self.graph.label(tensor) if hidden < 0 else self.labels_of_hidden[hidden]
+
+    def _spec(self, op_id: int, onednn: bool) -> Spec | None:
+        graph = self.graph
+        op = graph.ops[op_id]
+        if op.type in SOURCE_TYPES:
+            return None
+        handles = [t for t in op.inputs if graph.tensors[t].dtype == "resource"]
+        variables = tuple((t, self.capture_bytes.get(t, 0)) for t in handles)
+        inputs = tuple(t for t in op.inputs if t not in handles)
+        if not self.constant[op_id]:
+            inputs = tuple(self.folded.get(t, t) for t in inputs)
+        if op.type in READ_TYPES:
+            return Spec(Code.READ, (), op.outputs, variables=variables[:1])
+        if op.type == "AssignVariableOp":
+            return Spec(Code.ASSIGN, inputs, (), variables=variables[:1])
+        if handles and op.type not in READING:
+            return Spec(Code.UPDATE, inputs, op.outputs, variables=variables)
+        passing = op.type in PASSING and self.sizes[op.inputs[0]] == self.sizes[op.outputs[0]]
+        if (op.type in ALIAS_TYPES or passing) and op.inputs and op.outputs:
+            return Spec(Code.ALIAS, inputs, op.outputs)
+        wanted = requests(op, graph, onednn=onednn)
+        outputs, workspace = op.outputs, None
+        if op.type == "MaxPool" and op.outputs[0] in self.hidden_of:
+            hidden = self.hidden_of[op.outputs[0]]
+            outputs = (*outputs, hidden)
+            wanted.append(Request(self.sizes[hidden], len(outputs) - 1))
+        if op.type == "MaxPoolGrad":
+            workspace = self.hidden_of.get(op.inputs[1])
+        return Spec(
+            Code.COMPUTE,
+            inputs,
+            outputs,
+            tuple(tuple(each) for each in wanted if each.size_bytes),
+            workspace=workspace,
+        )
+
+    def link(self, actions: Iterable[Action], returned: Sequence[int]) -> Program:
+        """`returned`: tensor ids that the step hands out, which therefore live to its end."""
+        specs, sizes = self.specs, self.sizes
+        latest = list(range(len(sizes)))
+        tensor_of = list(range(len(sizes)))
+        readers = [0] * len(sizes)
+        outside: dict[int, int] = {}
+        lost: set[int] = set()  # workspaces whose MaxPool output came back from the host
+        rows: list[Row] = []
+        for index, (kind, id_) in enumerate((a.kind, a.id) for a in actions):
+            if kind == "reserve":
+                rows.append(Row(index, Code.RESERVE, ((id_, SCRATCH, ()),), (), (), ()))
+                continue
+            if kind == "swap_out":
+                source = latest[id_]
+                readers[source] += 1
+                outside[id_] = len(tensor_of)
+                tensor_of.append(id_)
+                readers.append(0)
+                request = ((sizes[id_], 0, ()),)
+                rows.append(Row(index, Code.SWAP_OUT, request, (source,), (outside[id_],), ()))
+                continue
+            if kind == "swap_in":
+                readers[outside[id_]] += 1
+                latest[id_] = len(tensor_of)
+                tensor_of.append(id_)
+                readers.append(0)
+                request = ((sizes[id_], 0, ()),)
+                rows.append(Row(index, Code.SWAP_IN, request, (outside[id_],), (latest[id_],), ()))
+                lost.add(self.hidden_of.get(id_, SCRATCH))
+                continue
+            spec = specs[id_]
+            if spec is None:
+                continue
+            wanted = spec.requests
+            inputs = [latest[t] for t in spec.inputs]
+            if spec.workspace is not None and spec.workspace not in lost:
+                inputs.append(latest[spec.workspace])
+                wanted = wanted[1:]
+            for version in inputs:
+                readers[version] += 1
+            outputs = spec.outputs
+            if kind == "recompute":
+                outputs = range(len(tensor_of), len(tensor_of) + len(spec.outputs))
+                tensor_of.extend(spec.outputs)
+                readers.extend([0] * len(spec.outputs))
+                for t, version in zip(spec.outputs, outputs, strict=True):
+                    latest[t] = version
+                    lost.discard(t)
+            rows.append(Row(index, spec.code, wanted, inputs, outputs, spec.variables))
+        for t in returned:
+            readers[latest[t]] += 1
+        return Program(rows, tensor_of, readers, [latest[t] for t in returned])

@@ -1,0 +1,285 @@
+"""The walk itself: reference counts of buffers along a linked program, on some allocator."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from typing import NamedTuple, Protocol
+
+import msgspec
+
+from memtrade.simulate.bfc import ArenaOutOfMemoryError
+from memtrade.simulate.program import Code, Linker, Program
+
+HANDLE_BYTES = 200  # the scalar tensor that holds a variable's resource handle
+SHAPE_BYTES, SEED_BYTES = 16, 8  # what is there while a variable or the batch gets its values
+STRING_BYTES = 24  # what a swapped tensor leaves in the arena: a string scalar
+MAX_SLICE_BYTES = (1 << 31) - (1 << 20)  # as in memtrade/tf/swap.py
+SMALL_BYTES = 1024  # constants up to here are held twice: by the kernel and by the function's graph
+_FOREVER = 1 << 40  # references of what outlives the step
+
+
+class Allocator(Protocol):
+    """What the walk needs of an allocator."""
+
+    @property
+    def bytes_in_use(self) -> int: ...
+
+    def allocate(self, num_bytes: int, /) -> int: ...
+
+    def free(self, handle: int, /) -> None: ...
+
+
+class Holder(msgspec.Struct, frozen=True, array_like=True):
+    """Who holds memory at the peak, and the bytes it asked for.
+
+    `label` is a tensor's name, "scratch of" an op, or "variables", "batch", "constants".
+    """
+
+    label: str
+    size_bytes: int
+
+
+class Peak(msgspec.Struct, frozen=True):
+    """Most bytes in use, during which action, and how many buffers had been made by then."""
+
+    in_use: int
+    action: int
+    buffers: int
+
+
+class Lag(NamedTuple):
+    """When things happen, where copies run beside compute: seconds, for each action.
+
+    A tensor on its way out holds its memory until its copy has ended, and later actions, which
+    the host starts before that, find it occupied.
+
+    Attributes:
+        begun: when the host starts the action, and so when its outputs are allocated.
+        ended: when the device is done with it.
+    """
+
+    begun: list[float]
+    ended: list[float]
+
+
+class Walk:
+    """State that lasts from step to step: the allocator, and the variables' buffers.
+
+    Attributes:
+        persistent_bytes: in use between steps, after `persist`.
+        live_peak: most bytes that were asked for and not given back, so far.
+        host_peak: most bytes in host memory, so far.
+        peak: of the last step.
+        row: the last row that was begun.
+        series: for each row of the last step, most bytes in use during it.
+        waits: how often a request had to wait for a copy to end, over all steps.
+    """
+
+    def __init__(
+        self, linker: Linker, program: Program, allocator: Allocator, lag: Lag | None = None
+    ):
+        self.linker, self.program, self.allocator = linker, program, allocator
+        self.persistent_bytes = self.live = self.live_peak = self.host_peak = 0
+        self.peak = Peak(0, -1, 0)
+        self.row = -1
+        self.waits = 0
+        self.lag = lag
+        self._leaving: list[tuple[float, int]] = []  # heap of (end of the copy, buffer)
+        self.series: list[int] = []
+        # Per buffer; number 0 stands for "no bytes".
+        self._handle, self._size, self._refs = [0], [0], [_FOREVER]
+        self._owner, self._died = [-1], [math.inf]
+        self._variable: dict[int, int] = {}  # handle's tensor id -> buffer
+        self._sources = [0] * len(linker.sizes)  # tensor id -> buffer, of what is always there
+        self._groups: dict[str, list[int]] = {"variables": [], "batch": [], "constants": []}
+
+    def persist(self) -> None:
+        """Puts variables, batch and constants into the arena, in that order.
+
+        Raises ArenaOutOfMemoryError where they do not fit.
+        """
+        graph, allocator = self.linker.graph, self.allocator
+        for t, size in zip(graph.data.captures, graph.data.capture_bytes, strict=True):
+            if graph.tensors[t].dtype != "resource":
+                self._sources[t] = self._always("constants", size)
+                continue
+            # As tf.Variable(stateless_random(shape, seed)) does it.
+            while_made = [allocator.allocate(SHAPE_BYTES), allocator.allocate(SEED_BYTES)]
+            self._variable[t] = self._always("variables", size, references=1)
+            for handle in while_made:
+                allocator.free(handle)
+            self._always("variables", HANDLE_BYTES)
+        for t in graph.data.inputs:
+            while_made = [allocator.allocate(SHAPE_BYTES), allocator.allocate(SEED_BYTES)]
+            self._sources[t] = self._always("batch", graph.tensors[t].size_bytes)
+            for handle in while_made:
+                allocator.free(handle)
+        for op in graph.ops:
+            if op.type == "Const":
+                size = graph.tensors[op.outputs[0]].size_bytes
+                self._sources[op.outputs[0]] = self._always("constants", size)
+                if size <= SMALL_BYTES:
+                    self._always("constants", size)
+        for copy in self.linker.folded.values():
+            self._sources[copy] = self._always("constants", self.linker.sizes[copy])
+        self.persistent_bytes = allocator.bytes_in_use
+        self.peak = Peak(self.persistent_bytes, -1, len(self._handle))
+
+    def _always(self, group: str, size: int, *, references: int = _FOREVER) -> int:
+        buffer = self._new(size, references, -1)
+        self._groups[group].append(buffer)
+        return buffer
+
+    def _new(self, size: int, references: int, owner: int) -> int:
+        """A new buffer. `owner`: the tensor id, or below -1, scratch of op -2 - owner."""
+        if not size:
+            return 0
+        while True:
+            try:
+                self._handle.append(self.allocator.allocate(size))
+                break
+            except ArenaOutOfMemoryError:  # TensorFlow waits for running copies, then gives up
+                if not self._leaving:
+                    raise
+                self.waits += 1
+                self._release(heapq.heappop(self._leaving)[1])
+        self._size.append(size)
+        self._refs.append(references)
+        self._owner.append(owner)
+        self._died.append(math.inf)
+        self.live += size
+        self.live_peak = max(self.live_peak, self.live)
+        return len(self._handle) - 1
+
+    def _release(self, buffer: int) -> None:
+        """One reference less."""
+        refs = self._refs[buffer] = self._refs[buffer] - 1
+        if not refs:
+            self.allocator.free(self._handle[buffer])
+            self.live -= self._size[buffer]
+            self._died[buffer] = len(self._handle)
+
+    def step(self) -> None:
+        """Walks the program once. Raises ArenaOutOfMemoryError where the step would."""
+        rows, tensor_of, readers, returned = self.program
+        allocator, refs, new, release = self.allocator, self._refs, self._new, self._release
+        sources = self._sources
+        buffer_of = sources + [0] * (len(tensor_of) - len(sources))
+        for buffer in sources:
+            if buffer:
+                refs[buffer] = _FOREVER
+        self.series = series = []
+        peak, peak_action, peak_buffers = allocator.bytes_in_use, -1, len(self._handle)
+        host = 0
+        reserved: list[int] = []
+        lag, leaving = self.lag, self._leaving
+        for row, (action, code, wanted, inputs, outputs, variables) in enumerate(rows):
+            self.row = row
+            while lag and leaving and leaving[0][0] <= lag.begun[action]:
+                release(heapq.heappop(leaving)[1])
+            dead: list[int] = []
+            if code == Code.RESERVE:
+                reserved.append(new(wanted[0][0], 1, -2 - row))
+                series.append(allocator.bytes_in_use)
+                continue
+            if reserved:
+                dead, reserved = reserved, dead
+            if code == Code.COMPUTE:
+                for size, slot, forwarded in wanted:
+                    if slot < 0:
+                        dead.append(new(size, 1, -2 - row))
+                        continue
+                    version = outputs[slot]
+                    for position in forwarded:
+                        buffer = buffer_of[inputs[position]]
+                        if refs[buffer] == 1:
+                            refs[buffer] += readers[version]
+                            break
+                    else:
+                        buffer = new(size, readers[version] or 1, tensor_of[version])
+                        if not readers[version]:
+                            dead.append(buffer)
+                    buffer_of[version] = buffer
+            elif code == Code.ALIAS:
+                buffer = buffer_of[outputs[0]] = buffer_of[inputs[0]]
+                refs[buffer] += readers[outputs[0]]
+            elif code == Code.READ:
+                buffer = self._variable.get(variables[0][0], 0) if variables else 0
+                buffer_of[outputs[0]] = buffer
+                refs[buffer] += readers[outputs[0]]
+            elif code == Code.UPDATE:
+                for handle, size in variables:
+                    self._copy_if_shared(handle, size)
+            elif code == Code.ASSIGN:
+                self._assign(variables[0], buffer_of[inputs[0]])
+            elif code == Code.SWAP_OUT:
+                host += wanted[0][0]
+                self.host_peak = max(self.host_peak, host)
+                version = outputs[0]
+                buffer_of[version] = new(STRING_BYTES, readers[version] or 1, tensor_of[version])
+                if not readers[version]:
+                    dead.append(buffer_of[version])
+            else:
+                version, size = outputs[0], wanted[0][0]
+                if refs[buffer_of[inputs[0]]] == 1:
+                    host -= size
+                buffer_of[version] = new(size, readers[version] or 1, tensor_of[version])
+                if not readers[version]:
+                    dead.append(buffer_of[version])
+                if size > MAX_SLICE_BYTES:
+                    dead.append(new(size // math.ceil(size / MAX_SLICE_BYTES), 1, -2 - row))
+            in_use = allocator.bytes_in_use
+            series.append(in_use)
+            if in_use > peak:
+                peak, peak_action, peak_buffers = in_use, action, len(self._handle)
+            if lag and code == Code.SWAP_OUT:
+                heapq.heappush(leaving, (lag.ended[action], buffer_of[inputs[0]]))
+            else:
+                for version in inputs:
+                    release(buffer_of[version])
+            for buffer in dead:
+                release(buffer)
+        while leaving:
+            release(heapq.heappop(leaving)[1])
+        for version in returned:
+            release(buffer_of[version])
+        self.peak = Peak(peak, peak_action, peak_buffers)
+
+    def _copy_if_shared(self, handle: int, size: int) -> None:
+        """Before an update: the variable gets a buffer of its own if a read value is held."""
+        old = self._variable.get(handle, 0)
+        if self._refs[old] > 1 and old:
+            self._variable[handle] = self._new(size, 1, handle)
+            self._groups["variables"].append(self._variable[handle])
+            self._release(old)
+
+    def _assign(self, variable: tuple[int, int], value: int) -> None:
+        """The variable takes the value's buffer over if nobody else reads it."""
+        handle, size = variable
+        if self._refs[value] == 1:
+            old = self._variable.get(handle, 0)
+            self._refs[value] += 1
+            self._variable[handle] = value
+            self._groups["variables"].append(value)
+            if old:
+                self._release(old)
+        else:
+            self._copy_if_shared(handle, size)
+
+    def holders(self, buffers: int) -> tuple[Holder, ...]:
+        """Who held memory when that many buffers had been made; the largest first."""
+        grouped: dict[int, str] = {}
+        held: dict[str, int] = {}
+        for group, members in self._groups.items():
+            grouped.update(dict.fromkeys(members, group))
+        for buffer in range(1, buffers):
+            if self._died[buffer] < buffers:
+                continue
+            owner = self._owner[buffer]
+            label = grouped.get(buffer)
+            if label is None:
+                label = self.linker.label(owner) if owner >= 0 else f"scratch of {-2 - owner}"
+            held[label] = held.get(label, 0) + self._size[buffer]
+        ranked = sorted(held.items(), key=lambda each: (-each[1], each[0]))
+        return tuple(Holder(label, size) for label, size in ranked)

@@ -1,0 +1,84 @@
+"""What a strategy is: a function from a graph and options to a plan."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from memtrade.graph import StepGraph
+from memtrade.plan import Action, Decision, Fate, Order, Plan
+from memtrade.schedule import Lowering, lower
+from memtrade.simulate.defragment import defragment
+from memtrade.simulate.memory import Simulator
+
+# OpenAI's MIN_CHECKPOINT_NODE_SIZE: a tensor of fewer elements is not worth a decision.
+MIN_ELEMENTS = 1024
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """One entry of the registry.
+
+    Attributes:
+        options: a frozen dataclass whose fields are made by `memtrade.models.options.option`.
+        plan: `(graph, options, order) -> Plan`; edits nothing and imports no TensorFlow.
+    """
+
+    name: str
+    summary: str
+    options: type
+    plan: Callable[[StepGraph, Any, Order], Plan]
+
+
+def worth_deciding(graph: StepGraph) -> list[int]:
+    """The activations that are large enough for a decision."""
+    return [t for t in graph.activations if _elements(graph, t) >= MIN_ELEMENTS]
+
+
+def _elements(graph: StepGraph, tensor: int) -> int:
+    elements = 1
+    for size in graph.tensors[tensor].shape or (0,):
+        elements *= size
+    return elements
+
+
+def make_plan(
+    strategy: str,
+    graph: StepGraph,
+    options: Any,
+    order: Order,
+    fates: Iterable[Fate],
+    lowering: Lowering | None = None,
+) -> Plan:
+    """The plan that carries out `fates`. `lowering` says how, beyond the decisions."""
+    fates = tuple(fates)
+    actions = lower(graph, decisions(fates), lowering or Lowering())
+    return assemble(strategy, graph, options, order, fates, actions)
+
+
+def decisions(fates: Iterable[Fate]) -> dict[int, Decision]:
+    return {fate.tensor: fate.decision for fate in fates}
+
+
+def assemble(
+    strategy: str,
+    graph: StepGraph,
+    options: Any,
+    order: Order,
+    fates: Iterable[Fate],
+    actions: tuple[Action, ...],
+) -> Plan:
+    """A plan of finished actions; in a pinned order, where it is known what is free when, with
+    reservations against the allocator's padding."""
+    if order == "pinned":
+        actions = defragment(Simulator(graph), actions)
+    return Plan(
+        strategy=strategy,
+        options=dataclasses.asdict(options),
+        fingerprint=graph.fingerprint,
+        order=order,
+        fates=tuple(fates),
+        actions=actions,
+    )

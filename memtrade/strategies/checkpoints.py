@@ -1,0 +1,115 @@
+"""checkpoints: keep a few activations, recompute the others from them (OpenAI's way).
+
+After T. Salimans and Y. Bulatov, gradient-checkpointing (2018), which follows Chen et al.,
+"Training deep nets with sublinear memory cost", 2016, arXiv 1604.06174. The modes are theirs:
+
+    memory      narrow places of the forward pass (bottlenecks), about sqrt(n) of them
+    speed       the outputs of convolutions and matrix products
+    collection  the tensors that the model or the user named (the graph collection "checkpoints")
+    list        the tensors given by the option `tensors`
+
+Where we differ: narrow places are found by liveness in one sweep, so residual networks have them,
+and so have U-Nets, several tensors wide; `memory` takes, instead of every sqrt(n)-th one, the
+choice with the smallest simulated peak, which is what the rule approximates for equal layers; each clone runs just before its first reader; what follows the last
+checkpoint is kept, as its gradient comes at once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from memtrade.errors import MemtradeError, UnsupportedGraphError
+from memtrade.graph import StepGraph
+from memtrade.models.options import check, option, options_of
+from memtrade.plan import Fate, Order, Plan
+from memtrade.schedule import lower
+from memtrade.simulate.memory import Simulator
+from memtrade.strategies.base import Strategy, decisions, make_plan, worth_deciding
+from memtrade.strategies.segments import cuts
+
+# Ops that take long to run again, for mode "speed".
+EXPENSIVE_TYPES = frozenset(
+    {"BatchMatMulV2", "Conv2D", "Conv3D", "DepthwiseConv2dNative", "Einsum", "MatMul"}
+)
+# Of the choices with the smallest estimate, so many are simulated.
+JUDGED = 8
+
+MODES = ("memory", "speed", "collection", "list")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    mode: str = option("memory", "how the checkpoints are chosen", choices=MODES)
+    tensors: str = option("", "for mode list: tensor names, separated by commas")
+
+    def __post_init__(self) -> None:
+        for each in options_of(type(self)):
+            check(each, getattr(self, each.name))
+        if (self.mode == "list") != bool(self.tensors):
+            raise MemtradeError(
+                "mode 'list' and the option 'tensors' go together: "
+                "give mode=list tensors=name,name,..."
+            )
+
+
+def plan(graph: StepGraph, options: Options, order: Order) -> Plan:
+    kept = choose(graph, options)
+    return make_plan("checkpoints", graph, options, order, fates(graph, kept))
+
+
+def choose(graph: StepGraph, options: Options) -> list[int]:
+    """The checkpoints, in forward order. Raises where a mode finds none."""
+    activations = worth_deciding(graph)
+    if options.mode == "memory":
+        choices = cuts(graph, resident=True)
+        if not choices:
+            raise UnsupportedGraphError(
+                f"{graph.name} has no place to cut its forward pass: use mode=speed, or name "
+                "tensors with mode=list"
+            )
+        simulator = Simulator(graph)
+        best = min(
+            choices[:JUDGED],
+            key=lambda cut: simulator.peak_live_bytes(
+                lower(graph, decisions(fates(graph, list(cut.checkpoints))))
+            ),
+        )
+        return list(best.checkpoints)
+    if options.mode == "speed":
+        return [t for t in activations if _producer_type(graph, t) in EXPENSIVE_TYPES]
+    if options.mode == "collection":
+        named, source = list(graph.data.collection), "the collection 'checkpoints'"
+    else:
+        named, source = graph.find(options.tensors.split(",")), "the option 'tensors'"
+    chosen = {graph.root[t] for t in named}
+    chosen = {t for t in chosen if graph.tensors[t].op in graph.forward}
+    if not chosen:
+        raise UnsupportedGraphError(
+            f"{source} names no forward tensor of {graph.name}: `memtrade plan` lists them"
+        )
+    return sorted(chosen)
+
+
+def fates(graph: StepGraph, checkpoints: list[int]) -> list[Fate]:
+    """Keep the checkpoints and what follows the last one; recompute the rest."""
+    chosen, last = set(checkpoints), max(checkpoints, default=-1)
+    made = []
+    for t in sorted(chosen.union(worth_deciding(graph))):
+        if t in chosen:
+            made.append(Fate(t, "keep", "checkpoint"))
+        elif t > last:
+            made.append(Fate(t, "keep", "after the last checkpoint"))
+        elif graph.ops[graph.tensors[t].op].stateful:
+            made.append(Fate(t, "keep", "its op is stateful"))
+        else:
+            made.append(Fate(t, "recompute", "between checkpoints"))
+    return made
+
+
+def _producer_type(graph: StepGraph, tensor: int) -> str:
+    return graph.ops[graph.tensors[tensor].op].type
+
+
+STRATEGY = Strategy(
+    "checkpoints", "OpenAI's gradient-checkpointing: recompute between checkpoints", Options, plan
+)

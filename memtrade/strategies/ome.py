@@ -1,0 +1,127 @@
+"""ome: checkpoints, of which selected ones are swapped out (optimizer memory efficiency).
+
+After the thesis that this project reproduces: recomputation makes checkpoints few and far apart,
+so that there is time to copy one out and back in while others are computed. Which ones are
+swapped is a rule (`select`):
+
+    hidable   the gap between its last forward and its first backward reader is long enough for
+              the copy both ways, at the device's rates
+    largest   the `count` largest
+    all, none
+
+A swapped checkpoint costs device memory only around its two uses, so checkpoints may lie closer
+than where all are kept: here the segments are as short as the graph allows.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import dataclass
+
+from memtrade.graph import StepGraph
+from memtrade.models.options import check, option, options_of
+from memtrade.plan import Fate, Order, Plan
+from memtrade.schedule import base_order
+from memtrade.simulate.costs import op_seconds
+from memtrade.simulate.devices import Device, load_device
+from memtrade.strategies import checkpoints
+from memtrade.strategies.base import Strategy, make_plan, worth_deciding
+from memtrade.strategies.segments import cuts
+
+SELECTIONS = ("hidable", "largest", "all", "none")
+
+# Segments may be this much larger than the smallest possible if that spares copies.
+SEGMENT_SLACK = 1.05
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    mode: str = option("memory", "how the checkpoints are chosen", choices=checkpoints.MODES)
+    tensors: str = option("", "for mode list: tensor names, separated by commas")
+    select: str = option("hidable", "which checkpoints are swapped", choices=SELECTIONS)
+    count: int = option(4, "for select largest: how many")
+    device: str = option("arena", "for select hidable: the device profile with the rates")
+
+    def __post_init__(self) -> None:
+        for each in options_of(type(self)):
+            check(each, getattr(self, each.name))
+
+
+def plan(graph: StepGraph, options: Options, order: Order) -> Plan:
+    return make_plan("ome", graph, options, order, fates(graph, options))
+
+
+def fates(graph: StepGraph, options: Options) -> list[Fate]:
+    chosen = choose(graph, options)
+    swapped = select(graph, chosen, options)
+    made = []
+    for fate in checkpoints.fates(graph, chosen):
+        if fate.tensor in swapped:
+            made.append(Fate(fate.tensor, "swap", f"checkpoint, {swapped[fate.tensor]}"))
+        elif fate.reason == "checkpoint":
+            made.append(Fate(fate.tensor, "keep", f"checkpoint, not {options.select}"))
+        else:
+            made.append(fate)
+    return made
+
+
+def choose(graph: StepGraph, options: Options) -> list[int]:
+    """The checkpoints; in mode memory, those with the smallest segments, cheapest to swap."""
+    if options.mode != "memory" or options.select == "none":
+        given = checkpoints.Options(mode=options.mode, tensors=options.tensors)
+        return checkpoints.choose(graph, given)
+    choices = cuts(graph, resident=False)
+    if not choices:
+        return checkpoints.choose(graph, checkpoints.Options())  # says what is missing
+    smallest = min(cut.backward_bytes for cut in choices)
+    fine = [cut for cut in choices if cut.backward_bytes <= SEGMENT_SLACK * smallest]
+    return list(min(fine, key=lambda cut: cut.checkpoint_bytes).checkpoints)
+
+
+def select(graph: StepGraph, chosen: list[int], options: Options) -> dict[int, str]:
+    """The checkpoints to swap, each with the reason."""
+    sizes = {t: graph.tensors[t].size_bytes for t in chosen}
+    if options.select == "all":
+        return dict.fromkeys(chosen, "all are swapped")
+    if options.select == "largest":
+        largest = sorted(chosen, key=lambda t: (-sizes[t], t))[: options.count]
+        return {t: f"one of the {options.count} largest" for t in sorted(largest)}
+    if options.select == "none":
+        return {}
+    device = load_device(options.device)
+    gaps = _gap_seconds(graph, chosen, device)
+    reasons = {}
+    for t in chosen:
+        copies = sizes[t] / device.device_to_host_bytes_per_s
+        copies += sizes[t] / device.host_to_device_bytes_per_s
+        if copies <= gaps[t]:
+            reasons[t] = f"{1e3 * copies:.1f} ms of copies in a gap of {1e3 * gaps[t]:.1f} ms"
+    return reasons
+
+
+def _gap_seconds(graph: StepGraph, chosen: list[int], device: Device) -> dict[int, float]:
+    """Compute time between each checkpoint's last forward and first backward use."""
+    position = {op_id: i for i, op_id in enumerate(base_order(graph))}
+    seconds = op_seconds(graph, device)
+    finished = [0.0] * (len(graph.ops) + 1)
+    for op_id, i in sorted(position.items(), key=lambda item: item[1]):
+        finished[i + 1] = finished[i] + seconds[op_id]
+    gaps = {}
+    activations = worth_deciding(graph)
+    for t, following in zip(chosen, [*chosen[1:], len(graph.tensors)], strict=True):
+        # It is needed again as soon as anything of the segment behind it is.
+        segment = activations[bisect_left(activations, t) : bisect_left(activations, following)]
+        readers = [c for a in (t, *segment) for v in graph.views(a) for c in graph.consumers[v]]
+        backward = [position[c] for c in readers if c in graph.backward]
+        forward = [
+            position[c] for v in graph.views(t) for c in graph.consumers[v] if c in graph.forward
+        ]
+        last = max(forward, default=position[graph.tensors[t].op])
+        gap = finished[min(backward)] - finished[last + 1] if backward else 0.0
+        gaps[t] = max(0.0, gap)
+    return gaps
+
+
+STRATEGY = Strategy(
+    "ome", "checkpoints of which selected ones are swapped to host memory", Options, plan
+)

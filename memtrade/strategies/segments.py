@@ -1,0 +1,210 @@
+"""Where a forward pass can be cut, and which cuts to take.
+
+A frontier is what a position of the forward pass hands over: the tensors from the batch that are
+made before it and read after it. With a frontier kept, all after it can be recomputed without
+anything before it. One tensor alone is a bottleneck (an articulation point of the graph, which
+OpenAI's gradient-checkpointing looks for); networks with long skip connections have only wider
+frontiers. Between two frontiers lies a segment, whose activations come back together.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from dataclasses import dataclass
+
+from memtrade.graph import StepGraph
+from memtrade.strategies.base import worth_deciding
+
+# What a side path may carry past a bottleneck: partial losses and counters, never activations.
+SIDE_BYTES = 64
+
+# The dynamic program compares pairs of frontiers, so it looks at no more than this many.
+MAX_FRONTIERS = 400
+
+
+@dataclass(frozen=True)
+class Frontier:
+    """The tensors that are alive just after op `op`, in forward order, and their bytes."""
+
+    op: int
+    tensors: tuple[int, ...]
+    size_bytes: int
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A choice of frontiers and what it comes to.
+
+    Attributes:
+        checkpoints: the tensors of the frontiers, each once, in forward order.
+        checkpoint_bytes: of all of them together.
+        backward_bytes: the most that the backward part holds at once: a segment's activations
+            and, if checkpoints stay on the device, those before it.
+    """
+
+    checkpoints: tuple[int, ...]
+    checkpoint_bytes: int
+    backward_bytes: int
+
+
+def frontiers(graph: StepGraph) -> list[Frontier]:
+    """The narrow places of the forward pass: frontiers smaller than those around them.
+
+    In the order of creation, each tensor that comes from the batch is alive from its producer to
+    its last forward reader. Tensors that come from weights alone (regularization) and scalars do
+    not count. O(ops + edges).
+    """
+    last_read = _last_forward_reads(graph)
+    changes: dict[int, tuple[list[int], list[int]]] = {}  # op -> (tensors that end, that begin)
+    for t, last in last_read.items():
+        changes.setdefault(last, ([], []))[0].append(t)
+        changes.setdefault(graph.tensors[t].op, ([], []))[1].append(t)
+    places: list[Frontier] = []
+    alive: dict[int, None] = {}
+    size_bytes = 0
+    for op_id, (ending, beginning) in sorted(changes.items()):
+        for t in ending:
+            del alive[t]
+            size_bytes -= graph.tensors[t].size_bytes
+        for t in beginning:
+            alive[t] = None
+            size_bytes += graph.tensors[t].size_bytes
+        places.append(Frontier(op_id, tuple(sorted(alive)), size_bytes))
+    sizes = [float("inf"), *(place.size_bytes for place in places), float("inf")]
+    narrow = [
+        place
+        for i, place in enumerate(places)
+        if place.tensors and place.size_bytes <= min(sizes[i], sizes[i + 2])
+    ]
+    return _thin(narrow)
+
+
+def _last_forward_reads(graph: StepGraph) -> dict[int, int]:
+    """For each tensor that comes from the batch, its last forward reader."""
+    from_batch = set(graph.data.inputs)
+    last_read: dict[int, int] = {}
+    for op_id in sorted(graph.forward):
+        op = graph.ops[op_id]
+        if any(t in from_batch for t in op.inputs):
+            from_batch.update(op.outputs)
+        for t in op.inputs:
+            root = graph.root[t]
+            if t in from_batch and graph.is_intermediate(root):
+                last_read[root] = op_id
+    return {t: last for t, last in last_read.items() if graph.tensors[t].size_bytes > SIDE_BYTES}
+
+
+def _thin(found: list[Frontier]) -> list[Frontier]:
+    """At most MAX_FRONTIERS, the narrowest of each stretch."""
+    if len(found) <= MAX_FRONTIERS:
+        return found
+    step = -(-len(found) // MAX_FRONTIERS)
+    stretches = [found[i : i + step] for i in range(0, len(found), step)]
+    return [min(stretch, key=lambda f: (f.size_bytes, f.op)) for stretch in stretches]
+
+
+def cuts(graph: StepGraph, *, resident: bool) -> list[Cut]:
+    """Choices of frontiers, each the one with the smallest checkpoints for its backward bytes.
+
+    When the backward part comes to a segment, the checkpoints behind it are no longer needed, so
+    early segments may be larger than late ones. For each limit on the backward bytes, by dynamic
+    programming over the frontiers,
+
+        cost(j) = min over i of cost(i) + bytes that frontier j adds to those before it,
+        over the segments (i, j) with cost(i) + activations(i, j) + gradients(i, j) <= limit
+
+    where cost(i) does not count towards the limit unless the checkpoints are `resident`, and the
+    gradients are two of the segment's largest size (an op's incoming and outgoing one). What is
+    alive at j and was made before i is alive at i too, so the sum counts each tensor once.
+    O(frontiers^2) for each of some 50 limits. Assumes that a segment's activations are all there
+    at once, which is a little too many.
+    """
+    chain = _Chain(graph, resident)
+    found: dict[tuple[int, ...], Cut] = {}
+    for limit in chain.limits():
+        cut = chain.cheapest(limit)
+        if cut is not None and cut.checkpoints:
+            found.setdefault(cut.checkpoints, cut)
+    return sorted(found.values(), key=lambda cut: (cut.backward_bytes, cut.checkpoints))
+
+
+class _Chain:
+    """The frontiers with running sums, for the dynamic program.
+
+    Node 0 is the start of the forward pass, node j the j-th frontier, the last node the end.
+    """
+
+    def __init__(self, graph: StepGraph, resident: bool):
+        self.graph, self.resident = graph, resident
+        self.frontiers = frontiers(graph)
+        activations = worth_deciding(graph)
+        producers = [graph.tensors[t].op for t in activations]
+        sums = [0]
+        for t in activations:
+            sums.append(sums[-1] + graph.tensors[t].size_bytes)
+        self.total = sums[-1]
+        sizes = [graph.tensors[t].size_bytes for t in activations]
+        ends = [0, *(bisect_right(producers, f.op) for f in self.frontiers), len(activations)]
+        # The largest activation between each node and the one before it.
+        self.largest = [0] + [
+            max(sizes[a:b], default=0) for a, b in zip(ends, ends[1:], strict=False)
+        ]
+        # Bytes of the activations made up to each node.
+        self.made = [0, *(sums[bisect_right(producers, f.op)] for f in self.frontiers), self.total]
+        # For each frontier its tensors' producers, ascending, and the bytes from each one on.
+        self.producers: list[list[int]] = [[]]
+        self.later_bytes: list[list[int]] = [[0]]
+        for f in self.frontiers:
+            made_by = sorted((graph.tensors[t].op, graph.tensors[t].size_bytes) for t in f.tensors)
+            later = [0]
+            for _, size_bytes in reversed(made_by):
+                later.append(later[-1] + size_bytes)
+            self.producers.append([op_id for op_id, _ in made_by])
+            self.later_bytes.append(later[::-1])
+
+    def limits(self) -> list[int]:
+        """Limits worth trying: every 5% from the largest single segment to the whole."""
+        nodes = range(1, len(self.made))
+        limit = max(self.made[j] - self.made[j - 1] + 2 * self.largest[j] for j in nodes)
+        found = []
+        while 0 < limit < self.total:
+            found.append(limit)
+            limit = limit * 21 // 20 + 1
+        return found
+
+    def cheapest(self, limit: int) -> Cut | None:
+        nodes = len(self.made)
+        cost: list[float] = [0.0] + [float("inf")] * (nodes - 1)
+        previous = [0] * nodes
+        for j in range(1, nodes):
+            largest = 0
+            for i in range(j - 1, -1, -1):
+                largest = max(largest, self.largest[i + 1])
+                segment = self.made[j] - self.made[i] + 2 * largest
+                if segment > limit:
+                    break
+                through = cost[i] + self._added_bytes(i, j)
+                if through < cost[j] and (not self.resident or cost[i] + segment <= limit):
+                    cost[j], previous[j] = through, i
+        if cost[-1] == float("inf"):
+            return None
+        taken: list[Frontier] = []
+        most, j = 0, nodes - 1
+        while j > 0:
+            i = previous[j]
+            behind = int(cost[i]) if self.resident else 0
+            gradients = 2 * max(self.largest[i + 1 : j + 1])
+            most = max(most, behind + self.made[j] - self.made[i] + gradients)
+            j = i
+            if j > 0:
+                taken.append(self.frontiers[j - 1])
+        tensors = sorted({t for f in taken for t in f.tensors})
+        total = sum(self.graph.tensors[t].size_bytes for t in tensors)
+        return Cut(tuple(tensors), total, most)
+
+    def _added_bytes(self, i: int, j: int) -> int:
+        """Bytes of frontier j's tensors that are made after frontier i. The end keeps nothing."""
+        if j > len(self.frontiers):
+            return 0
+        start = self.frontiers[i - 1].op if i else -1
+        return self.later_bytes[j][bisect_left(self.producers[j], start + 1)]

@@ -1,0 +1,133 @@
+"""Where a step computes: the arena or a GPU, behind one interface.
+
+The arena is TensorFlow's BFC allocator on the CPU with a hard limit. The environment variables
+that turn it on are set by the parent (memtrade.measure.trial.child_environment), because they
+count only before TensorFlow is imported.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import ctypes.util
+from abc import ABC, abstractmethod
+
+import numpy as np
+import tensorflow as tf
+
+from memtrade.errors import MemtradeError
+from memtrade.tf.swap import DeviceCopyTransfer, HostTransfer, SerializeTransfer
+
+MIB = 1 << 20
+
+
+class Device(ABC):
+    """A device with a memory limit.
+
+    Attributes:
+        name: TensorFlow's ("CPU:0").
+        limit_bytes: the allocator's hard limit.
+    """
+
+    def __init__(self, name: str, limit_bytes: int):
+        self.name, self.limit_bytes = name, limit_bytes
+
+    @abstractmethod
+    def start(self) -> None:
+        """Sets the device up. The first use of TensorFlow in the process."""
+
+    @property
+    @abstractmethod
+    def transfer(self) -> HostTransfer:
+        """How tensors leave for host memory."""
+
+    @abstractmethod
+    def resident_bytes(self) -> int:
+        """The part of the process's resident set that is this device's memory."""
+
+    def peak_bytes(self) -> int:
+        """Most bytes in use since the last reset, from the allocator's statistics."""
+        return tf.config.experimental.get_memory_info(self.name)["peak"]
+
+    def in_use_bytes(self) -> int:
+        return tf.config.experimental.get_memory_info(self.name)["current"]
+
+    def reset_peak(self) -> None:
+        tf.config.experimental.reset_memory_stats(self.name)
+
+
+class Arena(Device):
+    """The CPU with a BFC allocator that starts as one region, as a GPU's does."""
+
+    def __init__(self, limit_bytes: int):
+        super().__init__("CPU:0", limit_bytes)
+        self._start_address = 0
+        self._region_bytes = 0
+
+    def start(self) -> None:
+        # One inter-op thread: with more, the executor's order, and so the peak, varies.
+        tf.config.threading.set_inter_op_parallelism_threads(1)
+        rows = (self.limit_bytes - 2 * MIB) // MIB
+        if rows < 1:
+            raise MemtradeError(
+                f"the arena needs at least 3MiB, not {self.limit_bytes} bytes: "
+                "give a larger --memory-limit"
+            )
+        # The first allocation opens a region of 2 MiB, this one the other that holds the rest.
+        # Its pages are not touched, so they cost nothing yet.
+        whole = tf.raw_ops.Empty(shape=[rows, MIB], dtype=tf.uint8, init=False)
+        if tf.config.experimental.get_memory_info(self.name)["current"] < rows * MIB:
+            raise MemtradeError(
+                "the arena is off: TF_CPU_ALLOCATOR_USE_BFC and TF_CPU_BFC_MEM_LIMIT_IN_MB must be "
+                "set before TensorFlow is imported; `memtrade run` does so for its child"
+            )
+        self._start_address = np.asarray(whole).__array_interface__["data"][0]
+        self._region_bytes = rows * MIB
+        del whole
+        self.reset_peak()
+
+    @property
+    def transfer(self) -> HostTransfer:
+        return SerializeTransfer()
+
+    def resident_bytes(self) -> int:
+        """Touched pages of the region, by mincore(2)."""
+        page = 4096
+        start = self._start_address // page * page
+        pages = (self._region_bytes + page - 1) // page
+        resident = (ctypes.c_ubyte * pages)()
+        libc = ctypes.CDLL(ctypes.util.find_library("c"), use_errno=True)
+        failed = libc.mincore(
+            ctypes.c_void_p(start), ctypes.c_size_t(self._region_bytes), ctypes.byref(resident)
+        )
+        if failed:
+            return 0
+        return int(np.count_nonzero(np.frombuffer(resident, np.uint8) & 1)) * page
+
+
+class Gpu(Device):
+    """A GPU under a limit of its own."""
+
+    def __init__(self, limit_bytes: int):
+        super().__init__("GPU:0", limit_bytes)
+
+    def start(self) -> None:
+        gpus = tf.config.list_physical_devices("GPU")
+        if not gpus:
+            raise MemtradeError(
+                "TensorFlow sees no GPU: `memtrade devices` lists what there is, "
+                "--device arena needs none"
+            )
+        limit = tf.config.LogicalDeviceConfiguration(memory_limit=self.limit_bytes // MIB)
+        tf.config.set_logical_device_configuration(gpus[0], [limit])
+
+    @property
+    def transfer(self) -> HostTransfer:
+        return DeviceCopyTransfer(device="/device:GPU:0", host="/device:CPU:0")
+
+    def resident_bytes(self) -> int:
+        return 0
+
+
+def make_device(name: str, limit_bytes: int) -> Device:
+    """The device of a trial. Only one GPU is visible to it, whichever was asked for."""
+    return Arena(limit_bytes) if name == "arena" else Gpu(limit_bytes)

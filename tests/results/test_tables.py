@@ -1,0 +1,122 @@
+"""The tables: ratios to the original, failures with their reason, one comparison per step."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+
+import pandas as pd
+import pytest
+from rich.console import Console
+
+from memtrade.results.records import Record
+from memtrade.results.tables import COLUMNS, compare, to_csv, to_markdown, to_rich
+
+MakeRecord = Callable[..., Record]
+
+
+def cells(records: list[Record]) -> list[dict[str, str]]:
+    [comparison] = compare(records)
+    return [dict(zip(COLUMNS, row.cells(), strict=True)) for row in comparison.rows]
+
+
+def test_ratios_relate_to_the_original(make_record: MakeRecord) -> None:
+    records = [
+        make_record("ome", peak_mb=720.0, step_seconds=10.5),
+        make_record("original", peak_mb=2880.0, step_seconds=7.0),
+    ]
+    original, ome = cells(records)
+    assert original == {
+        "strategy": "original",
+        "status": "ok",
+        "peak MB": "2,880.0",
+        "memory cost MB": "2,650.0",
+        "host MB": "50.0",
+        "step s": "7.00",
+        "relative peak": "1.00",
+        "relative time": "1.00",
+        "kept / recomputed / swapped": "17 / 142 / 3",
+    }
+    assert (ome["relative peak"], ome["relative time"]) == ("0.25", "1.50")
+
+
+def test_without_an_original_that_ran_there_are_no_ratios(make_record: MakeRecord) -> None:
+    lms = make_record("lms", peak_mb=700.0)
+    failed = make_record(peak_mb=None, status="out_of_memory", reason="OOM when allocating")
+    for records, note in (
+        ([lms], "original is not among these trials, so"),
+        ([lms, failed], "original: out of memory, so"),
+    ):
+        [comparison] = compare(records)
+        assert comparison.rows[-1].cells()[6:8] == ("-", "-")
+        assert any(line.startswith(note) for line in comparison.notes)
+
+
+def test_a_failed_row_shows_its_status_and_a_short_reason(make_record: MakeRecord) -> None:
+    reason = "OOM when allocating\n" + "x" * 500
+    failed = make_record("lms", peak_mb=None, plan=None, status="out_of_host_memory", reason=reason)
+    [comparison] = compare([make_record(), failed])
+    row = comparison.rows[1].cells()
+    assert row == ("lms", "out of host memory", *["-"] * 7)
+    [note] = [line for line in comparison.notes if line.startswith("lms: ")]
+    assert note.startswith("lms: out of host memory: OOM when allocating xxx")
+    assert len(note) < 200
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"device": "gpu:0"},
+        {"memory_limit_bytes": 1 << 30},
+        {"optimizer": "adam"},
+        {"model_options": {"batch_size": 16, "layers": 50}},
+    ],
+)
+def test_steps_that_differ_are_not_compared(
+    make_record: MakeRecord, change: dict[str, object]
+) -> None:
+    first, second = compare([make_record(), make_record("ome", spec=change)])
+    assert len(first.rows) == len(second.rows) == 1
+    assert second.rows[0].relative_peak is None
+
+
+def test_the_title_says_what_was_run(make_record: MakeRecord) -> None:
+    [comparison] = compare([make_record()])
+    assert comparison.title == ("resnet-50, batch 32, 224 × 224 pixels, sgd, arena of 7,254 MiB")
+    assert "A CPU, 2 cores, TensorFlow 2.21.0" in comparison.notes[0]
+
+
+def test_options_that_are_not_the_default_are_named(make_record: MakeRecord) -> None:
+    record = make_record("lms", spec={"strategy_options": {"lb": 3, "n_tensors": -1}})
+    assert cells([record])[0]["strategy"] == "lms (lb=3)"
+    record = make_record("lms", spec={"order": "dataflow"})
+    assert cells([record])[0]["strategy"] == "lms (dataflow)"
+
+
+def test_the_terminal_table_has_every_cell_and_is_no_markup(make_record: MakeRecord) -> None:
+    failed = make_record("lms", peak_mb=None, status="crashed", reason="[bold]not markup[/bold]")
+    [comparison] = compare([make_record(), failed])
+    stream = io.StringIO()
+    Console(file=stream, width=200, markup=False).print(to_rich(comparison))
+    text = stream.getvalue()
+    for expected in (*COLUMNS, "2,880.0", "17 / 142 / 3", "[bold]not markup[/bold]"):
+        assert expected in text
+
+
+def test_markdown_has_the_command_beside_it(make_record: MakeRecord) -> None:
+    [comparison] = compare([make_record(), make_record("ome", peak_mb=720.0)])
+    lines = to_markdown(comparison).splitlines()
+    table = [line for line in lines if line.startswith("|")]
+    assert len(table) == 4
+    assert {line.count("|") for line in table} == {len(COLUMNS) + 1}
+    assert lines.count("    memtrade run --layers 50") == 1
+
+
+def test_csv_is_the_frame_with_the_ratios(make_record: MakeRecord) -> None:
+    failed = make_record("lms", peak_mb=None, status="timeout", reason="a, b")
+    text = to_csv([make_record(), failed, make_record("ome", peak_mb=720.0)])
+    frame = pd.read_csv(io.StringIO(text))
+    assert frame["strategy"].tolist() == ["original", "lms", "ome"]
+    assert frame["relative_peak"].tolist()[2] == 0.25
+    assert frame["reason"].tolist()[1] == "a, b"
+    assert frame["peak_bytes"].isna().tolist() == [False, True, False]

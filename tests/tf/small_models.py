@@ -1,0 +1,27 @@
+"""Small versions of every built-in model: same ops and structure, seconds instead of minutes."""
+
+from memtrade.models import make_model
+from memtrade.tf.build import make_step
+from memtrade.tf.step import TrainStep
+
+SMALL = {
+    "resnet-18": ("resnet", {"layers": 18, "image_size": 32, "num_classes": 10, "batch_size": 4}),
+    "resnet-50": ("resnet", {"layers": 50, "image_size": 32, "num_classes": 10, "batch_size": 4}),
+    "inception-v4": (
+        "inception-v4",
+        {"image_size": 75, "num_classes": 10, "batch_size": 4},
+    ),
+    "gpt2-dropout": (
+        "gpt2",
+        {"layers": 3, "width": 32, "heads": 2, "positions": 16, "vocabulary": 50,
+         "batch_size": 4, "dropout": 0.1},
+    ),
+    "unet": ("unet", {"num_convs": 2, "base_channels": 4, "image_size": 64, "batch_size": 2}),
+    "amoebanet-d": ("amoebanet-d", {"layers": 3, "filters": 32, "image_size": 64,
+                                    "num_classes": 10, "batch_size": 2}),
+}  # fmt: skip
+
+
+def small_step(name: str, optimizer: str = "momentum") -> TrainStep:
+    family, options = SMALL[name]
+    return make_step(make_model(family, options), optimizer=optimizer)
