@@ -102,10 +102,9 @@ def _show(plan: Plan, graph: StepGraph) -> None:
     for word in DECISIONS.values():
         count, size = getattr(summary, word), getattr(summary, f"{word}_bytes")
         totals.add_row(word, f"{count:,}", megabytes(size))
-    totals.caption_justify = "left"
-    totals.caption = f"{summary.actions:,} actions, {summary.clones:,} of them run an op again"
     console = stdout()
     console.print(totals)
+    console.print(f"{summary.actions:,} actions, {summary.clones:,} of them run an op again")
     table = Table()
     for name in ("decision", "tensor", "shape", "MB", "why"):
         table.add_column(

@@ -18,11 +18,11 @@ from memtrade.commands.flags import (
     make_specs,
 )
 from memtrade.commands.progress import Reporter, reporting
-from memtrade.commands.screen import stdout
+from memtrade.commands.screen import show
 from memtrade.measure.protocol import TrialSpec
 from memtrade.measure.trial import run_trial
 from memtrade.results.records import Record, save_record
-from memtrade.results.tables import compare, seconds, status_text, to_rich
+from memtrade.results.tables import compare, seconds, status_text
 from memtrade.units import megabytes
 
 Flag = Annotated[bool, Parameter(negative="")]
@@ -126,5 +126,4 @@ def _show(records: Sequence[Record], json: bool) -> None:
         encoded = msgspec.json.encode(list(records), order="sorted")
         print(msgspec.json.format(encoded, indent=2).decode())
         return
-    for comparison in compare(records):
-        stdout().print(to_rich(comparison))
+    show(compare(records))

@@ -7,10 +7,10 @@ import warnings
 from pathlib import Path
 from typing import Literal
 
-from memtrade.commands.screen import stdout
+from memtrade.commands.screen import show
 from memtrade.errors import MemtradeError
 from memtrade.results.records import DamagedRecordWarning, load_records
-from memtrade.results.tables import compare, to_csv, to_markdown, to_rich
+from memtrade.results.tables import compare, to_csv, to_markdown
 
 
 def table(
@@ -38,9 +38,8 @@ def table(
     if format == "csv":
         print(to_csv(records), end="")
         return 0
-    for comparison in compare(records):
-        if format == "markdown":
-            print(to_markdown(comparison))
-        else:
-            stdout().print(to_rich(comparison))
+    if format == "markdown":
+        print("\n".join(to_markdown(comparison) for comparison in compare(records)), end="")
+    else:
+        show(compare(records))
     return 0

@@ -28,7 +28,8 @@ _HEAP_TUNABLES = ":".join(
 def child_environment(spec: TrialSpec, base: Mapping[str, str] | None = None) -> dict[str, str]:
     """`base` (the parent's own variables if None) with what the device of `spec` needs."""
     env = dict(os.environ if base is None else base)
-    env["TF_CPP_MIN_LOG_LEVEL"] = "2"
+    # Warnings, too: an abort within a kernel that ran out of memory is told by the one before it.
+    env["TF_CPP_MIN_LOG_LEVEL"] = "1"
     env["GLIBC_TUNABLES"] = _HEAP_TUNABLES
     package = Path(__file__).resolve().parents[2]
     if "site-packages" not in package.parts:  # started from a checkout that is not installed

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -44,6 +45,16 @@ from memtrade.measure.protocol import (
 from memtrade.results.records import Record, make_record
 
 WORKER = (sys.executable, "-m", "memtrade.measure.worker")
+
+# By these, a process ends itself.
+_FATAL_SIGNALS = frozenset({signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE})
+
+# What TensorFlow logs of an allocation that failed.
+_OOM = "OOM when allocating tensor"
+
+# Lines of TensorFlow's log that do not say why it ended: stack frames, information, warnings.
+_NOISE = re.compile(r"\s*@ |\*\*\* |WARNING: All log messages|[IW]\d{4} ")
+_PREFIX = re.compile(r"[EF]\d{4} \S+\s+\d+ ")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,14 +184,22 @@ def _classify(
     where = f" in {_phase_text(said.phase)}" if said.phase else ""
     if timeout_seconds is not None:
         return "timeout", f"no result within {timeout_seconds:g} s: stopped{where}"
-    last_line = f": {said.log[-1]}" if said.log else ""
-    if exit_code == -signal.SIGKILL and oom_killed:
-        return "out_of_host_memory", f"taken by the kernel's OOM killer{where}"
-    if exit_code == -signal.SIGABRT and any("std::bad_alloc" in line for line in said.log):
-        return "out_of_host_memory", f"the process heap could not grow{where}"
-    if exit_code < 0:
-        return "crashed", f"killed by {_signal_name(-exit_code)}{where}{last_line}"
-    return "crashed", f"exit code {exit_code}{where}{last_line}"
+    if exit_code == -signal.SIGKILL:
+        if oom_killed:
+            return "out_of_host_memory", f"taken by the kernel's OOM killer{where}"
+        return "crashed", f"killed by SIGKILL{where}"
+    if -exit_code in _FATAL_SIGNALS:
+        # Where oneDNN's own scratch memory does not fit, TensorFlow 2.21 logs the failed
+        # allocation and then trips over the tensor that it did not get, in place of an error.
+        failed = [line[line.index(_OOM) :] for line in said.log if _OOM in line]
+        if failed:
+            return "out_of_memory", failed[-1]
+        if any("std::bad_alloc" in line for line in said.log):
+            return "out_of_host_memory", f"the process heap could not grow{where}"
+    telling = [line for line in said.log if not _NOISE.match(line)]
+    last_line = ": " + _PREFIX.sub("", telling[-1]) if telling else ""
+    how = f"killed by {_signal_name(-exit_code)}" if exit_code < 0 else f"exit code {exit_code}"
+    return "crashed", how + where + last_line
 
 
 def _phase_text(phase: Progress) -> str:

@@ -7,12 +7,16 @@ records: nothing is measured again, and predicted figures stay out of these colu
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import msgspec
 import pandas as pd
+from rich import box
+from rich.console import Group
 from rich.table import Table
+from rich.text import Text
 
 from memtrade.results.records import (
     Record,
@@ -37,6 +41,9 @@ COLUMNS = (
 )
 NONE = "-"
 _REASON_LENGTH = 160
+
+# Where TensorFlow ran out of memory: a trial has one device, and the title names it.
+_PLACE = re.compile(r" on /job:\S+( by allocator \S+)?")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,21 +92,25 @@ def compare(records: Sequence[Record]) -> list[Comparison]:
     return [_comparison(group) for group in groups.values()]
 
 
-def to_rich(comparison: Comparison) -> Table:
-    """For a terminal. Cells are plain text: print with a console that has markup off."""
+def to_rich(comparison: Comparison, *, width: int = 100) -> Group:
+    """For a terminal of `width` columns, 80 at least. Print it with a console without markup."""
+    gap = 1 if width >= 90 else 0  # beyond the one column between any two
     table = Table(
         title=comparison.title,
         title_justify="left",
         title_style="bold",
-        caption="\n".join(comparison.notes),
-        caption_justify="left",
+        box=box.SIMPLE_HEAD,
+        padding=(0, gap, 0, 0),
+        pad_edge=False,
+        show_edge=False,
     )
     for position, name in enumerate(COLUMNS):
-        words = position in (0, 1)
-        table.add_column(name, justify="left" if words else "right", overflow="fold")
+        words = position < 2
+        header = re.sub(r" (?!/)", "\n", name)  # one word a line
+        table.add_column(header, justify="left" if words else "right", overflow="fold")
     for row in comparison.rows:
         table.add_row(*row.cells(), style=None if row.record.status == "ok" else "yellow")
-    return table
+    return Group(table, "", *(Text(note) for note in comparison.notes))
 
 
 def to_markdown(comparison: Comparison) -> str:
@@ -231,7 +242,7 @@ def _range(numbers: Iterable[int]) -> str:
 
 
 def _shorten(reason: str) -> str:
-    reason = " ".join(reason.split())
+    reason = " ".join(_PLACE.sub("", reason).split())
     return reason if len(reason) <= _REASON_LENGTH else reason[: _REASON_LENGTH - 1] + "…"
 
 

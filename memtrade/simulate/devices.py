@@ -3,7 +3,7 @@
 An op's time is the roofline's: the longer of computing and moving its bytes, each at the device's
 peak rate times the share of it that kernels of this class reach.
 
-    seconds = max(flops / (peak flops x e), bytes / (peak bandwidth x e'))
+    seconds = max(flops / (peak flops x e), bytes / (peak bandwidth x e')) + launch overhead
 
 For convolutions and matrix products e is their class's efficiency and e' that of "memory"; for all
 other classes, which memory bounds, e' is the class's and e is 1.
@@ -29,6 +29,7 @@ _RATES = (
     "device_to_host_bytes_per_s",
     "memory_bytes",
 )
+_OVERHEADS = ("launch_overhead_seconds", "dispatch_seconds")
 _COMPUTE_BOUND = frozenset({OpClass.CONV, OpClass.MATMUL})
 _CLASSES = tuple(c for c in OpClass if c is not OpClass.FREE)
 
@@ -41,7 +42,8 @@ class Device(msgspec.Struct, frozen=True):
         flops_per_s: float32 peak, a multiply-add as two.
         memory_bandwidth_bytes_per_s: between the device and its memory, peak.
         host_to_device_bytes_per_s, device_to_host_bytes_per_s: of large copies.
-        launch_overhead_seconds: from one op to the next on the host's side.
+        launch_overhead_seconds: what an op takes besides its work.
+        dispatch_seconds: what the host takes to start an op; it runs ahead of a GPU.
         memory_bytes: of the device.
         blocking_transfers: copies are in line with compute (the arena); else beside it (a GPU).
         efficiency: op class -> share of the peak rate, above 0, at most 1.
@@ -54,6 +56,7 @@ class Device(msgspec.Struct, frozen=True):
     host_to_device_bytes_per_s: float
     device_to_host_bytes_per_s: float
     launch_overhead_seconds: float
+    dispatch_seconds: float
     memory_bytes: int
     blocking_transfers: bool
     efficiency: dict[str, float]
@@ -67,10 +70,11 @@ class Device(msgspec.Struct, frozen=True):
             compute, memory = own, self.efficiency[OpClass.MEMORY]
         else:
             compute, memory = 1.0, own
-        return max(
+        work = max(
             cost.flops / (self.flops_per_s * compute),
             cost.bytes_moved / (self.memory_bandwidth_bytes_per_s * memory),
         )
+        return work + self.launch_overhead_seconds
 
 
 def device_names() -> tuple[str, ...]:
@@ -111,11 +115,12 @@ def parse_device(text: str, *, where: str) -> Device:
             f"device profile {where} has no table [efficiency]: "
             f"give a share for each of {', '.join(_CLASSES)}"
         )
-    overhead = _number(values, "launch_overhead_seconds", where)
-    if overhead < 0:
-        raise MemtradeError(
-            f"device profile {where}: launch_overhead_seconds must not be negative, not {overhead}"
-        )
+    overheads = {field: _number(values, field, where) for field in _OVERHEADS}
+    for field, seconds in overheads.items():
+        if seconds < 0:
+            raise MemtradeError(
+                f"device profile {where}: {field} must not be negative, not {seconds}"
+            )
     rates = {field: _positive(values, field, where) for field in _RATES}
     for op_class in _CLASSES:
         share = _positive(efficiency, op_class, where, table="efficiency.")
@@ -131,7 +136,8 @@ def parse_device(text: str, *, where: str) -> Device:
         memory_bandwidth_bytes_per_s=rates["memory_bandwidth_bytes_per_s"],
         host_to_device_bytes_per_s=rates["host_to_device_bytes_per_s"],
         device_to_host_bytes_per_s=rates["device_to_host_bytes_per_s"],
-        launch_overhead_seconds=overhead,
+        launch_overhead_seconds=overheads["launch_overhead_seconds"],
+        dispatch_seconds=overheads["dispatch_seconds"],
         memory_bytes=int(rates["memory_bytes"]),
         blocking_transfers=bool(values.get("blocking_transfers", False)),
         efficiency={op_class.value: float(efficiency[op_class]) for op_class in _CLASSES},

@@ -71,15 +71,20 @@ class TimeSimulator:
     """Predicts step times of plans for one graph on one device."""
 
     def __init__(self, graph: StepGraph, device: Device):
-        self.graph, self.device = graph, device
+        self.graph = graph
         self.simulator = Simulator(graph, onednn=device.blocking_transfers)
-        costs = [op_cost(op, graph) for op in graph.ops]
-        self.op_seconds = [device.seconds(cost) for cost in costs]
-        self.launch_seconds = [
-            0.0 if cost.op_class is OpClass.FREE else device.launch_overhead_seconds
-            for cost in costs
+        self._costs = [op_cost(op, graph) for op in graph.ops]
+        self.set_device(device)
+
+    def set_device(self, device: Device) -> None:
+        """Other rates from here on; the scratch memory stays that of the first device."""
+        self.device = device
+        self.op_seconds = [device.seconds(cost) for cost in self._costs]
+        self.dispatch_seconds = [
+            0.0 if cost.op_class is OpClass.FREE else device.dispatch_seconds
+            for cost in self._costs
         ]
-        sizes = [t.size_bytes for t in graph.tensors]
+        sizes = [t.size_bytes for t in self.graph.tensors]
         self.out_seconds = [size / device.device_to_host_bytes_per_s for size in sizes]
         self.in_seconds = [size / device.host_to_device_bytes_per_s for size in sizes]
 
@@ -137,8 +142,6 @@ class TimeSimulator:
         for action in actions:
             starts.append(now)
             now += self._seconds(action)
-            if action.kind in ("run", "recompute"):
-                now += self.launch_seconds[action.id]
             ends.append(now)
         return starts, ends, 0.0
 
@@ -164,7 +167,7 @@ class TimeSimulator:
             elif kind == "reserve":
                 start = end = max(host, compute)
             else:
-                host += self.launch_seconds[id_]
+                host += self.dispatch_seconds[id_]
                 if back:
                     ready = max((back.get(t, 0.0) for t in ops[id_].inputs), default=0.0)
                     if ready > host:
@@ -172,7 +175,7 @@ class TimeSimulator:
                         host = ready
                 start = max(host, compute)
                 end = start + self.op_seconds[id_]
-                if self.launch_seconds[id_]:
+                if self.op_seconds[id_]:
                     compute = end
             starts.append(start)
             ends.append(end)
@@ -233,6 +236,5 @@ def _compute_clock(simulator: TimeSimulator, actions: Sequence[Action]) -> list[
     for action in actions:
         clock.append(now)
         if action.kind in ("run", "recompute"):
-            seconds, launch = simulator.op_seconds, simulator.launch_seconds
-            now += max(seconds[action.id], launch[action.id])
+            now += simulator.op_seconds[action.id]
     return clock

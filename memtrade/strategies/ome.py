@@ -22,7 +22,7 @@ from memtrade.graph import StepGraph
 from memtrade.models.options import check, option, options_of
 from memtrade.plan import Fate, Order, Plan
 from memtrade.schedule import base_order
-from memtrade.simulate.costs import op_seconds
+from memtrade.simulate.costs import op_cost
 from memtrade.simulate.devices import Device, load_device
 from memtrade.strategies import checkpoints
 from memtrade.strategies.base import Strategy, make_plan, worth_deciding
@@ -85,7 +85,7 @@ def select(graph: StepGraph, chosen: list[int], options: Options) -> dict[int, s
         return dict.fromkeys(chosen, "all are swapped")
     if options.select == "largest":
         largest = sorted(chosen, key=lambda t: (-sizes[t], t))[: options.count]
-        return {t: f"one of the {options.count} largest" for t in sorted(largest)}
+        return dict.fromkeys(sorted(largest), f"one of the {options.count} largest")
     if options.select == "none":
         return {}
     device = load_device(options.device)
@@ -102,7 +102,7 @@ def select(graph: StepGraph, chosen: list[int], options: Options) -> dict[int, s
 def _gap_seconds(graph: StepGraph, chosen: list[int], device: Device) -> dict[int, float]:
     """Compute time between each checkpoint's last forward and first backward use."""
     position = {op_id: i for i, op_id in enumerate(base_order(graph))}
-    seconds = op_seconds(graph, device)
+    seconds = [device.seconds(op_cost(op, graph)) for op in graph.ops]
     finished = [0.0] * (len(graph.ops) + 1)
     for op_id, i in sorted(position.items(), key=lambda item: item[1]):
         finished[i + 1] = finished[i] + seconds[op_id]

@@ -212,6 +212,32 @@ def test_a_crash_by_signal_has_its_name_and_the_last_words(workers: Workers) -> 
     assert (outcome.status, outcome.reason) == ("crashed", "killed by SIGSEGV: F Check failed")
 
 
+FAILED_ALLOCATION = """
+W0000 00:00:1.5 16 op_kernel.cc:1858] OP_REQUIRES failed at mkl_util.h:878 : RESOURCE_EXHAUSTED: \
+OOM when allocating tensor with shape[12336] and type uint8
+F0000 00:00:1.5 16 tensor.cc:896] Check failed: dtype() == expected_dtype (1 vs. 4)
+*** Check failure stack trace: ***
+    @     0x7f0e880a71f5  (unknown)
+"""
+
+
+def test_an_abort_after_a_failed_allocation_is_out_of_memory(workers: Workers) -> None:
+    outcome = workers.run(
+        f"sys.stderr.write({FAILED_ALLOCATION!r}); sys.stderr.flush(); os.abort()"
+    )
+    assert outcome.status == "out_of_memory"
+    assert outcome.reason == "OOM when allocating tensor with shape[12336] and type uint8"
+
+
+def test_a_crash_has_the_line_that_tells_why(workers: Workers) -> None:
+    log = FAILED_ALLOCATION.replace("OOM", "")
+    outcome = workers.run(f"sys.stderr.write({log!r}); sys.stderr.flush(); os.abort()")
+    assert outcome.status == "crashed"
+    assert outcome.reason == (
+        "killed by SIGABRT: tensor.cc:896] Check failed: dtype() == expected_dtype (1 vs. 4)"
+    )
+
+
 def test_an_exception_is_a_crash_with_its_message(workers: Workers) -> None:
     outcome = workers.run("raise RuntimeError('the wheel is broken')")
     assert outcome.status == "crashed"

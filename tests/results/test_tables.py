@@ -53,7 +53,7 @@ def test_without_an_original_that_ran_there_are_no_ratios(make_record: MakeRecor
 
 
 def test_a_failed_row_shows_its_status_and_a_short_reason(make_record: MakeRecord) -> None:
-    reason = "OOM when allocating\n" + "x" * 500
+    reason = "OOM when allocating on /job:localhost/device:CPU:0 by allocator bfc\n" + "x" * 500
     failed = make_record("lms", peak_mb=None, plan=None, status="out_of_host_memory", reason=reason)
     [comparison] = compare([make_record(), failed])
     row = comparison.rows[1].cells()
@@ -93,14 +93,25 @@ def test_options_that_are_not_the_default_are_named(make_record: MakeRecord) -> 
     assert cells([record])[0]["strategy"] == "lms (dataflow)"
 
 
+def printed(records: list[Record], *, width: int) -> str:
+    [comparison] = compare(records)
+    stream = io.StringIO()
+    Console(file=stream, width=width, markup=False).print(to_rich(comparison, width=width))
+    return stream.getvalue()
+
+
 def test_the_terminal_table_has_every_cell_and_is_no_markup(make_record: MakeRecord) -> None:
     failed = make_record("lms", peak_mb=None, status="crashed", reason="[bold]not markup[/bold]")
-    [comparison] = compare([make_record(), failed])
-    stream = io.StringIO()
-    Console(file=stream, width=200, markup=False).print(to_rich(comparison))
-    text = stream.getvalue()
-    for expected in (*COLUMNS, "2,880.0", "17 / 142 / 3", "[bold]not markup[/bold]"):
+    text = printed([make_record(), failed], width=160)
+    for expected in ("2,880.0", "2,650.0", "17 / 142 / 3", "[bold]not markup[/bold]"):
         assert expected in text
+
+
+def test_80_columns_cut_no_word(make_record: MakeRecord) -> None:
+    text = printed([make_record(), make_record("checkpoints", peak_mb=912.3)], width=80)
+    for expected in ("checkpoints", "2,880.0", "relative", "recomputed /", "17 / 142 / 3"):
+        assert expected in text
+    assert max(map(len, text.splitlines())) <= 80
 
 
 def test_markdown_has_the_command_beside_it(make_record: MakeRecord) -> None:

@@ -1,0 +1,77 @@
+import msgspec
+import pytest
+
+from memtrade.errors import InvalidPlanError
+from memtrade.plan import Action, Fate, Plan, check_plan, load_plan
+from memtrade.schedule import lower
+from tests.graphs import chain
+
+
+@pytest.fixture
+def graph():
+    return chain(3)
+
+
+@pytest.fixture
+def plan(graph):
+    t, u = graph.find(["layer1", "layer2"])
+    actions = lower(graph, {t: "swap", u: "recompute"})
+    fates = (Fate(t, "swap", "large"), Fate(u, "recompute", "cheap"))
+    return Plan("ome", {"count": 1}, graph.fingerprint, "pinned", fates, actions)
+
+
+def replaced(plan, actions) -> Plan:
+    return msgspec.structs.replace(plan, actions=tuple(actions))
+
+
+def test_a_plan_survives_the_file(plan, tmp_path):
+    plan.save(tmp_path / "plan.json")
+    assert load_plan(tmp_path / "plan.json") == plan
+
+
+def test_an_unreadable_plan_says_why(tmp_path):
+    (tmp_path / "plan.json").write_text('{"strategy": 3}')
+    with pytest.raises(InvalidPlanError, match="cannot read a plan"):
+        load_plan(tmp_path / "plan.json")
+    with pytest.raises(InvalidPlanError, match="cannot read a plan"):
+        load_plan(tmp_path / "absent.json")
+
+
+def test_a_sound_plan_passes(plan, graph):
+    check_plan(plan, graph)
+
+
+def test_a_plan_of_another_graph_is_refused(plan):
+    with pytest.raises(InvalidPlanError, match="another graph"):
+        check_plan(plan, chain(4))
+
+
+def without(plan, kind) -> Plan:
+    return replaced(plan, [action for action in plan.actions if action.kind != kind])
+
+
+def test_what_was_never_swapped_out_cannot_come_in(plan, graph):
+    with pytest.raises(InvalidPlanError, match="never swapped it out"):
+        check_plan(without(plan, "swap_out"), graph)
+
+
+def test_a_forgotten_op_is_named(plan, graph):
+    last = plan.actions[-1]
+    with pytest.raises(InvalidPlanError, match=f"never runs {graph.ops[last.id].name}"):
+        check_plan(replaced(plan, plan.actions[:-1]), graph)
+
+
+def test_an_op_before_its_input_is_named(plan, graph):
+    with pytest.raises(InvalidPlanError, match="before its input"):
+        check_plan(replaced(plan, reversed(plan.actions)), graph)
+
+
+def test_an_op_runs_once(plan, graph):
+    with pytest.raises(InvalidPlanError, match="twice"):
+        check_plan(replaced(plan, [*plan.actions, plan.actions[-1]]), graph)
+
+
+def test_nothing_stateful_is_recomputed(plan, graph):
+    update = next(op for op in graph.ops if op.stateful)
+    with pytest.raises(InvalidPlanError, match="stateful"):
+        check_plan(replaced(plan, [*plan.actions, Action("recompute", update.id)]), graph)

@@ -1,0 +1,120 @@
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from memtrade.plan import Action, Plan, check_plan
+from memtrade.schedule import Lowering, base_order, lower
+from tests.graphs import Builder, chain
+
+
+def program(graph, actions) -> list[str]:
+    """The actions in words: "run layer1", "swap_in layer1"."""
+    words = []
+    for action in actions:
+        is_op = action.kind in ("run", "recompute")
+        op = action.id if is_op else graph.tensors[action.id].op
+        words.append(f"{action.kind} {graph.ops[op].name}")
+    return words
+
+
+def tensors(graph, *layers: str) -> list[int]:
+    return graph.find(layers)
+
+
+def test_base_order_runs_updates_as_soon_as_they_can():
+    graph = chain(3)
+    order = [graph.ops[op_id].name for op_id in base_order(graph)]
+    assert order.index("update3") == order.index("grad3") + 1
+
+
+def test_an_update_waits_for_the_readers_of_its_variable():
+    b = Builder()
+    (handle,) = b.op("w", "Placeholder", sizes=[0])
+    (x,) = b.op("x", "Placeholder", sizes=[1 << 20])
+    (value,) = b.op("read", "ReadVariableOp", [handle], sizes=[1 << 20], stateful=True)
+    (y,) = b.op("y", "Mul", [x, value], sizes=[1 << 20])
+    (dw,) = b.op("dw", "Mul", [y, x], sizes=[1 << 20])
+    (dx,) = b.op("dx", "Mul", [y, value], sizes=[1 << 20])
+    b.op("update", "ResourceApplyGradientDescent", [handle, dw], stateful=True)
+    graph = b.build(inputs=[x], outputs=[dx], loss=y, control_outputs=[6])
+    order = [graph.ops[op_id].name for op_id in base_order(graph)]
+    assert order.index("update") > order.index("dx")
+
+
+def test_recompute_just_before_the_reader():
+    graph = chain(3)
+    kept, dropped = tensors(graph, "layer1", "layer2")
+    words = program(graph, lower(graph, {kept: "keep", dropped: "recompute"}))
+    at = words.index("recompute layer2")
+    assert words[at + 1] == "run grad3"
+    assert "recompute layer1" not in words
+
+
+def test_a_chain_of_clones_goes_back_to_what_is_kept():
+    graph = chain(4)
+    decisions = dict.fromkeys(tensors(graph, "layer1", "layer2", "layer3", "layer4"), "recompute")
+    words = program(graph, lower(graph, decisions))
+    clones = [word for word in words if word.startswith("recompute")]
+    assert clones == [f"recompute layer{i}" for i in (1, 2, 3, 4)]
+
+
+def test_fleeting_clones_are_made_for_each_reader():
+    graph = chain(3)
+    one, two = tensors(graph, "layer1", "layer2")
+    decisions = {one: "recompute", two: "recompute"}
+    lowering = Lowering(fleeting=frozenset({one}))
+    counts = Counter(program(graph, lower(graph, decisions, lowering)))
+    assert counts["recompute layer1"] == 2  # for layer2's clone and for grad2
+    assert counts["recompute layer2"] == 1
+
+
+def test_swapped_tensors_leave_after_their_op_and_return_before_their_reader():
+    graph = chain(3)
+    (t,) = tensors(graph, "layer1")
+    words = program(graph, lower(graph, {t: "swap"}))
+    assert words[words.index("run layer1") + 1] == "swap_out layer1"
+    assert words[words.index("swap_in layer1") + 1] == "run grad2"
+
+
+def test_stateful_ops_are_never_cloned():
+    graph = chain(3, stateful=2)
+    decisions = dict.fromkeys(tensors(graph, "layer1", "layer2"), "recompute")
+    assert "recompute layer2" not in program(graph, lower(graph, decisions))
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data(), layers=st.integers(1, 8))
+def test_every_program_can_be_carried_out(data, layers):
+    """Whatever is decided, each op runs once, after its inputs, and the same input gives the
+    same program."""
+    stateful = data.draw(st.one_of(st.none(), st.integers(1, layers)))
+    graph = chain(layers, stateful=stateful)
+    choices = st.sampled_from(["keep", "recompute", "swap"])
+    decisions = {t: data.draw(choices) for t in graph.activations}
+    brief = frozenset(t for t in graph.activations if data.draw(st.booleans()))
+    actions = lower(graph, decisions, Lowering(fleeting=brief))
+    check_plan(Plan("any", {}, graph.fingerprint, "pinned", (), actions), graph)
+    assert actions == lower(graph, dict(reversed(decisions.items())), Lowering(fleeting=brief))
+
+
+def test_one_branch_is_walked_to_its_end_before_the_next():
+    """Two branches of one gradient: the small end of the first comes before the second starts."""
+    b = Builder()
+    (x,) = b.op("x", "Placeholder", sizes=[1 << 20])
+    (y,) = b.op("y", "Sin", [x], sizes=[1 << 22])
+    (loss,) = b.op("loss", "Sum", [y], sizes=[4])
+    (top,) = b.op("top", "Mul", [loss, y], sizes=[1 << 22])
+    (left,) = b.op("left", "Sin", [top], sizes=[1 << 22])
+    (right,) = b.op("right", "Sin", [top], sizes=[1 << 22])
+    (left_end,) = b.op("left_end", "Sum", [left], sizes=[1 << 18])
+    (right_end,) = b.op("right_end", "Sum", [right], sizes=[1 << 18])
+    graph = b.build(inputs=[x], outputs=[loss, left_end, right_end], loss=loss)
+    words = program(graph, lower(graph, {}))
+    assert words.index("run left_end") < words.index("run right")
+
+
+@pytest.mark.parametrize("kind", ["run", "recompute"])
+def test_actions_compare_by_value(kind):
+    assert Action(kind, 3) == Action(kind, 3)

@@ -1,0 +1,165 @@
+"""Every strategy on every small model gives the original's losses and variables, to the bit.
+
+Momentum slots and batch-norm moving averages are among the variables; two models have dropout.
+And the check can fail: planted wrong plans and wrong graphs turn it red.
+"""
+
+import dataclasses
+import functools
+
+import msgspec
+import pytest
+import tensorflow as tf
+
+from memtrade.graph import StepGraph
+from memtrade.plan import Plan
+from memtrade.schedule import lower
+from memtrade.strategies import STRATEGIES, make_options
+from memtrade.tf.extract import trace
+from memtrade.tf.rewrite import apply_plan, import_step, rewrite
+from memtrade.tf.swap import SerializeTransfer
+from memtrade.tf.verify import compare_steps
+from tests.tf.small_models import SMALL, small_step
+
+CASES = [
+    ("original", {}),
+    ("checkpoints", {}),
+    ("checkpoints", {"mode": "speed"}),
+    ("checkpoints", {"mode": "collection"}),
+    ("lms", {}),
+    ("lms", {"ctrld_strategy": "direct_order", "lb": 3, "swap_branches": True,
+             "fuse_swapins": True}),
+    ("ome", {}),
+    ("ome", {"select": "all"}),
+    ("ome", {"mode": "collection", "select": "largest", "count": 2}),
+]  # fmt: skip
+# The largest graph takes seconds a case: the modes that differ most.
+FEWER = {"inception-v4": [1, 4, 7]}
+
+
+@functools.cache
+def traced(name: str):
+    step = small_step(name)
+    found = trace(step)
+    return found, step.variables(), step.make_batch()
+
+
+def compare(name: str, rewritten, steps: int = 2):
+    found, variables, batch = traced(name)
+    return compare_steps(found.step.function, rewritten, variables, batch, steps=steps)
+
+
+def matrix():
+    for name in SMALL:
+        for i, (strategy, options) in enumerate(CASES):
+            if i not in FEWER.get(name, range(len(CASES))):
+                continue
+            for order in ("pinned", "dataflow") if i in (1, 4, 6) else ("pinned",):
+                words = ",".join(f"{key}={value}" for key, value in options.items())
+                yield pytest.param(
+                    name, strategy, options, order, id=f"{name}-{strategy}[{words}]-{order}"
+                )
+
+
+@pytest.mark.parametrize(("name", "strategy", "options", "order"), list(matrix()))
+def test_same_losses_and_variables(name, strategy, options, order):
+    found, _, _ = traced(name)
+    plan = STRATEGIES[strategy].plan(found.graph, make_options(strategy, options), order)
+    # Small slices, so that large tensors' way of travelling is taken too.
+    transfer = SerializeTransfer(max_slice_bytes=20_000 if strategy == "lms" else 1 << 30)
+    comparison = compare(name, apply_plan(found, plan, transfer))
+    assert comparison.beyond(0.0) == []
+
+
+def test_the_plans_under_test_do_something():
+    """Or equality would prove nothing."""
+    for name in SMALL:
+        graph = traced(name)[0].graph
+        plan = STRATEGIES["ome"].plan(graph, make_options("ome", {"select": "all"}), "pinned")
+        kinds = {action.kind for action in plan.actions}
+        assert kinds >= {"run", "recompute", "swap_out", "swap_in"}
+
+
+# --- planted faults ---------------------------------------------------------------------------
+
+
+def swapped_graph_def(name: str = "resnet-18"):
+    found, _, _ = traced(name)
+    plan = STRATEGIES["lms"].plan(found.graph, make_options("lms", {}), "pinned")
+    return found, rewrite(found, plan, SerializeTransfer())
+
+
+def reds(name: str, found, graph_def) -> list:
+    return compare(name, import_step(found, graph_def)).beyond(0.0)
+
+
+def test_a_stale_swap_turns_red():
+    """A swap-in that reads another tensor of the same shape."""
+    found, graph_def = swapped_graph_def()
+    shapes = {found.graph.label(t.id).replace(":", "_"): t.shape for t in found.graph.tensors}
+    outs = [node.name for node in graph_def.node if node.op == "SerializeTensor"]
+    a, b = next(
+        (a, b)
+        for i, a in enumerate(outs)
+        for b in outs[i + 1 :]
+        if shapes[a.split("out/")[1]] == shapes[b.split("out/")[1]]
+    )
+    reader = next(n for n in graph_def.node if n.op == "ParseTensor" and n.input[0] == b)
+    reader.input[0] = a
+    assert reds("resnet-18", found, graph_def)
+
+
+def test_a_forgotten_update_turns_red():
+    found, graph_def = swapped_graph_def()
+    update = next(n for n in graph_def.node if n.op == "ResourceApplyMomentum")
+    del update.input[:]
+    update.op = "NoOp"
+    update.ClearField("attr")
+    assert reds("resnet-18", found, graph_def)
+
+
+def test_a_second_update_turns_red():
+    """A stateful op that was cloned: the moving average moves twice."""
+    found, graph_def = swapped_graph_def()
+    update = next(n for n in graph_def.node if n.op == "AssignSubVariableOp")
+    again = tf.compat.v1.NodeDef()
+    again.CopyFrom(update)
+    again.name = "planted/update"
+    graph_def.node.append(again)
+    last = next(n for n in graph_def.node if n.name == found.concrete.graph.control_outputs[-1].name)
+    last.input.append("^planted/update")
+    assert reds("resnet-18", found, graph_def)
+
+
+def test_a_cloned_random_op_turns_red():
+    """The clone draws another mask than the forward pass did."""
+    name = "gpt2-dropout"
+    found, _, _ = traced(name)
+    # A graph that calls its random ops stateless, so that they are recomputed like any other.
+    lying = [
+        msgspec.structs.replace(op, stateful=op.stateful and op.type != "RandomUniform")
+        for op in found.graph.ops
+    ]
+    graph = StepGraph(msgspec.structs.replace(found.graph.data, ops=tuple(lying)))
+    decisions = dict.fromkeys(graph.activations, "recompute")
+    plan = Plan("planted", {}, graph.fingerprint, "pinned", (), lower(graph, decisions))
+    graph_def = rewrite(dataclasses.replace(found, graph=graph), plan, SerializeTransfer())
+    clones = [
+        node
+        for node in graph_def.node
+        if node.op == "RandomUniform" and node.name.startswith("memtrade/again")
+    ]
+    assert clones
+    for clone in clones:  # as users' unseeded ops are; a seeded one's clone draws the same
+        clone.attr["seed"].i = clone.attr["seed2"].i = 0
+    assert reds(name, found, graph_def)
+
+
+def test_a_wrong_clone_turns_red():
+    """A recomputation that gives other values."""
+    found, _, _ = traced("resnet-18")
+    plan = STRATEGIES["checkpoints"].plan(found.graph, make_options("checkpoints", {}), "pinned")
+    graph_def = rewrite(found, plan, SerializeTransfer())
+    clones = [n for n in graph_def.node if n.name.startswith("memtrade/again") and n.op == "Relu"]
+    clones[-1].op = "Abs"
+    assert reds("resnet-18", found, graph_def)

@@ -1,0 +1,125 @@
+import subprocess
+import sys
+
+import pytest
+import tensorflow as tf
+
+from memtrade.errors import InvalidPlanError
+from memtrade.graph import Tensor
+from memtrade.plan import Plan
+from memtrade.strategies import STRATEGIES, make_options
+from memtrade.tf.extract import trace
+from memtrade.tf.rewrite import apply_plan, rewrite
+from memtrade.tf.swap import DeviceCopyTransfer, SerializeTransfer
+from tests.tf.small_models import small_step
+
+
+@pytest.fixture(scope="module")
+def found():
+    return trace(small_step("resnet-18"))
+
+
+def plan_of(found, strategy, options=None, order="pinned") -> Plan:
+    return STRATEGIES[strategy].plan(found.graph, make_options(strategy, options or {}), order)
+
+
+def controls(node) -> list[str]:
+    return [source[1:] for source in node.input if source.startswith("^")]
+
+
+def test_the_original_is_given_back_as_it_is(found):
+    step = apply_plan(found, plan_of(found, "original"), SerializeTransfer())
+    assert step is found.step.function
+
+
+def test_pinned_is_one_total_order(found):
+    graph_def = rewrite(found, plan_of(found, "ome"), SerializeTransfer())
+    waits = {node.name: {s.lstrip("^").partition(":")[0] for s in node.input}
+             for node in graph_def.node}  # fmt: skip
+    ordered = [
+        node.name
+        for node in graph_def.node
+        if node.op not in ("Const", "NoOp", "Placeholder", "VarHandleOp")
+    ]
+    unordered = [b for a, b in zip(ordered, ordered[1:], strict=False) if a not in waits[b]]
+    assert unordered == []
+
+
+def test_dataflow_holds_every_clone_back(found):
+    graph_def = rewrite(found, plan_of(found, "checkpoints", order="dataflow"), SerializeTransfer())
+    backward = {found.graph.ops[i].name for i in (*found.graph.backward, found.graph.turn)}
+    clones = [node for node in graph_def.node if node.name.startswith("memtrade/again")]
+    assert clones
+    assert all(backward.intersection(controls(node)) for node in clones)
+
+
+def test_a_plan_of_another_graph_is_refused(found):
+    other = Plan("any", {}, "0" * 16, "pinned", (), ())
+    with pytest.raises(InvalidPlanError, match="another graph"):
+        apply_plan(found, other, SerializeTransfer())
+
+
+@pytest.mark.parametrize("shape", [(7, 3), (4,), (5, 2, 3)])
+@pytest.mark.parametrize("max_slice_bytes", [12, 40, 1 << 20])
+def test_a_tensor_survives_the_way_to_the_host_in_slices(shape, max_slice_bytes):
+    size = 4
+    for n in shape:
+        size *= n
+    tensor = Tensor(0, 0, 0, "float32", shape, size)
+    transfer = SerializeTransfer(max_slice_bytes)
+    value = tf.random.stateless_normal(shape, [1, 2])
+
+    @tf.function(autograph=False)
+    def there_and_back(x):
+        nodes = transfer.swap_out("out", "x", tensor) + transfer.swap_in("in", "out", tensor)
+        graph_def = tf.compat.v1.GraphDef(node=nodes)
+        return tf.graph_util.import_graph_def(graph_def, {"x": x}, ["in:0"], name="")[0]
+
+    tf.debugging.assert_equal(there_and_back(value), value)
+
+
+def test_device_copies_run_on_their_devices(found):
+    """The GPU's form: Identity on the host and back, each pinned where it belongs."""
+    transfer = DeviceCopyTransfer(device="/device:GPU:0", host="/device:CPU:0")
+    graph_def = rewrite(found, plan_of(found, "lms"), transfer)
+    outs = [node for node in graph_def.node if node.name.startswith("memtrade/out/")]
+    ins = [node for node in graph_def.node if node.name.startswith("memtrade/in1/")]
+    assert outs
+    assert len(outs) == len(ins)
+    assert {node.device for node in outs} == {"/device:CPU:0"}
+    assert {node.device for node in ins} == {"/device:GPU:0"}
+    # Or the copy back would start as soon as the one out has ended.
+    assert all(controls(node) for node in ins)
+
+
+TWO_DEVICES = """
+import tensorflow as tf
+cpu = tf.config.list_physical_devices("CPU")[0]
+tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
+from memtrade.strategies import STRATEGIES, make_options
+from memtrade.tf.extract import trace
+from memtrade.tf.rewrite import apply_plan
+from memtrade.tf.swap import DeviceCopyTransfer
+from memtrade.tf.verify import compare_steps
+from tests.tf.small_models import small_step
+with tf.device("/device:CPU:1"):
+    step = small_step("resnet-18")
+    found = trace(step)
+    variables, batch = step.variables(), step.make_batch()
+plan = STRATEGIES["ome"].plan(found.graph, make_options("ome", {"select": "all"}), "pinned")
+transfer = DeviceCopyTransfer(device="/device:CPU:1", host="/device:CPU:0")
+rewritten = apply_plan(found, plan, transfer)
+comparison = compare_steps(step.function, rewritten, variables, batch, steps=2)
+print("differing", len(comparison.beyond(0.0)), "swaps", len(plan.tensors("swap")))
+"""
+
+
+def test_the_gpu_form_gives_the_same_gradient_on_two_logical_devices():
+    done = subprocess.run(
+        [sys.executable, "-c", TWO_DEVICES], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    words = done.stdout.split()
+    assert words[:2] == ["differing", "0"]
+    assert int(words[3]) > 0
