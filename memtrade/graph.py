@@ -111,11 +111,16 @@ class StepGraph:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Same graph, same fingerprint: what a saved plan is checked against."""
+        """Same graph, same fingerprint: what a saved plan is checked against.
+
+        TensorFlow names the placeholders of captured variables after the way it was traced, so
+        their names do not count.
+        """
         digest = hashlib.sha256()
         for op in self.ops:
+            name = "" if op.type == "Placeholder" else op.name
             shapes = [self.tensors[t].shape for t in op.outputs]
-            digest.update(repr((op.name, op.type, op.inputs, op.controls, shapes)).encode())
+            digest.update(repr((name, op.type, op.inputs, op.controls, shapes)).encode())
         return digest.hexdigest()[:16]
 
     @cached_property

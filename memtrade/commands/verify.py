@@ -13,6 +13,7 @@ from memtrade.commands.run import Flag, ignore, log
 from memtrade.commands.screen import stdout
 from memtrade.measure.protocol import TrialSpec
 from memtrade.measure.trial import Outcome, run_child
+from memtrade.models import make_model
 from memtrade.results.tables import NONE, status_text
 
 # Differing variables that the table names; `--json` has them all.
@@ -83,7 +84,8 @@ def verdict(outcome: Outcome) -> str:
 
 
 def _table(specs: list[TrialSpec], outcomes: list[Outcome]) -> Table:
-    step = f"{specs[0].model}, batch {specs[0].model_options.get('batch_size', '?')}"
+    options = specs[0].model_options
+    step = f"{make_model(specs[0].model, options).name}, batch {options['batch_size']}"
     table = Table(title=f"Compared with the original: {step}", title_justify="left")
     for name in ("strategy", "verdict", "max difference", "tolerance", "steps", "variables"):
         numeric = name in ("max difference", "tolerance", "steps", "variables")

@@ -12,11 +12,15 @@ import time
 from pathlib import Path
 from typing import BinaryIO
 
-import psutil
-import tensorflow as tf
+from memtrade.measure.child import become_child
+
+# Before the seconds that TensorFlow's import takes, so that no parent is outlived.
+become_child()
+
+import psutil  # noqa: E402
+import tensorflow as tf  # noqa: E402
 
 from memtrade.errors import InfeasibleBudgetError, MemtradeError, UnsupportedGraphError
-from memtrade.measure.child import become_child
 from memtrade.measure.protocol import (
     Difference,
     Done,
@@ -50,7 +54,6 @@ GPU_TOLERANCE = 1e-4
 
 
 def main() -> int:
-    become_child()
     # TensorFlow and its libraries may write to standard output: events get a descriptor of
     # their own, and whatever else is printed goes to the log.
     events = os.fdopen(os.dup(sys.stdout.fileno()), "wb", buffering=0)
@@ -79,7 +82,9 @@ class _Worker:
         device = self._start_device()
         if self.spec.task == "extract":
             self._extract()
-        elif self.spec.task == "verify":
+            return
+        self._check_limit(device)
+        if self.spec.task == "verify":
             self._verify(device)
         else:
             self._measure(device)
@@ -127,20 +132,23 @@ class _Worker:
         Path(self.spec.graph_path).write_bytes(graph.to_bytes())
         self._send(Done())
 
-    def _trace(self, device: Device) -> tuple[Trace, tuple[tf.Variable, ...]]:
+    def _trace(self) -> tuple[Trace, tuple[tf.Variable, ...]]:
         self._send(Progress("trace"))
         step = self._make_step()
-        try:
-            traced = trace(step)
-            return traced, step.variables()
-        except tf.errors.ResourceExhaustedError:
-            with tf.Graph().as_default():
-                needed = sum(trace(self._make_step()).graph.data.capture_bytes)
+        traced = trace(step)
+        return traced, step.variables()
+
+    def _check_limit(self, device: Device) -> None:
+        """Raises MemtradeError where not even the variables fit."""
+        with tf.Graph().as_default():
+            step = self._make_step()
+            needed_bytes = sum(trace(step).graph.data.capture_bytes)
+        if needed_bytes >= device.limit_bytes:
             raise MemtradeError(
                 f"the memory limit must exceed the variables' size: the limit is "
                 f"{device.limit_bytes / MIB:,.0f} MiB, {step.name}'s variables take "
-                f"{needed / MIB:,.0f} MiB"
-            ) from None
+                f"{needed_bytes / MIB:,.0f} MiB"
+            )
 
     def _plan(self, traced: Trace) -> Plan:
         self._send(Progress("plan"))
@@ -163,7 +171,7 @@ class _Worker:
         process = psutil.Process()
         idle_bytes = process.memory_info().rss
         started = time.perf_counter()
-        traced, _ = self._trace(device)
+        traced, _ = self._trace()
         traced_at = time.perf_counter()
         plan = self._plan(traced)
         planned_at = time.perf_counter()
@@ -198,7 +206,7 @@ class _Worker:
         self._send(Done(measured))
 
     def _verify(self, device: Device) -> None:
-        traced, variables = self._trace(device)
+        traced, variables = self._trace()
         step = self._rewrite(traced, self._plan(traced), device)
         tolerance = 0.0 if self.spec.device == "arena" else GPU_TOLERANCE
         comparison = compare_steps(

@@ -6,8 +6,10 @@ default) with
     TF_CPP_VMODULE=log_memory=2,bfc_allocator=3  TF_CPP_MIN_LOG_LEVEL=0
 
 which logs each request to the allocator and each kernel's outputs, on ResNet-18 and 50,
-InceptionV4, U-Net, AmoebaNet-D and GPT-2 with pinned order, and hold to the byte and in order. An
-op type without a row is taken to allocate its outputs and nothing else.
+InceptionV4, U-Net, AmoebaNet-D and GPT-2 with pinned order; replayed, each request comes out with
+its size and in its place, but for some scratch of a few KB. An op type outside `TRACED` is taken to
+allocate its outputs and nothing else, unless a row of `FORWARDING` from TensorFlow's sources says
+otherwise; `MemoryResult.assumed` lists such types.
 """
 
 from __future__ import annotations
@@ -19,12 +21,27 @@ from memtrade.graph import Op, StepGraph
 
 SCRATCH = -1
 
+_TRACED_NAMES = """
+    AddN AddV2 AssignSubVariableOp AssignVariableOp AvgPool AvgPoolGrad BatchMatMulV2 BiasAdd
+    BiasAddGrad ConcatOffset ConcatV2 Const Conv2D Conv2DBackpropFilter Conv2DBackpropInput Exp
+    ExpandDims Fill FloorDiv FloorMod FusedBatchNormGradV3 FusedBatchNormV3 GatherV2 GreaterEqual
+    Identity InvertPermutation LeakyRelu LeakyReluGrad Log1p MatMul MatrixBandPart MaxPool
+    MaxPoolGrad Maximum Mean Mul Neg NoOp Placeholder RandomUniform ReadVariableOp RealDiv
+    Reciprocal Relu ReluGrad Reshape ResizeNearestNeighbor ResizeNearestNeighborGrad
+    ResourceApplyAdam ResourceApplyGradientDescent ResourceApplyMomentum ResourceApplyRMSProp Roll
+    Rsqrt RsqrtGrad Select SelectV2 ShapeN Slice Softmax SparseSoftmaxCrossEntropyWithLogits Split
+    Square SquaredDifference StopGradient StridedSlice StridedSliceGrad Sub Sum Tanh TanhGrad Tile
+    Transpose UnsortedSegmentSum ZerosLike
+"""
+TRACED = frozenset(_TRACED_NAMES.split())
+
 # Kernels that write into an input's buffer where nobody else will read it, and the positions of
 # the inputs that they try, in this order; the input must have the output's dtype and size.
 _FIRST, _BOTH = (0,), (0, 1)
 _UNARY = """
-    Abs Ceil Elu Erf Exp Floor Inv LeakyRelu Log Log1p LogSoftmax Neg Reciprocal Relu Relu6
-    Round Rsqrt Selu Sigmoid Sign Softmax Softplus Softsign Sqrt Square Tanh
+    Abs Acos Asin Atan Ceil Cos Cosh Elu Erf Erfc Exp Expm1 Floor Inv LeakyRelu Lgamma Log Log1p
+    LogSoftmax Neg Reciprocal Relu Relu6 Rint Round Rsqrt Selu Sigmoid Sign Sin Sinh Softmax
+    Softplus Softsign Sqrt Square Tan Tanh
     MatrixBandPart OnesLike ZerosLike
     EluGrad LeakyReluGrad Relu6Grad ReluGrad SeluGrad SoftplusGrad SoftsignGrad
 """

@@ -28,6 +28,7 @@ from memtrade.graph import StepGraph
 from memtrade.plan import Action, Plan
 from memtrade.schedule import base_order
 from memtrade.simulate.bfc import ArenaOutOfMemoryError, BfcAllocator
+from memtrade.simulate.kernels import TRACED
 from memtrade.simulate.program import Linker, Program
 from memtrade.simulate.walk import Holder, Lag, Peak, Walk
 
@@ -57,6 +58,7 @@ class MemoryResult(msgspec.Struct, frozen=True):
         holders: who holds what at the peak, the largest first. Variables and batch: a row each.
         in_use_bytes: most bytes in use during each action (of the last step), if asked for.
         out_of_memory: set if the step does not fit; the peaks are then those up to there.
+        assumed: op types of the graph whose kernels were never traced: their scratch counts as 0.
     """
 
     peak_bytes: int
@@ -69,6 +71,7 @@ class MemoryResult(msgspec.Struct, frozen=True):
     holders: tuple[Holder, ...]
     in_use_bytes: tuple[int, ...] | None = None
     out_of_memory: OutOfMemory | None = None
+    assumed: tuple[str, ...] = ()
 
 
 def simulate_memory(
@@ -97,6 +100,7 @@ class Simulator:
     def __init__(self, graph: StepGraph, *, onednn: bool = True):
         self.graph = graph
         self.linker = Linker(graph, onednn=onednn)
+        self.assumed = tuple(sorted({op.type for op in graph.ops} - TRACED))
         self._base: tuple[Action, ...] | None = None
 
     def actions(self, plan: Plan | Sequence[Action]) -> Sequence[Action]:
@@ -165,9 +169,12 @@ class Simulator:
             host_peak_bytes=walk.host_peak,
             peak_action=best.action,
             peak_op=self._name(actions, best.action),
-            holders=walk.holders(best.buffers),
+            holders=walk.holders(
+                best.buffers, lambda row: self._name(actions, program.rows[row].action)
+            ),
             in_use_bytes=in_use,
             out_of_memory=failed,
+            assumed=self.assumed,
         )
 
     def peak_live_bytes(self, plan: Plan | Sequence[Action]) -> int:

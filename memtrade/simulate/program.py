@@ -47,7 +47,7 @@ class Spec(NamedTuple):
     code: Code
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
-    requests: tuple[tuple[int, int, tuple[int, ...]], ...] = ()
+    requests: tuple[Request, ...] = ()
     variables: tuple[tuple[int, int], ...] = ()
     workspace: int | None = None  # of MaxPoolGrad: the tensor that spares its scratch
 
@@ -57,7 +57,7 @@ class Row(NamedTuple):
 
     action: int
     code: Code
-    requests: Sequence[tuple[int, int, tuple[int, ...]]]
+    requests: Sequence[Request]
     inputs: Sequence[int]
     outputs: Sequence[int]
     variables: Sequence[tuple[int, int]]
@@ -157,7 +157,7 @@ class Linker:
             Code.COMPUTE,
             inputs,
             outputs,
-            tuple(tuple(each) for each in wanted if each.size_bytes),
+            tuple(each for each in wanted if each.size_bytes),
             workspace=workspace,
         )
 
@@ -172,7 +172,7 @@ class Linker:
         rows: list[Row] = []
         for index, (kind, id_) in enumerate((a.kind, a.id) for a in actions):
             if kind == "reserve":
-                rows.append(Row(index, Code.RESERVE, ((id_, SCRATCH, ()),), (), (), ()))
+                rows.append(Row(index, Code.RESERVE, (Request(id_),), (), (), ()))
                 continue
             if kind == "swap_out":
                 source = latest[id_]
@@ -180,7 +180,7 @@ class Linker:
                 outside[id_] = len(tensor_of)
                 tensor_of.append(id_)
                 readers.append(0)
-                request = ((sizes[id_], 0, ()),)
+                request = (Request(sizes[id_], 0),)
                 rows.append(Row(index, Code.SWAP_OUT, request, (source,), (outside[id_],), ()))
                 continue
             if kind == "swap_in":
@@ -188,7 +188,7 @@ class Linker:
                 latest[id_] = len(tensor_of)
                 tensor_of.append(id_)
                 readers.append(0)
-                request = ((sizes[id_], 0, ()),)
+                request = (Request(sizes[id_], 0),)
                 rows.append(Row(index, Code.SWAP_IN, request, (outside[id_],), (latest[id_],), ()))
                 lost.add(self.hidden_of.get(id_, SCRATCH))
                 continue

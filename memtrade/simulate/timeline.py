@@ -103,7 +103,7 @@ class TimeSimulator:
         else:
             starts, ends, begun, stall = self._beside(actions)
         channels = [_CHANNEL.get(action.kind, COMPUTE) for action in actions]
-        busy = dict.fromkeys((COMPUTE, COPY_OUT, COPY_IN), 0.0)
+        busy: dict[str, float] = dict.fromkeys((COMPUTE, COPY_OUT, COPY_IN), 0.0)
         for channel, start, end in zip(channels, starts, ends, strict=True):
             busy[channel] += end - start
         result = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import math
+from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 import msgspec
@@ -40,7 +41,7 @@ class Holder(msgspec.Struct, frozen=True, array_like=True):
     size_bytes: int
 
 
-class Peak(msgspec.Struct, frozen=True):
+class Peak(NamedTuple):
     """Most bytes in use, during which action, and how many buffers had been made by then."""
 
     in_use: int
@@ -132,7 +133,7 @@ class Walk:
         return buffer
 
     def _new(self, size: int, references: int, owner: int) -> int:
-        """A new buffer. `owner`: the tensor id, or below -1, scratch of op -2 - owner."""
+        """A new buffer. `owner`: the tensor id, or below -1, scratch of row -2 - owner."""
         if not size:
             return 0
         while True:
@@ -161,7 +162,10 @@ class Walk:
             self._died[buffer] = len(self._handle)
 
     def step(self) -> None:
-        """Walks the program once. Raises ArenaOutOfMemoryError where the step would."""
+        """Walks the program once. Raises ArenaOutOfMemoryError where the step would.
+
+        `peak` is right in either case.
+        """
         rows, tensor_of, readers, returned = self.program
         allocator, refs, new, release = self.allocator, self._refs, self._new, self._release
         sources = self._sources
@@ -170,7 +174,8 @@ class Walk:
             if buffer:
                 refs[buffer] = _FOREVER
         self.series = series = []
-        peak, peak_action, peak_buffers = allocator.bytes_in_use, -1, len(self._handle)
+        self.peak = Peak(allocator.bytes_in_use, -1, len(self._handle))
+        peak = self.peak.in_use
         host = 0
         reserved: list[int] = []
         lag, leaving = self.lag, self._leaving
@@ -232,7 +237,8 @@ class Walk:
             in_use = allocator.bytes_in_use
             series.append(in_use)
             if in_use > peak:
-                peak, peak_action, peak_buffers = in_use, action, len(self._handle)
+                peak = in_use
+                self.peak = Peak(in_use, action, len(self._handle))
             if lag and code == Code.SWAP_OUT:
                 heapq.heappush(leaving, (lag.ended[action], buffer_of[inputs[0]]))
             else:
@@ -244,7 +250,6 @@ class Walk:
             release(heapq.heappop(leaving)[1])
         for version in returned:
             release(buffer_of[version])
-        self.peak = Peak(peak, peak_action, peak_buffers)
 
     def _copy_if_shared(self, handle: int, size: int) -> None:
         """Before an update: the variable gets a buffer of its own if a read value is held."""
@@ -267,8 +272,12 @@ class Walk:
         else:
             self._copy_if_shared(handle, size)
 
-    def holders(self, buffers: int) -> tuple[Holder, ...]:
-        """Who held memory when that many buffers had been made; the largest first."""
+    def holders(self, buffers: int, name: Callable[[int], str]) -> tuple[Holder, ...]:
+        """Who held memory when that many buffers had been made; the largest first.
+
+        Args:
+            name: row -> what stands for its scratch.
+        """
         grouped: dict[int, str] = {}
         held: dict[str, int] = {}
         for group, members in self._groups.items():
@@ -279,7 +288,7 @@ class Walk:
             owner = self._owner[buffer]
             label = grouped.get(buffer)
             if label is None:
-                label = self.linker.label(owner) if owner >= 0 else f"scratch of {-2 - owner}"
+                label = self.linker.label(owner) if owner >= 0 else f"scratch of {name(-2 - owner)}"
             held[label] = held.get(label, 0) + self._size[buffer]
         ranked = sorted(held.items(), key=lambda each: (-each[1], each[0]))
         return tuple(Holder(label, size) for label, size in ranked)

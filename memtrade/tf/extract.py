@@ -57,7 +57,8 @@ def read_graph(name: str, concrete: Any) -> GraphData:
                 name=operation.name,
                 type=operation.type,
                 inputs=tuple(tensor_ids[t.name] for t in operation.inputs),
-                controls=tuple(op_ids[control.name] for control in operation.control_inputs),
+                # TensorFlow keeps them in a set: sorted, so that the same step is the same data.
+                controls=tuple(sorted(op_ids[op.name] for op in operation.control_inputs)),
                 outputs=tuple(outputs),
                 stateful=stateful[operation],
                 attrs=attrs[operation.name],
@@ -72,7 +73,7 @@ def read_graph(name: str, concrete: Any) -> GraphData:
         captures=tuple(tensor_ids[t.name] for t in func_graph.inputs[batch:]),
         capture_bytes=tuple(_captured_bytes(t) for t in concrete.captured_inputs),
         outputs=tuple(tensor_ids[t.name] for t in func_graph.outputs),
-        control_outputs=tuple(op_ids[op.name] for op in func_graph.control_outputs),
+        control_outputs=tuple(sorted(op_ids[op.name] for op in func_graph.control_outputs)),
         loss=tensor_ids[_find_loss(func_graph).name],
         collection=tuple(
             tensor_ids[t.name]

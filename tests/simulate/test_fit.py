@@ -1,0 +1,52 @@
+"""A fit finds the parameters that made the times."""
+
+import msgspec
+import pytest
+
+from memtrade.graph import StepGraph
+from memtrade.simulate.devices import load_device
+from memtrade.simulate.fit import Sample, fit_device
+from memtrade.simulate.timeline import TimeSimulator
+from tests.graphs import Builder
+
+
+def products(count: int, copies: int, size: int) -> StepGraph:
+    """Matrix products and copies of size x size, so that samples differ in what bounds them."""
+    b = Builder()
+    (x,) = b.op("x", "Placeholder", sizes=[4 * size * size])
+    last = x
+    for i in range(count + copies):
+        (last,) = b.op(
+            f"op{i}", "MatMul" if i < count else "Transpose", [last, x], sizes=[4 * size * size]
+        )
+    graph = b.build(inputs=[x], outputs=[last], loss=last)
+    square = [msgspec.structs.replace(t, shape=(size, size)) for t in graph.tensors]
+    return StepGraph(msgspec.structs.replace(graph.data, tensors=tuple(square)))
+
+
+def test_the_parameters_that_made_the_times_are_found():
+    given = load_device("gtx-1070")
+    true = msgspec.structs.replace(
+        given,
+        launch_overhead_seconds=100e-6,
+        efficiency={
+            name: share * (0.5 if name in ("conv", "matmul") else 0.6)
+            for name, share in given.efficiency.items()
+        },
+    )
+    graphs = [products(30, 1, 2000), products(1, 60, 2000), products(20, 20, 10)]
+    samples = [Sample(g, (), TimeSimulator(g, true).step_seconds(())) for g in graphs]
+    fit = fit_device(given, samples, prior=0)
+    assert fit.ratios == pytest.approx((1, 1, 1), rel=0.02)
+    assert fit.device.launch_overhead_seconds == pytest.approx(100e-6, rel=0.05)
+    assert fit.device.efficiency["matmul"] == pytest.approx(true.efficiency["matmul"], rel=0.05)
+    assert fit.device.efficiency["memory"] == pytest.approx(true.efficiency["memory"], rel=0.05)
+
+
+def test_what_the_samples_do_not_tell_stays_as_given():
+    given = load_device("gtx-1070")
+    graph = products(0, 50, 1000)  # copies only
+    sample = Sample(graph, (), 2 * TimeSimulator(graph, given).step_seconds(()))
+    fit = fit_device(given, [sample])
+    assert fit.device.efficiency["conv"] == pytest.approx(given.efficiency["conv"], rel=0.05)
+    assert fit.ratios[0] == pytest.approx(1, rel=0.05)

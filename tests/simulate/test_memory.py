@@ -1,0 +1,224 @@
+"""The memory simulation on hand-made graphs whose peaks can be counted on one's fingers."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from memtrade.graph import StepGraph
+from memtrade.plan import Action
+from memtrade.simulate.bfc import MIB
+from memtrade.simulate.memory import MemoryResult, Simulator, simulate_memory
+from tests.graphs import Builder, chain
+
+LIMIT = 64 * MIB
+BIG = 8 * MIB  # too large for the first region of 2 MiB, so never padded here
+
+
+def run(*op_ids: int) -> list[Action]:
+    return [Action("run", op_id) for op_id in op_ids]
+
+
+def everything(graph: StepGraph) -> list[Action]:
+    return run(*range(len(graph.ops)))
+
+
+def live_peak(graph: StepGraph, actions: list[Action] | None = None) -> int:
+    return Simulator(graph).peak_live_bytes(actions or everything(graph))
+
+
+def simulate(graph: StepGraph, actions: list[Action], **options: Any) -> MemoryResult:
+    return simulate_memory(graph, actions, limit_bytes=options.pop("limit", LIMIT), **options)
+
+
+def with_variable(b: Builder, size: int) -> int:
+    """A resource handle; `build_with_variable` says what is behind it."""
+    (handle,) = b.op("handle", "Placeholder", sizes=[0])
+    b.tensors[handle] = msgspec.structs.replace(b.tensors[handle], dtype="resource", shape=())
+    return handle
+
+
+def build_with_variable(b: Builder, handle: int, size: int, **parts: Any) -> StepGraph:
+    data = b.build(**parts).data
+    return StepGraph(msgspec.structs.replace(data, captures=(handle,), capture_bytes=(size,)))
+
+
+def test_an_input_is_freed_once_its_last_reader_has_run():
+    b = Builder()
+    (x,) = b.op("x", "Placeholder", sizes=[MIB])
+    (a,) = b.op("a", "MatMul", [x], sizes=[4 * MIB])
+    (c,) = b.op("c", "MatMul", [a], sizes=[2 * MIB])
+    (d,) = b.op("d", "MatMul", [c], sizes=[3 * MIB])
+    graph = b.build(inputs=[x], outputs=[d], loss=d)
+    assert live_peak(graph) == (1 + 4 + 2) * MIB
+
+
+@pytest.mark.parametrize(("read_again", "peak"), [(False, 2), (True, 3)])
+def test_a_kernel_writes_into_an_input_that_nobody_else_will_read(read_again: bool, peak: int):
+    b = Builder()
+    (x,) = b.op("x", "Placeholder", sizes=[MIB])
+    (a,) = b.op("a", "MatMul", [x], sizes=[MIB])
+    (r,) = b.op("r", "Relu", [a], sizes=[MIB])
+    (loss,) = b.op("loss", "Dot", [r, a] if read_again else [r], sizes=[4])
+    graph = b.build(inputs=[x], outputs=[loss], loss=loss)
+    assert live_peak(graph) == peak * MIB + 4
+
+
+def test_a_kernel_does_not_write_into_the_batch_or_into_an_input_read_twice():
+    b = Builder()
+    (x,) = b.op("x", "Placeholder", sizes=[MIB])
+    (r,) = b.op("r", "Relu", [x], sizes=[MIB])  # x is the batch
+    (s,) = b.op("s", "Mul", [r, r], sizes=[MIB])  # two readers, both this op
+    graph = b.build(inputs=[x], outputs=[s], loss=s)
+    assert live_peak(graph) == 3 * MIB
+
+
+def test_an_alias_shares_its_buffer_and_keeps_it_alive():
+    b = Builder()
+    (x,) = b.op("x", "Placeholder", sizes=[MIB])
+    (a,) = b.op("a", "MatMul", [x], sizes=[MIB])
+    (view,) = b.op("view", "Reshape", [a], sizes=[MIB])
+    (c,) = b.op("c", "MatMul", [x], sizes=[MIB])
+    (d,) = b.op("d", "Dot", [view, c], sizes=[4])
+    graph = b.build(inputs=[x], outputs=[d], loss=d)
+    assert live_peak(graph) == 3 * MIB + 4  # x, a, c and d: the view costs nothing
+
+
+def test_scratch_counts_while_its_op_runs():
+    b = Builder()
+    (x,) = b.op("x", "Placeholder", sizes=[MIB])
+    (w,) = b.op("w", "Placeholder", sizes=[4096])
+    (y,) = b.op("y", "Conv2D", [x, w], sizes=[MIB])
+    graph = b.build(inputs=[x, w], outputs=[y], loss=y)
+    result = simulate(graph, everything(graph))
+    assert result.live_peak_bytes == 2 * MIB + 4096 + 12_336
+    assert ("scratch of y", 12_336) in [(h.label, h.size_bytes) for h in result.holders]
+    assert Simulator(graph, onednn=False).peak_live_bytes(everything(graph)) == 2 * MIB + 4096
+
+
+@pytest.mark.parametrize(("held", "copies"), [(False, 0), (True, 1)])
+def test_an_update_copies_a_variable_whose_value_is_still_held(held: bool, copies: int):
+    b = Builder()
+    handle = with_variable(b, BIG)
+    (x,) = b.op("x", "Placeholder", sizes=[4])
+    (value,) = b.op("read", "ReadVariableOp", [handle], sizes=[BIG])
+    (small,) = b.op("small", "Dot", [value, x], sizes=[4])
+    b.op("update", "ResourceApplyGradientDescent", [handle, small], stateful=True)
+    if held:
+        b.op("late", "Dot", [value, x], sizes=[4])
+    graph = build_with_variable(b, handle, BIG, inputs=[x], outputs=[small], loss=small)
+    result = simulate(graph, everything(graph))
+    assert result.peak_bytes - result.persistent_bytes == copies * (BIG + 256) + 256
+    assert result.peak_op == ("late" if held else "small")
+
+
+def test_an_assignment_takes_the_value_over():
+    b = Builder()
+    handle = with_variable(b, BIG)
+    (x,) = b.op("x", "Placeholder", sizes=[4])
+    (value,) = b.op("value", "MatMul", [x], sizes=[BIG])
+    b.op("assign", "AssignVariableOp", [handle, value], stateful=True)
+    graph = build_with_variable(b, handle, BIG, inputs=[x], outputs=[x], loss=x)
+    result = simulate(graph, everything(graph), steps=3)
+    assert result.peak_bytes == result.first_step_peak_bytes == result.persistent_bytes + BIG
+
+
+def test_a_swapped_tensor_is_on_the_host_between_the_swaps():
+    graph = chain(2)
+    layer1 = graph.find(["layer1"])[0]
+    kept = live_peak(graph)
+    actions = everything(graph)
+    actions.insert(2, Action("swap_out", layer1))
+    grad2 = next(i for i, a in enumerate(actions) if graph.ops[a.id].name == "grad2")
+    actions.insert(grad2, Action("swap_in", layer1))
+    result = simulate(graph, actions)
+    assert result.host_peak_bytes == MIB
+    assert result.out_of_memory is None
+    assert simulate(graph, everything(graph)).host_peak_bytes == 0
+    assert result.live_peak_bytes <= kept + 24
+
+
+def test_a_clone_is_a_version_of_its_own():
+    b = Builder()
+    (x,) = b.op("x", "Placeholder", sizes=[MIB])
+    (a,) = b.op("a", "MatMul", [x], sizes=[8 * MIB])
+    (c,) = b.op("c", "Dot", [a], sizes=[4 * MIB])
+    (d,) = b.op("d", "MatMul", [c], sizes=[MIB])
+    (e,) = b.op("e", "Dot", [d, a], sizes=[4])
+    graph = b.build(inputs=[x], outputs=[e], loss=e)
+    again = [*run(0, 1, 2, 3), Action("recompute", 1), *run(4)]
+    assert live_peak(graph) == (1 + 8 + 4 + 1) * MIB
+    assert live_peak(graph, again) == (1 + 8 + 4) * MIB  # a is gone while d is made
+
+
+def test_max_pool_keeps_a_workspace_that_spares_its_gradient_the_scratch():
+    b = Builder()
+    (x,) = b.op("x", "Placeholder", sizes=[4 * MIB])
+    (y,) = b.op("y", "MaxPool", [x], sizes=[MIB])
+    (dy,) = b.op("dy", "MatMul", [x], sizes=[MIB])
+    (dx,) = b.op("dx", "MaxPoolGrad", [x, y, dy], sizes=[4 * MIB])
+    graph = b.build(inputs=[x], outputs=[dx], loss=dx)
+    assert live_peak(graph) == (4 + 1 + 1 + 4) * MIB + MIB // 4
+    swapped = [*run(0, 1), Action("swap_out", y), *run(2), Action("swap_in", y), *run(3)]
+    assert live_peak(graph, swapped) == (4 + 1 + 1 + 4 + 2) * MIB  # not connected any more
+
+
+def test_constant_ops_are_read_from_a_copy_that_is_always_there():
+    b = Builder()
+    (size,) = b.op("size", "Const", sizes=[4])
+    (zeros,) = b.op("zeros", "Fill", [size], sizes=[BIG])
+    (x,) = b.op("x", "Placeholder", sizes=[BIG])
+    (y,) = b.op("y", "Add", [zeros, x], sizes=[BIG])
+    graph = b.build(inputs=[x], outputs=[y], loss=y)
+    result = simulate(graph, everything(graph))
+    assert result.persistent_bytes == 2 * BIG + 512  # x, the folded zeros, the constant twice
+    assert result.peak_bytes == result.persistent_bytes + BIG
+
+
+def test_out_of_memory_is_a_result_that_names_the_op():
+    graph = chain(4)
+    result = simulate(graph, everything(graph), limit=6 * MIB)
+    assert result.out_of_memory is not None
+    assert result.out_of_memory.op == "grad4"
+    assert result.out_of_memory.requested_bytes == MIB
+    assert result.peak_bytes <= 6 * MIB
+
+
+def test_out_of_memory_before_the_step():
+    assert simulate(chain(1), [], limit=MIB).out_of_memory is not None
+
+
+def test_holders_account_for_the_peak():
+    graph = chain(3)
+    result = simulate(graph, everything(graph), series=True)
+    assert sum(holder.size_bytes for holder in result.holders) == result.live_peak_bytes
+    assert result.in_use_bytes is not None
+    assert len(result.in_use_bytes) == len(graph.ops)
+    assert max(result.in_use_bytes) == result.peak_bytes
+    assert result.in_use_bytes[result.peak_action] == result.peak_bytes
+
+
+def test_padding_is_part_of_the_peak():
+    b = Builder()
+    (x,) = b.op("x", "Placeholder", sizes=[256])
+    (hole,) = b.op("hole", "MatMul", [x], sizes=[3 * MIB])
+    (wall,) = b.op("wall", "MatMul", [hole], sizes=[16 * MIB])  # fences the hole in
+    (padded,) = b.op("padded", "MatMul", [x], sizes=[5 * MIB // 2])
+    (end,) = b.op("end", "Dot", [wall, padded], sizes=[4])
+    graph = b.build(inputs=[x], outputs=[end], loss=end)
+    result = simulate(graph, everything(graph), series=True)
+    assert result.in_use_bytes is not None
+    after = result.in_use_bytes[3] - result.persistent_bytes
+    assert after == 16 * MIB + 3 * MIB  # 2.5 MiB in a hole of 3: not split
+
+
+def test_op_types_that_were_never_traced_are_listed():
+    assert simulate(chain(2), []).assumed == ("AssignAddVariableOp", "Sin", "SinGrad")
+
+
+def test_an_empty_plan_is_the_original_program():
+    graph = chain(3)
+    simulator = Simulator(graph)
+    assert simulator.memory((), limit_bytes=LIMIT) == simulator.memory(
+        simulator.actions(()), limit_bytes=LIMIT
+    )

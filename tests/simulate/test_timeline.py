@@ -1,0 +1,154 @@
+"""The timeline on hand-made graphs and a device whose every rate is a round number."""
+
+import msgspec
+import pytest
+
+from memtrade.graph import StepGraph
+from memtrade.plan import Action
+from memtrade.simulate.bfc import MIB
+from memtrade.simulate.costs import OpClass
+from memtrade.simulate.devices import Device
+from memtrade.simulate.timeline import prefetch, simulate_time
+from tests.graphs import Builder
+
+# Moves 3 MiB a second, so a MatMul of [1 MiB] and [1 MiB] to 1 MiB takes one second.
+SECOND = 3 * MIB
+
+
+def device(
+    *, copy: float = MIB, blocking: bool = False, memory: int = 256 * MIB, overhead: float = 0
+) -> Device:
+    return Device(
+        name="round",
+        source="made up",
+        flops_per_s=1e30,
+        memory_bandwidth_bytes_per_s=SECOND,
+        host_to_device_bytes_per_s=copy,
+        device_to_host_bytes_per_s=copy,
+        launch_overhead_seconds=overhead,
+        dispatch_seconds=0,
+        memory_bytes=memory,
+        blocking_transfers=blocking,
+        efficiency={each.value: 1.0 for each in OpClass},
+    )
+
+
+def chain(length: int, *, wide: tuple[int, ...] = ()) -> StepGraph:
+    """op1 ... opn of a second each; the last op reads op1 again; the `wide` make 8 MiB."""
+    b = Builder()
+    (x,) = b.op("x", "Placeholder", sizes=[MIB])
+    (w,) = b.op("w", "Placeholder", sizes=[MIB])
+    made = [x]
+    for i in range(1, length):
+        made += b.op(f"op{i}", "MatMul", [made[-1], w], sizes=[MIB * (8 if i in wide else 1)])
+    (last,) = b.op("last", "MatMul", [made[-1], made[1]], sizes=[MIB])
+    return b.build(inputs=[x, w], outputs=[last], loss=last)
+
+
+def swapped(graph: StepGraph, *, ahead: int = 0) -> list[Action]:
+    """op1 leaves at once and comes back `ahead` ops before the last, which reads it."""
+    (op1,) = graph.find(["op1"])
+    actions = [Action("run", op.id) for op in graph.ops]
+    actions.insert(len(actions) - 1 - ahead, Action("swap_in", op1))
+    actions.insert(3, Action("swap_out", op1))
+    return actions
+
+
+def originals(graph: StepGraph) -> list[Action]:
+    return [Action("run", op.id) for op in graph.ops]
+
+
+def test_ops_run_one_after_the_other():
+    timeline = simulate_time(chain(4), originals(chain(4)), device())
+    assert timeline.step_seconds == pytest.approx(4)
+    assert timeline.busy_seconds == pytest.approx({"compute": 4, "copy-out": 0, "copy-in": 0})
+    assert timeline.end_seconds[2:] == pytest.approx([1, 2, 3, 4])
+
+
+def test_an_op_takes_its_overhead_on_top():
+    timeline = simulate_time(chain(4), originals(chain(4)), device(overhead=0.5))
+    assert timeline.step_seconds == pytest.approx(6)
+
+
+def test_a_late_copy_stalls_its_reader():
+    graph = chain(6)
+    timeline = simulate_time(graph, swapped(graph), device(copy=MIB / 2))  # 2 s each way
+    assert timeline.stall_seconds == pytest.approx(2)
+    assert timeline.step_seconds == pytest.approx(8)
+    assert timeline.channels[3] == "copy-out"
+    assert (timeline.start_seconds[3], timeline.end_seconds[3]) == pytest.approx((1, 3))
+
+
+@pytest.mark.parametrize(("ahead", "stall"), [(1, 1), (2, 0), (3, 0)])
+def test_a_copy_that_starts_ahead_hides_behind_compute(ahead: int, stall: float):
+    graph = chain(7)
+    timeline = simulate_time(graph, swapped(graph, ahead=ahead), device(copy=MIB / 2))
+    assert timeline.stall_seconds == pytest.approx(stall)
+    assert timeline.step_seconds == pytest.approx(7 + stall)
+
+
+def test_a_copy_in_waits_for_the_copy_out():
+    graph = chain(3)
+    timeline = simulate_time(graph, swapped(graph), device(copy=MIB / 10))  # 10 s each way
+    assert timeline.start_seconds[-2] == pytest.approx(timeline.end_seconds[3])
+    assert timeline.step_seconds == pytest.approx(1 + 10 + 10 + 1)
+
+
+def test_where_transfers_block_they_are_in_line():
+    graph = chain(6)
+    timeline = simulate_time(graph, swapped(graph, ahead=3), device(copy=MIB / 2, blocking=True))
+    assert timeline.step_seconds == pytest.approx(6 + 2 + 2)
+    assert timeline.stall_seconds == 0
+
+
+def peak(graph: StepGraph, actions: list[Action], on: Device) -> int:
+    memory = simulate_time(graph, actions, on).memory
+    assert memory is not None
+    assert memory.out_of_memory is None
+    return memory.live_peak_bytes
+
+
+def test_a_swapped_tensor_holds_memory_until_its_copy_has_ended():
+    graph = chain(8, wide=(5,))
+    kept = peak(graph, originals(graph), device())
+    patient = msgspec.structs.replace(device(copy=MIB), dispatch_seconds=2.0)
+    assert peak(graph, swapped(graph), patient) == kept - MIB + 24
+    # where dispatch takes no time, the host is far ahead of any copy
+    assert peak(graph, swapped(graph), device(copy=MIB)) == kept + 24
+
+
+def test_a_full_memory_waits_for_copies_before_it_gives_up():
+    graph = chain(8, wide=(1, 5))
+    tight = device(copy=MIB / 2, memory=19 * MIB)  # op5 fits only where op1 was
+    result = simulate_time(graph, originals(graph), tight).memory
+    assert result is not None
+    assert result.out_of_memory is not None
+    assert peak(graph, swapped(graph), tight) < 19 * MIB
+
+
+def test_prefetch_moves_a_copy_ahead_by_its_duration():
+    graph = chain(8)
+    late = swapped(graph)
+    moved = prefetch(graph, late, device(copy=MIB / 2))
+    assert len(moved) == len(late)
+    assert [a for a in moved if a.kind == "run"] == [a for a in late if a.kind == "run"]
+    place = next(i for i, a in enumerate(moved) if a.kind == "swap_in")
+    assert place == len(moved) - 1 - 3  # the last op and the two seconds before it
+    assert simulate_time(graph, moved, device(copy=MIB / 2)).stall_seconds == pytest.approx(0)
+
+
+def test_prefetch_does_not_pass_the_swap_out_or_a_reader_of_the_version_before():
+    graph = chain(5)
+    late = swapped(graph)
+    moved = prefetch(graph, late, device(copy=MIB / 100))
+    kinds = [a.kind for a in moved]
+    assert kinds.index("swap_in") > kinds.index("swap_out")
+    assert kinds.index("swap_in") > next(
+        i for i, a in enumerate(moved) if a.kind == "run" and graph.ops[a.id].name == "op2"
+    )
+
+
+def test_prefetch_leaves_blocking_transfers_alone():
+    graph = chain(5)
+    late = swapped(graph)
+    assert prefetch(graph, late, device(blocking=True)) == tuple(late)

@@ -1,0 +1,47 @@
+from memtrade.strategies.segments import cuts, frontiers
+from tests.graphs import Builder, chain
+
+
+def skipping(layers: int):
+    """A chain whose input is also read at its end: no bottleneck in between."""
+    b = Builder()
+    (x,) = b.op("x", "Placeholder", sizes=[8192])
+    (first,) = b.op("first", "Sin", [x], sizes=[8192])
+    made = [first]
+    for i in range(layers):
+        (y,) = b.op(f"layer{i}", "Sin", [made[-1]], sizes=[8192])
+        made.append(y)
+    (joined,) = b.op("joined", "Mul", [made[-1], first], sizes=[8192])
+    (loss,) = b.op("loss", "Sum", [joined], sizes=[4])
+    (gradient,) = b.op("seed", "Mul", [loss, joined], sizes=[8192])
+    for i in range(layers, -1, -1):
+        (gradient,) = b.op(f"grad{i}", "SinGrad", [gradient, made[i]], sizes=[8192])
+    return b.build(inputs=[x], outputs=[loss, gradient], loss=loss)
+
+
+def test_each_layer_of_a_chain_is_a_bottleneck():
+    """But for the last one, behind which only the loss comes."""
+    graph = chain(5)
+    found = [[graph.label(t) for t in f.tensors] for f in frontiers(graph)]
+    assert found == [[f"layer{i}:0"] for i in range(1, 5)]
+
+
+def test_a_skip_connection_widens_the_frontier():
+    graph = skipping(3)
+    wide = [f for f in frontiers(graph) if len(f.tensors) == 2]
+    assert wide
+    assert all(graph.label(f.tensors[0]) == "first:0" for f in wide)
+
+
+def test_a_tensor_of_two_frontiers_is_counted_once():
+    graph = skipping(12)
+    for cut in cuts(graph, resident=True):
+        assert len(set(cut.checkpoints)) == len(cut.checkpoints)
+        assert cut.checkpoint_bytes == 8192 * len(cut.checkpoints)
+
+
+def test_finer_cuts_hold_less_when_checkpoints_leave():
+    sizes = [cut.backward_bytes for cut in cuts(chain(12), resident=False)]
+    counts = [len(cut.checkpoints) for cut in cuts(chain(12), resident=False)]
+    assert sizes == sorted(sizes)
+    assert counts == sorted(counts, reverse=True)

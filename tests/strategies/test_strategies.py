@@ -1,0 +1,124 @@
+import pytest
+
+from memtrade.errors import MemtradeError, UnknownNameError, UnsupportedGraphError
+from memtrade.models import options_of
+from memtrade.plan import check_plan
+from memtrade.simulate.memory import Simulator
+from memtrade.strategies import STRATEGIES, find_strategy, make_options
+from tests.graphs import chain
+
+MIB = 1 << 20
+
+
+@pytest.fixture(scope="module")
+def graph():
+    return chain(16)
+
+
+def plan(graph, strategy, order="pinned", **options):
+    return STRATEGIES[strategy].plan(graph, make_options(strategy, options), order)
+
+
+def peak_bytes(graph, strategy, **options) -> int:
+    return Simulator(graph).peak_live_bytes(plan(graph, strategy, **options))
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("order", ["pinned", "dataflow"])
+def test_every_plan_can_be_carried_out_and_repeated(graph, strategy, order):
+    made = plan(graph, strategy, order)
+    check_plan(made, graph)
+    assert made == plan(graph, strategy, order)
+    assert {fate.tensor for fate in made.fates} >= set(graph.activations) - {graph.loss}
+
+
+def test_options_are_documented():
+    for strategy in STRATEGIES.values():
+        assert all(option.doc for option in options_of(strategy.options))
+
+
+def test_names_and_values_are_checked():
+    with pytest.raises(UnknownNameError, match="did you mean 'ome'"):
+        find_strategy("omee")
+    with pytest.raises(UnknownNameError, match="did you mean 'n_tensors'"):
+        make_options("lms", {"ntensors": "3"})
+    with pytest.raises(MemtradeError, match="whole number"):
+        make_options("lms", {"n_tensors": "many"})
+    with pytest.raises(MemtradeError, match="lb must not exceed ub"):
+        make_options("lms", {"lb": 5, "ub": 2})
+    with pytest.raises(MemtradeError, match="go together"):
+        make_options("checkpoints", {"mode": "list"})
+
+
+def test_checkpoints_of_a_chain_are_about_sqrt_n(graph):
+    """Chen et al. 2016: n layers of one size need about 2 sqrt(n) of memory."""
+    kept = [fate for fate in plan(graph, "checkpoints").fates if fate.reason == "checkpoint"]
+    assert 2 <= len(kept) <= 6
+    assert peak_bytes(graph, "checkpoints") < 0.7 * peak_bytes(graph, "original")
+
+
+def test_swapped_checkpoints_cost_less_than_kept_ones(graph):
+    assert peak_bytes(graph, "ome", select="all") < peak_bytes(graph, "checkpoints")
+
+
+def test_lms_leaves_what_one_op_needs(graph):
+    assert peak_bytes(graph, "lms") <= 6 * MIB
+
+
+def test_lms_swaps_as_many_as_it_is_told(graph):
+    assert len(plan(graph, "lms", n_tensors=3).tensors("swap")) == 3
+    assert plan(graph, "lms", n_tensors=0).tensors("swap") == []
+
+
+def test_lms_includes_and_excludes(graph):
+    names = {graph.label(t) for t in plan(graph, "lms", excl_scopes="layer3,layer4").tensors("swap")}
+    assert names
+    assert not names & {"layer3:0", "layer4:0"}
+    assert plan(graph, "lms", incl_types="Conv2D").tensors("swap") == []
+
+
+def test_lms_starts_swap_ins_as_early_as_told(graph):
+    def ahead(actions) -> list[int]:
+        """Backward ops between each swap-in and the reader of its tensor."""
+        found = []
+        for i, action in enumerate(actions):
+            if action.kind == "swap_in":
+                readers = graph.consumers[action.id]
+                ran = [a.id for a in actions[i + 1 :] if a.kind == "run"]
+                found.append(next(k for k, op_id in enumerate(ran) if op_id in readers))
+        return found
+
+    near = plan(graph, "lms", "dataflow", ctrld_strategy="direct_order", lb=1).actions
+    far = plan(graph, "lms", "dataflow", ctrld_strategy="direct_order", lb=4).actions
+    assert set(ahead(near)[1:]) == {1}
+    assert min(ahead(far)[4:]) >= 4
+
+
+def test_ome_says_what_it_swaps_and_why(graph):
+    made = plan(graph, "ome", select="largest", count=2)
+    reasons = {fate.reason for fate in made.fates if fate.decision == "swap"}
+    assert len(made.tensors("swap")) == 2
+    assert reasons == {"checkpoint, one of the 2 largest"}
+    assert any(fate.reason == "checkpoint, not largest" for fate in made.fates)
+
+
+def test_hidable_asks_whether_the_gap_hides_the_copies(graph, tmp_path):
+    """On a device with slow copies nothing is hidden; on one with fast copies, early ones are."""
+    slow = plan(graph, "ome", device="gtx-1070").tensors("swap")
+    fast = plan(graph, "ome", device="arena").tensors("swap")
+    assert set(slow) <= set(fast)
+
+
+def test_named_checkpoints(graph):
+    made = plan(graph, "checkpoints", mode="list", tensors="layer4,layer8:0")
+    kept = [graph.label(f.tensor) for f in made.fates if f.reason == "checkpoint"]
+    assert kept == ["layer4:0", "layer8:0"]
+    with pytest.raises(UnsupportedGraphError, match="no tensor 'nothing'"):
+        plan(graph, "checkpoints", mode="list", tensors="nothing")
+    with pytest.raises(UnsupportedGraphError, match="names no forward tensor"):
+        plan(graph, "checkpoints", mode="collection")
+
+
+def test_a_short_graph_has_nothing_to_cut():
+    with pytest.raises(UnsupportedGraphError, match="no place to cut"):
+        plan(chain(1, size=4096), "checkpoints")
