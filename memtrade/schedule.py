@@ -138,9 +138,7 @@ def lower(
 class _Program:
     """The state of `lower`: which tensors are absent, and which backward ops could run next."""
 
-    def __init__(
-        self, graph: StepGraph, decisions: Mapping[int, Decision], lowering: Lowering
-    ):
+    def __init__(self, graph: StepGraph, decisions: Mapping[int, Decision], lowering: Lowering):
         self.graph = graph
         self.made: list[Action] = []
         self.dropped = _dropped(graph, decisions)

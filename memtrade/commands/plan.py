@@ -3,22 +3,19 @@ measured: a child traces the step, this process plans."""
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 
 import msgspec
 from rich.table import Table
 
+from memtrade.commands.extract import extract_graph
 from memtrade.commands.flags import DeviceFlags, ModelFlags, StrategyFlags, make_specs
-from memtrade.commands.progress import reporting
-from memtrade.commands.run import Flag, ignore, log
+from memtrade.commands.run import Flag
 from memtrade.commands.screen import stdout
-from memtrade.errors import MemtradeError, UnsupportedGraphError
+from memtrade.errors import MemtradeError
 from memtrade.graph import StepGraph
 from memtrade.measure.protocol import PlanSummary, TrialSpec
-from memtrade.measure.trial import run_child
 from memtrade.plan import Decision, Plan
-from memtrade.results.tables import status_text
 from memtrade.strategies import STRATEGIES, make_options
 from memtrade.units import megabytes
 
@@ -68,24 +65,6 @@ def plan(
     for made in plans:
         _show(made, graph)
     return 0
-
-
-def extract_graph(spec: TrialSpec, *, timeout_seconds: float, verbose: bool = False) -> StepGraph:
-    """The graph of the spec's step, traced in a child, which allocates nothing."""
-    with tempfile.TemporaryDirectory() as folder, reporting() as reporter:
-        path = Path(folder) / "graph.msgpack"
-        reporter.trial(1, 1, spec.model)
-        outcome = run_child(
-            msgspec.structs.replace(spec, graph_path=str(path)),
-            timeout_seconds=timeout_seconds,
-            on_event=reporter.event,
-            on_log=log if verbose else ignore,
-        )
-        if outcome.status != "ok":
-            raise UnsupportedGraphError(
-                f"the step could not be traced: {status_text(outcome.status)}: {outcome.reason}"
-            )
-        return StepGraph.from_bytes(path.read_bytes())
 
 
 def make_plan(spec: TrialSpec, graph: StepGraph) -> Plan:

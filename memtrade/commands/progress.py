@@ -89,3 +89,11 @@ def reporting() -> Iterator[Reporter]:
     )
     with live:
         yield LiveReporter(live)
+
+
+def log(line: str) -> None:
+    print(line, file=sys.stderr)
+
+
+def ignore(line: str) -> None:
+    """For logs that nobody asked for."""

@@ -10,6 +10,7 @@ from typing import Annotated
 import msgspec
 from cyclopts import Parameter
 
+from memtrade.commands.extract import extract_graph
 from memtrade.commands.flags import (
     DeviceFlags,
     ModelFlags,
@@ -17,8 +18,9 @@ from memtrade.commands.flags import (
     check_writable,
     make_specs,
 )
-from memtrade.commands.progress import Reporter, reporting
+from memtrade.commands.progress import Reporter, ignore, log, reporting
 from memtrade.commands.screen import show
+from memtrade.measure.environment import default_limit_bytes
 from memtrade.measure.protocol import TrialSpec
 from memtrade.measure.trial import run_trial
 from memtrade.results.records import Record, save_record
@@ -79,6 +81,8 @@ def run(
             for position, spec in enumerate(specs, start=1):
                 reporter.trial(position, len(specs), spec.strategy)
                 record = _measure(spec, reporter, device_flags.timeout, command_line, verbose)
+                if record.status != "ok" and record.plan is None:
+                    check_limit(spec, timeout_seconds=device_flags.timeout)
                 save_record(record, results)
                 records.append(record)
                 reporter.ended(_in_short(record))
@@ -106,12 +110,26 @@ def _measure(
     )
 
 
-def log(line: str) -> None:
-    print(line, file=sys.stderr)
+def check_limit(spec: TrialSpec, *, timeout_seconds: float) -> None:
+    """Raises MemtradeError where not even the variables fit under the limit.
 
-
-def ignore(line: str) -> None:
-    """For logs that nobody asked for."""
+    Asked only of a trial that did not come as far as its plan: tracing the step without a limit
+    takes a child of its own.
+    """
+    if spec.memory_limit_bytes is None:
+        return
+    roomy = msgspec.structs.replace(spec, task="extract", memory_limit_bytes=default_limit_bytes())
+    try:
+        graph = extract_graph(roomy, timeout_seconds=timeout_seconds)
+    except MemtradeError:
+        return  # it failed for another reason, which the record tells
+    needed_bytes = sum(graph.data.capture_bytes)
+    if needed_bytes >= spec.memory_limit_bytes:
+        raise MemtradeError(
+            f"the memory limit must exceed the variables' size: the limit is "
+            f"{spec.memory_limit_bytes / 2**20:,.0f} MiB, {graph.name}'s variables take "
+            f"{needed_bytes / 2**20:,.0f} MiB"
+        )
 
 
 def _in_short(record: Record) -> str:

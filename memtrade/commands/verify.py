@@ -8,8 +8,8 @@ import msgspec
 from rich.table import Table
 
 from memtrade.commands.flags import DeviceFlags, ModelFlags, StrategyFlags, make_specs
-from memtrade.commands.progress import reporting
-from memtrade.commands.run import Flag, ignore, log
+from memtrade.commands.progress import ignore, log, reporting
+from memtrade.commands.run import Flag
 from memtrade.commands.screen import stdout
 from memtrade.measure.protocol import TrialSpec
 from memtrade.measure.trial import Outcome, run_child

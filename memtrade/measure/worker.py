@@ -42,7 +42,7 @@ from memtrade.models import make_model
 from memtrade.plan import Plan, load_plan
 from memtrade.strategies import find_strategy, make_options
 from memtrade.tf.build import make_step
-from memtrade.tf.device import MIB, Device, make_device
+from memtrade.tf.device import Device, make_device
 from memtrade.tf.extract import Trace, trace
 from memtrade.tf.rewrite import apply_plan
 from memtrade.tf.step import TrainStep
@@ -83,7 +83,6 @@ class _Worker:
         if self.spec.task == "extract":
             self._extract()
             return
-        self._check_limit(device)
         if self.spec.task == "verify":
             self._verify(device)
         else:
@@ -135,20 +134,7 @@ class _Worker:
     def _trace(self) -> tuple[Trace, tuple[tf.Variable, ...]]:
         self._send(Progress("trace"))
         step = self._make_step()
-        traced = trace(step)
-        return traced, step.variables()
-
-    def _check_limit(self, device: Device) -> None:
-        """Raises MemtradeError where not even the variables fit."""
-        with tf.Graph().as_default():
-            step = self._make_step()
-            needed_bytes = sum(trace(step).graph.data.capture_bytes)
-        if needed_bytes >= device.limit_bytes:
-            raise MemtradeError(
-                f"the memory limit must exceed the variables' size: the limit is "
-                f"{device.limit_bytes / MIB:,.0f} MiB, {step.name}'s variables take "
-                f"{needed_bytes / MIB:,.0f} MiB"
-            )
+        return trace(step), step.variables()
 
     def _plan(self, traced: Trace) -> Plan:
         self._send(Progress("plan"))

@@ -57,7 +57,9 @@ class Options:
 
 
 def plan(graph: StepGraph, options: Options, order: Order) -> Plan:
-    lowering = Lowering(branch_threshold=options.branch_threshold if options.swap_branches else None)
+    lowering = Lowering(
+        branch_threshold=options.branch_threshold if options.swap_branches else None
+    )
     decided = fates(graph, options)
     actions = lower(graph, decisions(decided), lowering)
     return assemble("lms", graph, options, order, decided, start_early(graph, actions, options))

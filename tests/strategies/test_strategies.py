@@ -71,7 +71,9 @@ def test_lms_swaps_as_many_as_it_is_told(graph):
 
 
 def test_lms_includes_and_excludes(graph):
-    names = {graph.label(t) for t in plan(graph, "lms", excl_scopes="layer3,layer4").tensors("swap")}
+    names = {
+        graph.label(t) for t in plan(graph, "lms", excl_scopes="layer3,layer4").tensors("swap")
+    }
     assert names
     assert not names & {"layer3:0", "layer4:0"}
     assert plan(graph, "lms", incl_types="Conv2D").tensors("swap") == []

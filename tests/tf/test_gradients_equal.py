@@ -126,7 +126,9 @@ def test_a_second_update_turns_red():
     again.CopyFrom(update)
     again.name = "planted/update"
     graph_def.node.append(again)
-    last = next(n for n in graph_def.node if n.name == found.concrete.graph.control_outputs[-1].name)
+    last = next(
+        n for n in graph_def.node if n.name == found.concrete.graph.control_outputs[-1].name
+    )
     last.input.append("^planted/update")
     assert reds("resnet-18", found, graph_def)
 
