@@ -12,6 +12,7 @@ own. Both steps are linear in the size of the program they make.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -174,7 +175,7 @@ class _Program:
                 for op_id in (self.graph.tensors[t].op, *self.graph.consumers[t])
                 if op_id in position
             )
-            for now, then in zip(touched, touched[1:], strict=False):
+            for now, then in itertools.pairwise(touched):
                 if then - now > self.branch_threshold:
                     leaving.setdefault(order[now], []).append(t)
         return leaving

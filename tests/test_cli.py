@@ -5,11 +5,13 @@ No test here starts TensorFlow: trials run in a fake worker.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 import time
 from collections.abc import Callable
@@ -216,9 +218,15 @@ def test_without_tensorflow_there_is_a_word_on_how_to_get_it(
     assert "pip install 'memtrade[cpu]'" in err
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_a_folder_without_permission_is_not_writable(tmp_path: Path) -> None:
-    tmp_path.chmod(0o500)
+def test_a_folder_without_permission_is_not_writable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Denied by hand, because root may write everywhere."""
+
+    def deny(**where: object) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", deny)
     with pytest.raises(MemtradeError, match="Permission denied"):
         check_writable(tmp_path / "runs")
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memtrade.plan import Action, Plan, check_plan
+from memtrade.plan import Action, Decision, Plan, check_plan
 from memtrade.schedule import Lowering, base_order, lower
 from tests.graphs import Builder, chain
 
@@ -54,7 +54,9 @@ def test_recompute_just_before_the_reader():
 
 def test_a_chain_of_clones_goes_back_to_what_is_kept():
     graph = chain(4)
-    decisions = dict.fromkeys(tensors(graph, "layer1", "layer2", "layer3", "layer4"), "recompute")
+    decisions: dict[int, Decision] = dict.fromkeys(
+        tensors(graph, "layer1", "layer2", "layer3", "layer4"), "recompute"
+    )
     words = program(graph, lower(graph, decisions))
     clones = [word for word in words if word.startswith("recompute")]
     assert clones == [f"recompute layer{i}" for i in (1, 2, 3, 4)]
@@ -63,7 +65,7 @@ def test_a_chain_of_clones_goes_back_to_what_is_kept():
 def test_fleeting_clones_are_made_for_each_reader():
     graph = chain(3)
     one, two = tensors(graph, "layer1", "layer2")
-    decisions = {one: "recompute", two: "recompute"}
+    decisions: dict[int, Decision] = {one: "recompute", two: "recompute"}
     lowering = Lowering(fleeting=frozenset({one}))
     counts = Counter(program(graph, lower(graph, decisions, lowering)))
     assert counts["recompute layer1"] == 2  # for layer2's clone and for grad2
@@ -80,7 +82,7 @@ def test_swapped_tensors_leave_after_their_op_and_return_before_their_reader():
 
 def test_stateful_ops_are_never_cloned():
     graph = chain(3, stateful=2)
-    decisions = dict.fromkeys(tensors(graph, "layer1", "layer2"), "recompute")
+    decisions: dict[int, Decision] = dict.fromkeys(tensors(graph, "layer1", "layer2"), "recompute")
     assert "recompute layer2" not in program(graph, lower(graph, decisions))
 
 

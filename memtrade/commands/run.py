@@ -20,6 +20,7 @@ from memtrade.commands.flags import (
 )
 from memtrade.commands.progress import Reporter, ignore, log, reporting
 from memtrade.commands.screen import show
+from memtrade.errors import MemtradeError
 from memtrade.measure.environment import default_limit_bytes
 from memtrade.measure.protocol import TrialSpec
 from memtrade.measure.trial import run_trial
@@ -81,7 +82,7 @@ def run(
             for position, spec in enumerate(specs, start=1):
                 reporter.trial(position, len(specs), spec.strategy)
                 record = _measure(spec, reporter, device_flags.timeout, command_line, verbose)
-                if record.status != "ok" and record.plan is None:
+                if record.status != "ok" and record.plan is None and device_flags.memory_limit:
                     check_limit(spec, timeout_seconds=device_flags.timeout)
                 save_record(record, results)
                 records.append(record)

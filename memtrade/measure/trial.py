@@ -44,7 +44,7 @@ from memtrade.measure.protocol import (
 )
 from memtrade.results.records import Record, make_record
 
-WORKER = (sys.executable, "-m", "memtrade.measure.worker")
+WORKER = (sys.executable, "-m", "memtrade.measure")
 
 # By these, a process ends itself.
 _FATAL_SIGNALS = frozenset({signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE})

@@ -1,7 +1,8 @@
 """The child process of a trial: builds the step, applies the strategy, runs it, says what it saw.
 
-It is the only program that measures. Started by memtrade.measure.trial with a TrialSpec on its
-standard input; answers with events, one JSON line each, on its standard output.
+It is the only program that measures. memtrade.measure.trial starts it (`python -m
+memtrade.measure`) with a TrialSpec on its standard input; it answers with events, one JSON line
+each, on its standard output.
 """
 
 from __future__ import annotations
@@ -12,13 +13,8 @@ import time
 from pathlib import Path
 from typing import BinaryIO
 
-from memtrade.measure.child import become_child
-
-# Before the seconds that TensorFlow's import takes, so that no parent is outlived.
-become_child()
-
-import psutil  # noqa: E402
-import tensorflow as tf  # noqa: E402
+import psutil
+import tensorflow as tf
 
 from memtrade.errors import InfeasibleBudgetError, MemtradeError, UnsupportedGraphError
 from memtrade.measure.protocol import (
@@ -236,7 +232,3 @@ def _first_line(error: Exception) -> str:
     lines = str(getattr(error, "message", error)).strip().splitlines()
     interesting = [line for line in lines if "OOM" in line or "out of memory" in line.lower()]
     return (interesting or lines or ["out of memory"])[0].strip()[:300]
-
-
-if __name__ == "__main__":
-    sys.exit(main())

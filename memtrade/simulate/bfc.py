@@ -222,7 +222,7 @@ class BfcAllocator:
         """Set the peak to the bytes in use now, as ``reset_memory_stats`` does."""
         self._peak_bytes_in_use = self._bytes_in_use
 
-    def allocate(self, num_bytes: int) -> int:
+    def allocate(self, num_bytes: int, /) -> int:
         """Take a chunk.
 
         Returns

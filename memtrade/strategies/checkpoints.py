@@ -10,8 +10,9 @@ After T. Salimans and Y. Bulatov, gradient-checkpointing (2018), which follows C
 
 Where we differ: narrow places are found by liveness in one sweep, so residual networks have them,
 and so have U-Nets, several tensors wide; `memory` takes, instead of every sqrt(n)-th one, the
-choice with the smallest simulated peak, which is what the rule approximates for equal layers; each clone runs just before its first reader; what follows the last
-checkpoint is kept, as its gradient comes at once.
+choice with the smallest simulated peak, which is what the rule approximates for equal layers;
+each clone runs just before its first reader; what follows the last checkpoint is kept, as its
+gradient comes at once.
 """
 
 from __future__ import annotations

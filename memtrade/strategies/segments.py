@@ -9,6 +9,7 @@ frontiers. Between two frontiers lies a segment, whose activations come back tog
 
 from __future__ import annotations
 
+import itertools
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 
@@ -146,9 +147,7 @@ class _Chain:
         sizes = [graph.tensors[t].size_bytes for t in activations]
         ends = [0, *(bisect_right(producers, f.op) for f in self.frontiers), len(activations)]
         # The largest activation between each node and the one before it.
-        self.largest = [0] + [
-            max(sizes[a:b], default=0) for a, b in zip(ends, ends[1:], strict=False)
-        ]
+        self.largest = [0] + [max(sizes[a:b], default=0) for a, b in itertools.pairwise(ends)]
         # Bytes of the activations made up to each node.
         self.made = [0, *(sums[bisect_right(producers, f.op)] for f in self.frontiers), self.total]
         # For each frontier its tensors' producers, ascending, and the bytes from each one on.

@@ -101,7 +101,7 @@ class Arena(Device):
         )
         if failed:
             return 0
-        return int(np.count_nonzero(np.frombuffer(resident, np.uint8) & 1)) * page
+        return int(np.count_nonzero(np.ctypeslib.as_array(resident) & 1)) * page
 
 
 class Gpu(Device):

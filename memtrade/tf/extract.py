@@ -40,7 +40,7 @@ def read_graph(name: str, concrete: Any) -> GraphData:
     operations = _alive(func_graph)
     op_ids = {operation.name: i for i, operation in enumerate(operations)}
     attrs = {node.name: _simple_attrs(node) for node in func_graph.as_graph_def().node}
-    stateful = _StatefulTypes()
+    is_stateful = _StatefulTypes()
     ops: list[Op] = []
     tensors: list[Tensor] = []
     tensor_ids: dict[str, int] = {}
@@ -60,7 +60,7 @@ def read_graph(name: str, concrete: Any) -> GraphData:
                 # TensorFlow keeps them in a set: sorted, so that the same step is the same data.
                 controls=tuple(sorted(op_ids[op.name] for op in operation.control_inputs)),
                 outputs=tuple(outputs),
-                stateful=stateful[operation],
+                stateful=is_stateful(operation),
                 attrs=attrs[operation.name],
             )
         )
@@ -102,9 +102,11 @@ def _alive(func_graph: Any) -> list[tf.Operation]:
 
 
 def _read_tensor(tensor_id: int, op_id: int, index: int, output: tf.Tensor) -> Tensor:
-    shape = tuple(output.shape) if output.shape.is_fully_defined() else None
+    shape = None
+    if output.shape.is_fully_defined():
+        shape = tuple(size for size in output.shape.as_list() if size is not None)
     sized = shape is not None and output.dtype not in (tf.resource, tf.variant, tf.string)
-    size_bytes = math.prod(shape) * output.dtype.size if sized else 0
+    size_bytes = math.prod(shape or ()) * output.dtype.size if sized else 0
     return Tensor(tensor_id, op_id, index, output.dtype.name, shape, size_bytes)
 
 
@@ -134,17 +136,20 @@ def _captured_bytes(captured: tf.Tensor) -> int:
     return shape.num_elements() * tf.as_dtype(data.shape_and_type[0].dtype).size
 
 
-class _StatefulTypes(dict[str, bool]):
+class _StatefulTypes:
     """Whether an op type is stateful, asked once per type.
 
     A call's statefulness depends on the function that it calls: TensorFlow says it in the type
     (PartitionedCall against StatefulPartitionedCall).
     """
 
-    def __getitem__(self, operation: tf.Operation) -> bool:
-        if operation.type not in self:
-            self[operation.type] = operation.op_def.is_stateful
-        return super().__getitem__(operation.type)
+    def __init__(self) -> None:
+        self._known: dict[str, bool] = {}
+
+    def __call__(self, operation: tf.Operation) -> bool:
+        if operation.type not in self._known:
+            self._known[operation.type] = operation.op_def.is_stateful
+        return self._known[operation.type]
 
 
 def _simple_attrs(node: Any) -> dict[str, Any]:

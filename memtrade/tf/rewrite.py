@@ -87,12 +87,11 @@ class _Rewriter:
             getattr(self, f"_{action.kind}")(action.id)
             if self.reserved and action.kind != "reserve":
                 self._release()
-        result = tf.compat.v1.GraphDef(
+        return tf.compat.v1.GraphDef(
             node=self.nodes,
             library=self.trace.graph_def.library,
             versions=self.trace.graph_def.versions,
         )
-        return result
 
     def _run(self, op_id: int) -> None:
         op = self.graph.ops[op_id]

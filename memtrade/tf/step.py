@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import tensorflow as tf
 
@@ -26,7 +27,7 @@ class TrainStep:
     """
 
     name: str
-    function: Callable[..., tf.Tensor]
+    function: Any  # tf.types.experimental.PolymorphicFunction
     specs: tuple[tf.TensorSpec, ...]
     make_batch: Callable[[], tuple[tf.Tensor, ...]]
     variables: Callable[[], tuple[tf.Variable, ...]]

@@ -106,7 +106,10 @@ class DeviceCopyTransfer:
         return [_node("Identity", name, [source], device=self.host, T=tensor.dtype)]
 
     def swap_in(self, name: str, out_name: str, tensor: Tensor) -> list[NodeDef]:
-        return [_node("Identity", name, [out_name], device=self.device, T=tensor.dtype)]
+        # What triggers the copy must hold a node on the host: TensorFlow sends a tensor to the
+        # other device as soon as its producer has run, whatever its reader waits for.
+        host = _node("Identity", f"{name}/host", [out_name], device=self.host, T=tensor.dtype)
+        return [host, _node("Identity", name, [host.name], device=self.device, T=tensor.dtype)]
 
 
 def empty_nodes(name: str, size_bytes: int) -> list[NodeDef]:

@@ -385,4 +385,4 @@ def test_the_default_limit_is_the_thesis_gpu_or_a_share_of_what_is_free() -> Non
 def test_the_parent_imports_no_tensorflow() -> None:
     code = "import sys, memtrade.measure.trial; sys.exit('tensorflow' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, env=child_environment(SPEC))
-    assert trial.WORKER[1:] == ("-m", "memtrade.measure.worker")
+    assert trial.WORKER[1:] == ("-m", "memtrade.measure")

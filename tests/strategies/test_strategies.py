@@ -2,7 +2,7 @@ import pytest
 
 from memtrade.errors import MemtradeError, UnknownNameError, UnsupportedGraphError
 from memtrade.models import options_of
-from memtrade.plan import check_plan
+from memtrade.plan import Order, check_plan
 from memtrade.simulate.memory import Simulator
 from memtrade.strategies import STRATEGIES, find_strategy, make_options
 from tests.graphs import chain
@@ -15,7 +15,7 @@ def graph():
     return chain(16)
 
 
-def plan(graph, strategy, order="pinned", **options):
+def plan(graph, strategy, order: Order = "pinned", **options):
     return STRATEGIES[strategy].plan(graph, make_options(strategy, options), order)
 
 

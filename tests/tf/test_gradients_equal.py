@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 
 from memtrade.graph import StepGraph
-from memtrade.plan import Plan
+from memtrade.plan import Decision, Plan
 from memtrade.schedule import lower
 from memtrade.strategies import STRATEGIES, make_options
 from memtrade.tf.extract import trace
@@ -143,7 +143,7 @@ def test_a_cloned_random_op_turns_red():
         for op in found.graph.ops
     ]
     graph = StepGraph(msgspec.structs.replace(found.graph.data, ops=tuple(lying)))
-    decisions = dict.fromkeys(graph.activations, "recompute")
+    decisions: dict[int, Decision] = dict.fromkeys(graph.activations, "recompute")
     plan = Plan("planted", {}, graph.fingerprint, "pinned", (), lower(graph, decisions))
     graph_def = rewrite(dataclasses.replace(found, graph=graph), plan, SerializeTransfer())
     clones = [

@@ -1,3 +1,4 @@
+import itertools
 import subprocess
 import sys
 
@@ -6,7 +7,7 @@ import tensorflow as tf
 
 from memtrade.errors import InvalidPlanError
 from memtrade.graph import Tensor
-from memtrade.plan import Plan
+from memtrade.plan import Order, Plan
 from memtrade.strategies import STRATEGIES, make_options
 from memtrade.tf.extract import trace
 from memtrade.tf.rewrite import apply_plan, rewrite
@@ -19,7 +20,7 @@ def found():
     return trace(small_step("resnet-18"))
 
 
-def plan_of(found, strategy, options=None, order="pinned") -> Plan:
+def plan_of(found, strategy, options=None, order: Order = "pinned") -> Plan:
     return STRATEGIES[strategy].plan(found.graph, make_options(strategy, options or {}), order)
 
 
@@ -41,7 +42,7 @@ def test_pinned_is_one_total_order(found):
         for node in graph_def.node
         if node.op not in ("Const", "NoOp", "Placeholder", "VarHandleOp")
     ]
-    unordered = [b for a, b in zip(ordered, ordered[1:], strict=False) if a not in waits[b]]
+    unordered = [b for a, b in itertools.pairwise(ordered) if a not in waits[b]]
     assert unordered == []
 
 
@@ -67,7 +68,7 @@ def test_a_tensor_survives_the_way_to_the_host_in_slices(shape, max_slice_bytes)
         size *= n
     tensor = Tensor(0, 0, 0, "float32", shape, size)
     transfer = SerializeTransfer(max_slice_bytes)
-    value = tf.random.stateless_normal(shape, [1, 2])
+    value = tf.random.stateless_normal(shape, (1, 2))
 
     @tf.function(autograph=False)
     def there_and_back(x):
@@ -84,12 +85,14 @@ def test_device_copies_run_on_their_devices(found):
     graph_def = rewrite(found, plan_of(found, "lms"), transfer)
     outs = [node for node in graph_def.node if node.name.startswith("memtrade/out/")]
     ins = [node for node in graph_def.node if node.name.startswith("memtrade/in1/")]
+    triggered = [node for node in ins if node.name.endswith("/host")]
+    copied = [node for node in ins if not node.name.endswith("/host")]
     assert outs
-    assert len(outs) == len(ins)
-    assert {node.device for node in outs} == {"/device:CPU:0"}
-    assert {node.device for node in ins} == {"/device:GPU:0"}
-    # Or the copy back would start as soon as the one out has ended.
-    assert all(controls(node) for node in ins)
+    assert len(outs) == len(triggered) == len(copied)
+    assert {node.device for node in (*outs, *triggered)} == {"/device:CPU:0"}
+    assert {node.device for node in copied} == {"/device:GPU:0"}
+    # The trigger holds the host's node, or the copy back would start at once.
+    assert all(controls(node) for node in triggered)
 
 
 TWO_DEVICES = """
