@@ -13,7 +13,7 @@ BIN := $(VENV)/bin
 # Made last, so that an installation that was cut short is done again.
 STAMP := $(VENV)/installed
 
-.PHONY: benchmark test lint types contracts tests speed format clean
+.PHONY: benchmark test lint types contracts tests speed readme format clean
 
 benchmark: $(STAMP)
 	$(BIN)/python benchmark.py --strategy original,checkpoints,lms,ome --layers 50 --batch-size 32 --steps 3
@@ -36,7 +36,11 @@ tests: $(STAMP)
 
 # How long planning, simulating and rewriting take, from ResNet-18 to 200.
 speed: $(STAMP)
-	$(BIN)/pytest benchmarks --benchmark-columns=median,stddev,rounds --benchmark-sort=fullname --benchmark-json=speed.json
+	$(BIN)/pytest benchmarks --benchmark-columns=median,stddev,rounds --benchmark-sort=fullname --benchmark-json=results/speed/speed.json
+
+# The README's tables, from the records that are committed.
+readme: $(STAMP)
+	PATH=$(CURDIR)/$(BIN):$$PATH python tools/fill.py README.md
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix .

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Literal
 
 from memtrade.commands.screen import show
-from memtrade.errors import MemtradeError
-from memtrade.results.records import DamagedRecordWarning, load_records
+from memtrade.errors import MemtradeError, UnknownNameError
+from memtrade.models import make_model
+from memtrade.results.records import DamagedRecordWarning, Record, load_records
 from memtrade.results.tables import compare, to_csv, to_markdown
 
 
@@ -17,6 +18,7 @@ def table(
     results: Path = Path("runs"),
     /,
     *,
+    step: str | None = None,
     format: Literal["terminal", "markdown", "csv"] = "terminal",
 ) -> int:
     """Show the records of a folder side by side, one table per model and size.
@@ -25,6 +27,8 @@ def table(
     ----------
     results
         A folder of records.
+    step
+        Only this step's records, by its name in the titles, such as resnet-50.
     format
         csv has all columns, in bytes and seconds.
     """
@@ -35,6 +39,11 @@ def table(
         print(f"memtrade: warning: {warning.message}", file=sys.stderr)
     if not records:
         raise MemtradeError(f"there are no records in {str(results)!r}: make some: memtrade run")
+    if step is not None:
+        names = {_step_name(record) for record in records}
+        if step not in names:
+            raise UnknownNameError("step", step, names)
+        records = [record for record in records if _step_name(record) == step]
     if format == "csv":
         print(to_csv(records), end="")
         return 0
@@ -43,3 +52,7 @@ def table(
     else:
         show(compare(records))
     return 0
+
+
+def _step_name(record: Record) -> str:
+    return make_model(record.spec.model, record.spec.model_options).name
