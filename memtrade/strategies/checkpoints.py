@@ -26,7 +26,7 @@ from memtrade.plan import Fate, Order, Plan
 from memtrade.schedule import lower
 from memtrade.simulate.memory import Simulator
 from memtrade.strategies.base import Strategy, decisions, make_plan, worth_deciding
-from memtrade.strategies.segments import cuts
+from memtrade.strategies.segments import cuts, useful
 
 # Ops that take long to run again, for mode "speed".
 EXPENSIVE_TYPES = frozenset(
@@ -75,7 +75,7 @@ def choose(graph: StepGraph, options: Options) -> list[int]:
                 lower(graph, decisions(fates(graph, list(cut.checkpoints))))
             ),
         )
-        return list(best.checkpoints)
+        return useful(graph, best.checkpoints)
     if options.mode == "speed":
         return [t for t in activations if _producer_type(graph, t) in EXPENSIVE_TYPES]
     if options.mode == "collection":

@@ -26,7 +26,7 @@ from memtrade.simulate.costs import op_cost
 from memtrade.simulate.devices import Device, load_device
 from memtrade.strategies import checkpoints
 from memtrade.strategies.base import Strategy, make_plan, worth_deciding
-from memtrade.strategies.segments import cuts
+from memtrade.strategies.segments import cuts, useful
 
 SELECTIONS = ("hidable", "largest", "all", "none")
 
@@ -75,7 +75,8 @@ def choose(graph: StepGraph, options: Options) -> list[int]:
         return checkpoints.choose(graph, checkpoints.Options())  # says what is missing
     smallest = min(cut.backward_bytes for cut in choices)
     fine = [cut for cut in choices if cut.backward_bytes <= SEGMENT_SLACK * smallest]
-    return list(min(fine, key=lambda cut: cut.checkpoint_bytes).checkpoints)
+    cheapest = min(fine, key=lambda cut: cut.checkpoint_bytes)
+    return useful(graph, cheapest.checkpoints)
 
 
 def select(graph: StepGraph, chosen: list[int], options: Options) -> dict[int, str]:

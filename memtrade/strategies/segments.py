@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import itertools
 from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from memtrade.graph import StepGraph
@@ -207,3 +208,24 @@ class _Chain:
             return 0
         start = self.frontiers[i - 1].op if i else -1
         return self.later_bytes[j][bisect_left(self.producers[j], start + 1)]
+
+
+def useful(graph: StepGraph, checkpoints: Sequence[int]) -> list[int]:
+    """`checkpoints` without those that nothing is recomputed from.
+
+    That is, without tensors that the backward part does not read and whose forward readers make
+    nothing but checkpoints: nobody would hold them.
+    """
+    chosen, read = set(checkpoints), set(graph.activations)
+
+    def feeds_a_clone(tensor: int) -> bool:
+        return any(
+            graph.root[output] not in chosen
+            for view in graph.views(tensor)
+            for reader in graph.consumers[view]
+            if reader in graph.forward
+            for output in graph.ops[reader].outputs
+            if graph.root[output] != tensor
+        )
+
+    return [t for t in checkpoints if t in read or feeds_a_clone(t)]

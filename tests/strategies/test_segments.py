@@ -1,4 +1,4 @@
-from memtrade.strategies.segments import cuts, frontiers
+from memtrade.strategies.segments import cuts, frontiers, useful
 from tests.graphs import Builder, chain
 
 
@@ -45,3 +45,18 @@ def test_finer_cuts_hold_less_when_checkpoints_leave():
     counts = [len(cut.checkpoints) for cut in cuts(chain(12), resident=False)]
     assert sizes == sorted(sizes)
     assert counts == sorted(counts, reverse=True)
+
+
+def test_a_checkpoint_that_only_makes_checkpoints_is_left_out():
+    """`total` makes `y` and nothing else: with `y` kept, nobody would hold it."""
+    b = Builder()
+    (x,) = b.op("x", "Placeholder", sizes=[8192])
+    (a,) = b.op("a", "Sin", [x], sizes=[8192])
+    (total,) = b.op("total", "AddV2", [a, a], sizes=[8192])
+    (y,) = b.op("y", "Relu", [total], sizes=[8192])
+    (loss,) = b.op("loss", "Sum", [y], sizes=[4])
+    (seed,) = b.op("seed", "Mul", [loss, y], sizes=[8192])
+    (gradient,) = b.op("grad", "SinGrad", [seed, a], sizes=[8192])
+    graph = b.build(inputs=[x], outputs=[loss, gradient], loss=loss)
+    assert useful(graph, [a, total, y]) == [a, y]
+    assert useful(graph, [a, total]) == [a, total]  # y is recomputed from it
