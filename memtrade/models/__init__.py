@@ -16,7 +16,7 @@ from memtrade.models.amoebanet_d import AmoebaNetD
 from memtrade.models.base import Input, Model
 from memtrade.models.gpt2 import Gpt2
 from memtrade.models.inception_v4 import InceptionV4
-from memtrade.models.options import OPTIMIZERS, Option, Value, convert, options_of
+from memtrade.models.options import OPTIMIZERS, Option, Value, make_from_words, options_of
 from memtrade.models.resnet import ResNet
 from memtrade.models.unet import UNet
 
@@ -37,12 +37,4 @@ def make_model(name: str, options_given: Mapping[str, Value] | None = None) -> M
     family = name.replace("_", "-")
     if family not in MODELS:
         raise UnknownNameError("model", name, MODELS)
-    model = MODELS[family]
-    known = {each.name: each for each in options_of(model)}
-    values = {}
-    for key, value in (options_given or {}).items():
-        option = key.replace("-", "_")
-        if option not in known:
-            raise UnknownNameError(f"option of {family}", key, known)
-        values[option] = convert(known[option], value)
-    return model(**values)
+    return make_from_words(MODELS[family], options_given, of=family)

@@ -12,11 +12,13 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, TypeVar
 
-from memtrade.errors import MemtradeError
+from memtrade.errors import MemtradeError, UnknownNameError
 
 Value = str | int | float | bool
+T = TypeVar("T")
 
 # The optimizers by name, with the learning rate that each gets when none is asked for. They are
 # written in memtrade.tf.optimizers; the names are here so that they can be listed without
@@ -95,6 +97,25 @@ def convert(option: Option, value: Value) -> Value:
             f"option {option.name!r} must be {_KINDS[option.type]}, not {value!r}: "
             f"the default is {option.default!r}"
         ) from None
+
+
+def make_from_words(kind: type[T], given: Mapping[str, Value] | None, *, of: str) -> T:
+    """A dataclass of options from values that may be text; keys may be written with hyphens.
+
+    `of` is what the options belong to, for the message.
+
+    Raises:
+        UnknownNameError: there is no such option.
+        MemtradeError: a value of the wrong type or out of bounds.
+    """
+    known = {each.name: each for each in options_of(kind)}
+    values = {}
+    for key, value in (given or {}).items():
+        name = key.replace("-", "_")
+        if name not in known:
+            raise UnknownNameError(f"option of {of}", key, known)
+        values[name] = convert(known[name], value)
+    return kind(**values)
 
 
 def check(option: Option, value: object) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from memtrade.errors import UnknownNameError
-from memtrade.models.options import Value, convert, options_of
+from memtrade.models.options import Value, make_from_words
 from memtrade.strategies import checkpoints, lms, ome, original
 from memtrade.strategies.base import Strategy
 
@@ -32,12 +32,4 @@ def find_strategy(name: str) -> Strategy:
 
 def make_options(name: str, given: Mapping[str, Value] | None = None) -> Any:
     """A strategy's options from words. Raises UnknownNameError or MemtradeError."""
-    strategy = find_strategy(name)
-    known = {each.name: each for each in options_of(strategy.options)}
-    values = {}
-    for key, value in (given or {}).items():
-        option = key.replace("-", "_")
-        if option not in known:
-            raise UnknownNameError(f"option of {name}", key, known)
-        values[option] = convert(known[option], value)
-    return strategy.options(**values)
+    return make_from_words(find_strategy(name).options, given, of=name)
