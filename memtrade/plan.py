@@ -7,6 +7,7 @@ rewriter builds and the simulator walks.
     run 17        the original op 17
     recompute 4   op 4 again: consumers after this line read the new output
     swap_out 9    tensor 9 to host memory
+    wait 9        until tensor 9 has left; on a GPU the host would else run ahead of the copy
     swap_in 9     tensor 9 back: consumers after this line read the copy
     reserve 4096  hold that many bytes of device memory during the next line, unused: it makes the
                   allocator split a free piece that it would otherwise hand out whole
@@ -26,7 +27,7 @@ from memtrade.errors import InvalidPlanError
 from memtrade.graph import StepGraph
 
 Decision = Literal["keep", "recompute", "swap"]
-Kind = Literal["run", "recompute", "swap_out", "swap_in", "reserve"]
+Kind = Literal["run", "recompute", "swap_out", "wait", "swap_in", "reserve"]
 Order = Literal["pinned", "dataflow"]
 
 
@@ -122,8 +123,9 @@ def check_plan(plan: Plan, graph: StepGraph) -> None:
         elif action.kind == "swap_out":
             outside.add(action.id)
         elif action.id not in outside:
+            what = "waits for" if action.kind == "wait" else "swaps in"
             raise InvalidPlanError(
-                f"the plan swaps {graph.label(action.id)} in, but never swapped it out"
+                f"the plan {what} {graph.label(action.id)}, but never swapped it out"
             )
     if len(ran) != len(graph.ops):
         forgotten = next(op for op in graph.ops if op.id not in ran)

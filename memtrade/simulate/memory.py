@@ -58,6 +58,7 @@ class MemoryResult(msgspec.Struct, frozen=True):
         holders: who holds what at the peak, the largest first. Variables and batch: a row each.
         in_use_bytes: most bytes in use during each action (of the last step), if asked for.
         out_of_memory: set if the step does not fit; the peaks are then those up to there.
+        waits: the requests that waited for memory which a copy out held: (action, the copy's end).
         assumed: op types of the graph whose kernels were never traced: their scratch counts as 0.
     """
 
@@ -72,6 +73,7 @@ class MemoryResult(msgspec.Struct, frozen=True):
     in_use_bytes: tuple[int, ...] | None = None
     out_of_memory: OutOfMemory | None = None
     assumed: tuple[str, ...] = ()
+    waits: tuple[tuple[int, float], ...] = ()
 
 
 def simulate_memory(
@@ -175,15 +177,25 @@ class Simulator:
             in_use_bytes=in_use,
             out_of_memory=failed,
             assumed=self.assumed,
+            waits=tuple(walk.waits),
         )
 
     def peak_live_bytes(self, plan: Plan | Sequence[Action]) -> int:
         """The peak of the bytes asked for, without the allocator: fast, for comparing plans."""
-        program = self.linker.link(self.actions(plan), self.graph.data.outputs)
+        return self._count(self.actions(plan))[0].live_peak
+
+    def live_bytes(self, plan: Plan | Sequence[Action]) -> list[int]:
+        """For each action, the most bytes asked for and not given back while it runs."""
+        actions = self.actions(plan)
+        walk, program = self._count(actions)
+        return _spread(walk.series, program, len(actions), walk.persistent_bytes)
+
+    def _count(self, actions: Sequence[Action]) -> tuple[Walk, Program]:
+        program = self.linker.link(actions, self.graph.data.outputs)
         walk = Walk(self.linker, program, _Count())
         walk.persist()
         walk.step()
-        return walk.live_peak
+        return walk, program
 
     def _name(self, actions: Sequence[Action], index: int) -> str:
         if index < 0:
@@ -197,15 +209,19 @@ class Simulator:
 
 
 class _Count:
-    """No allocator at all: every request succeeds."""
+    """No allocator at all: every request succeeds, and takes what it asks for."""
 
-    bytes_in_use = 0
+    def __init__(self) -> None:
+        self.bytes_in_use = 0
+        self._sizes = [0]
 
-    def allocate(self, _: int, /) -> int:
-        return 1
+    def allocate(self, num_bytes: int, /) -> int:
+        self.bytes_in_use += num_bytes
+        self._sizes.append(num_bytes)
+        return len(self._sizes) - 1
 
-    def free(self, _: int, /) -> None:
-        pass
+    def free(self, handle: int, /) -> None:
+        self.bytes_in_use -= self._sizes[handle]
 
 
 def _spread(series: list[int], program: Program, count: int, start: int) -> list[int]:

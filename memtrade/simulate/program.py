@@ -171,6 +171,8 @@ class Linker:
         lost: set[int] = set()  # workspaces whose MaxPool output came back from the host
         rows: list[Row] = []
         for index, (kind, id_) in enumerate((a.kind, a.id) for a in actions):
+            if kind == "wait":
+                continue
             if kind == "reserve":
                 rows.append(Row(index, Code.RESERVE, (Request(id_),), (), (), ()))
                 continue

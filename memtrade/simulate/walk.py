@@ -74,7 +74,7 @@ class Walk:
         peak: of the last step.
         row: the last row that was begun.
         series: for each row of the last step, most bytes in use during it.
-        waits: how often a request had to wait for a copy to end, over all steps.
+        waits: the requests of the last step that waited for a copy: (action, the copy's end).
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class Walk:
         self.persistent_bytes = self.live = self.live_peak = self.host_peak = 0
         self.peak = Peak(0, -1, 0)
         self.row = -1
-        self.waits = 0
+        self.waits: list[tuple[int, float]] = []
         self.lag = lag
         self._leaving: list[tuple[float, int]] = []  # heap of (end of the copy, buffer)
         self.series: list[int] = []
@@ -143,8 +143,9 @@ class Walk:
             except ArenaOutOfMemoryError:  # TensorFlow waits for running copies, then gives up
                 if not self._leaving:
                     raise
-                self.waits += 1
-                self._release(heapq.heappop(self._leaving)[1])
+                end, buffer = heapq.heappop(self._leaving)
+                self.waits.append((self.program.rows[self.row].action, end))
+                self._release(buffer)
         self._size.append(size)
         self._refs.append(references)
         self._owner.append(owner)
@@ -174,15 +175,16 @@ class Walk:
             if buffer:
                 refs[buffer] = _FOREVER
         self.series = series = []
+        self.waits = []
         self.peak = Peak(allocator.bytes_in_use, -1, len(self._handle))
         peak = self.peak.in_use
         host = 0
         reserved: list[int] = []
         lag, leaving = self.lag, self._leaving
         for row, (action, code, wanted, inputs, outputs, variables) in enumerate(rows):
-            self.row = row
             while lag and leaving and leaving[0][0] <= lag.begun[action]:
                 release(heapq.heappop(leaving)[1])
+            self.row = row
             dead: list[int] = []
             if code == Code.RESERVE:
                 reserved.append(new(wanted[0][0], 1, -2 - row))
@@ -207,8 +209,9 @@ class Walk:
                             dead.append(buffer)
                     buffer_of[version] = buffer
             elif code == Code.ALIAS:
-                buffer = buffer_of[outputs[0]] = buffer_of[inputs[0]]
-                refs[buffer] += readers[outputs[0]]
+                for version, source in zip(outputs, inputs, strict=False):
+                    buffer = buffer_of[version] = buffer_of[source]
+                    refs[buffer] += readers[version]
             elif code == Code.READ:
                 buffer = self._variable.get(variables[0][0], 0) if variables else 0
                 buffer_of[outputs[0]] = buffer

@@ -1,6 +1,7 @@
 """The strategies: what they are called and what can be set.
 
-A new strategy is one file with an `Options` dataclass and a `STRATEGY`, and its entry below.
+A planned strategy makes a plan for a graph; a new one is one file with an `Options` dataclass and
+a `STRATEGY`, and its entry below. A native one is something that TensorFlow can do by itself.
 
     >>> make_options("lms", {"n_tensors": "10"}).n_tensors
     10
@@ -11,23 +12,41 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from memtrade.errors import UnknownNameError
+from memtrade.errors import MemtradeError, UnknownNameError
 from memtrade.models.options import Value, make_from_words
-from memtrade.strategies import checkpoints, lms, ome, original
+from memtrade.strategies import checkpoints, lms, ome, optimal, original
 from memtrade.strategies.base import Strategy
+from memtrade.strategies.native import NATIVE_STRATEGIES, NativeOptions, NativeStrategy
 
-__all__ = ["STRATEGIES", "Strategy", "find_strategy", "make_options"]
+__all__ = [
+    "NATIVE", "PLANNED", "STRATEGIES", "NativeOptions", "NativeStrategy", "Strategy",
+    "find_planned", "find_strategy", "make_options",
+]  # fmt: skip
 
-STRATEGIES: dict[str, Strategy] = {
-    module.STRATEGY.name: module.STRATEGY for module in (original, checkpoints, lms, ome)
+PLANNED: dict[str, Strategy] = {
+    module.STRATEGY.name: module.STRATEGY for module in (original, checkpoints, lms, ome, optimal)
 }
 
+NATIVE: dict[str, NativeStrategy] = {strategy.name: strategy for strategy in NATIVE_STRATEGIES}
+STRATEGIES: dict[str, Strategy | NativeStrategy] = {**PLANNED, **NATIVE}
 
-def find_strategy(name: str) -> Strategy:
+
+def find_strategy(name: str) -> Strategy | NativeStrategy:
     """Raises UnknownNameError with the nearest match."""
     if name not in STRATEGIES:
         raise UnknownNameError("strategy", name, STRATEGIES)
     return STRATEGIES[name]
+
+
+def find_planned(name: str) -> Strategy:
+    """A strategy that makes plans. Raises UnknownNameError, or MemtradeError for a native one."""
+    strategy = find_strategy(name)
+    if isinstance(strategy, NativeStrategy):
+        raise MemtradeError(
+            f"{name} has no plan: TensorFlow itself does it. `memtrade run --strategy {name}` "
+            f"measures it, plans make {', '.join(PLANNED)}"
+        )
+    return strategy
 
 
 def make_options(name: str, given: Mapping[str, Value] | None = None) -> Any:

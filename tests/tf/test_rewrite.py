@@ -2,13 +2,14 @@ import itertools
 import subprocess
 import sys
 
+import msgspec
 import pytest
 import tensorflow as tf
 
 from memtrade.errors import InvalidPlanError
 from memtrade.graph import Tensor
-from memtrade.plan import Order, Plan
-from memtrade.strategies import STRATEGIES, make_options
+from memtrade.plan import Action, Order, Plan
+from memtrade.strategies import PLANNED, make_options
 from memtrade.tf.extract import trace
 from memtrade.tf.rewrite import apply_plan, rewrite
 from memtrade.tf.swap import DeviceCopyTransfer, SerializeTransfer
@@ -21,7 +22,7 @@ def found():
 
 
 def plan_of(found, strategy, options=None, order: Order = "pinned") -> Plan:
-    return STRATEGIES[strategy].plan(found.graph, make_options(strategy, options or {}), order)
+    return PLANNED[strategy].plan(found.graph, make_options(strategy, options or {}), order)
 
 
 def controls(node) -> list[str]:
@@ -95,12 +96,34 @@ def test_device_copies_run_on_their_devices(found):
     assert all(controls(node) for node in triggered)
 
 
+def test_a_wait_holds_the_next_action_until_the_copy_out_has_ended(found):
+    plan = plan_of(found, "lms")
+    out = next(i for i, action in enumerate(plan.actions) if action.kind == "swap_out")
+    place = next(
+        i
+        for i in range(out + 3, len(plan.actions))
+        if plan.actions[i].kind == "run" and found.graph.ops[plan.actions[i].id].type == "Conv2D"
+    )
+    waiting = (*plan.actions[:place], Action("wait", plan.actions[out].id), *plan.actions[place:])
+    paced = msgspec.structs.replace(plan, actions=waiting)
+    label = found.graph.label(plan.actions[out].id).replace(":", "_")
+    held = found.graph.ops[plan.actions[place].id].name
+
+    def edges(transfer) -> list[str]:
+        graph_def = rewrite(found, paced, transfer)
+        (node,) = [node for node in graph_def.node if node.name == held]
+        return [name for name in node.input if name == f"^memtrade/out/{label}"]
+
+    assert edges(DeviceCopyTransfer(device="/device:GPU:0", host="/device:CPU:0"))
+    assert not edges(SerializeTransfer())  # in the arena, copies are in line
+
+
 TWO_DEVICES = """
 import tensorflow as tf
 cpu = tf.config.list_physical_devices("CPU")[0]
 tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
 tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
-from memtrade.strategies import STRATEGIES, make_options
+from memtrade.strategies import PLANNED, make_options
 from memtrade.tf.extract import trace
 from memtrade.tf.rewrite import apply_plan
 from memtrade.tf.swap import DeviceCopyTransfer
@@ -110,7 +133,7 @@ with tf.device("/device:CPU:1"):
     step = small_step("resnet-18")
     found = trace(step)
     variables, batch = step.variables(), step.make_batch()
-plan = STRATEGIES["ome"].plan(found.graph, make_options("ome", {"select": "all"}), "pinned")
+plan = PLANNED["ome"].plan(found.graph, make_options("ome", {"select": "all"}), "pinned")
 transfer = DeviceCopyTransfer(device="/device:CPU:1", host="/device:CPU:0")
 rewritten = apply_plan(found, plan, transfer)
 comparison = compare_steps(step.function, rewritten, variables, batch, steps=2)

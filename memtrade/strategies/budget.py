@@ -1,0 +1,170 @@
+"""The budget of a strategy that has one, and the search for the plan that fits it.
+
+Such a strategy thinks in a model of its own; whether a plan fits is for the simulator to say, with
+the allocator's padding, scratch and what persists. So it offers a ladder of programs, from the
+leanest to the fastest, and `fit` climbs it as far as the simulated peak allows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import cache
+
+from memtrade.errors import InfeasibleBudgetError, MemtradeError
+from memtrade.graph import StepGraph
+from memtrade.models.options import check, option, options_of
+from memtrade.plan import Action, Order
+from memtrade.simulate.defragment import ROOMY_BYTES, defragment
+from memtrade.simulate.devices import load_device
+from memtrade.simulate.memory import MemoryResult, Simulator
+from memtrade.simulate.timeline import TimeSimulator
+from memtrade.units import parse_bytes
+
+# The ladder is looked at in so many places before the search goes into detail.
+PLACES = 16
+# How often a program whose padding is too much for the budget is replaced by a leaner one.
+RETRIES = 12
+
+
+@dataclass(frozen=True)
+class Ladder:
+    """Programs from rung 0, the leanest, to rung `rungs` - 1, the fastest.
+
+    Peaks need not rise strictly from rung to rung.
+    """
+
+    program: Callable[[int], tuple[Action, ...]]
+    rungs: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class BudgetOptions:
+    """The options of a strategy that plans for a budget."""
+
+    budget: str = option("", "the peak that the plan may reach, such as 800MB; empty: least memory")
+    device: str = option("arena", "the device profile that says what an op costs")
+
+    def __post_init__(self) -> None:
+        for each in options_of(type(self)):
+            check(each, getattr(self, each.name))
+        load_device(self.device)
+        if self.budget and not self.budget_bytes:
+            raise MemtradeError(f"a budget must be more than nothing, not {self.budget!r}")
+
+    @property
+    def budget_bytes(self) -> int | None:
+        return parse_bytes(self.budget) if self.budget else None
+
+
+class Judge:
+    """Peak and time of programs of one graph on one device, for a plan of the given order."""
+
+    def __init__(self, graph: StepGraph, device: str, order: Order):
+        self.graph, self.device, self.order = graph, load_device(device), order
+        self.clock = TimeSimulator(graph, self.device)
+        self.memory = self.clock.simulator
+
+    def live_bytes(self, actions: tuple[Action, ...]) -> int:
+        """The peak without padding: close to what `peak` says, and sooner."""
+        copies = any(action.kind == "swap_out" for action in actions)
+        if copies and not self.device.blocking_transfers:
+            return self._memory(actions).live_peak_bytes
+        return self.memory.peak_live_bytes(actions)
+
+    def peak(self, actions: tuple[Action, ...]) -> MemoryResult:
+        """Of the plan that `assemble` makes of `actions`."""
+        if self.order == "pinned":
+            actions = defragment(Simulator(self.graph), actions)
+        return self._memory(actions)
+
+    def _memory(self, actions: tuple[Action, ...]) -> MemoryResult:
+        made = self.clock.timeline(actions, limit_bytes=ROOMY_BYTES).memory
+        assert made is not None
+        return made
+
+    def seconds(self, actions: tuple[Action, ...]) -> float:
+        return self.clock.step_seconds(actions)
+
+
+def fit(judge: Judge, ladders: Iterable[Ladder], budget_bytes: int | None) -> tuple[Action, ...]:
+    """The fastest program found whose simulated peak fits the budget; without a budget, the one
+    with the smallest peak.
+
+    Raises InfeasibleBudgetError where none fits.
+    """
+    found: list[tuple[Action, ...]] = []
+    refused: list[InfeasibleBudgetError] = []
+    for ladder in ladders:
+        try:
+            found.append(_climb(judge, ladder, budget_bytes))
+        except InfeasibleBudgetError as error:
+            refused.append(error)
+    if not found:
+        raise min(refused, key=lambda error: error.needed_bytes)
+    if len(found) == 1:
+        return found[0]
+    if budget_bytes is None:
+        return min(found, key=lambda each: (judge.peak(each).peak_bytes, judge.seconds(each)))
+    return min(found, key=judge.seconds)
+
+
+def fit_first(
+    judge: Judge, ladders: Iterable[Ladder], budget_bytes: int | None
+) -> tuple[Action, ...]:
+    """What `fit` finds on the first ladder, or else on the next. Raises as `fit` does."""
+    refused: list[InfeasibleBudgetError] = []
+    for ladder in ladders:
+        try:
+            return _climb(judge, ladder, budget_bytes)
+        except InfeasibleBudgetError as error:
+            refused.append(error)
+    raise min(refused, key=lambda error: error.needed_bytes)
+
+
+def _climb(judge: Judge, ladder: Ladder, budget_bytes: int | None) -> tuple[Action, ...]:
+    program = cache(ladder.program)
+    live = cache(lambda rung: judge.live_bytes(program(rung)))
+    seconds = cache(lambda rung: judge.seconds(program(rung)))
+    spread = sorted({round(i * (ladder.rungs - 1) / (PLACES - 1)) for i in range(PLACES)})
+    leanest = _leanest(live, spread)
+    if budget_bytes is None:
+        return program(leanest)
+    limit = budget_bytes
+    for _ in range(RETRIES):
+        fitting = [rung for rung in {*spread, leanest} if live(rung) <= limit]
+        if not fitting:
+            break
+        fitting.append(_higher(live, max(fitting), spread, limit))
+        rung = min(fitting, key=lambda rung: (seconds(rung), -rung))
+        peak = judge.peak(program(rung)).peak_bytes
+        if peak <= budget_bytes:
+            return program(rung)
+        # The next one must spare what padding and lagging copies add.
+        limit = min(live(rung) - 1, limit - (peak - budget_bytes))
+    found = judge.peak(program(leanest))
+    if found.peak_bytes > budget_bytes:
+        raise InfeasibleBudgetError(found.peak_bytes, budget_bytes, found.peak_op)
+    return program(leanest)
+
+
+def _higher(live: Callable[[int], int], low: int, spread: list[int], limit: int) -> int:
+    """The highest rung found above `low` whose peak is within the limit, or `low`."""
+    high = min((rung for rung in spread if rung > low), default=low + 1)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if live(middle) <= limit else (low, middle)
+    return low
+
+
+def _leanest(live: Callable[[int], int], spread: list[int]) -> int:
+    """The rung with the smallest peak near the best of `spread`; of equals the highest."""
+    best = min(range(len(spread)), key=lambda i: (live(spread[i]), -spread[i]))
+    low, high = spread[max(0, best - 1)], spread[min(len(spread) - 1, best + 1)]
+    rung = spread[best]
+    step = (high - low) // 4
+    while step:
+        near = [r for r in (rung - step, rung, rung + step) if low <= r <= high]
+        rung = min(near, key=lambda r: (live(r), -r))
+        step //= 2
+    return rung

@@ -1,0 +1,357 @@
+"""The choice as a mixed-integer programme, for HiGHS.
+
+For each item i there are three columns: keep_i and swap_i, and again_o for its op o, which runs
+again in the backward part. What the backward part reads must come from somewhere:
+
+    keep_i + swap_i + again_o >= 1
+    keep_n + swap_n + again_n >= again_o          for what the op reads
+
+An item is in memory from its first backward reader to its last, whatever was chosen. Before that,
+present_{i,a} says so for backward interval a: because it is kept, or because an item that is made
+from it was recomputed earlier (with it comes all that it is made from, back to what is there):
+
+    present_{i,a} >= keep_i
+    present_{i,a} >= present_{i,a-1}
+    present_{n,a} >= present_{i,a} - keep_i - swap_i       for n read by i's op
+
+Only in a window of WINDOW intervals before the first use; farther ahead an item is either kept or
+absent, which costs a little freedom and makes the rows linear in the items. With these, memory in
+interval a is a sum: all else, kept items whose window lies ahead, and what is present.
+
+Where copies run beside compute, backlogs link them to the clock. In the forward part, and on into
+the backward part, out_p is what has been handed to the copy-out channel and still holds memory;
+in_a is what must have been copied in by the end of interval a for what follows:
+
+    out_p >= out_{p-1} + sizes of the swapped items made at p - rate x seconds since p-1
+    in_{a-1} >= in_a + sizes of the swapped items first needed in a - rate x (seconds + stall)
+
+The objective is time: ops that run again, copies where they are in line with compute, and stalls.
+
+This is Checkmate's formulation (Jain et al., MLSys 2020) cut down to what plans of this tool do: a
+tensor is recomputed once, the backward order is given, and its stages are intervals.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from memtrade.plan import Decision
+from memtrade.simulate.devices import Device
+from memtrade.strategies.milp import Model, Solution
+from memtrade.strategies.optimal.problem import MB, Problem
+
+# Backward intervals before an item's first use in which a recomputation may bring it back. Longer
+# windows let one recomputation span more; about the same number of columns for every graph.
+COLUMNS = 10_000
+SHORTEST_WINDOW, LONGEST_WINDOW = 12, 24
+# A solution is good enough within this share of what the best choice adds, or of the step's time.
+GAP = 0.02
+STEP_GAP = 0.002
+# Of solutions that take the same time, the one that moves and holds less: ms per MB.
+TIE = 1e-6
+# Where memory is minimized, a longer step counts too, lest it become absurd: twice the time weighs
+# as much as this share of the activations.
+STEP_SHARE = 0.002
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A solution.
+
+    Attributes:
+        decisions: tensor id -> decision, for every item.
+        mb: the model's peak. seconds: what the choice adds to the step.
+        bound: no choice has less of what was minimized, in seconds or MB; in the model.
+        gap: relative distance to the bound.
+    """
+
+    decisions: dict[int, Decision]
+    mb: float
+    seconds: float
+    bound: float
+    gap: float
+
+
+class _Rows:
+    """Rows collected one by one, handed to the model in one block."""
+
+    def __init__(self) -> None:
+        self.where: list[int] = []
+        self.columns: list[int] = []
+        self.values: list[float] = []
+        self.lower: list[float] = []
+        self.upper: list[float] = []
+
+    def add(
+        self,
+        terms: Sequence[tuple[int, float]],
+        *,
+        at_least: float = -math.inf,
+        at_most: float = math.inf,
+    ) -> None:
+        row = len(self.lower)
+        for column, value in terms:
+            self.where.append(row)
+            self.columns.append(column)
+            self.values.append(value)
+        self.lower.append(at_least)
+        self.upper.append(at_most)
+
+
+class Chooser:
+    """The programme of one problem on one device; `choose` solves it for a budget."""
+
+    def __init__(self, problem: Problem, device: Device, *, host_limit_mb: float = math.inf):
+        self.problem, self.device, self.host_limit_mb = problem, device, host_limit_mb
+        wanted = COLUMNS // max(1, len(problem.items))
+        self.window = min(max(wanted, SHORTEST_WINDOW), LONGEST_WINDOW)
+
+    def choose(
+        self,
+        budget_mb: float | None,
+        *,
+        time_limit_seconds: float,
+        minimize: Literal["time", "memory"] = "time",
+    ) -> Choice | None:
+        """The best choice within the budget; None if there is none, or none was found.
+
+        Args:
+            budget_mb: of device memory, persistent memory included; None only with
+                minimize="memory".
+        """
+        built = _Programme(self, budget_mb, minimize)
+        solution = built.model.solve(
+            time_limit_seconds=time_limit_seconds,
+            relative_gap=GAP,
+            absolute_gap=built.per_second * STEP_GAP * self.problem.step_seconds,
+        )
+        return built.read(solution) if solution.found else None
+
+
+class _Programme:
+    """Columns and rows for one budget."""
+
+    def __init__(
+        self, chooser: Chooser, budget_mb: float | None, minimize: Literal["time", "memory"]
+    ):
+        self.problem, self.device = chooser.problem, chooser.device
+        self.items = chooser.problem.items
+        self.minimize = minimize
+        self.model, self.rows = Model(), _Rows()
+        self.start = [max(0, item.first - chooser.window) for item in self.items]
+        # The objective is in ms; where memory is minimized, a step's time counts as little memory.
+        self.per_second = 1e3
+        if minimize == "memory":
+            sizes = sum(item.size for item in self.items)
+            self.per_second = STEP_SHARE * sizes / self.problem.step_seconds
+        overlapping = not chooser.device.blocking_transfers
+        self._decide(copies_cost=not overlapping)
+        self._presence()
+        self.peak = int(
+            self.model.columns(
+                1,
+                cost=1.0 if minimize == "memory" else 0.0,
+                upper=math.inf if budget_mb is None else budget_mb,
+            )[0]
+        )
+        out_forward: list[int] = []
+        out_backward: list[int] = []
+        in_backward: list[int] = []
+        if overlapping:
+            out_forward, out_backward = self._copies_out()
+            in_backward = self._copies_in()
+        self._forward_memory(out_forward)
+        self._backward_memory(out_backward, in_backward)
+        if chooser.host_limit_mb < math.inf:
+            swapped = [(self.swap[i], item.size) for i, item in enumerate(self.items)]
+            self.rows.add(swapped, at_most=chooser.host_limit_mb)
+        rows = self.rows
+        self.model.rows(
+            len(rows.lower),
+            rows=rows.where,
+            columns=rows.columns,
+            values=rows.values,
+            lower=rows.lower,
+            upper=rows.upper,
+        )
+
+    def _column(self, *, cost: float = 0.0, upper: float = math.inf) -> int:
+        return int(self.model.columns(1, cost=cost, upper=upper)[0])
+
+    def _decide(self, *, copies_cost: bool) -> None:
+        items, model = self.items, self.model
+        count = len(items)
+        sizes = [item.size for item in items]
+        copies = [
+            self.per_second * (item.out_seconds + item.in_seconds)
+            if copies_cost
+            else 10 * TIE * item.size
+            for item in items
+        ]
+        self.keep = model.columns(
+            count, cost=[TIE * size for size in sizes], upper=1, integer=True
+        ).tolist()
+        self.swap = model.columns(
+            count, cost=copies, upper=[float(item.may_swap) for item in items], integer=True
+        ).tolist()
+        op_column: dict[int, int] = {}
+        for item in items:
+            if item.op not in op_column:
+                op_column[item.op] = self._column(
+                    cost=item.again_seconds * self.per_second, upper=float(item.may_recompute)
+                )
+        self.again = [op_column[item.op] for item in items]
+        for i, item in enumerate(items):
+            there = [(self.keep[i], 1.0), (self.swap[i], 1.0), (self.again[i], 1.0)]
+            if item.read:
+                self.rows.add(there, at_least=1)
+        for i, item in enumerate(items):
+            for n in item.needs:
+                source = [(self.keep[n], 1.0), (self.swap[n], 1.0), (self.again[n], 1.0)]
+                self.rows.add([*source, (self.again[i], -1.0)], at_least=0)
+
+    def _presence(self) -> None:
+        items, rows = self.items, self.rows
+        self.present: list[dict[int, int]] = []
+        for i, item in enumerate(items):
+            window = range(self.start[i], item.first)
+            columns = self.model.columns(len(window), upper=1).tolist()
+            self.present.append(dict(zip(window, columns, strict=True)))
+            for a, column in self.present[i].items():
+                rows.add([(column, 1.0), (self.keep[i], -1.0)], at_least=0)
+                if a > self.start[i]:
+                    rows.add([(column, 1.0), (column - 1, -1.0)], at_least=0)
+        for i, item in enumerate(items):
+            stays = [(self.keep[i], 1.0), (self.swap[i], 1.0)]
+            for n in item.needs:
+                end = min(item.first, items[n].last, items[n].first - 1)
+                for a in range(self.start[i], end + 1):
+                    source = self.present[n][a] if a in self.present[n] else self.keep[n]
+                    if a < item.first:
+                        early = [(self.present[i][a], -1.0), *stays]
+                        rows.add([(source, 1.0), *early], at_least=0)
+                    else:
+                        rows.add([(source, 1.0), (self.again[i], -1.0)], at_least=0)
+
+    def _backlog(self, terms: Sequence[tuple[int, float]], constant: float) -> int:
+        """A column of at least 0 and at least constant + terms."""
+        column = self._column()
+        self.rows.add([(column, 1.0), *((c, -v) for c, v in terms)], at_least=constant)
+        return column
+
+    def _copies_out(self) -> tuple[list[int], list[int]]:
+        problem = self.problem
+        rate = self.device.device_to_host_bytes_per_s / MB
+        made: dict[int, list[int]] = {}
+        for i, item in enumerate(self.items):
+            made.setdefault(item.made, []).append(i)
+        forward: list[int] = []
+        clock = 0.0
+        for p, seconds in enumerate(problem.forward_seconds):
+            terms = [(self.swap[i], self.items[i].size) for i in made.get(p, ())]
+            before = [(forward[-1], 1.0)] if forward else []
+            forward.append(self._backlog([*before, *terms], -rate * (seconds - clock)))
+            clock = seconds
+        backward: list[int] = []
+        for a, seconds in enumerate(problem.backward_seconds):
+            previous = backward[-1] if backward else forward[-1]
+            longer = [(column, -rate * value) for column, value in self._again_in(a)]
+            backward.append(self._backlog([(previous, 1.0), *longer], -rate * seconds))
+        return forward, backward
+
+    def _copies_in(self) -> list[int]:
+        """For each backward interval, MB that are there ahead of their time by its end."""
+        rate = self.device.host_to_device_bytes_per_s / MB
+        needed: dict[int, list[int]] = {}
+        for i, item in enumerate(self.items):
+            needed.setdefault(item.first, []).append(i)
+        ahead: list[int] = []
+        last = len(self.problem.backward_seconds) - 1
+        for a in range(last, -1, -1):
+            stall = self._column(cost=self.per_second)
+            terms = [(stall, -rate), *((c, -rate * v) for c, v in self._again_in(a))]
+            if a < last:
+                following = needed.get(a + 1, ())
+                terms += [(self.swap[i], self.items[i].size) for i in following]
+                terms.append((ahead[-1], 1.0))
+            ahead.append(self._backlog(terms, -rate * self.problem.backward_seconds[a]))
+        # Nothing is copied in before the backward part: what the first intervals need stalls.
+        stall = self._column(cost=self.per_second)
+        first = [(self.swap[i], self.items[i].size) for i in needed.get(0, ())]
+        self.rows.add([(stall, rate), (ahead[-1], -1.0), *((c, -v) for c, v in first)], at_least=0)
+        return ahead[::-1]
+
+    def _again_in(self, interval: int) -> list[tuple[int, float]]:
+        """The recomputations of an interval: columns of ops and their seconds."""
+        if not hasattr(self, "_by_interval"):
+            self._by_interval: dict[int, dict[int, float]] = {}
+            for i, item in enumerate(self.items):
+                ops = self._by_interval.setdefault(item.first, {})
+                ops[self.again[i]] = item.again_seconds
+        return list(self._by_interval.get(interval, {}).items())
+
+    def _forward_memory(self, backlog: Sequence[int]) -> None:
+        """After each point: all else, kept items that the forward part is done with, backlog."""
+        done: dict[int, list[int]] = {}
+        for i, item in enumerate(self.items):
+            done.setdefault(item.spent + 1, []).append(i)
+        kept: list[int] = []
+        for p, other in enumerate(self.problem.forward_mb):
+            ended = [(self.keep[i], self.items[i].size) for i in done.get(p, ())]
+            if ended:
+                before = [(column, 1.0) for column in kept]
+                kept = [self._backlog([*before, *ended], 0.0)]
+            terms = [(self.peak, 1.0), *((column, -1.0) for column in kept)]
+            terms += [(backlog[p], -1.0)] if backlog else []
+            self.rows.add(terms, at_least=other)
+
+    def _backward_memory(self, out: Sequence[int], ahead: Sequence[int]) -> None:
+        items, rows = self.items, self.rows
+        starting: dict[int, list[int]] = {}
+        for i in range(len(items)):
+            starting.setdefault(self.start[i], []).append(i)
+        using: dict[int, list[int]] = {}
+        for i, item in enumerate(items):
+            for a in range(self.start[i], item.last + 1):
+                using.setdefault(a, []).append(i)
+        later = self._backlog(
+            [(self.keep[i], item.size) for i, item in enumerate(items) if self.start[i] > 0], 0.0
+        )
+        for a, other in enumerate(self.problem.backward_mb):
+            if a and starting.get(a):
+                ending = [(self.keep[i], -items[i].size) for i in starting[a]]
+                later = self._backlog([(later, 1.0), *ending], 0.0)
+            terms, constant = [(later, -1.0)], other
+            for i in using.get(a, ()):
+                if a < items[i].first:
+                    terms.append((self.present[i][a], -items[i].size))
+                elif items[i].read:
+                    constant += items[i].size
+                else:
+                    terms.append((self.keep[i], -items[i].size))
+            terms += [(out[a], -1.0), (ahead[a], -1.0)] if out else []
+            rows.add([(self.peak, 1.0), *terms], at_least=constant)
+
+    def read(self, solution: Solution) -> Choice:
+        values = solution.values
+        decisions: dict[int, Decision] = {}
+        for i, item in enumerate(self.items):
+            if values[self.keep[i]] > 0.5:
+                decisions[item.tensor] = "keep"
+            else:
+                decisions[item.tensor] = "swap" if values[self.swap[i]] > 0.5 else "recompute"
+        bound, seconds = solution.bound, solution.objective
+        if self.minimize == "memory":
+            seconds -= values[self.peak]
+        else:
+            bound /= self.per_second
+        return Choice(
+            decisions=decisions,
+            mb=float(values[self.peak]),
+            seconds=float(seconds) / self.per_second,
+            bound=bound,
+            gap=solution.gap,
+        )

@@ -1,0 +1,90 @@
+"""What the exact simulator says of a choice."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from memtrade.graph import StepGraph
+from memtrade.plan import Action, Decision
+from memtrade.schedule import lower
+from memtrade.simulate.defragment import ROOMY_BYTES
+from memtrade.simulate.devices import Device
+from memtrade.simulate.memory import Simulator
+from memtrade.simulate.timeline import TimeSimulator, pace, prefetch
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A choice that was carried out in simulation.
+
+    Attributes:
+        peak_bytes: in the arena, before the program is finished, without the allocator's padding.
+        peak_op: at the peak, where it is known.
+        host_bytes: most bytes in host memory.
+        seconds: of the whole step.
+    """
+
+    decisions: Mapping[int, Decision]
+    actions: tuple[Action, ...]
+    peak_bytes: int
+    peak_op: str
+    host_bytes: int
+    seconds: float
+
+    def of(self, tensor: int) -> Decision:
+        return self.decisions.get(tensor, "keep")
+
+
+class Judge:
+    """Judges choices for one graph on one device."""
+
+    def __init__(self, graph: StepGraph, device: Device):
+        self.graph, self.device = graph, device
+        self.times = TimeSimulator(graph, device)
+        self.simulator: Simulator = self.times.simulator
+
+    def judge(self, decisions: Mapping[int, Decision]) -> Verdict:
+        """In the arena the peak is what is live, which reservations bring the allocator to."""
+        actions = lower(self.graph, decisions)
+        if not self.device.blocking_transfers:
+            return self._on_device(decisions, self._paced(actions))
+        swapped = {action.id for action in actions if action.kind == "swap_out"}
+        return Verdict(
+            decisions,
+            actions,
+            self.simulator.peak_live_bytes(actions),
+            "",
+            sum(self.graph.tensors[t].size_bytes for t in swapped),
+            self.times.step_seconds(actions),
+        )
+
+    def _paced(self, actions: tuple[Action, ...]) -> tuple[Action, ...]:
+        return pace(self.graph, prefetch(self.graph, actions, self.device), self.device)
+
+    def _on_device(self, decisions: Mapping[int, Decision], actions: tuple[Action, ...]) -> Verdict:
+        timeline = self.times.timeline(actions)
+        memory = timeline.memory
+        assert memory is not None
+        return Verdict(
+            decisions,
+            actions,
+            memory.peak_bytes,
+            memory.peak_op,
+            memory.host_peak_bytes,
+            timeline.step_seconds,
+        )
+
+    def finished(self, decisions: Mapping[int, Decision], actions: tuple[Action, ...]) -> Verdict:
+        """Of a finished program, with the allocator's own peak."""
+        if not self.device.blocking_transfers:
+            return self._on_device(decisions, actions)
+        memory = self.simulator.memory(actions, limit_bytes=ROOMY_BYTES)
+        return Verdict(
+            decisions,
+            actions,
+            memory.peak_bytes,
+            memory.peak_op,
+            memory.host_peak_bytes,
+            self.times.step_seconds(actions),
+        )

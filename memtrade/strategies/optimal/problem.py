@@ -1,0 +1,246 @@
+"""What a choice is made of: tensors to decide on, when each is needed, and all other memory.
+
+Everything is read off one reference program that keeps all activations, in the order in which
+`schedule.lower` walks the backward part of a lean plan:
+
+    forward    points: an item is made, its last forward reader runs
+    backward   intervals between the items' first and last readers, within which the set of
+               items in use does not change; each with the most bytes that everything else takes
+               (variables, gradients, scratch), from a walk of the exact simulator
+
+Sizes are in MB, as a solver likes numbers near 1.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from memtrade.graph import StepGraph
+from memtrade.plan import Action, Decision
+from memtrade.schedule import lower
+from memtrade.simulate.memory import Simulator
+from memtrade.simulate.timeline import TimeSimulator
+from memtrade.strategies.base import worth_deciding
+
+MB = 1e6
+# A forward tensor that is smaller than this share of all activations stays as it is.
+SMALL_SHARE = 1 / 20_000
+
+
+@dataclass(frozen=True)
+class Item:
+    """One forward tensor to decide on.
+
+    Attributes:
+        tensor: the root tensor's id. op: its producer.
+        needs: indices of the items that its op reads, directly or through small tensors.
+        size: MB.
+        read: whether the backward part reads it; else it only serves recomputations.
+        may_recompute, may_swap: whether there is that choice.
+        made, spent: forward points of its producer and its last forward reader.
+        first, last: backward intervals in which it is first and last needed.
+        again_seconds: to run its op again. out_seconds, in_seconds: of its copies.
+    """
+
+    tensor: int
+    op: int
+    needs: tuple[int, ...]
+    size: float
+    read: bool
+    may_recompute: bool
+    may_swap: bool
+    made: int
+    spent: int
+    first: int
+    last: int
+    again_seconds: float
+    out_seconds: float
+    in_seconds: float
+
+
+@dataclass(frozen=True)
+class Problem:
+    """All there is to choose.
+
+    Attributes:
+        items: in forward order.
+        forward_mb: for each forward point, most MB in use besides items whose forward readers
+            have run.
+        forward_seconds: compute time up to each forward point.
+        backward_mb: for each backward interval, most MB in use besides items.
+        backward_seconds: compute time of each backward interval, recomputation not counted.
+        place: op -> its forward point, or -1 - its backward interval.
+    """
+
+    items: tuple[Item, ...]
+    forward_mb: tuple[float, ...]
+    forward_seconds: tuple[float, ...]
+    backward_mb: tuple[float, ...]
+    backward_seconds: tuple[float, ...]
+    place: Mapping[int, int]
+
+    @property
+    def step_seconds(self) -> float:
+        return self.forward_seconds[-1] + sum(self.backward_seconds)
+
+    def corrected(self, excess_mb: Mapping[int, float]) -> Problem:
+        """With more memory taken at some places (see `place`)."""
+        forward, backward = list(self.forward_mb), list(self.backward_mb)
+        for place, mb in excess_mb.items():
+            if place >= 0:
+                forward[place] += mb
+            else:
+                backward[-1 - place] += mb
+        return replace(self, forward_mb=tuple(forward), backward_mb=tuple(backward))
+
+    def without_swaps(self) -> Problem:
+        items = tuple(replace(item, may_swap=False) for item in self.items)
+        return replace(self, items=items)
+
+
+def reference_order(
+    graph: StepGraph, decisions: Mapping[int, Decision] | None = None
+) -> tuple[Action, ...]:
+    """The ops in the order in which the plan of `decisions` runs them, each once.
+
+    Unless given, of a plan that swaps every activation: its backward part is the leanest.
+    """
+    if decisions is None:
+        decisions = dict.fromkeys(worth_deciding(graph), "swap")
+    return tuple(action for action in lower(graph, decisions) if action.kind == "run")
+
+
+def make_problem(simulator: Simulator, times: TimeSimulator, order: Sequence[Action]) -> Problem:
+    """`order` runs every op once (`reference_order`). O(ops + edges)."""
+    graph = simulator.graph
+    turn = max(i for i, action in enumerate(order) if action.id in graph.forward)
+    position = {action.id: i for i, action in enumerate(order)}
+    live = simulator.live_bytes(order)
+    chosen = _chosen(graph)
+    needs = _needs(graph, chosen)
+    reads = {t: [position[c] for v in graph.views(t) for c in graph.consumers[v]] for t in chosen}
+    backward = {t: [p for p in reads[t] if p > turn] for t in chosen}
+    forward_end = {
+        t: max((p for p in reads[t] if p <= turn), default=position[graph.tensors[t].op])
+        for t in chosen
+    }
+    first, last = _when_needed(chosen, needs, backward)
+    chosen = [t for t in chosen if t in first]
+    index = {t: i for i, t in enumerate(chosen)}
+    points = sorted({position[graph.tensors[t].op] for t in chosen})
+    cuts = sorted({turn + 1, *first.values(), *(p + 1 for p in last.values())} - {len(order)})
+    cuts = [cut for cut in cuts if cut > turn]
+
+    seconds = [0.0]
+    for action in order:
+        seconds.append(seconds[-1] + times.op_seconds[action.id])
+    extra = [bytes_ / MB for bytes_ in live]
+    for t in chosen:
+        # In the reference program an item that the backward part reads stays until then.
+        if backward[t]:
+            for i in range(forward_end[t] + 1, max(backward[t]) + 1):
+                extra[i] -= graph.tensors[t].size_bytes / MB
+
+    def interval(place: int) -> int:
+        return bisect_right(cuts, place) - 1
+
+    def most(start: int, end: int) -> float:
+        return max(extra[start:end], default=0.0)
+
+    place = {
+        action.id: max(0, bisect_right(points, i) - 1) if i <= turn else -1 - interval(i)
+        for i, action in enumerate(order)
+    }
+    pooled = simulator.linker.hidden_of  # a swapped MaxPool output loses its kernel's workspace
+    items = tuple(
+        Item(
+            tensor=t,
+            op=graph.tensors[t].op,
+            needs=tuple(sorted(index[n] for n in needs[t] if n in index)),
+            size=graph.tensors[t].size_bytes / MB,
+            read=bool(backward[t]),
+            may_recompute=not graph.ops[graph.tensors[t].op].stateful,
+            may_swap=bool(backward[t]) and t not in pooled,
+            made=points.index(position[graph.tensors[t].op]),
+            spent=bisect_right(points, forward_end[t]) - 1,
+            first=interval(first[t]),
+            last=interval(last[t]),
+            again_seconds=times.op_seconds[graph.tensors[t].op],
+            out_seconds=times.out_seconds[t],
+            in_seconds=times.in_seconds[t],
+        )
+        for t in chosen
+    )
+    return Problem(
+        items=items,
+        forward_mb=tuple(most(a, b) for a, b in zip(points, [*points[1:], turn + 1], strict=True)),
+        forward_seconds=tuple(seconds[point + 1] for point in points),
+        backward_mb=tuple(most(a, b) for a, b in zip(cuts, [*cuts[1:], len(order)], strict=True)),
+        backward_seconds=tuple(
+            seconds[b] - seconds[a] for a, b in zip(cuts, [*cuts[1:], len(order)], strict=True)
+        ),
+        place=place,
+    )
+
+
+def _chosen(graph: StepGraph) -> list[int]:
+    """The forward tensors that are large enough, in the order in which they are made."""
+    total = sum(graph.tensors[t].size_bytes for t in graph.activations)
+    worth = set(worth_deciding(graph))
+    return [
+        t
+        for op_id in sorted(graph.forward)
+        for t in graph.ops[op_id].outputs
+        if graph.root[t] == t
+        and graph.is_intermediate(t)
+        and graph.tensors[t].size_bytes > total * SMALL_SHARE
+        and (t in worth or not any(c in graph.backward for c in graph.consumers[t]))
+    ]
+
+
+def _needs(graph: StepGraph, chosen: Sequence[int]) -> dict[int, set[int]]:
+    """For each chosen tensor, the chosen ones that recomputing it reads.
+
+    The way leads through tensors that were not chosen, unless these stay: `lower` keeps what the
+    backward part reads and what stateful ops make.
+    """
+    among = set(chosen)
+    through: dict[int, set[int]] = {}  # op -> the chosen tensors that running it again reads
+    for op_id in sorted(graph.forward):
+        found: set[int] = set()
+        for t in graph.ops[op_id].inputs:
+            root = graph.root[t]
+            producer = graph.ops[graph.tensors[root].op]
+            if root in among:
+                found.add(root)
+            elif graph.is_intermediate(root) and not (
+                producer.stateful
+                or any(c in graph.backward for v in graph.views(root) for c in graph.consumers[v])
+            ):
+                found |= through[producer.id]
+        through[op_id] = found
+    return {t: through[graph.tensors[t].op] - {t} for t in chosen}
+
+
+def _when_needed(
+    chosen: Sequence[int], needs: Mapping[int, set[int]], backward: Mapping[int, list[int]]
+) -> tuple[dict[int, int], dict[int, int]]:
+    """Positions of the first and last use in the backward part; what has none is left out.
+
+    A tensor that only serves recomputations is needed when the last of those that are made from
+    it is.
+    """
+    first: dict[int, int] = {}
+    last: dict[int, int] = {}
+    for t in reversed(chosen):
+        if backward[t]:
+            first[t], last[t] = min(backward[t]), max(backward[t])
+        elif t in last:  # set by those that need it, below
+            first[t] = last[t]
+        if t in first:
+            for n in needs[t]:
+                if not backward[n]:
+                    last[n] = max(last.get(n, first[t]), first[t])
+    return first, {t: place for t, place in last.items() if t in first}

@@ -1,0 +1,385 @@
+"""The search: solve the choice, judge it exactly, correct the budget, improve what was found.
+
+    reference order -> problem -> programme --budget--> choice -> lower -> exact simulator
+                                      ^                                        |
+                                      '------- budget less the excess ---------'
+
+The programme's memory is a sum per interval and leaves a little out: what a recomputation holds
+while it runs, the allocator's padding, an order that shifts with the decisions. The simulator has
+the last word, and what it finds over (or far under) the budget corrects the programme's.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import psutil
+
+from memtrade.errors import InfeasibleBudgetError, MemtradeError, UnsupportedGraphError
+from memtrade.graph import StepGraph
+from memtrade.models.options import option
+from memtrade.plan import Decision, Fate, Order, Plan
+from memtrade.simulate.devices import load_device
+from memtrade.strategies import checkpoints, ome
+from memtrade.strategies.base import Strategy, assemble, worth_deciding
+from memtrade.strategies.budget import BudgetOptions
+from memtrade.strategies.optimal.choice import Choice, Chooser
+from memtrade.strategies.optimal.judge import Judge, Verdict
+from memtrade.strategies.optimal.problem import MB, Item, Problem, make_problem, reference_order
+from memtrade.units import megabytes, parse_bytes
+
+GOALS = ("time", "memory")
+
+# The programme is corrected and solved anew at most so many times, with this much to spare.
+ROUNDS = 5
+SPARE = 0.001
+# A choice is close enough below the budget with so much of it left; else this share of what is left
+# is tried, too.
+CLOSE = 0.01
+CAUTION = 0.7
+# Of the time left, the share that one solution may take.
+TIME_SHARE = 0.5
+# How many simulated actions the local search may spend.
+SEARCH_ACTIONS = 150_000
+# To finish a program is so many simulations more.
+FINISH_COST = 13
+# Of what the machine has free, the share that swapped tensors may take.
+HOST_SHARE = 0.8
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(BudgetOptions):
+    minimize: str = option(
+        "time", "time: the fastest plan within the budget; memory: the smallest peak", choices=GOALS
+    )
+    host_memory_limit: str = option(
+        "", "the most host memory for swapped tensors; empty: 80% of what is free"
+    )
+    swap: bool = option(True, "whether tensors may be swapped")
+    time_limit: float = option(10.0, "seconds of planning after which the best so far counts")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.host_memory_limit:
+            parse_bytes(self.host_memory_limit)
+        if not self.time_limit > 0:
+            raise MemtradeError(f"time_limit is a positive number, not {self.time_limit:g}")
+
+
+def plan(graph: StepGraph, options: Options, order: Order) -> Plan:
+    """The fastest plan within the budget, or the smallest peak and the fastest plan with it.
+
+    Raises:
+        InfeasibleBudgetError: no plan was found within the budget.
+    """
+    search = _Search(graph, options, order)
+    budget = options.budget_bytes
+    if budget is None or options.minimize == "memory":
+        return search.smallest()
+    return search.fastest(budget)
+
+
+@dataclass
+class _Search:
+    graph: StepGraph
+    options: Options
+    order: Order
+    deadline: float = field(init=False)
+    best: tuple[Verdict, Plan] | None = None
+    remarks: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.deadline = time.monotonic() + self.options.time_limit
+        self.device = load_device(self.options.device)
+        self.judge = Judge(self.graph, self.device)
+        self.original_seconds = self.judge.times.step_seconds(())
+        self.host_limit_bytes = self._host_limit_bytes()
+        self.chooser = Chooser(
+            self._problem(None), self.device, host_limit_mb=self.host_limit_bytes / MB
+        )
+
+    def _problem(self, decisions: Mapping[int, Decision] | None) -> Problem:
+        judge = self.judge
+        made = make_problem(judge.simulator, judge.times, reference_order(self.graph, decisions))
+        return made if self.options.swap else made.without_swaps()
+
+    def _host_limit_bytes(self) -> int:
+        if self.options.host_memory_limit:
+            return parse_bytes(self.options.host_memory_limit)
+        free = psutil.virtual_memory().available
+        if self.device.blocking_transfers:  # the arena's memory is the machine's own
+            free -= self.device.memory_bytes
+        return max(0, int(free * HOST_SHARE))
+
+    # The two goals.
+
+    def fastest(self, budget: int) -> Plan:
+        everything = self._judge({})
+        if self._finish(everything, budget):
+            return self._result()
+        self._solve(budget)
+        self._consider_others(budget)
+        if self.best is None:
+            log.info("no choice found within %s MB: trying the smallest", megabytes(budget))
+            smallest = self._least_memory()
+            if smallest.peak_bytes > budget:
+                raise InfeasibleBudgetError(smallest.peak_bytes, budget, smallest.peak_op)
+        self._improve(budget)
+        return self._result()
+
+    def smallest(self) -> Plan:
+        peak_bytes = self._least_memory().peak_bytes
+        self._solve(peak_bytes)
+        self._consider_others(peak_bytes)
+        self._improve(peak_bytes)
+        return self._result()
+
+    # Their parts.
+
+    def _least_memory(self) -> Verdict:
+        """The smallest peak of a finished plan, which is remembered.
+
+        Solved, then once more with the order of the plan that came out; then local search. Small
+        tensors, which the programme leaves alone, count where everything else is gone: to swap
+        all is tried, too.
+        """
+        everything = self._judge(dict.fromkeys(worth_deciding(self.graph), "swap"))
+        may_swap = self.options.swap and everything.host_bytes <= self.host_limit_bytes
+        tried = [self._judge({}), *([everything] if may_swap else [])]
+        for _ in range(2):
+            choice = self._choose(None)
+            if choice is None:
+                break
+            tried.append(self._judge(choice.decisions))
+            if tried[-1].peak_bytes >= min(verdict.peak_bytes for verdict in tried[:-1]):
+                break
+            self.chooser.problem = self._problem(choice.decisions)
+        leanest = sorted(tried, key=lambda verdict: verdict.peak_bytes)[:2]
+        finished = [self._finished(each) for each in (*leanest, self._shrink(leanest[0]))]
+        self.best = min(finished, key=lambda each: each[0].peak_bytes)
+
+        def smaller(verdict: Verdict, _: Verdict) -> bool:
+            assert self.best is not None
+            if verdict.peak_bytes >= self.best[0].peak_bytes:
+                return False
+            finished = self._finished(verdict)
+            if finished[0].peak_bytes >= self.best[0].peak_bytes:
+                return False
+            self.best = finished
+            return True
+
+        self._descend(self.best[0], smaller, cost=FINISH_COST)
+        return self.best[0]
+
+    def _solve(self, budget: int) -> None:
+        """Choices for the budget; what the simulator finds above it corrects the programme."""
+        loosened = False
+        for _ in range(ROUNDS):
+            choice = self._choose(int(budget * (1 - SPARE)))
+            if choice is None:
+                return
+            verdict = self._judge(choice.decisions)
+            if self._finish(verdict, budget):
+                assert self.best is not None
+                slack = budget - self.best[0].peak_bytes
+                if loosened or slack < CLOSE * budget or choice.seconds <= 0:
+                    return
+                self._everywhere(-CAUTION * slack)
+                loosened = True
+            elif loosened:
+                return
+            else:
+                self._correct(verdict, budget)
+
+    def _consider_others(self, budget: int) -> None:
+        """What the rules of `checkpoints` and `ome` choose: their recomputations may span more than
+        the programme's windows."""
+        for choose in (_checkpoints, _ome):
+            if time.monotonic() > self.deadline:
+                return
+            try:
+                fates = choose(self.graph, self.options)
+            except UnsupportedGraphError:
+                continue
+            self._finish(self._judge({fate.tensor: fate.decision for fate in fates}), budget)
+
+    def _correct(self, verdict: Verdict, budget: int) -> None:
+        """Where the judged program takes more than the budget, the programme counts that much more.
+
+        What has no place counts everywhere: padding that is left after reservations, and copies
+        beside compute, which hold a tensor's memory until its last byte has moved.
+        """
+        problem = self.chooser.problem
+        excess: dict[int, float] = {}
+        if self.device.blocking_transfers:
+            place = 0
+            in_use = self.judge.simulator.live_bytes(verdict.actions)
+            for action, size in zip(verdict.actions, in_use, strict=True):
+                if action.kind == "run":
+                    place = problem.place[action.id]
+                if size > budget:
+                    excess[place] = max(excess.get(place, 0.0), (size - budget) / MB)
+        if not excess:
+            peak = max(verdict.peak_bytes, self._finished(verdict)[0].peak_bytes)
+            self._everywhere(peak - budget)
+        else:
+            self.chooser.problem = problem.corrected(excess)
+
+    def _everywhere(self, excess_bytes: float) -> None:
+        problem = self.chooser.problem
+        log.debug("%.1f MB over the budget", excess_bytes / MB)
+        self.chooser.problem = problem.corrected(
+            dict.fromkeys(set(problem.place.values()), excess_bytes / MB)
+        )
+
+    def _choose(self, budget: int | None) -> Choice | None:
+        left = self.deadline - time.monotonic()
+        if left <= 0:
+            return None
+        choice = self.chooser.choose(
+            None if budget is None else budget / MB,
+            minimize="memory" if budget is None else "time",
+            time_limit_seconds=TIME_SHARE * left,
+        )
+        if choice is not None:
+            log.info(
+                "%s: +%.1f%% time, %.0f MB, within %.1f%% of the best choice",
+                self.graph.name,
+                100 * choice.seconds / self.original_seconds,
+                choice.mb,
+                100 * choice.gap,
+            )
+        return choice
+
+    def _judge(self, decisions: Mapping[int, Decision]) -> Verdict:
+        return self.judge.judge(decisions)
+
+    def _finished(self, verdict: Verdict) -> tuple[Verdict, Plan]:
+        made = assemble(
+            "optimal",
+            self.graph,
+            self.options,
+            self.order,
+            self._fates(verdict),
+            verdict.actions,
+        )
+        return self.judge.finished(verdict.decisions, made.actions), made
+
+    def _finish(self, verdict: Verdict, budget: int) -> bool:
+        """Whether the finished plan fits; the fastest that does is remembered."""
+        if verdict.peak_bytes > budget or verdict.host_bytes > self.host_limit_bytes:
+            return False
+        finished = self._finished(verdict)
+        if finished[0].peak_bytes > budget:
+            return False
+        if self.best is None or finished[0].seconds < self.best[0].seconds:
+            self.best = finished
+        return True
+
+    def _improve(self, budget: int) -> None:
+        """Local search for less time, while the finished plan fits the budget."""
+        assert self.best is not None
+        self._descend(
+            self.best[0],
+            lambda tried, current: (
+                tried.seconds < current.seconds
+                and tried.peak_bytes <= budget
+                and self._finish(tried, budget)
+            ),
+        )
+
+    def _shrink(self, verdict: Verdict) -> Verdict:
+        """Local search for a smaller peak, and less time at the same."""
+        return self._descend(
+            verdict,
+            lambda tried, current: (
+                (tried.peak_bytes, tried.seconds) < (current.peak_bytes, current.seconds)
+            ),
+        )
+
+    def _descend(
+        self, current: Verdict, better: Callable[[Verdict, Verdict], bool], *, cost: int = 1
+    ) -> Verdict:
+        """Changes a few decisions at a time, as long as that is better.
+
+        As many as there is time for: one in a large graph, any number in a tiny one.
+        """
+        evaluations = SEARCH_ACTIONS // max(1, cost * len(current.actions))
+        moves = self._moves(evaluations)
+        improved = True
+        while improved:
+            improved = False
+            for move in moves:
+                changed = [flip for flip in move if current.of(flip[0]) != flip[1]]
+                if len(changed) < len(move):
+                    continue
+                if evaluations <= 0 or time.monotonic() > self.deadline:
+                    return current
+                evaluations -= 1
+                tried = self._judge({**current.decisions, **dict(changed)})
+                if tried.host_bytes <= self.host_limit_bytes and better(tried, current):
+                    current, improved = tried, True
+        return current
+
+    def _moves(self, most: int) -> list[tuple[tuple[int, Decision], ...]]:
+        """Single changes, the most expensive op's first; then pairs, and so on, up to `most`."""
+        items = sorted(self.chooser.problem.items, key=lambda item: -item.again_seconds)
+        moves: list[tuple[tuple[int, Decision], ...]] = []
+        for together in range(1, len(items) + 1):
+            larger = [
+                tuple(zip((item.tensor for item in chosen), changes, strict=True))
+                for chosen in itertools.islice(itertools.combinations(items, together), most)
+                for changes in itertools.product(*map(_allowed, chosen))
+            ]
+            if moves and len(moves) + len(larger) > most:
+                break
+            moves += larger
+        return moves
+
+    def _remark(self, choice: Choice) -> None:
+        self.remarks = [f"within {100 * choice.gap:.1f}% of the best choice"]
+
+    def _result(self) -> Plan:
+        assert self.best is not None
+        return self.best[1]
+
+    def _fates(self, verdict: Verdict) -> list[Fate]:
+        reasons = {"keep": "worth its memory", "recompute": "cheaper to make again"}
+        graph = self.graph
+        made = []
+        for t, decision in sorted(verdict.decisions.items()):
+            reason = reasons.get(decision, "cheaper to copy than to make again")
+            made.append(Fate(t, decision, reason))
+        kept = set(graph.activations) - {fate.tensor for fate in made}
+        made += [Fate(t, "keep", "small") for t in kept]
+        return sorted(made, key=lambda fate: fate.tensor)
+
+
+def _checkpoints(graph: StepGraph, _: Options) -> list[Fate]:
+    return checkpoints.fates(graph, checkpoints.choose(graph, checkpoints.Options()))
+
+
+def _ome(graph: StepGraph, options: Options) -> list[Fate]:
+    if not options.swap:
+        return []
+    return ome.fates(graph, ome.Options(device=options.device))
+
+
+def _allowed(item: Item) -> list[Decision]:
+    allowed: list[Decision] = ["keep"]
+    if item.may_recompute:
+        allowed.append("recompute")
+    if item.may_swap:
+        allowed.append("swap")
+    return allowed
+
+
+STRATEGY = Strategy(
+    "optimal", "keep, recompute or swap: least time under a budget, or least memory", Options, plan
+)

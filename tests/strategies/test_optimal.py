@@ -1,0 +1,109 @@
+"""optimal against brute force on small graphs, against its own programme, and its errors."""
+
+import pytest
+
+from memtrade.errors import InfeasibleBudgetError, MemtradeError
+from memtrade.graph import StepGraph
+from memtrade.plan import Action, check_plan
+from memtrade.simulate.defragment import ROOMY_BYTES, defragment
+from memtrade.simulate.devices import load_device
+from memtrade.simulate.timeline import TimeSimulator
+from memtrade.strategies import find_planned, make_options
+from memtrade.strategies.optimal.strategy import Options, plan
+from tests.strategies.brute_force import candidates, random_step_graph
+
+ARENA = load_device("arena")
+
+
+class Finished:
+    """Every choice there is, as far as needed with the peak of its finished program."""
+
+    def __init__(self, graph: StepGraph):
+        self.times = TimeSimulator(graph, ARENA)
+        self.simulator = self.times.simulator
+        self.made = [
+            (self.times.step_seconds(actions), self.simulator.peak_live_bytes(actions), actions)
+            for _, actions in candidates(graph, ARENA)
+        ]
+
+    def peak(self, actions: tuple[Action, ...]) -> int:
+        finished = defragment(self.simulator, actions)
+        return self.simulator.memory(finished, limit_bytes=ROOMY_BYTES).peak_bytes
+
+    def fastest(self, budget: int) -> float | None:
+        for seconds, live, actions in sorted(self.made, key=lambda each: each[:2]):
+            if live <= budget and self.peak(actions) <= budget:
+                return seconds
+        return None
+
+    def smallest(self) -> int:
+        """Finished, of the programs that ask for the fewest bytes: of padding, MiB in so small a
+        graph, no choice knows before it is finished."""
+        least = min(live for _, live, _ in self.made)
+        return max(self.peak(actions) for _, live, actions in self.made if live == least)
+
+    def seconds(self, actions: tuple[Action, ...]) -> float:
+        return self.times.step_seconds(actions)
+
+    def finished_peak(self, actions: tuple[Action, ...]) -> int:
+        return self.simulator.memory(actions, limit_bytes=ROOMY_BYTES).peak_bytes
+
+
+@pytest.mark.parametrize("seed", range(16))
+def test_equals_brute_force(seed):
+    graph = random_step_graph(seed, 4 + seed % 5)
+    every = Finished(graph)
+    smallest = plan(graph, Options(time_limit=60.0), "pinned")
+    floor = every.smallest()
+    assert every.finished_peak(smallest.actions) <= floor
+    original = every.peak(tuple(every.simulator.actions(())))
+    for share in (0.25, 0.6):
+        budget = int(floor + (original - floor) * share)
+        made = plan(graph, Options(budget=f"{budget}B", time_limit=60.0), "pinned")
+        check_plan(made, graph)
+        assert every.finished_peak(made.actions) <= budget
+        best = every.fastest(budget)
+        assert best is not None
+        assert every.seconds(made.actions) <= best * (1 + 1e-9)
+
+
+def test_a_roomy_budget_keeps_everything():
+    graph = random_step_graph(3, 8)
+    made = plan(graph, Options(budget="4GB"), "pinned")
+    assert {fate.decision for fate in made.fates} == {"keep"}
+    assert {action.kind for action in made.actions} <= {"run", "reserve"}
+
+
+def test_a_budget_below_the_floor_says_the_floor_and_the_op():
+    graph = random_step_graph(3, 8)
+    floor = Finished(graph).smallest()
+    with pytest.raises(InfeasibleBudgetError) as caught:
+        plan(graph, Options(budget="1MB"), "pinned")
+    assert caught.value.needed_bytes <= floor
+    assert caught.value.op in {op.name for op in graph.ops}
+
+
+def test_no_host_memory_means_no_swaps():
+    graph = random_step_graph(5, 8)
+    made = plan(graph, Options(host_memory_limit="0B"), "pinned")
+    assert not made.tensors("swap")
+    assert plan(graph, Options(swap=False), "pinned").tensors("swap") == []
+
+
+def test_same_input_same_plan():
+    graph = random_step_graph(7, 8)
+    assert plan(graph, Options(), "pinned") == plan(graph, Options(), "pinned")
+
+
+def test_is_in_the_registry():
+    options = make_options("optimal", {"budget": "1MB", "swap": "false"})
+    assert (options.budget, options.swap) == ("1MB", False)
+    assert find_planned("optimal").plan is plan
+
+
+@pytest.mark.parametrize(
+    "given", [{"budget": "12"}, {"minimize": "money"}, {"time_limit": 0.0}, {"device": "gtx-9"}]
+)
+def test_bad_options_are_refused(given):
+    with pytest.raises(MemtradeError):
+        make_options("optimal", given)
