@@ -18,11 +18,6 @@ from pathlib import Path
 from cyclopts import App, CycloptsError
 
 from memtrade import __version__
-from memtrade.commands.lists import devices, models, strategies
-from memtrade.commands.plan import plan
-from memtrade.commands.run import run
-from memtrade.commands.table import table
-from memtrade.commands.verify import verify
 from memtrade.errors import InfeasibleBudgetError, MemtradeError
 
 app = App(
@@ -30,8 +25,42 @@ app = App(
     help="What each memory-saving strategy costs a TensorFlow training step.",
     version=__version__,
 )
-for command in (run, plan, verify, models, strategies, devices, table):
-    app.command(command)
+# By name, so that a command imports what it needs when it is called, and no sooner.
+COMMANDS = {
+    "Measure": {
+        "run": "Strategies side by side: peak memory, host memory, step time",
+        "verify": "Is it still the same gradient?",
+        "max-batch": "The largest batch that runs, per strategy",
+        "sweep": "Many trials out of a file, resumed where they stopped, here or on a cluster",
+        "pipeline": "Pipelined training over several stages: run, predict",
+        "calibrate": "This device's own rates, as a profile for predictions",
+    },
+    "Predict and plan": {
+        "plan": "What a strategy keeps, recomputes and swaps, and why",
+        "predict": "Peak memory and step time on a device, without running",
+        "pareto": "Memory against time for strategies and budgets",
+        "timeline": "Memory over the step: who holds what at the peak",
+        "trace": "The simulated step for Perfetto",
+        "partition": "How well a model splits into stages",
+    },
+    "Read results": {
+        "table": "Records side by side, and the tables of the thesis",
+        "plot": "Records as a picture for print",
+        "report": "Records as one page that opens offline",
+        "compare": "Which trials of two result sets differ",
+    },
+    "What there is": {
+        "lists:models": "Models and their options",
+        "lists:strategies": "Strategies and their options",
+        "lists:devices": "Devices here, and device profiles",
+    },
+}
+for group, commands in COMMANDS.items():
+    for path, summary in commands.items():
+        module, _, name = path.rpartition(":")
+        function = name.replace("-", "_")
+        where = f"memtrade.commands.{module or function}:{function}"
+        app.command(where, name=name, group=group, help=summary)
 
 
 def main(tokens: Sequence[str] | None = None, *, typed: Sequence[str] = ()) -> int:

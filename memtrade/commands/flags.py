@@ -11,7 +11,7 @@ import errno
 import math
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -94,27 +94,36 @@ class StrategyFlags:
             strategy.key=value for one of several; repeatable.
         order: pinned runs the rewritten step in one fixed order, dataflow leaves the order to
             TensorFlow.
+        budget: The most device memory, such as 800MB, for strategies that plan for one.
+        minimize: time, within the budget; or memory: the smallest peak there is.
+        host_memory_limit: The most host memory for swapped tensors, such as 8GB.
     """
 
     strategy: str | None = None
     option: Pairs = field(default_factory=list)
     order: Order = "pinned"
+    budget: str | None = None
+    minimize: str | None = None
+    host_memory_limit: str | None = None
 
-    def names(self, default: Sequence[str] = DEFAULT_STRATEGIES) -> list[str]:
-        """The strategies asked for, each once, in the order given."""
+    def names(
+        self,
+        default: Sequence[str] = DEFAULT_STRATEGIES,
+        *,
+        everything: Iterable[str] = STRATEGIES,
+    ) -> list[str]:
+        """The strategies asked for, each once, in the order given; "all" is `everything`."""
         if self.strategy is None:
             return list(default)
         if self.strategy.strip() == "all":
-            return list(STRATEGIES)
+            return list(everything)
         names = [name.strip() for name in self.strategy.split(",")]
         return list(dict.fromkeys(find_strategy(name).name for name in names))
 
     def typed_options(self, names: Sequence[str]) -> dict[str, Any]:
         """Each strategy's options object, by the strategy's name."""
         given: dict[str, dict[str, Value]] = {name: {} for name in names}
-        known = {
-            name: {each.name for each in options_of(find_strategy(name).options)} for name in names
-        }
+        known = {name: _option_names(name) for name in names}
         for key, value in key_values(self.option, "--option").items():
             scope, dot, option = key.rpartition(".")
             if dot:
@@ -129,7 +138,24 @@ class StrategyFlags:
                 raise UnknownNameError(f"option of {', '.join(names)}", option, choices)
             for name in owners:
                 given[name].setdefault(plain, value)  # a scoped one goes first
+        for key in ("budget", "minimize", "host_memory_limit"):
+            value = getattr(self, key)
+            if value is None:
+                continue
+            owners = [name for name in names if key in known[name]]
+            if not owners:
+                having = [n for n in STRATEGIES if key in _option_names(n)]
+                raise MemtradeError(
+                    f"--{key.replace('_', '-')} is for the strategies {', '.join(having)}, "
+                    f"not for {', '.join(names)}"
+                )
+            for name in owners:
+                given[name].setdefault(key, value)
         return {name: make_options(name, options) for name, options in given.items()}
+
+
+def _option_names(strategy: str) -> set[str]:
+    return {each.name for each in options_of(find_strategy(strategy).options)}
 
 
 @Parameter(name="*")

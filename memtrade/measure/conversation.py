@@ -14,7 +14,9 @@ from typing import IO
 
 import msgspec
 
+from memtrade.measure.calibration import Rates
 from memtrade.measure.protocol import (
+    Calibrated,
     Done,
     Event,
     Failed,
@@ -23,9 +25,11 @@ from memtrade.measure.protocol import (
     Progress,
     Ready,
     Runtime,
+    Simulated,
     Verified,
     decode_event,
 )
+from memtrade.simulate.predict import Predicted
 
 _POLL_SECONDS = 0.5  # how long to wait for output before looking whether the child still lives
 _GRACE_SECONDS = 5.0  # for a child that has said its last word to leave by itself
@@ -38,9 +42,12 @@ class Conversation:
 
     on_event: Callable[[Event], None]
     on_log: Callable[[str], None]
+    on_wait: Callable[[], None] = lambda: None
     runtime: Runtime | None = None
     plan: PlanSummary | None = None
+    predicted: Predicted | None = None
     verified: Verified | None = None
+    rates: Rates | None = None
     phase: Progress | None = None
     end: Done | Failed | None = None
     noise: str | None = None  # the first line on stdout that is no event
@@ -60,6 +67,7 @@ class Conversation:
             ):
                 selector.register(stream, selectors.EVENT_READ, _Lines(stream, take))
             while selector.get_map() and not (self.end or self.noise):
+                self.on_wait()
                 left = deadline - time.monotonic()
                 if left <= 0:
                     return False
@@ -91,6 +99,10 @@ class Conversation:
                 self.runtime = runtime
             case Planned(summary=summary):
                 self.plan = summary
+            case Simulated(predicted=predicted):
+                self.predicted = predicted
+            case Calibrated(rates=rates):
+                self.rates = rates
             case Verified():
                 self.verified = event
             case Progress():

@@ -26,6 +26,7 @@ from dataclasses import dataclass
 
 from memtrade.errors import MemtradeError
 from memtrade.measure import host
+from memtrade.measure.calibration import Rates
 from memtrade.measure.child import PARENT_VARIABLE
 from memtrade.measure.conversation import Conversation
 from memtrade.measure.environment import child_environment
@@ -43,6 +44,7 @@ from memtrade.measure.protocol import (
     encode_spec,
 )
 from memtrade.results.records import Record, make_record
+from memtrade.simulate.predict import Predicted
 
 WORKER = (sys.executable, "-m", "memtrade.measure")
 
@@ -65,8 +67,10 @@ class Outcome:
     reason: str = ""
     runtime: Runtime | None = None
     plan: PlanSummary | None = None
+    predicted: Predicted | None = None
     measured: Measured | None = None
     verified: Verified | None = None
+    rates: Rates | None = None
 
 
 def run_trial(
@@ -75,6 +79,7 @@ def run_trial(
     timeout_seconds: float | None = None,
     on_event: Callable[[Event], None] = lambda event: None,
     on_log: Callable[[str], None] = lambda line: None,
+    on_wait: Callable[[], None] = lambda: None,
     command_line: str = "",
     environment: Mapping[str, str] | None = None,
     worker: Sequence[str] = WORKER,
@@ -88,6 +93,7 @@ def run_trial(
         timeout_seconds=timeout_seconds,
         on_event=on_event,
         on_log=on_log,
+        on_wait=on_wait,
         environment=environment,
         worker=worker,
     )
@@ -97,6 +103,7 @@ def run_trial(
         status=outcome.status,
         reason=outcome.reason,
         measured=outcome.measured,
+        predicted=outcome.predicted,
         plan=outcome.plan,
         runtime=outcome.runtime,
     )
@@ -108,6 +115,7 @@ def run_child(
     timeout_seconds: float | None = None,
     on_event: Callable[[Event], None] = lambda event: None,
     on_log: Callable[[str], None] = lambda line: None,
+    on_wait: Callable[[], None] = lambda: None,
     environment: Mapping[str, str] | None = None,
     worker: Sequence[str] = WORKER,
 ) -> Outcome:
@@ -116,6 +124,8 @@ def run_child(
     Args:
         timeout_seconds: from the start of the process; None waits for ever.
         on_event, on_log: called with each event, and with each line of the child's stderr.
+        on_wait: called about twice a second while the child runs. Whatever any of the three raises
+            ends the child, and is raised here.
         environment: the child's variables, by default `child_environment(spec)`.
         worker: the command to start.
 
@@ -125,9 +135,9 @@ def run_child(
     environment = dict(child_environment(spec) if environment is None else environment)
     environment[PARENT_VARIABLE] = str(os.getpid())
     kills_before = host.oom_kills()
-    conversation = Conversation(on_event, on_log)
+    conversation = Conversation(on_event, on_log, on_wait)
     # A file and not a pipe: a worker that never reads cannot block the parent.
-    with tempfile.TemporaryFile() as request, _signals_raise():
+    with tempfile.TemporaryFile() as request, signals_raise():
         request.write(encode_spec(spec))
         request.seek(0)
         process = subprocess.Popen(
@@ -155,8 +165,10 @@ def run_child(
         reason=reason,
         runtime=conversation.runtime,
         plan=conversation.plan,
+        predicted=conversation.predicted,
         measured=conversation.end.measured if isinstance(conversation.end, Done) else None,
         verified=conversation.verified,
+        rates=conversation.rates,
     )
 
 
@@ -225,7 +237,7 @@ def _kill_group(process: subprocess.Popen[bytes]) -> None:
 
 
 @contextlib.contextmanager
-def _signals_raise() -> Iterator[None]:
+def signals_raise() -> Iterator[None]:
     """Within it, SIGTERM and SIGHUP raise SystemExit, as Ctrl-C raises KeyboardInterrupt: so
     that `finally` clauses run. Only the main thread may set handlers; elsewhere it does nothing."""
     if threading.current_thread() is not threading.main_thread():

@@ -1,0 +1,283 @@
+"""`memtrade sweep`: measures all that a TOML file asks for, and goes on where it was stopped."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import Counter, defaultdict
+from collections.abc import Container, Mapping, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from statistics import fmean
+from typing import Annotated
+
+from cyclopts import Parameter
+from rich import box
+from rich.table import Table
+
+from memtrade.commands.flags import DeviceFlags, check_writable
+from memtrade.commands.progress import Reporter, log, reporting
+from memtrade.commands.reading import warnings_on_stderr
+from memtrade.commands.run import Flag, in_short
+from memtrade.commands.screen import stdout
+from memtrade.errors import MemtradeError
+from memtrade.measure.protocol import Event
+from memtrade.results.records import Record, load_records, save_record
+from memtrade.results.tables import NONE, seconds, status_text
+from memtrade.sweep.cluster import resolve_on_cluster, run_on_cluster
+from memtrade.sweep.grid import Trial, read_sweep
+from memtrade.sweep.needs import jobs_that_fit
+from memtrade.sweep.resume import parse_retry, to_run
+from memtrade.sweep.runner import run_locally
+from memtrade.sweep.watch import End, NoRecord
+from memtrade.units import megabytes
+
+
+def sweep(
+    file: Path,
+    /,
+    *,
+    results: Path = Path("runs"),
+    jobs: int = 1,
+    retry: str = "",
+    cluster: str | None = None,
+    dry_run: Flag = False,
+    verbose: Flag = False,
+    command_line: Annotated[str, Parameter(parse=False)] = "",
+) -> int:
+    """Measure every trial of a sweep file; those that have a record already are left out.
+
+    Each trial runs in a process of its own, and its record is written as soon as it ends. Stopped
+    in whatever way, a sweep loses the trial that was running: the same command goes on from there.
+
+    Parameters
+    ----------
+    file
+        TOML with blocks [[grid]]. Keys are the flags of `memtrade run`; a list makes an axis.
+    results
+        The folder for the records, one JSON file per trial, and what to resume from.
+    jobs
+        Trials at a time on one machine; fewer where cores or free memory do not allow it. They
+        disturb each other's times, so records say it.
+    retry
+        Which failed trials to run again: oom, crash, timeout, infeasible, unsupported or all,
+        separated by commas. parallel runs those again that ran beside others.
+    cluster
+        Run on a Ray cluster: HOST:PORT, or auto for the one that this machine is part of, or else
+        a new one of this machine alone.
+    dry_run
+        Only list the trials and what has become of them.
+    verbose
+        Pass on what TensorFlow logs.
+    """
+    if jobs < 1:
+        raise MemtradeError(f"--jobs must be at least 1, not {jobs}")
+    statuses = parse_retry(retry)
+    resolve = DeviceFlags.resolve if cluster is None else resolve_on_cluster
+    trials = read_sweep(file, resolve=resolve)
+    records = _records(results)
+    todo = to_run(trials, records, statuses)
+    if dry_run:
+        _show(trials, records, {}, todo={trial.id for trial in todo})
+        return 0
+    check_writable(results)
+    if cluster is None:
+        jobs = _lowered(jobs, todo)
+    ends: dict[str, End] = {}
+    stopped = False
+    try:
+        live = cluster is None and jobs == 1 and bool(todo)
+        with reporting() if live else nullcontext() as reporter:
+            watch = _Watch(todo, ends, results, reporter, verbose=verbose)
+            if cluster is None:
+                run_locally(todo, jobs=jobs, watch=watch, command_line=command_line)
+            elif todo:
+                run_on_cluster(
+                    todo, address=cluster, jobs=jobs, watch=watch, command_line=command_line
+                )
+    except KeyboardInterrupt:
+        stopped = True
+        done = f"{len(ends)} of {len(todo)} trials had finished"
+        print(f"memtrade: stopped; {done}: the same command goes on from there", file=sys.stderr)
+    _show(trials, records, ends, todo=set())
+    return 130 if stopped else _exit_status(ends)
+
+
+def _records(folder: Path) -> dict[str, Record]:
+    """The records of the folder by id; damaged ones are named, and their trials run again."""
+    if not folder.is_dir():
+        return {}
+    with warnings_on_stderr():
+        return {record.id: record for record in load_records(folder)}
+
+
+def _lowered(jobs: int, todo: Sequence[Trial]) -> int:
+    """How many jobs are possible; says so where it is fewer, and what several jobs mean."""
+    fits, why = jobs_that_fit(min(jobs, max(len(todo), 1)), [trial.spec for trial in todo])
+    if why:
+        print(f"memtrade: --jobs lowered from {jobs} to {fits}: {why}", file=sys.stderr)
+    if fits > 1:
+        print(
+            f"memtrade: {fits} trials at a time disturb each other's step times; peaks are not "
+            "touched. Records say it; --retry parallel measures them again, one at a time",
+            file=sys.stderr,
+        )
+    return fits
+
+
+class Pace:
+    """How long the rest of a sweep will take, by the trials that have ended.
+
+    A trial is taken to last as long as those of the same step did on average, or as all did. How
+    many run at a time shows in how much time they took together.
+    """
+
+    def __init__(self) -> None:
+        self._began = time.monotonic()
+        self._seconds: dict[str, list[float]] = defaultdict(list)
+
+    def took(self, trial: Trial, seconds: float) -> None:
+        self._seconds[trial.step].append(seconds)
+
+    def left_seconds(self, trials: Sequence[Trial], elapsed_seconds: float) -> float:
+        """For `trials`, where those that ended took `elapsed_seconds` of real time; one has."""
+        ended = [seconds for each in self._seconds.values() for seconds in each]
+        alike = [fmean(self._seconds.get(trial.step, ended)) for trial in trials]
+        return elapsed_seconds * sum(alike) / sum(ended)
+
+    def text(self, trials: Sequence[Trial]) -> str:
+        """ "about 12 min left", "" if nothing is."""
+        if not trials:
+            return ""
+        left = self.left_seconds(trials, time.monotonic() - self._began)
+        return f"about {duration(left)} left"
+
+
+def duration(value: float) -> str:
+    """Seconds in the unit that suits them.
+
+    >>> duration(44.2), duration(750), duration(9000)
+    ('44 s', '12 min', '2 h 30 min')
+    """
+    minutes = round(value / 60)
+    if value < 90:
+        return f"{value:.0f} s"
+    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60} min"
+
+
+class _Watch:
+    """Saves records as trials end, and says on stderr how far the sweep is.
+
+    `ends` is filled as they do. With a reporter, which is for one trial at a time, it also says
+    what the trial is doing.
+    """
+
+    def __init__(
+        self,
+        todo: Sequence[Trial],
+        ends: dict[str, End],
+        results: Path,
+        reporter: Reporter | None,
+        *,
+        verbose: bool,
+    ):
+        self._left = {trial.id: trial for trial in todo}
+        self._of, self._begun = len(todo), 0
+        self._ends, self._results, self._reporter = ends, results, reporter
+        self._pace, self._verbose = Pace(), verbose
+
+    def note(self, text: str) -> None:
+        print(f"memtrade: {text}", file=sys.stderr)
+
+    def started(self, trial: Trial) -> None:
+        self._begun += 1
+        if self._reporter is not None:
+            self._reporter.trial(self._begun, self._of, trial.label)
+
+    def event(self, event: Event) -> None:
+        if self._reporter is not None:
+            self._reporter.event(event)
+
+    def log(self, line: str) -> None:
+        if self._verbose:
+            log(line)
+
+    def ended(self, trial: Trial, end: End, seconds: float) -> None:
+        if isinstance(end, Record):
+            save_record(end, self._results)
+            self._pace.took(trial, seconds)
+        self._ends[trial.id] = end
+        del self._left[trial.id]
+        left = self._pace.text(list(self._left.values())) if isinstance(end, Record) else ""
+        text = "; ".join(filter(None, (outcome_text(end), left)))
+        if self._reporter is not None:
+            self._reporter.ended(text)
+        else:
+            print(f"[{len(self._ends)}/{self._of}] {trial.label}: {text}", file=sys.stderr)
+
+    def again(self, trial: Trial, why: str) -> None:
+        self.note(f"{trial.label}: {why}; it will run again")
+
+
+def outcome_text(end: End) -> str:
+    """A trial's end in a few words."""
+    if isinstance(end, NoRecord):
+        return f"{end.kind}: {end.reason}"
+    return in_short(end)
+
+
+def _show(
+    trials: Sequence[Trial],
+    records: Mapping[str, Record],
+    ends: Mapping[str, End],
+    *,
+    todo: Container[str],
+) -> None:
+    """One row per trial of the sweep, and how many became what."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    for name in ("step", "strategy", "limit", "what became of it", "peak MB", "step s"):
+        numeric = name in ("limit", "peak MB", "step s")
+        table.add_column(name, justify="right" if numeric else "left", overflow="fold")
+    counts: Counter[str] = Counter()
+    reasons = []
+    for trial in trials:
+        end = ends.get(trial.id)
+        became, shown = _became(end, records.get(trial.id), will_run=trial.id in todo)
+        counts[became] += 1
+        figures = (NONE, NONE)
+        if isinstance(shown, Record) and shown.measured is not None:
+            measured = shown.measured
+            figures = (megabytes(measured.peak_bytes), seconds(measured.median_seconds))
+        elif shown is not None:
+            reasons.append(f"{trial.label}: {outcome_text(shown)}")
+        style = "yellow" if shown is not None and figures == (NONE, NONE) else None
+        table.add_row(trial.step, trial.strategy, trial.limit, became, *figures, style=style)
+    console = stdout()
+    console.print(table)
+    for reason in reasons:
+        console.print(reason)
+    many = ", ".join(f"{count} {became}" for became, count in counts.most_common())
+    console.print(f"{len(trials)} trials: {many}")
+
+
+def _became(
+    end: End | None, before: Record | None, *, will_run: bool
+) -> tuple[str, Record | NoRecord | None]:
+    """What became of a trial, and the end that tells more."""
+    if isinstance(end, NoRecord):
+        return end.kind, end
+    if end is not None:
+        return ("ran" if end.status == "ok" else f"ran: {status_text(end.status)}"), end
+    if will_run or before is None:
+        return ("to run" if before is None else f"to run again: {status_text(before.status)}"), None
+    if before.status == "ok":
+        return "skipped", before
+    return f"skipped: {status_text(before.status)}", before
+
+
+def _exit_status(ends: Mapping[str, End]) -> int:
+    """Of the trials that ran: as `memtrade run`, and 1 where one made no record."""
+    statuses = {end.status if isinstance(end, Record) else end.kind for end in ends.values()}
+    if statuses & {"crashed", "refused", "lost"}:
+        return 1
+    return 3 if "infeasible" in statuses else 0

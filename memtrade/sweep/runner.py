@@ -1,0 +1,97 @@
+"""Runs the trials of a sweep on this machine, one child process each, several at a time if asked.
+
+Each trial has a thread that waits for its child. Whatever ends the sweep ends the children: they
+are killed on an exception, Ctrl-C, SIGTERM and SIGHUP, and the kernel kills them when this process
+is killed (`memtrade.measure.child`).
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+
+import msgspec
+
+from memtrade.errors import MemtradeError
+from memtrade.measure.protocol import Event
+from memtrade.measure.trial import run_trial, signals_raise
+from memtrade.sweep.grid import Trial
+from memtrade.sweep.watch import End, NoRecord, Watch
+
+
+class _StoppedError(Exception):
+    """Ends a child whose sweep is over."""
+
+
+def run_locally(
+    trials: Sequence[Trial], *, jobs: int, watch: Watch, command_line: str = ""
+) -> None:
+    """Runs the trials in their order, up to `jobs` at a time and one at a time on each GPU.
+
+    The kernel may take a trial for its memory because of its neighbours. Such a trial is no result:
+    it runs again at the end, alone.
+    """
+    jobs = max(min(jobs, len(trials)), 1)
+    stop = threading.Event()
+
+    def check() -> None:
+        if stop.is_set():
+            raise _StoppedError
+
+    def tell(event: Event) -> None:
+        if jobs == 1:
+            watch.event(event)
+
+    def measure(trial: Trial) -> tuple[End, float]:
+        began = time.monotonic()
+        try:
+            record = run_trial(
+                trial.spec,
+                timeout_seconds=trial.timeout_seconds,
+                on_event=tell,
+                on_log=watch.log,
+                on_wait=check,
+                command_line=command_line,
+            )
+            end = msgspec.structs.replace(record, jobs=jobs)
+        except MemtradeError as error:
+            end = NoRecord(kind="refused", reason=str(error))
+        return end, time.monotonic() - began
+
+    waiting, alone = deque(trials), []
+    running: dict[Future[tuple[End, float]], Trial] = {}
+    with signals_raise(), ThreadPoolExecutor(jobs) as threads:
+        try:
+            while waiting or running:
+                while len(running) < jobs and (trial := _take(waiting, running.values())):
+                    watch.started(trial)
+                    running[threads.submit(measure, trial)] = trial
+                for future in wait(running, return_when=FIRST_COMPLETED).done:
+                    trial = running.pop(future)
+                    end, seconds = future.result()
+                    if jobs > 1 and not isinstance(end, NoRecord) and _starved(end.status):
+                        watch.again(trial, f"{end.reason}, beside other trials")
+                        alone.append(trial)
+                    else:
+                        watch.ended(trial, end, seconds)
+        finally:
+            stop.set()
+    if alone:
+        run_locally(alone, jobs=1, watch=watch, command_line=command_line)
+
+
+def _starved(status: str) -> bool:
+    return status == "out_of_host_memory"
+
+
+def _take(waiting: deque[Trial], running: Iterable[Trial]) -> Trial | None:
+    """Takes the first trial whose device has room: the arena has, a GPU serves one at a time."""
+    busy = {trial.spec.device for trial in running} - {"arena"}
+    for trial in waiting:
+        if trial.spec.device not in busy:
+            waiting.remove(trial)
+            return trial
+    return None

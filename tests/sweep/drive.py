@@ -1,0 +1,17 @@
+"""A sweep in a process of its own, with the fake worker unless its script is "-".
+
+python -m tests.sweep.drive SCRIPT TOKENS...
+"""
+
+import sys
+from pathlib import Path
+
+from cyclopts import App
+
+from memtrade.commands.sweep import sweep
+from tests.sweep.conftest import use_worker
+
+if __name__ == "__main__":
+    if sys.argv[1] != "-":
+        use_worker(Path(sys.argv[1]), setattr)
+    sys.exit(App(default_command=sweep)(sys.argv[2:], result_action="return_value"))

@@ -1,0 +1,267 @@
+"""Sweeps on a real Ray cluster of this machine: two nodes, real trials, and what goes wrong."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from ray.cluster_utils import Cluster
+
+import memtrade
+from memtrade.commands.sweep import sweep
+from memtrade.errors import MemtradeError
+from memtrade.results.records import load_records
+from memtrade.sweep import cluster as on_cluster
+from memtrade.sweep.cluster import Versions
+from tests.sweep.conftest import Write
+
+ROOT = Path(memtrade.__file__).resolve().parents[1]
+NODE: dict[str, Any] = {"num_cpus": 1, "memory": 2 << 30, "object_store_memory": 80 << 20}
+SMALL = """
+    device = "arena"
+    memory_limit = "512MiB"
+    image_size = 32
+    num_classes = 10
+    batch_size = 2
+    steps = 1
+    warmup = 0
+    [[grid]]
+    model = { name = "resnet", layers = 18 }
+    strategy = ["original", "checkpoints", "lms", "ome"]
+"""
+ONE = SMALL.replace('["original", "checkpoints", "lms", "ome"]', '"original"')
+
+
+def test_auto_starts_a_cluster_of_this_machine_where_there_is_none(
+    write: Write, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """First, while the others' cluster does not run yet."""
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    assert sweep(write(ONE), cluster="auto") == 0
+    assert "one of this machine alone is started" in capfd.readouterr().err
+    assert [record.status for record in load_records("runs")] == ["ok"]
+    wait_for(lambda: not any(map(is_trial, descendants(os.getpid()))))
+
+
+@pytest.fixture(scope="module")
+def head() -> Iterator[Cluster]:
+    """A cluster of one node, whose processes find this memtrade."""
+    with pytest.MonkeyPatch.context() as patch:
+        path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+        patch.setenv("PYTHONPATH", path)
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        cluster = Cluster(initialize_head=True, head_node_args=NODE | {"include_dashboard": False})
+        yield cluster
+        cluster.shutdown()
+
+
+def trials_of(node: Any) -> list[psutil.Process]:
+    """The trials' processes that run on a node: below its raylet."""
+    found = []
+    for _, process in node.live_processes():
+        found += [each for each in descendants(process.pid) if is_trial(each)]
+    return found
+
+
+def descendants(pid: int) -> list[psutil.Process]:
+    try:
+        return psutil.Process(pid).children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []
+
+
+def is_trial(process: psutil.Process) -> bool:
+    try:
+        return process.cmdline()[1:] == ["-m", "memtrade.measure"]
+    except psutil.Error:
+        return False
+
+
+def wait_for(condition: Callable[[], object], *, seconds: float = 40.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come about in time"
+        time.sleep(0.05)
+
+
+class Counter(threading.Thread):
+    """Counts the trials that are started on the nodes, and kills `victim` in the midst of one."""
+
+    def __init__(self, nodes: list[Any], kill: Callable[[], None]):
+        super().__init__(daemon=True)
+        self.nodes, self.kill = nodes, kill
+        self.seen: dict[int, set[psutil.Process]] = {each: set() for each in range(len(nodes))}
+        self.lost: list[psutil.Process] = []
+        self.over = threading.Event()
+
+    def run(self) -> None:
+        while not self.over.wait(0.05):
+            for number, node in enumerate(self.nodes):
+                self.seen[number] |= set(trials_of(node))
+            if not self.lost and all(self.seen.values()):
+                self.lost = trials_of(self.nodes[1])
+                self.kill()
+
+
+def test_a_node_that_is_killed_costs_nothing_but_the_trial_that_it_ran(
+    head: Cluster, write: Write, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = write(SMALL)
+    victim = head.add_node(**NODE)
+    counter = Counter(
+        [head.head_node, victim], lambda: head.remove_node(victim, allow_graceful=False)
+    )
+    counter.start()
+    try:
+        status = sweep(path, cluster=head.address, command_line="memtrade sweep sweep.toml")
+    finally:
+        counter.over.set()
+        counter.join()
+    out, err = capfd.readouterr()
+    assert status == 0, err
+    # Nothing is lost: every trial has its record, written here.
+    records = load_records("runs")
+    assert sorted(record.spec.strategy for record in records) == sorted(
+        ["original", "checkpoints", "lms", "ome"]
+    )
+    assert {(x.status, x.command, x.jobs) for x in records} == {
+        ("ok", "memtrade sweep sweep.toml", 1)
+    }
+    assert "2 nodes, 2 trials at a time" in err
+    assert "4 trials: 4 ran" in out
+    # Nothing ran twice but what was running on the node when it died.
+    assert len(counter.lost) == 1
+    assert err.count("it will run again") == 1
+    assert sum(map(len, counter.seen.values())) == 4 + len(counter.lost)
+    assert len(counter.seen[0]) == 4
+    # Nothing stays behind, not even on the dead node.
+    wait_for(lambda: not any(map(is_trial, counter.lost)))
+    # And nothing is left to do.
+    assert sweep(path, cluster=head.address) == 0
+    assert "4 trials: 4 skipped" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_a_sweep_that_is_stopped_leaves_nothing_running_on_the_cluster(
+    head: Cluster, write: Write, number: signal.Signals
+) -> None:
+    tokens = [str(write(ONE)), "--cluster", str(head.address)]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.sweep.drive", "-", *tokens],
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    wait_for(lambda: trials_of(head.head_node))
+    process.send_signal(number)
+    _, err = process.communicate(timeout=30)
+    wait_for(lambda: not trials_of(head.head_node), seconds=15)
+    assert not list(Path("runs").glob("*"))
+    if number == signal.SIGINT:
+        assert process.returncode == 130
+        assert "stopped; 0 of 1 trials had finished" in err
+
+
+@pytest.mark.parametrize(
+    ("retries", "reason"),
+    [
+        (0, "lost: its node or process was lost in the last of 1 tries"),
+        (3, "lost: no node is left for it: resnet-18 batch 2 image_size=32 num_classes=10"),
+    ],
+)
+def test_a_trial_that_no_node_is_left_for_is_lost_and_said(
+    head: Cluster,
+    write: Write,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    retries: int,
+    reason: str,
+) -> None:
+    monkeypatch.setattr(on_cluster, "RETRIES", retries)
+    monkeypatch.setattr(on_cluster, "_POLL_SECONDS", 0.5)
+    monkeypatch.setattr(on_cluster, "_NODELESS_SECONDS", 1.0)
+    monkeypatch.setattr(on_cluster, "_CANCEL_SECONDS", 1.0)
+    roomy: dict[str, Any] = NODE | {"memory": 4 << 30}
+    large = head.add_node(**roomy)
+
+    def kill() -> None:
+        wait_for(lambda: trials_of(large))
+        head.remove_node(large, allow_graceful=False)
+
+    killer = threading.Thread(target=kill, daemon=True)
+    killer.start()
+    assert sweep(write(ONE.replace("512MiB", "2GiB")), cluster=head.address) == 1
+    killer.join()
+    assert reason in capfd.readouterr().out
+    assert not list(Path("runs").glob("*"))
+
+
+def test_a_trial_that_no_node_can_take_is_an_error(head: Cluster, write: Write) -> None:
+    path = write(ONE.replace("512MiB", "2GiB"))
+    with pytest.raises(MemtradeError, match=r"needs a node with 1 cores, 3,221\.2 MB; the largest"):
+        sweep(path, cluster=head.address)
+
+
+def test_a_node_with_other_versions_is_an_error(
+    head: Cluster, write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write(ONE)
+    here = Versions(memtrade="9.9", tensorflow="2.99")
+    monkeypatch.setattr(on_cluster.Versions, "here", lambda: here)
+    with pytest.raises(MemtradeError, match=r"the sweep has 9\.9 and 2\.99: install the same"):
+        sweep(path, cluster=head.address)
+    assert not list(Path("runs").glob("*"))
+
+
+# Where there is no cluster.
+
+
+@pytest.fixture
+def port() -> Iterator[int]:
+    """A port where something listens that is no cluster."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server.getsockname()[1]
+
+
+def test_nothing_at_the_address_is_said_at_once(write: Write, port: int) -> None:
+    path = write(ONE)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        free = server.getsockname()[1]
+    began = time.monotonic()
+    with pytest.raises(MemtradeError, match=f"no Ray cluster at 127.0.0.1:{free}: Connection re"):
+        sweep(path, cluster=f"127.0.0.1:{free}")
+    assert time.monotonic() - began < 10
+
+
+def test_something_else_at_the_address(
+    write: Write, port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(on_cluster, "_JOIN_SECONDS", 3.0)
+    with pytest.raises(MemtradeError, match=f"what answers at 127.0.0.1:{port} is no Ray cluster"):
+        sweep(write(ONE), cluster=f"127.0.0.1:{port}")
+
+
+@pytest.mark.parametrize("address", ["", "foo", "host:", ":6379", "host:99999", "ray://host"])
+def test_what_is_no_address(write: Write, address: str) -> None:
+    with pytest.raises(MemtradeError, match="--cluster takes auto, HOST:PORT or ray://HOST:PORT"):
+        sweep(write(ONE), cluster=address)
+
+
+def test_ray_is_asked_for_only_where_it_is_needed(
+    write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(MemtradeError, match=r"not installed: pip install 'memtrade\[cluster\]'"):
+        sweep(write(ONE), cluster="auto")
+    assert sweep(write(ONE), dry_run=True) == 0
