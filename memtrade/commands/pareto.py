@@ -1,0 +1,163 @@
+"""`memtrade pareto`: memory against time, predicted, for all strategies and a range of budgets."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+from cyclopts import Parameter
+from rich.table import Table
+
+from memtrade.commands.flags import ModelFlags, StrategyFlags
+from memtrade.commands.profiles import Foresight, ProfileFlags, foresee
+from memtrade.commands.progress import reporting
+from memtrade.commands.reading import check_folder, write_output
+from memtrade.commands.run import Flag
+from memtrade.commands.screen import stdout
+from memtrade.errors import InfeasibleBudgetError, MemtradeError, UnsupportedGraphError
+from memtrade.measure.protocol import Progress, TrialSpec
+from memtrade.plan import Plan
+from memtrade.results.pareto import Pareto, Point, front, pareto_plot, to_html
+from memtrade.results.plots import FORMATS, render
+from memtrade.results.tables import seconds, step_text
+from memtrade.simulate.predict import ROOMY_BYTES, Predicted, Predictor
+from memtrade.units import megabytes
+
+DEFAULT = ("original", "checkpoints", "lms", "ome", "optimal")
+
+
+def pareto(
+    *,
+    model: ModelFlags | None = None,
+    strategy: StrategyFlags | None = None,
+    device: ProfileFlags | None = None,
+    budgets: int = 6,
+    output: Path | None = None,
+    verbose: Flag = False,
+    command_line: Annotated[str, Parameter(parse=False)] = "",
+) -> int:
+    """Predict memory against time for strategies and budgets, as a table and a picture.
+
+    A strategy that plans for a budget is drawn as a line: from its smallest peak to the original's.
+
+    Parameters
+    ----------
+    budgets
+        How many budgets, evenly spaced.
+    output
+        The picture: .html, a page that needs no network, or .png, .svg, .pdf.
+    verbose
+        Pass on what TensorFlow logs.
+    """
+    if budgets < 2:
+        raise MemtradeError(f"--budgets must be at least 2, not {budgets}")
+    kind = output.suffix.removeprefix(".").lower() if output else ""
+    if output is not None:
+        if kind not in ("html", *FORMATS):
+            raise MemtradeError(
+                f"the picture is a file in .html, .pdf, .svg or .png, not {output.name!r}: "
+                "name one with --output"
+            )
+        check_folder(output)
+    foresight = foresee(
+        model or ModelFlags(),
+        strategy or StrategyFlags(),
+        device or ProfileFlags(),
+        default=DEFAULT,
+        verbose=verbose,
+    )
+    made = Pareto(
+        step=step_text(foresight.specs[0]),
+        device=foresight.device.name,
+        points=_points(foresight, budgets),
+        command=command_line,
+    )
+    if output is not None:
+        page = to_html(made).encode() if kind == "html" else render(pareto_plot(made), kind)
+        write_output(output, page)
+    _show(made)
+    return 0
+
+
+def _points(foresight: Foresight, budgets: int) -> tuple[Point, ...]:
+    predictor = Predictor(foresight.graph, foresight.device)
+    nothing = Plan("original", {}, foresight.graph.fingerprint, "pinned", (), ())
+    original = predictor.predict(nothing, limit_bytes=ROOMY_BYTES)
+    assert original.step_seconds is not None
+    points: list[Point] = []
+    with reporting() as reporter:
+        for position, spec in enumerate(foresight.specs):
+            label = foresight.labels[position]
+            reporter.trial(position + 1, len(foresight.specs), label)
+            reporter.event(Progress("plan"))
+            for budget, predicted in _plans(foresight, spec, predictor, original, budgets):
+                assert predicted.step_seconds is not None
+                points.append(
+                    Point(
+                        strategy=label,
+                        budget_bytes=budget,
+                        peak_bytes=predicted.peak_bytes,
+                        host_bytes=predicted.host_bytes,
+                        seconds=predicted.step_seconds,
+                        relative_time=predicted.step_seconds / original.step_seconds,
+                    )
+                )
+            reporter.ended(f"{sum(point.strategy == label for point in points)} plans")
+    chosen = front([(point.peak_bytes, point.seconds) for point in points])
+    return tuple(
+        dataclasses.replace(point, on_front=on) for point, on in zip(points, chosen, strict=True)
+    )
+
+
+def _plans(
+    foresight: Foresight,
+    spec: TrialSpec,
+    predictor: Predictor,
+    original: Predicted,
+    budgets: int,
+) -> list[tuple[int | None, Predicted]]:
+    """The plan as asked for and, where the strategy takes a budget and none was given, more."""
+
+    def predict(chosen: TrialSpec) -> Predicted | None:
+        try:
+            plan = foresight.plan(chosen)
+        except (InfeasibleBudgetError, UnsupportedGraphError):
+            return None
+        return predictor.predict(plan, limit_bytes=ROOMY_BYTES)
+
+    least = predict(spec)
+    if least is None:
+        return []
+    made: list[tuple[int | None, Predicted]] = [(None, least)]
+    if spec.strategy_options.get("budget") == "":
+        step = (original.peak_bytes - least.peak_bytes) / budgets
+        for i in range(1, budgets):
+            budget = int(least.peak_bytes + i * step)
+            options = {**spec.strategy_options, "budget": f"{budget}B"}
+            predicted = predict(msgspec.structs.replace(spec, strategy_options=options))
+            if predicted is not None:
+                made.append((budget, predicted))
+    return made
+
+
+def _show(made: Pareto) -> None:
+    table = Table(title=f"{made.title}. Nothing was run.", title_justify="left")
+    table.add_column("strategy")
+    for name in ("budget MB", "peak MB", "host MB", "s a step", "× original"):
+        table.add_column(name, justify="right")
+    table.add_column("front", justify="center")
+    for points in made.by_strategy().values():
+        for point in points:
+            table.add_row(
+                point.strategy,
+                "" if point.budget_bytes is None else megabytes(point.budget_bytes),
+                megabytes(point.peak_bytes),
+                megabytes(point.host_bytes),
+                seconds(point.seconds),
+                f"{point.relative_time:.3f}",
+                "●" if point.on_front else "",
+                end_section=point is points[-1],
+            )
+    stdout().print(table)

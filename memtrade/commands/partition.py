@@ -1,0 +1,187 @@
+"""`memtrade partition`: a model cut into stages, and how well they are balanced.
+
+A child traces the step; this process partitions and predicts."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+from cyclopts import Parameter
+
+from memtrade.commands.extract import extract_graph
+from memtrade.commands.flags import DeviceFlags, ModelFlags, Pairs, StrategyFlags, make_specs
+from memtrade.commands.profiles import ProfileFlags
+from memtrade.commands.reading import check_folder, write_output
+from memtrade.commands.run import Flag
+from memtrade.commands.screen import stdout
+from memtrade.errors import MemtradeError
+from memtrade.graph import StepGraph
+from memtrade.models import MODELS, options_of
+from memtrade.pipeline.partition import Partition, Partitioner
+from memtrade.pipeline.picture import draw_partition
+from memtrade.pipeline.report import Volumes, analyse
+from memtrade.pipeline.tables import report_sheets
+from memtrade.results.plots import format_of, render
+from memtrade.simulate.devices import Device
+from memtrade.units import parse_bytes
+
+DEFAULT_PARTITIONS = 2
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class CutFlags:
+    """Where to cut.
+
+    Attributes:
+        size: The options that are the model's own, in order, such as 36,544 for the layers and
+            filters of AmoebaNet-D (36, 544).
+        balance: time, forward and backward on the device, or memory, of variables, gradients
+            and activations.
+        slack: How much heavier than in the best balance a stage may be, to send less: 0.1 is 10%.
+        boundary: The name of the op that ends a stage, in place of a balance; repeatable, one
+            less than there are partitions.
+        bandwidth: Between stages, such as 12GB/s. Unless given: the profile's from the device.
+    """
+
+    size: str | None = None
+    balance: Literal["time", "memory"] = "time"
+    slack: float = 0.1
+    boundary: Pairs = field(default_factory=list)
+    bandwidth: str | None = None
+
+    def sized(self, model: ModelFlags) -> ModelFlags:
+        """The model's flags, with the options that --size stands for.
+
+        Raises MemtradeError for more values than the model has options of its own.
+        """
+        if self.size is None:
+            return model
+        family = model.make_model().family
+        known = {each.name for each in options_of(MODELS[family])}
+        own = [name for name in vars(MODELS[family])["__annotations__"] if name in known]
+        numbers = self.size.split(",")
+        if len(numbers) > len(own):
+            raise MemtradeError(
+                f"--size of {family} takes up to {len(own)} values ({', '.join(own)}), "
+                f"not {len(numbers)}"
+            )
+        given = [f"{name}={number}" for name, number in zip(own, numbers, strict=False)]
+        return dataclasses.replace(model, model_option=[*given, *model.model_option])
+
+    def link_bytes_per_s(self, device: Device) -> float:
+        if self.bandwidth is None:
+            return device.device_to_host_bytes_per_s
+        rate = parse_bytes(self.bandwidth.removesuffix("/s"))
+        if not rate:
+            raise MemtradeError(f"--bandwidth must be more than 0, not {self.bandwidth}")
+        return rate
+
+    def cut(
+        self, graph: StepGraph, partitions: int | None, device: Device, *, in_flight: int = 1
+    ) -> Partition:
+        """The graph in stages: as many as the boundaries make, or 2, unless it is said.
+
+        Args:
+            in_flight: of how many micro-batches a stage holds the activations at once.
+
+        Raises MemtradeError for too many partitions, or boundaries that do not exist.
+        """
+        partitioner = Partitioner(graph)
+        if self.boundary:
+            made = len(self.boundary) + 1
+            if partitions not in (None, made):
+                raise MemtradeError(
+                    f"{made - 1} boundaries make {made} partitions, not {partitions}: "
+                    "give as many boundaries, or none"
+                )
+            return partitioner.cut_at(self.boundary, device)
+        count = DEFAULT_PARTITIONS if partitions is None else partitions
+        if self.balance == "memory":
+            return partitioner.by_memory(count, in_flight=in_flight, slack=self.slack)
+        return partitioner.by_time(count, device, slack=self.slack)
+
+
+def trace_step(
+    model: ModelFlags, *, timeout_seconds: float, verbose: bool, batch_size: int | None = None
+) -> StepGraph:
+    """The step's graph, at its own batch size or at another one."""
+    if batch_size is not None:
+        model = dataclasses.replace(model, batch_size=batch_size)
+    specs = make_specs(
+        model,
+        StrategyFlags(),
+        DeviceFlags(device="arena", timeout=timeout_seconds),
+        task="extract",
+        names=["original"],
+    )
+    return extract_graph(specs[0], timeout_seconds=timeout_seconds, verbose=verbose)
+
+
+def partition(
+    *,
+    model: ModelFlags | None = None,
+    cut: CutFlags | None = None,
+    device: ProfileFlags | None = None,
+    partitions: int | None = None,
+    recomputation: bool = True,
+    volumes: Volumes = "sum",
+    picture: Path | None = None,
+    format: Literal["terminal", "markdown"] = "terminal",
+    json: Flag = False,
+    verbose: Flag = False,
+    command_line: Annotated[str, Parameter(parse=False)] = "",
+) -> int:
+    """Cut a model into the stages of a pipeline, and say how well they are balanced.
+
+    Times are predicted for a device profile. The step is traced at its batch size, so give that of
+    a micro-batch.
+
+    Parameters
+    ----------
+    partitions
+        How many stages: 2, or one more than there are boundaries.
+    recomputation
+        Add the forward time to the backward times.
+    volumes
+        Times to receive and send: of all tensors together, or of the largest alone.
+    picture
+        Also draw the partition, into a .pdf, .svg or .png file.
+    json
+        Print the report and the partition to stdout as JSON, and no table.
+    verbose
+        Pass on what TensorFlow logs.
+    """
+    flags, cutting, profile = model or ModelFlags(), cut or CutFlags(), device or ProfileFlags()
+    target, _ = profile.resolve()
+    link = cutting.link_bytes_per_s(target)
+    kind = None
+    if picture is not None:
+        kind = format_of(picture)
+        check_folder(picture)
+    graph = trace_step(cutting.sized(flags), timeout_seconds=profile.timeout, verbose=verbose)
+    made = cutting.cut(graph, partitions, target)
+    report = analyse(
+        graph,
+        made,
+        target,
+        link_bytes_per_s=link,
+        recomputation=recomputation,
+        volumes=volumes,
+    )
+    if picture is not None and kind is not None:
+        write_output(picture, render(draw_partition(graph, made, report), kind))
+    if json:
+        encoded = msgspec.json.encode({"report": report, "partition": made})
+        print(msgspec.json.format(encoded, indent=2).decode())
+        return 0
+    for sheet in report_sheets(report, command=command_line):
+        if format == "markdown":
+            print(sheet.to_markdown())
+        else:
+            stdout().print(sheet.to_rich())
+    return 0

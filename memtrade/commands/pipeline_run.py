@@ -1,0 +1,379 @@
+"""`memtrade pipeline run`, `sweep` and `serve`: pipelined steps in processes, measured."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+from cyclopts import Parameter
+
+from memtrade.commands.flags import ModelFlags, check_writable
+from memtrade.commands.partition import CutFlags, trace_step
+from memtrade.commands.progress import ignore, log
+from memtrade.commands.run import Flag
+from memtrade.commands.screen import stdout
+from memtrade.errors import MemtradeError
+from memtrade.graph import StepGraph
+from memtrade.measure.environment import default_limit_bytes
+from memtrade.measure.pipeline import check_reachable, run_pipeline, serve_stage
+from memtrade.measure.pipeline_protocol import PipelineEvent, PipelineTrial, Serving
+from memtrade.measure.protocol import Progress
+from memtrade.models.options import Value
+from memtrade.pipeline.predict import PipelinePredictor
+from memtrade.pipeline.schedule import (
+    Checkpoint,
+    Schedule,
+    ScheduleName,
+    make_schedule,
+    micro_batch_size,
+)
+from memtrade.results.pipeline_records import (
+    PipelineRecord,
+    device_sheet,
+    make_pipeline_record,
+    runs_sheet,
+    save_pipeline_record,
+)
+from memtrade.simulate.devices import load_device
+from memtrade.units import parse_bytes
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class StageFlags:
+    """Where the stages are.
+
+    Attributes:
+        memory_limit: Of each stage, such as 2GiB. Unless given: an equal share of what a single
+            arena would get.
+        cluster: host:port of each stage, separated by commas, where `memtrade pipeline serve` runs.
+            Unless given: processes of this machine.
+        timeout: Seconds that one trial may take.
+    """
+
+    memory_limit: str | None = None
+    cluster: str | None = None
+    timeout: float = 3600.0
+
+    def addresses(self) -> tuple[str, ...]:
+        if self.cluster is None:
+            return ()
+        return tuple(each.strip() for each in self.cluster.split(","))
+
+    def limit_bytes(self, stages: int) -> int:
+        if self.memory_limit is None:
+            return default_limit_bytes() // stages
+        return parse_bytes(self.memory_limit)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Runner:
+    """Runs trials of one model. Graphs are traced once per size of a micro-batch."""
+
+    model: ModelFlags
+    cutting: CutFlags
+    where: StageFlags
+    steps: int
+    warmup: int
+    verify: bool
+    verbose: bool
+    command_line: str
+    graphs: dict[int, StepGraph] = field(default_factory=dict)
+
+    def run(self, schedule: Schedule) -> PipelineRecord:
+        model = self.model.make_model()
+        size = micro_batch_size(model.batch_size, schedule.micro_batches)
+        if size not in self.graphs:
+            self.graphs[size] = trace_step(
+                self.model,
+                timeout_seconds=self.where.timeout,
+                verbose=self.verbose,
+                batch_size=size,
+            )
+        graph, device = self.graphs[size], load_device("arena")
+        mode = schedule.checkpoint[0]
+        in_flight = schedule.micro_batches if mode == "never" else 1
+        partition = self.cutting.cut(graph, schedule.stages, device, in_flight=in_flight)
+        predicted = PipelinePredictor(graph, partition, device).predict(
+            schedule, micro_batch_size=size
+        )
+        trial = PipelineTrial(
+            model=self.model.model,
+            model_options=dataclasses.asdict(model),
+            optimizer=self.model.optimizer,
+            learning_rate=self.model.learning_rate,
+            partitions=schedule.stages,
+            micro_batches=schedule.micro_batches,
+            schedule=schedule.name,
+            checkpoint=mode,
+            boundaries=partition.boundaries,
+            memory_limit_bytes=self.where.limit_bytes(schedule.stages),
+            cluster=self.where.addresses(),
+            steps=self.steps,
+            warmup=self.warmup,
+            verify=self.verify,
+        )
+        outcome = run_pipeline(
+            trial,
+            partition,
+            schedule,
+            timeout_seconds=self.where.timeout,
+            on_event=_progress,
+            on_log=log if self.verbose else ignore,
+        )
+        return make_pipeline_record(trial, outcome, predicted, command=self.command_line)
+
+
+def run(
+    *,
+    model: ModelFlags | None = None,
+    cut: CutFlags | None = None,
+    stages: StageFlags | None = None,
+    partitions: int = 2,
+    micro_batches: int = 8,
+    schedule: ScheduleName = "gpipe",
+    checkpoint: Checkpoint = "always",
+    steps: int = 5,
+    warmup: int = 1,
+    verify: Flag = False,
+    results: Path = Path("runs"),
+    json: Flag = False,
+    verbose: Flag = False,
+    command_line: Annotated[str, Parameter(parse=False)] = "",
+) -> int:
+    """Run a step as a pipeline, each stage a TensorFlow server with an arena of its own.
+
+    Measures the peak of each stage, forward and backward time and throughput, beside what the
+    simulator said. A stage that dies or runs out of memory is a result that names it.
+
+    Parameters
+    ----------
+    partitions
+        How many stages.
+    micro_batches
+        Into how many to split the batch.
+    schedule
+        gpipe or 1f1b.
+    checkpoint
+        always recomputes all micro-batches, except_last all but the last one, never none.
+    steps
+        Counted steps; times are their medians.
+    warmup
+        Steps before those.
+    verify
+        Compare variables and losses with the unpipelined step's, in the driver.
+    results
+        The folder for the record.
+    json
+        Print the record to stdout as JSON, and no table.
+    verbose
+        Pass on what TensorFlow logs.
+    """
+    cutting, where = cut or CutFlags(), stages or StageFlags()
+    sized = cutting.sized(model or ModelFlags())
+    if steps < 1 or warmup < 0:
+        raise MemtradeError(f"there must be at least 1 counted step, not {steps}")
+    micro_batch_size(sized.make_model().batch_size, micro_batches)
+    planned = make_schedule(
+        schedule, stages=partitions, micro_batches=micro_batches, checkpoint=checkpoint
+    )
+    check_reachable(where.addresses())
+    check_writable(results)
+    runner = _Runner(
+        model=sized,
+        cutting=cutting,
+        where=where,
+        steps=steps,
+        warmup=warmup,
+        verify=verify,
+        verbose=verbose,
+        command_line=command_line,
+    )
+    record = runner.run(planned)
+    save_pipeline_record(record, results)
+    _show([record], json)
+    return 3 if record.status == "out_of_memory" else _exit_code([record])
+
+
+def sweep(
+    grid: Path,
+    /,
+    *,
+    model_option: Annotated[list[str] | None, Parameter(negative="")] = None,
+    batch_size: int | None = None,
+    stages: StageFlags | None = None,
+    steps: int = 3,
+    warmup: int = 1,
+    results: Path = Path("runs"),
+    json: Flag = False,
+    verbose: Flag = False,
+    command_line: Annotated[str, Parameter(parse=False)] = "",
+) -> int:
+    """Run a grid of pipelines: partitions x micro-batches x checkpointing.
+
+    Parameters
+    ----------
+    grid
+        A TOML file of [[pipeline]] tables, such as sweeps/gpipe_gpt2.toml.
+    model_option
+        An option of the model as key=value, to scale it down; repeatable.
+    batch_size
+        In place of the grid's.
+    steps
+        Counted steps of each trial.
+    warmup
+        Steps before those.
+    results
+        The folder for the records.
+    json
+        Print the records to stdout as JSON, and no table.
+    verbose
+        Pass on what TensorFlow logs.
+    """
+    where = stages or StageFlags()
+    check_writable(results)
+    plans: list[tuple[_Runner, Schedule]] = []
+    for each in load_grids(grid):
+        size = batch_size or each.batch_size
+        options = [f"{key}={value}" for key, value in each.model_options.items()]
+        flags = ModelFlags(
+            model=each.model,
+            batch_size=size,
+            optimizer=each.optimizer,
+            model_option=[*options, *(model_option or [])],
+        )
+        flags.make_model()
+        runner = _Runner(
+            model=flags,
+            cutting=CutFlags(),
+            where=where,
+            steps=steps,
+            warmup=warmup,
+            verify=False,
+            verbose=verbose,
+            command_line=command_line,
+        )
+        plans += [(runner, planned) for planned in each.schedules(size)]
+    records: list[PipelineRecord] = []
+    try:
+        for number, (runner, planned) in enumerate(plans, start=1):
+            k, m, mode = planned.stages, planned.micro_batches, planned.checkpoint[0]
+            _say(f"[{number}/{len(plans)}] K={k} M={m} {mode}")
+            record = runner.run(planned)
+            save_pipeline_record(record, results)
+            records.append(record)
+    except KeyboardInterrupt:
+        _say(f"stopped; {len(records)} of {len(plans)} trials had finished")
+        _show(records, json)
+        return 130
+    _show(records, json)
+    return _exit_code(records)
+
+
+def serve(
+    *,
+    cluster: str,
+    stage: int,
+    memory_limit: str | None = None,
+    verbose: Flag = False,
+) -> int:
+    """Serve one stage for pipelines that are driven from another machine. Ctrl-C ends it.
+
+    Like all TensorFlow servers it runs whatever it is asked to: only within a network of one's own.
+
+    Parameters
+    ----------
+    cluster
+        host:port of all stages, in order, separated by commas: the same for every server.
+    stage
+        Which of them this one is, from 1.
+    memory_limit
+        Of the stage, such as 2GiB.
+    verbose
+        Pass on what TensorFlow logs.
+    """
+    where = StageFlags(cluster=cluster, memory_limit=memory_limit)
+
+    def tell(event: PipelineEvent) -> None:
+        if isinstance(event, Serving):
+            _say(f"serving stage {event.stage + 1} at {where.addresses()[event.stage]}")
+
+    outcome = serve_stage(
+        stage - 1,
+        where.addresses(),
+        memory_limit_bytes=where.limit_bytes(1),
+        on_event=tell,
+        on_log=log if verbose else ignore,
+    )
+    _say(outcome.reason)
+    return 1
+
+
+class Grid(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One [[pipeline]] table: all combinations of the lists are run."""
+
+    model: str
+    batch_size: int
+    optimizer: str = "sgd"
+    model_options: dict[str, Value] = {}
+    partitions: tuple[int, ...]
+    micro_batches: tuple[int, ...]
+    schedule: ScheduleName = "gpipe"
+    checkpoint: tuple[Checkpoint, ...] = ("always",)
+
+    def schedules(self, batch_size: int) -> list[Schedule]:
+        """Raises MemtradeError where micro-batches do not divide the batch."""
+        found = []
+        for k, m, mode in itertools.product(self.partitions, self.micro_batches, self.checkpoint):
+            micro_batch_size(batch_size, m)
+            found.append(make_schedule(self.schedule, stages=k, micro_batches=m, checkpoint=mode))
+        return found
+
+
+class _Grids(msgspec.Struct, frozen=True):
+    pipeline: tuple[Grid, ...]
+
+
+def load_grids(path: Path) -> tuple[Grid, ...]:
+    """Raises MemtradeError for a file that cannot be read or is no grid."""
+    try:
+        return msgspec.toml.decode(path.read_bytes(), type=_Grids).pipeline
+    except OSError as error:
+        raise MemtradeError(f"cannot read the grid {path}: {error.strerror}") from error
+    except msgspec.DecodeError as error:
+        raise MemtradeError(f"{path} is no grid of pipelines: {error}") from error
+
+
+def _progress(event: PipelineEvent) -> None:
+    if isinstance(event, Progress):
+        _say(f"{event.phase} {event.step}/{event.of}" if event.of else event.phase)
+
+
+def _say(text: str) -> None:
+    print(f"memtrade: {text}", file=sys.stderr, flush=True)
+
+
+def _show(records: list[PipelineRecord], json: bool) -> None:
+    if json:
+        encoded: Any = msgspec.json.encode(records, order="sorted")
+        print(msgspec.json.format(encoded, indent=2).decode())
+        return
+    if not records:
+        return
+    console = stdout()
+    if len(records) == 1 and records[0].measured is not None:
+        console.print(device_sheet(records[0]).to_rich())
+        difference = records[0].measured.max_difference
+        if difference is not None:
+            console.print(f"Largest difference from the unpipelined step: {difference:.2g}\n")
+    console.print(runs_sheet(records).to_rich())
+
+
+def _exit_code(records: list[PipelineRecord]) -> int:
+    """Running out of memory is a result like any other in a grid, as in `memtrade run`."""
+    return int(any(record.status in ("crashed", "unsupported") for record in records))

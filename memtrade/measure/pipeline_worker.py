@@ -1,0 +1,336 @@
+"""The processes of a pipelined trial: servers that hold a stage each, and the driver.
+
+Each stage is a `tf.distribute.Server` in a process with an arena of its own, so that its allocator
+measures the stage's peak. The server's devices take their memory from the arena that the process
+set up, and its statistics are those of the process. To ask for them from wherever the driver runs,
+a question and its answer travel through TensorFlow, too, by two queues on the stage:
+
+    driver   enqueue "reset" ──► questions ──► stage: look, reset
+             dequeue ◄───────── answers ◄───── [peak bytes, bytes in use]
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+import os
+import re
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any, BinaryIO
+
+import msgspec
+import numpy as np
+import tensorflow as tf
+
+from memtrade.errors import MemtradeError, UnsupportedGraphError
+from memtrade.measure.pipeline_protocol import (
+    DriverSpec,
+    Finished,
+    Lost,
+    PipelineMeasured,
+    PipelineStepDone,
+    Serving,
+    StageMeasured,
+    StageSpec,
+)
+from memtrade.measure.protocol import Failed, Progress, Runtime
+from memtrade.models import make_model
+from memtrade.pipeline.stages import StageGraph, stage_graphs
+from memtrade.tf.build import make_step
+from memtrade.tf.construction import Construction
+from memtrade.tf.device import make_device
+from memtrade.tf.pipeline import PipelineGraph, build_pipeline, draw_step, session_config
+
+v1 = tf.compat.v1
+
+JOB = "stage"
+_CONNECT_MILLISECONDS = 60_000  # for all stages to import TensorFlow, on a busy machine
+_RELEASE_MILLISECONDS = 5_000
+_TASK = re.compile(rf"/job:{JOB}/replica:\d+/task:(\d+)")
+
+
+def main(role: str) -> int:
+    # Events get a descriptor of their own; whatever else is printed goes to the log.
+    events = os.fdopen(os.dup(sys.stdout.fileno()), "wb", buffering=0)
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    request = sys.stdin.buffer.read()
+    try:
+        if role == "stage":
+            _serve(msgspec.json.decode(request, type=StageSpec), events)
+        else:
+            _Driver(msgspec.json.decode(request, type=DriverSpec), events).run()
+    except UnsupportedGraphError as error:
+        _send(events, Failed("unsupported", str(error)))
+    except MemtradeError as error:
+        _send(events, Failed("bad_input", str(error)))
+    except tf.errors.OpError as error:
+        _send(events, _lost(error))
+    return 0
+
+
+def stage_device(stage: int) -> str:
+    """TensorFlow's name of a stage's device."""
+    return f"/job:{JOB}/task:{stage}/device:CPU:0"
+
+
+# A stage
+
+
+def _serve(spec: StageSpec, events: BinaryIO) -> None:
+    """Serves the stage, and answers questions about its memory, until the process is ended."""
+    device = make_device("arena", spec.memory_limit_bytes)
+    device.start()
+    server = tf.distribute.Server(
+        tf.train.ClusterSpec({JOB: list(spec.addresses)}),
+        job_name=JOB,
+        task_index=spec.stage,
+        config=session_config(),
+    )
+    runtime = Runtime(
+        tensorflow_version=tf.__version__,
+        device=device.name,
+        limit_bytes=spec.memory_limit_bytes,
+        onednn=os.environ.get("TF_ENABLE_ONEDNN_OPTS", "1") != "0",
+        intra_op_threads=os.cpu_count() or 1,
+        inter_op_threads=1,
+    )
+    with tf.Graph().as_default():
+        questions, answers = _queues(spec.stage)
+        question = questions.dequeue()
+        seen = v1.placeholder(tf.int64, [2])
+        answer = answers.enqueue(seen)
+        config = session_config()
+        config.device_filters.append(f"/job:{JOB}/task:{spec.stage}")  # waits for nobody else
+        with v1.Session(server.target, config=config) as session:
+            _send(events, Serving(spec.stage, runtime))
+            while True:
+                asked = session.run(question)
+                bytes_seen = [device.peak_bytes(), device.in_use_bytes()]
+                if asked == b"reset":
+                    device.reset_peak()
+                session.run(answer, {seen: bytes_seen})
+
+
+def _queues(stage: int) -> tuple[Any, Any]:
+    with tf.device(stage_device(stage)):
+        return (
+            v1.FIFOQueue(1, [tf.string], shapes=[[]], shared_name="questions"),
+            v1.FIFOQueue(1, [tf.int64], shapes=[[2]], shared_name="answers"),
+        )
+
+
+# The driver
+
+
+class _Driver:
+    def __init__(self, spec: DriverSpec, events: BinaryIO):
+        self.spec, self.trial, self.events = spec, spec.trial, events
+
+    def run(self) -> None:
+        trial, started = self.trial, time.perf_counter()
+        _send(self.events, Progress("trace"))
+        whole = make_model(trial.model, trial.model_options)
+        size = whole.batch_size // trial.micro_batches
+        step = draw_step(
+            dataclasses.replace(whole, batch_size=size),
+            whole,
+            optimizer=trial.optimizer,
+            learning_rate=trial.learning_rate,
+        )
+        _send(self.events, Progress("build"))
+        stages = stage_graphs(step.trace.graph, self.spec.partition)
+        count = len(stages)
+        devices = [stage_device(i) for i in range(count)]
+        pipeline = build_pipeline(step, self.spec.partition, self.spec.schedule, devices)
+        with pipeline.graph.as_default():
+            self.questions = [self._question(i) for i in range(count)]
+        build_seconds = time.perf_counter() - started
+        target = f"grpc://{self.spec.addresses[0]}"
+        _send(self.events, Progress("connect"))
+        made = v1.Session(target, graph=pipeline.graph, config=session_config())
+        with contextlib.closing(made) as session:  # not made the default: verifying is eager
+            try:
+                measured = self._measure(session, pipeline, stages, build_seconds)
+            finally:
+                if trial.cluster:  # these servers live on
+                    patience = v1.RunOptions(timeout_in_ms=_RELEASE_MILLISECONDS)
+                    with contextlib.suppress(tf.errors.OpError):
+                        session.run(pipeline.release, options=patience)
+        _send(self.events, Finished(measured))
+
+    def _measure(
+        self,
+        session: Any,
+        pipeline: PipelineGraph,
+        stages: Sequence[StageGraph],
+        build_seconds: float,
+    ) -> PipelineMeasured:
+        trial = self.trial
+        self._ask(session, "look", patient=True)
+        session.run(pipeline.initialize)
+        step = session.make_callable([pipeline.loss, pipeline.times, pipeline.updated])
+        seconds: list[float] = []
+        losses: list[float] = []
+        peaks: list[list[int]] = []
+        in_use: list[int] = []
+        clocks: list[tuple[list[np.ndarray], list[float]]] = []
+        for i in range(trial.warmup + trial.steps):
+            warming = i < trial.warmup
+            number = i + 1 if warming else i + 1 - trial.warmup
+            of = trial.warmup if warming else trial.steps
+            _send(self.events, Progress("warm-up" if warming else "step", number, of))
+            self._ask(session, "reset")
+            begin = time.perf_counter()
+            loss, times, updated = step()
+            seconds.append(time.perf_counter() - begin)
+            seen = self._ask(session, "look")
+            losses.append(float(loss))
+            peaks.append([peak for peak, _ in seen])
+            in_use = [now for _, now in seen]
+            clocks.append((times, updated))
+            done = PipelineStepDone(seconds[-1], tuple(peaks[-1]), _finite(losses[-1]))
+            _send(self.events, done)
+        difference = None
+        if trial.verify:
+            difference = self._difference(session.run(pipeline.values), losses)
+        counted = seconds[trial.warmup :]
+        phases = [self._phases(*clock) for clock in clocks[trial.warmup :]]
+        return PipelineMeasured(
+            stages=tuple(
+                _stage_measured(
+                    stage,
+                    parameters=pipeline.parameters[i],
+                    persistent_bytes=in_use[i],
+                    peaks=[peak[i] for peak in peaks],
+                    busy=[phase.busy[i] for phase in phases],
+                    update=[phase.update[i] for phase in phases],
+                )
+                for i, stage in enumerate(stages)
+            ),
+            step_seconds=tuple(counted),
+            median_seconds=statistics.median(counted),
+            forward_seconds=statistics.median(phase.forward for phase in phases),
+            backward_seconds=statistics.median(phase.backward for phase in phases),
+            bubble=statistics.median(phase.bubble for phase in phases),
+            samples_per_second=trial.batch_size / statistics.median(counted),
+            build_seconds=build_seconds,
+            losses=tuple(_finite(loss) for loss in losses),
+            max_difference=difference,
+        )
+
+    def _question(self, stage: int) -> tuple[Any, Any, Any]:
+        questions, answers = _queues(stage)
+        with tf.device(stage_device(stage)):
+            asked = v1.placeholder(tf.string, [])
+        return asked, questions.enqueue(asked), answers.dequeue()
+
+    def _ask(self, session: Any, question: str, *, patient: bool = False) -> list[tuple[int, int]]:
+        """(peak bytes, bytes in use) of each stage."""
+        options = v1.RunOptions(timeout_in_ms=_CONNECT_MILLISECONDS) if patient else None
+        found = []
+        for asked, ask, answer in self.questions:
+            session.run(ask, {asked: question}, options=options)
+            peak, now = session.run(answer, options=options)
+            found.append((int(peak), int(now)))
+        return found
+
+    def _phases(self, times: Sequence[np.ndarray], updated: Sequence[float]) -> _Phases:
+        tasks = self.spec.schedule.tasks
+        start = min(float(own[0]) for own in times)
+        forward = max(
+            float(own[2 * i + 1])
+            for own, stage in zip(times, tasks, strict=True)
+            for i, task in enumerate(stage)
+            if task.kind == "forward"
+        )
+        end = max(float(own[-1]) for own in times)
+        busy = [float((own[1::2] - own[::2]).sum()) for own in times]
+        return _Phases(
+            forward=forward - start,
+            backward=end - forward,
+            bubble=1 - sum(busy) / (len(busy) * (end - start)),
+            busy=busy,
+            update=[float(u - own[-1]) for u, own in zip(updated, times, strict=True)],
+        )
+
+    def _difference(self, values: dict[str, np.ndarray], losses: Sequence[float]) -> float:
+        """From the unpipelined step in micro-batches, run here: the largest of all variables and
+        losses, absolute."""
+        trial = self.trial
+        _send(self.events, Progress("verify"))
+        reference = make_step(
+            make_model(trial.model, trial.model_options),
+            optimizer=trial.optimizer,
+            learning_rate=trial.learning_rate,
+            construction=Construction(micro_batches=trial.micro_batches),
+        )
+        batch = reference.make_batch()
+        gaps = [abs(loss - float(reference.function(*batch))) for loss in losses]
+        for variable in reference.variables():
+            gaps.append(float(np.abs(variable.numpy() - values[variable.name]).max()))
+        return max(gaps)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Phases:
+    """The times of one step, in seconds; `busy` and `update` for each stage."""
+
+    forward: float
+    backward: float
+    bubble: float
+    busy: list[float]
+    update: list[float]
+
+
+def _stage_measured(
+    stage: StageGraph,
+    *,
+    parameters: int,
+    persistent_bytes: int,
+    peaks: Sequence[int],
+    busy: Sequence[float],
+    update: Sequence[float],
+) -> StageMeasured:
+    parameter_bytes = stage.variable_bytes + stage.gradient_bytes + stage.slot_bytes
+    return StageMeasured(
+        parameters=parameters,
+        variable_bytes=stage.variable_bytes,
+        gradient_bytes=stage.gradient_bytes,
+        slot_bytes=stage.slot_bytes,
+        persistent_bytes=persistent_bytes,
+        peak_bytes=max(peaks),
+        peak_bytes_by_step=tuple(peaks),
+        activation_bytes=max(peaks) - parameter_bytes,
+        busy_seconds=statistics.median(busy),
+        update_seconds=statistics.median(update),
+    )
+
+
+def _lost(error: tf.errors.OpError) -> Lost:
+    """What an error of the runtime means: which stage, and whether it had no more memory."""
+    message = str(error.message)
+    lines = [line.strip() for line in message.splitlines() if line.strip()]
+    if isinstance(error, tf.errors.ResourceExhaustedError):
+        told = [line for line in lines if "OOM" in line] or lines
+        return Lost("out_of_memory", told[0][:300], _stage_of(told[0]))
+    told = [line for line in lines if _TASK.search(line)] or lines or [type(error).__name__]
+    stage = _stage_of(message)
+    where = "" if stage is None else f" to stage {stage + 1}"
+    return Lost("crashed", f"the connection{where} failed: {told[0]}"[:300], stage)
+
+
+def _stage_of(text: str) -> int | None:
+    found = _TASK.search(text)
+    return int(found[1]) if found else None
+
+
+def _finite(loss: float) -> float | None:
+    return loss if math.isfinite(loss) else None
+
+
+def _send(events: BinaryIO, event: msgspec.Struct) -> None:
+    events.write(msgspec.json.encode(event) + b"\n")

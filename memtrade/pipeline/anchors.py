@@ -1,0 +1,212 @@
+"""Where each op of a step belongs, along the line of the forward pass.
+
+The *line* is the forward ops that compute from the batch, in the order of creation. A pipeline
+cuts the line; every other op follows the op of the line that it is *anchored* at:
+
+    weights          the read of a variable at the first op of the line that needs the variable;
+                     what is computed from weights alone at the last of its inputs
+    constants        at the first reader (each stage makes its own copy)
+    gradients        at the op whose gradient they compute
+    updates          at the variable's first reader
+    moving averages  at the last of what they average
+
+The op whose gradient a backward op computes is not written in the graph, but follows from its
+edges. It reads the inputs or the outputs of that op: so for each forward tensor that it reads, the
+op is its producer or one of its readers, and it is before the ops whose gradients came in. Of the
+ops that all of this allows, the last is taken. What reads no forward tensor stays where the last
+gradient came from (a sum of gradients belongs there), unless it only feeds updates: then it belongs
+to the variable. So an op such as the negation in a subtraction's gradient may be anchored at the
+next reader instead, which matters only where a cut lies between the two: tests/pipeline holds how
+much time that misplaces against the names that TensorFlow gives gradients.
+
+O(ops + edges), but for tensors with very many readers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from memtrade.errors import UnsupportedGraphError
+from memtrade.graph import ALIAS_TYPES, READ_TYPES, Op, StepGraph
+
+Candidates = frozenset[int] | None  # ops of the line; None: no constraint
+
+
+@dataclass(frozen=True)
+class Anchors:
+    """Where the ops of a graph belong.
+
+    Attributes:
+        line: ids of the forward ops that compute from the batch, ascending.
+        constants: ids of the forward ops that compute from constants alone.
+        at: for each op, the id of the op of the line where it belongs; None for what no op of
+            the line leads to or reads (an optimizer's bookkeeping).
+    """
+
+    line: tuple[int, ...]
+    constants: frozenset[int]
+    at: tuple[int | None, ...]
+
+
+def find_anchors(graph: StepGraph) -> Anchors:
+    """Raises UnsupportedGraphError where the loss does not depend on the batch."""
+    return _Search(graph).anchors()
+
+
+class _Search:
+    def __init__(self, graph: StepGraph):
+        self.graph = graph
+        self.forward = sorted(graph.forward)
+        self.line = self._from_batch()
+        self.constants = self._from_constants()
+        self.at: list[int | None] = [None] * len(graph.ops)
+        # For each tensor, the ops of the line that may own a gradient op that reads it.
+        self.candidates: list[Candidates] = [None] * len(graph.tensors)
+
+    def anchors(self) -> Anchors:
+        loss = self.graph.tensors[self.graph.loss].op
+        if loss not in self.line:
+            raise UnsupportedGraphError(
+                f"the loss {self.graph.ops[loss].name!r} does not depend on the batch: "
+                "there is nothing to cut into stages"
+            )
+        self._place_forward()
+        self._find_candidates()
+        for op in self.graph.ops:
+            if op.id not in self.graph.forward:
+                self.at[op.id] = self._place(op)
+        self._sink()
+        return Anchors(tuple(sorted(self.line)), frozenset(self.constants), tuple(self.at))
+
+    def _from_batch(self) -> set[int]:
+        graph, reached = self.graph, set(self.graph.data.inputs)
+        line = set()
+        for op_id in self.forward:
+            op = graph.ops[op_id]
+            if any(t in reached for t in op.inputs):
+                line.add(op_id)
+                reached.update(op.outputs)
+        return line
+
+    def _from_constants(self) -> set[int]:
+        graph, known = self.graph, set[int]()
+        batch = set(graph.data.inputs)
+        for op_id in self.forward:
+            op = graph.ops[op_id]
+            outside = any(
+                graph.tensors[t].dtype == "resource" or t in batch
+                for t in (*op.inputs, *op.outputs)
+            )
+            if (
+                not (op.stateful or outside or op_id in self.line)
+                and op.type not in READ_TYPES
+                and all(graph.tensors[t].op in known for t in op.inputs)
+            ):
+                known.add(op_id)
+        return known
+
+    def _place_forward(self) -> None:
+        """The line at itself, sources and constants at their first reader, the rest between."""
+        graph, at = self.graph, self.at
+        first: dict[int, int] = {}  # op that is not of the line -> first op of the line it leads to
+        for op_id in reversed(self.forward):
+            if op_id in self.line:
+                at[op_id] = first[op_id] = op_id
+                continue
+            readers = [
+                first[c] for t in graph.ops[op_id].outputs for c in graph.consumers[t] if c in first
+            ]
+            first[op_id] = min(readers)
+        for op_id in self.forward:
+            if op_id in self.line:
+                continue
+            before = [
+                at[graph.tensors[t].op]
+                for t in graph.ops[op_id].inputs
+                if graph.tensors[t].op not in self.constants
+            ]
+            known = [place for place in before if place is not None]
+            at[op_id] = max(known) if known and op_id not in self.constants else first[op_id]
+
+    def _find_candidates(self) -> None:
+        """For a forward tensor, its producer and the readers of all its views."""
+        graph = self.graph
+        owners: dict[int, set[int]] = {}
+        for op_id in self.forward:
+            op = graph.ops[op_id]
+            if op_id in self.constants:
+                continue
+            place = self.at[op_id]
+            if place is None:
+                continue
+            for t in op.outputs:
+                if op_id in self.line:
+                    owners.setdefault(graph.root[t], set()).add(place)
+            for t in op.inputs:
+                if graph.tensors[t].op not in self.constants:
+                    owners.setdefault(graph.root[t], set()).add(place)
+        frozen = {t: frozenset(places) for t, places in owners.items()}
+        for op_id in self.forward:
+            for t in graph.ops[op_id].outputs:
+                self.candidates[t] = frozen.get(graph.root[t])
+
+    def _place(self, op: Op) -> int | None:
+        """The anchor of an op outside the forward part; inputs are placed already."""
+        graph = self.graph
+        allowed = _intersect(self.candidates[t] for t in op.inputs)
+        producers = [graph.tensors[t].op for t in op.inputs]
+        if op.id not in graph.backward:
+            for t in op.outputs:
+                self.candidates[t] = allowed
+            places = [self.at[p] for p in producers if p in self.line or p not in graph.forward]
+            known = [place for place in places if place is not None]
+            return max(known) if known else None
+        if op.stateful and not op.outputs:
+            for t in op.inputs:
+                home = self.at[graph.tensors[t].op]
+                if graph.tensors[t].dtype == "resource" and home is not None:
+                    return home
+        arriving = [self.at[p] for p in producers if p in graph.backward]
+        # What reads the turn directly starts the backward part.
+        latest = min((place for place in arriving if place is not None), default=graph.turn)
+        if allowed is None:
+            return latest
+        before = [place for place in allowed if place < latest] or [
+            place for place in allowed if place <= latest
+        ]
+        return max(before, default=latest)
+
+    def _sink(self) -> None:
+        """Moves what could run later than where its inputs come from, and should.
+
+        What reads no forward tensor and only feeds updates goes to the variable. An alias goes to
+        its first reader, so that it is the buffer itself that crosses between stages, once.
+        """
+        graph = self.graph
+        into_updates: set[int] = set()
+        for op_id in sorted(graph.backward, reverse=True):
+            op = graph.ops[op_id]
+            if op.stateful:
+                if not op.outputs:
+                    into_updates.add(op_id)
+                continue
+            readers = {c for t in op.outputs for c in graph.consumers[t]}
+            homes = {place for c in readers if (place := self.at[c]) is not None}
+            if not homes:
+                continue
+            free = all(self.candidates[t] is None for t in op.inputs)
+            if free and len(homes) == 1 and readers <= into_updates:
+                into_updates.add(op_id)
+                self.at[op_id] = homes.pop()
+            elif op.type in ALIAS_TYPES:
+                self.at[op_id] = max(homes)
+
+
+def _intersect(constraints: Iterable[Candidates]) -> Candidates:
+    """What all constraints allow; their union where nothing is."""
+    given = [each for each in constraints if each is not None]
+    if not given:
+        return None
+    common = frozenset.intersection(*given)
+    return common or frozenset.union(*given)

@@ -1,0 +1,136 @@
+"""Pipelined trials as processes: what is measured, and how they end."""
+
+import dataclasses
+import socket
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from memtrade.errors import MemtradeError
+from memtrade.measure.pipeline import check_reachable, run_pipeline
+from memtrade.measure.pipeline_protocol import PipelineStepDone, PipelineTrial
+from memtrade.models import make_model
+from memtrade.pipeline.partition import Partitioner
+from memtrade.pipeline.predict import PipelinePredictor
+from memtrade.pipeline.schedule import make_schedule
+from memtrade.results.pipeline_records import (
+    device_sheet,
+    load_pipeline_records,
+    make_pipeline_record,
+    runs_sheet,
+    save_pipeline_record,
+)
+from memtrade.results.records import load_records
+from memtrade.simulate.devices import load_device
+from memtrade.tf.pipeline import draw_step
+
+OPTIONS = {"layers": 4, "width": 128, "heads": 4, "vocabulary": 500, "batch_size": 8}
+MICRO_BATCHES = 4
+SCHEDULE = make_schedule("gpipe", stages=2, micro_batches=MICRO_BATCHES, checkpoint="always")
+
+
+@pytest.fixture(scope="module")
+def graph():
+    whole = make_model("gpt2", OPTIONS)
+    part = dataclasses.replace(whole, batch_size=whole.batch_size // MICRO_BATCHES)
+    return draw_step(part, whole, optimizer="momentum").trace.graph
+
+
+@pytest.fixture(scope="module")
+def partition(graph):
+    return Partitioner(graph).by_time(2, load_device("arena"), slack=0.1)
+
+
+def trial(**changes):
+    given = {
+        "model": "gpt2",
+        "model_options": dataclasses.asdict(make_model("gpt2", OPTIONS)),
+        "optimizer": "momentum",
+        "partitions": 2,
+        "micro_batches": MICRO_BATCHES,
+        "memory_limit_bytes": 300 << 20,
+        "steps": 2,
+    }
+    return PipelineTrial(**given | changes)
+
+
+def stages_left():
+    """The worker processes of this test that still live."""
+    return [
+        child
+        for child in psutil.Process().children(recursive=True)
+        if "memtrade.measure.pipeline_child" in child.cmdline()
+    ]
+
+
+def test_peaks_are_measured_and_predicted(graph, partition, tmp_path: Path):
+    outcome = run_pipeline(trial(verify=True), partition, SCHEDULE, timeout_seconds=120)
+    measured = outcome.measured
+    assert outcome.status == "ok", outcome.reason
+    assert measured is not None
+    assert measured.max_difference is not None
+    assert measured.max_difference < 1e-4
+    predicted = PipelinePredictor(graph, partition, load_device("arena")).predict(
+        SCHEDULE, micro_batch_size=2
+    )
+    for seen, said in zip(measured.stages, predicted.stages, strict=True):
+        assert said.peak_bytes == pytest.approx(seen.peak_bytes, rel=0.03)
+        assert seen.persistent_bytes < seen.peak_bytes
+    assert all(loss is not None and loss > 0 for loss in measured.losses)
+    assert measured.forward_seconds + measured.backward_seconds <= measured.median_seconds
+    assert not stages_left()
+
+    record = make_pipeline_record(trial(), outcome, predicted, command="memtrade pipeline run")
+    save_pipeline_record(record, tmp_path)
+    assert load_pipeline_records(tmp_path) == [record]
+    assert load_records(tmp_path) == []  # other tables do not trip over it
+    assert len(device_sheet(record).rows) == 2
+    assert runs_sheet([record]).rows[0][:5] == ("gpipe", "always", "2", "4", "ok")
+
+
+def test_a_stage_without_room_is_named(partition):
+    outcome = run_pipeline(
+        trial(memory_limit_bytes=12 << 20), partition, SCHEDULE, timeout_seconds=120
+    )
+    assert outcome.status == "out_of_memory"
+    assert outcome.stage in (0, 1)
+    assert outcome.reason.startswith(f"stage {outcome.stage + 1}: ")
+    assert "OOM" in outcome.reason
+    assert not stages_left()
+
+
+def test_a_killed_stage_is_named_and_nothing_stays_behind(partition):
+    def kill_second(event: object) -> None:
+        if isinstance(event, PipelineStepDone):
+            stages = [child for child in stages_left() if child.cmdline()[-1] == "stage"]
+            max(stages, key=lambda child: child.create_time()).kill()
+
+    outcome = run_pipeline(
+        trial(steps=50), partition, SCHEDULE, timeout_seconds=120, on_event=kill_second
+    )
+    assert (outcome.status, outcome.stage) == ("crashed", 1)
+    assert outcome.reason.startswith("stage 2 was killed by SIGKILL")
+    assert not stages_left()
+
+
+def test_an_unreachable_address_is_named_within_ten_seconds():
+    with socket.socket() as held:  # bound, but nobody listens
+        held.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{held.getsockname()[1]}"
+        begin = time.monotonic()
+        with pytest.raises(MemtradeError, match=f"no server answers at {address}"):
+            check_reachable([address])
+        assert time.monotonic() - begin < 10
+
+
+@pytest.mark.parametrize("address", ["nohost", "host:", ":80", "host:port", "host:99999"])
+def test_an_address_is_host_and_port(address):
+    with pytest.raises(MemtradeError, match="an address of a cluster is host:port"):
+        check_reachable([address])
+
+
+def test_a_cluster_has_an_address_for_each_stage(partition):
+    with pytest.raises(MemtradeError, match="1 are given for 2 partitions"):
+        run_pipeline(trial(cluster=("127.0.0.1:1",)), partition, SCHEDULE)
