@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from memtrade.models import make_model
 from memtrade.simulate.memory import Simulator
-from memtrade.strategies import STRATEGIES, make_options
+from memtrade.strategies import PLANNED, make_options
 from memtrade.tf.build import make_step
 from memtrade.tf.extract import Trace, trace
 from memtrade.tf.rewrite import rewrite
@@ -31,7 +31,7 @@ def traced(layers: int) -> Trace:
 
 @functools.cache
 def planned(layers: int, strategy: str):
-    return STRATEGIES[strategy].plan(traced(layers).graph, make_options(strategy), "pinned")
+    return PLANNED[strategy].plan(traced(layers).graph, make_options(strategy), "pinned")
 
 
 def label(benchmark, layers: int) -> None:
@@ -59,7 +59,7 @@ def test_plan(benchmark, strategy, layers):
     label(benchmark, layers)
     benchmark.group = f"plan {strategy}"
     plan = benchmark.pedantic(
-        STRATEGIES[strategy].plan, (graph, make_options(strategy), "pinned"), rounds=2
+        PLANNED[strategy].plan, (graph, make_options(strategy), "pinned"), rounds=2
     )
     assert plan.actions
 

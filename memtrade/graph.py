@@ -18,9 +18,10 @@ import msgspec
 
 from memtrade.errors import UnsupportedGraphError
 
-# Ops whose first output is the buffer of their first input: they cost no memory of their own.
+# Ops whose first output is the buffer of their first input (of IdentityN, each output that of its
+# input): they cost no memory of their own.
 ALIAS_TYPES = frozenset(
-    {"EnsureShape", "ExpandDims", "Identity", "PreventGradient", "Reshape", "Squeeze",
+    {"EnsureShape", "ExpandDims", "Identity", "IdentityN", "PreventGradient", "Reshape", "Squeeze",
      "StopGradient"}
 )  # fmt: skip
 
@@ -30,8 +31,12 @@ READ_TYPES = frozenset({"ReadVariableOp"})
 # Ops that stand for something from outside the step, or that hold a value of their own.
 SOURCE_TYPES = frozenset({"Const", "NoOp", "Placeholder", "VarHandleOp"})
 
-# How many ops before the loss the search for the turn goes back, once it has found something.
-_TURN_WINDOW = 200
+# Ops that call a function; extraction opens them up where it can.
+CALL_TYPES = frozenset({"PartitionedCall", "StatefulPartitionedCall"})
+
+# What the backward part reads of the forward part alone (x - mean in a gradient) waits for its
+# reader if it is larger than this; shapes and the like are made at once.
+_LATE_BYTES = 64 * 1024
 
 
 class Op(msgspec.Struct, frozen=True, gc=False):
@@ -147,33 +152,61 @@ class StepGraph:
         return frozenset(seen)
 
     @cached_property
+    def from_batch(self) -> frozenset[int]:
+        """Ids of the forward ops that the batch leads to, the inputs themselves left out."""
+        found: set[int] = set()
+        batch = {self.tensors[t].op for t in self.data.inputs}
+        for op_id in sorted(self.forward):
+            producers = {self.tensors[t].op for t in self.ops[op_id].inputs}
+            if not (producers.isdisjoint(found) and producers.isdisjoint(batch)):
+                found.add(op_id)
+        return frozenset(found)
+
+    @cached_property
     def turn(self) -> int:
         """The forward op from which the gradients descend.
 
-        For a classifier it is the softmax cross-entropy. An op that does not descend from it is
-        free to run before the forward part ends. It is the last forward op from which at least
-        half of all later ops descend, or else the one with the most (metrics read the loss, too).
+        For a classifier it is the softmax cross-entropy. Going back from the loss it is the op
+        from which most ops outside the forward part descend, not counting those that descend
+        from a later one: metrics read the loss, too. It comes from the batch, unlike the number
+        of examples, by which the gradients are divided. O(ops + edges).
         """
-        outside = len(self.ops) - len(self.forward)
         best, most = self.tensors[self.loss].op, 0
-        for op_id in sorted(self.forward, reverse=True):
-            if most and self.tensors[self.loss].op - op_id > _TURN_WINDOW:
-                break
-            reached = len(self._descendants(op_id))
-            if reached > most:
-                best, most = op_id, reached
-            if 2 * reached >= outside:
-                break
+        seen: set[int] = set()
+        for op_id in sorted(self.from_batch or self.forward, reverse=True):
+            before = len(seen)
+            self._descend(op_id, seen)
+            if len(seen) - before > most:
+                best, most = op_id, len(seen) - before
         return best
 
     @cached_property
-    def backward(self) -> frozenset[int]:
-        """Ids of the ops that descend from the turn through data edges: gradients and updates."""
-        return frozenset(self._descendants(self.turn))
-
-    def _descendants(self, start: int) -> set[int]:
-        """The ops outside the forward part that `start` leads to through such ops alone."""
+    def descendants(self) -> frozenset[int]:
+        """Ids of the ops that descend from the turn through data edges: none can run before it."""
         seen: set[int] = set()
+        self._descend(self.turn, seen)
+        return frozenset(seen)
+
+    @cached_property
+    def backward(self) -> frozenset[int]:
+        """Ids of the ops that belong behind the turn: gradients and updates.
+
+        Its descendants, and what was created behind it, is large, and could run earlier but would
+        only lie about (x - mean in a gradient, the decay of a weight), with what descends from
+        that.
+        """
+        found = set(self.descendants)
+        for op in self.ops[self.turn + 1 :]:
+            if op.id in self.forward or op.id in found or op.type in SOURCE_TYPES | READ_TYPES:
+                continue
+            large = sum(self.tensors[t].size_bytes for t in op.outputs) > _LATE_BYTES
+            if large or any(self.tensors[t].op in found for t in op.inputs):
+                found.add(op.id)
+        return frozenset(found)
+
+    def _descend(self, start: int, seen: set[int]) -> None:
+        """Adds to `seen` the ops outside the forward part that `start` leads to through such ops
+        alone, but for what the ops in `seen` lead to."""
         stack = [start]
         while stack:
             for t in self.ops[stack.pop()].outputs:
@@ -181,15 +214,15 @@ class StepGraph:
                     if c not in seen and c not in self.forward:
                         seen.add(c)
                         stack.append(c)
-        return seen
 
     @cached_property
     def root(self) -> list[int]:
         """root[t]: the tensor whose buffer t is. Its own id unless t comes from an alias op."""
         root = list(range(len(self.tensors)))
         for op in self.ops:
-            if op.type in ALIAS_TYPES and op.inputs:
-                root[op.outputs[0]] = root[op.inputs[0]]
+            if op.type in ALIAS_TYPES:
+                for t, source in zip(op.outputs, op.inputs, strict=False):
+                    root[t] = root[source]
         return root
 
     @cached_property

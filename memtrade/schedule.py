@@ -12,8 +12,9 @@ own. Both steps are linear in the size of the program they make.
 
 from __future__ import annotations
 
+import heapq
 import itertools
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from memtrade.errors import UnsupportedGraphError
@@ -24,6 +25,9 @@ from memtrade.plan import Action, Decision
 # gradients. They would otherwise hold the large tensors that they read.
 SMALL_BYTES = 64 * 1024
 
+# The rank of a backward op that runs before all others that could.
+_URGENT = -(1 << 62)
+
 
 def base_order(graph: StepGraph) -> list[int]:
     """The op ids in a memory-lean topological order, close to the order of creation.
@@ -33,7 +37,8 @@ def base_order(graph: StepGraph) -> list[int]:
     so that what they read is freed; an update waits for the readers of its variable, so that it
     happens in place. O(ops + edges).
     """
-    successors, pending = _dependencies(graph)
+    before, successors = _dependencies(graph)
+    pending = [len(each) for each in before]
     eager = _eager(graph)
     order: list[int] = []
     done = [False] * len(graph.ops)
@@ -68,8 +73,8 @@ def base_order(graph: StepGraph) -> list[int]:
     return order
 
 
-def _dependencies(graph: StepGraph) -> tuple[list[list[int]], list[int]]:
-    """For each op, the ops that wait for it, and the number of ops that it waits for."""
+def _dependencies(graph: StepGraph) -> tuple[list[set[int]], list[list[int]]]:
+    """For each op, the ops that it waits for, and the ops that wait for it."""
     before: list[set[int]] = [
         {graph.tensors[t].op for t in op.inputs} | set(op.controls) for op in graph.ops
     ]
@@ -79,7 +84,7 @@ def _dependencies(graph: StepGraph) -> tuple[list[list[int]], list[int]]:
     for op_id, predecessors in enumerate(before):
         for predecessor in predecessors:
             successors[predecessor].append(op_id)
-    return successors, [len(predecessors) for predecessors in before]
+    return before, successors
 
 
 def _variable_readers(graph: StepGraph) -> dict[int, list[int]]:
@@ -108,6 +113,17 @@ def _eager(graph: StepGraph) -> list[bool]:
         )
         eager[op.id] = (small and bool(op.inputs)) or into_updates
     return eager
+
+
+def _on_demand(graph: StepGraph) -> set[int]:
+    """Backward ops that could run before any gradient, and so must not: see StepGraph.backward."""
+    return {
+        op_id
+        for op_id in graph.backward - graph.descendants
+        if not graph.ops[op_id].stateful
+        and all(c in graph.backward for t in graph.ops[op_id].outputs for c in graph.consumers[t])
+        and any(graph.consumers[t] for t in graph.ops[op_id].outputs)
+    }
 
 
 @dataclass(frozen=True)
@@ -148,6 +164,7 @@ class _Program:
         self.branch_threshold = lowering.branch_threshold
         self.absent: set[int] = set()  # tensors whose latest version may no longer be read
         self.readers = [0] * len(graph.tensors)  # backward ops that have yet to read each root
+        self.changed: list[int] = []  # see _take_changed
 
     def actions(self) -> tuple[Action, ...]:
         order = base_order(self.graph)
@@ -185,30 +202,73 @@ class _Program:
 
         Ties go to the base order. That walks one branch of a block to its end before it enters
         the next, where the order of creation would hold the gradients of all branches at once.
+        Ops on demand run just before the first that waits for them.
         """
-        graph = self.graph
         position = {op_id: i for i, op_id in enumerate(order)}
-        successors, _ = _dependencies(graph)
+        before, successors = _dependencies(self.graph)
         pending = dict.fromkeys(order, 0)
         for op_id in order:
             for successor in successors[op_id]:
                 pending[successor] += 1
-        eager = _eager(graph)
-        ready = [op_id for op_id in order if pending[op_id] == 0]
-        while ready:
-            urgent = [op_id for op_id in ready if eager[op_id]]
-            op_id = min(
-                urgent or ready,
-                key=lambda op_id: (0 if urgent else self._growth(op_id), position[op_id]),
-            )
-            ready.remove(op_id)
-            self._run(op_id)
-            for t in set(graph.ops[op_id].inputs):
-                self.readers[graph.root[t]] -= 1
+        eager, on_demand = _eager(self.graph), _on_demand(self.graph)
+        available: set[int] = set()  # ops on demand that could run
+        ready: dict[int, int] = {}  # op -> its rank: what it leaves in use, or _URGENT
+        heap: list[tuple[int, int, int]] = []  # (rank, position, op); outdated ones stay in it
+
+        def rank(op_id: int) -> None:
+            ready[op_id] = _URGENT if eager[op_id] else self._growth(op_id)
+            heapq.heappush(heap, (ready[op_id], position[op_id], op_id))
+
+        def release(op_id: int) -> None:
+            """Makes `op_id` ready, or what waits for it if it will run in time for that."""
+            stack = [op_id]
+            while stack:
+                released = stack.pop()
+                if released not in on_demand:
+                    rank(released)
+                    continue
+                available.add(released)
+                stack.extend(waits_no_longer(released))
+
+        def waits_no_longer(op_id: int) -> list[int]:
             for successor in successors[op_id]:
                 pending[successor] -= 1
-                if pending[successor] == 0:
-                    ready.append(successor)
+            return [successor for successor in successors[op_id] if pending[successor] == 0]
+
+        for op_id in [op_id for op_id in order if pending[op_id] == 0]:
+            release(op_id)
+        while heap:
+            ranked, _, chosen = heapq.heappop(heap)
+            if ready.get(chosen) != ranked:
+                continue
+            del ready[chosen]
+            stack = [chosen]
+            while stack:
+                wanted = available.intersection(before[stack[-1]])
+                if wanted:
+                    stack.append(min(wanted))
+                    continue
+                op_id = stack.pop()
+                available.discard(op_id)
+                self._run(op_id)
+                for t in set(self.graph.ops[op_id].inputs):
+                    root = self.graph.root[t]
+                    self.readers[root] -= 1
+                    if self.readers[root] == 1:
+                        self.changed.append(root)
+            for successor in waits_no_longer(chosen):
+                release(successor)
+            for t in self._take_changed():
+                for view in self.graph.views(t):
+                    for reader in self.graph.consumers[view]:
+                        if ready.get(reader, _URGENT) != _URGENT:
+                            rank(reader)
+
+    def _take_changed(self) -> list[int]:
+        """The roots whose readers or presence changed, so that their readers' ranks did."""
+        changed = [t for t in dict.fromkeys(self.changed) if self.graph.is_intermediate(t)]
+        self.changed.clear()
+        return changed
 
     def _growth(self, op_id: int) -> int:
         """Bytes in use after the op less those before, clones not counted."""
@@ -226,7 +286,13 @@ class _Program:
         self.made.append(Action("run", op_id))
         self.made.extend(Action("swap_out", t) for t in op.outputs if t in self.swapped)
         if self.absent:
-            self.absent.update(self.brief.intersection(op.inputs))
+            self._forget(op.inputs)
+
+    def _forget(self, inputs: Iterable[int]) -> None:
+        """What is fleeting is gone once it has been read."""
+        gone = self.brief.intersection(inputs)
+        self.absent |= gone
+        self.changed.extend(self.graph.root[t] for t in gone)
 
     def _bring_back(self, tensor: int) -> None:
         """Swaps `tensor` in, or recomputes it and, depth first, what that needs."""
@@ -238,6 +304,7 @@ class _Program:
             elif t in self.swapped:
                 self.made.append(Action("swap_in", stack.pop()))
                 self.absent.discard(t)
+                self.changed.append(self.graph.root[t])
             else:
                 op = self.graph.ops[self.graph.tensors[t].op]
                 missing = [i for i in op.inputs if i in self.absent]
@@ -247,7 +314,8 @@ class _Program:
                 stack.pop()
                 self.made.append(Action("recompute", op.id))
                 self.absent.difference_update(op.outputs)
-                self.absent.update(self.brief.intersection(op.inputs))
+                self.changed.extend(self.graph.root[t] for t in op.outputs)
+                self._forget(op.inputs)
 
 
 def _dropped(graph: StepGraph, decisions: Mapping[int, Decision]) -> set[int]:

@@ -5,6 +5,8 @@ Importing this package imports no TensorFlow.
 
     >>> make_model("resnet", {"layers": "152", "batch_size": 8}).name
     'resnet-152'
+    >>> make_model("keras/efficientnetb3").image_size
+    300
 """
 
 from __future__ import annotations
@@ -13,28 +15,34 @@ from collections.abc import Mapping
 
 from memtrade.errors import UnknownNameError
 from memtrade.models.amoebanet_d import AmoebaNetD
-from memtrade.models.base import Input, Model
+from memtrade.models.base import DrawnModel, Input, Model
 from memtrade.models.gpt2 import Gpt2
 from memtrade.models.inception_v4 import InceptionV4
+from memtrade.models.keras import KerasApplication
 from memtrade.models.options import OPTIMIZERS, Option, Value, make_from_words, options_of
 from memtrade.models.resnet import ResNet
 from memtrade.models.unet import UNet
 
-__all__ = ["MODELS", "OPTIMIZERS", "Input", "Model", "Option", "make_model", "options_of"]
+__all__ = [
+    "MODELS", "OPTIMIZERS", "DrawnModel", "Input", "Model", "Option", "make_model", "options_of"
+]  # fmt: skip
 
 MODELS: dict[str, type[Model]] = {
-    model.family: model for model in (ResNet, InceptionV4, Gpt2, UNet, AmoebaNetD)
+    model.family: model for model in (ResNet, InceptionV4, Gpt2, UNet, AmoebaNetD, KerasApplication)
 }
 
 
 def make_model(name: str, options_given: Mapping[str, Value] | None = None) -> Model:
-    """A model by its registered name. Options may be text, as they come from a command line.
+    """A model by its registered name, or "family/variant" where a family has variants. Options
+    may be text, as they come from a command line.
 
     Raises:
         UnknownNameError: no such model, or the model has no such option.
         MemtradeError: a value of the wrong type or out of bounds.
     """
-    family = name.replace("_", "-")
+    family, slash, variant = name.partition("/")
+    family = family.replace("_", "-")
     if family not in MODELS:
         raise UnknownNameError("model", name, MODELS)
-    return make_from_words(MODELS[family], options_given, of=family)
+    options = MODELS[family].named(variant) if slash else {}
+    return make_from_words(MODELS[family], options | dict(options_given or {}), of=family)

@@ -45,18 +45,18 @@ class AmoebaNetD(Classifier):
     def logits(self, net: Net, images: Tensor) -> Tensor:
         channels = self.filters // 4
         with net.scope("stem1"):
-            x = conv(net, images, channels, 3, stride=2)  # [N, 112, 112, D/4] of 224 pixels
-            x = net.checkpoint(x)
+            # [N, 112, 112, D/4] of 224 pixels
+            x = net.block(conv, images, filters=channels, kernel=3, stride=2)
         states = (x, x)  # the outputs of the last two cells, the newer one first
         reduced = False  # whether the newer one is half the size of the older one
         for name, normals in (("stem2", 0), ("stem3", 1), ("cell2", 1), ("cell4", 1)):
             channels *= 2
             with net.scope(f"{name}_reduction"):
-                states = cell(net, states, channels, REDUCTION, reduced=reduced)
+                states = step(net, states, channels, REDUCTION, reduced=reduced)
             reduced = True
             for index in range(normals * self.layers // 3):
                 with net.scope(f"{name}_normal{index + 1}"):
-                    states = cell(net, states, channels, NORMAL, reduced=reduced)
+                    states = step(net, states, channels, NORMAL, reduced=reduced)
                 reduced = False
         with net.scope("classify"):
             x = net.global_average_pool(states[0])  # [N, 16 D]
@@ -178,16 +178,23 @@ REDUCTION = Genotype(
 )  # fmt: skip
 
 
-def cell(
+def step(
     net: Net, states: tuple[Tensor, Tensor], channels: int, genotype: Genotype, *, reduced: bool
 ) -> tuple[Tensor, Tensor]:
-    """One cell: (last output, the one before) -> (its output, the last output).
+    """From cell to cell: (last output, the one before) -> (new output, last output)."""
+    made = net.block(cell, *states, channels=channels, genotype=genotype, reduced=reduced)
+    return made, states[0]
+
+
+def cell(
+    net: Net, last: Tensor, before: Tensor, *, channels: int, genotype: Genotype, reduced: bool
+) -> Tensor:
+    """One cell: the outputs of the last one and the one before -> its own.
 
     Args:
         channels: of every state within. The output has len(concat) times as many.
         reduced: the last cell was a reduction, so its output is half the size of the one before.
     """
-    last, before = states
     with net.scope("reduce1"):
         first = conv(net, last, channels, 1)
     with net.scope("reduce2"):
@@ -204,4 +211,4 @@ def cell(
             with net.scope(f"state{index}{side}_{operation.__name__}"):
                 results.append(operation(net, inner[state], stride))
         inner.append(results[0] + results[1])
-    return net.checkpoint(net.concat([inner[each] for each in genotype.concat])), last
+    return net.concat([inner[each] for each in genotype.concat])

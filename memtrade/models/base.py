@@ -1,8 +1,8 @@
 """What all models have in common. No TensorFlow here: models draw themselves with a given toolkit.
 
-The toolkit is `memtrade.tf.layers.Net`. Models call its layers, use the operators of the tensors
-that it returns (`x + y`, `x[:, 1:]`), and never import TensorFlow: so their names, options and
-shapes can be listed by a process that must stay free of it.
+The toolkit of a `DrawnModel` is `memtrade.tf.layers.Net`. Models call its layers, use the
+operators of the tensors that it returns (`x + y`, `x[:, 1:]`), and never import TensorFlow: so
+their names, options and shapes can be listed by a process that must stay free of it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ import abc
 import dataclasses
 from typing import Any, ClassVar, Literal
 
-from memtrade.models.options import check, option, options_of
+from memtrade.errors import UnknownNameError
+from memtrade.models.options import Value, check, option, options_of
 
 Tensor = Any  # tf.Tensor
 Net = Any  # memtrade.tf.layers.Net
@@ -36,10 +37,10 @@ class Input:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Model(abc.ABC):
-    """A model's configuration, and how to draw its forward pass.
+    """A model's configuration.
 
-    A subclass declares its options as fields made by `option`, gives `family`, `name`, `inputs`
-    and `loss`, and is entered in `memtrade.models.MODELS`. Values are checked on construction.
+    A subclass declares its options as fields made by `option`, gives `family`, `name` and
+    `inputs`, and is entered in `memtrade.models.MODELS`. Values are checked on construction.
 
     Raises:
         MemtradeError: on construction, for a value of the wrong type or out of bounds.
@@ -47,6 +48,7 @@ class Model(abc.ABC):
 
     family: ClassVar[str]  # the name under which the model is registered
     summary: ClassVar[str]  # one line, for lists
+    variant_option: ClassVar[str] = ""  # the option that `named` sets and `name` shows, if any
 
     batch_size: int = option(32, "examples per step")
     seed: int = option(0, "of the initial weights, the synthetic batch and dropout", at_least=0)
@@ -60,6 +62,15 @@ class Model(abc.ABC):
         """What records and tables call this model: the family and its size ("resnet-50")."""
         return self.family
 
+    @classmethod
+    def named(cls, variant: str) -> dict[str, Value]:
+        """The options that a name such as "keras/VGG16" sets; `variant` is what follows the slash.
+
+        Raises:
+            UnknownNameError: there is no such variant.
+        """
+        raise UnknownNameError("model", f"{cls.family}/{variant}", [cls.family])
+
     @property
     def layout(self) -> DataFormat:
         """The order of the axes of images."""
@@ -67,7 +78,12 @@ class Model(abc.ABC):
 
     @abc.abstractmethod
     def inputs(self) -> dict[str, Input]:
-        """The tensors of a batch, by the names of the arguments of `loss`."""
+        """The tensors of a batch by name, in the order of the step's arguments."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DrawnModel(Model):
+    """A model that draws its forward pass. Its inputs are the arguments of `loss`."""
 
     @abc.abstractmethod
     def loss(self, net: Net, **inputs: Tensor) -> Tensor:
@@ -92,8 +108,8 @@ class ImageModel(Model):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Classifier(ImageModel):
-    """A model that sorts images into classes, trained with softmax cross-entropy."""
+class LabelledImages(ImageModel):
+    """A model that sorts images into classes."""
 
     num_classes: int = option(1000, "classes to tell apart", at_least=2)
 
@@ -102,6 +118,11 @@ class Classifier(ImageModel):
             "images": Input(self.image(3)),
             "labels": Input((self.batch_size,), "int64", below=self.num_classes),
         }
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Classifier(LabelledImages, DrawnModel):
+    """A drawn classifier, trained with softmax cross-entropy."""
 
     @abc.abstractmethod
     def logits(self, net: Net, images: Tensor) -> Tensor:

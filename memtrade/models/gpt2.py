@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from memtrade.errors import MemtradeError
-from memtrade.models.base import Input, Model, Net, Tensor
+from memtrade.models.base import DrawnModel, Input, Net, Tensor
 from memtrade.models.options import option
 
 
 @dataclass(frozen=True, kw_only=True)
-class Gpt2(Model):
+class Gpt2(DrawnModel):
     """A causal language model. Every transformer block's output is a checkpoint.
 
     B = batch_size, T = positions, C = width, h = heads, V = vocabulary. Hidden states are kept as
@@ -74,7 +74,7 @@ class Gpt2(Model):
         x = net.checkpoint(x)
         for index in range(self.layers):
             with net.scope(f"block{index + 1}"):
-                x = net.checkpoint(self._block(net, x, mask))
+                x = net.block(self._block, x, mask)
         with net.scope("head"):
             x = net.layer_norm(x, name="norm")
             if self.tied:

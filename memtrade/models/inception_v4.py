@@ -8,6 +8,7 @@ are tf-slim's (inception_utils.inception_arg_scope).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 from memtrade.models.base import Classifier, Net, Tensor
@@ -58,10 +59,12 @@ def conv(
 
 def stem(net: Net, x: Tensor) -> Tensor:
     """[N, 299, 299, 3] -> [N, 35, 35, 384]."""
-    x = conv(net, x, 32, 3, "Conv2d_1a_3x3", stride=2, padding="VALID")  # [N, 149, 149, 32]
-    x = conv(net, net.checkpoint(x), 32, 3, "Conv2d_2a_3x3", padding="VALID")  # [N, 147, 147, 32]
-    x = conv(net, net.checkpoint(x), 64, 3, "Conv2d_2b_3x3")  # [N, 147, 147, 64]
-    x = block(net, "Mixed_3a", mixed_3a, net.checkpoint(x))  # [N, 73, 73, 160]
+    single = partial(net.block, conv, kernel=3)
+    # [N, 149, 149, 32], [N, 147, 147, 32], [N, 147, 147, 64]
+    x = single(x, filters=32, name="Conv2d_1a_3x3", stride=2, padding="VALID")
+    x = single(x, filters=32, name="Conv2d_2a_3x3", padding="VALID")
+    x = single(x, filters=64, name="Conv2d_2b_3x3")
+    x = block(net, "Mixed_3a", mixed_3a, x)  # [N, 73, 73, 160]
     x = block(net, "Mixed_4a", mixed_4a, x)  # [N, 71, 71, 192]
     return block(net, "Mixed_5a", mixed_5a, x)  # [N, 35, 35, 384]
 
@@ -69,7 +72,7 @@ def stem(net: Net, x: Tensor) -> Tensor:
 def block(net: Net, name: str, branches, x: Tensor) -> Tensor:
     """Concatenates the channels of the branches; the result is a checkpoint."""
     with net.scope(name):
-        return net.checkpoint(net.concat(branches(net, x)))
+        return net.block(lambda net, x: net.concat(branches(net, x)), x)
 
 
 def mixed_3a(net: Net, x: Tensor) -> list[Tensor]:

@@ -46,19 +46,23 @@ class ResNet(Classifier):
 
     def logits(self, net: Net, images: Tensor) -> Tensor:
         with net.scope("stem"):
-            x = conv_bn(net, images, 64, 7, stride=2, name="conv1")
-            x = net.relu(x)  # [N, 112, 112, 64] of 224 pixels
-            x = net.checkpoint(net.max_pool(x, 3, stride=2))  # [N, 56, 56, 64]
+            x = net.block(stem, images)  # [N, 56, 56, 64] of 224 pixels
         block = basic if self.layers < 50 else bottleneck
         for stage, (blocks, width) in enumerate(zip(BLOCKS[self.layers], WIDTHS, strict=True)):
             for index in range(blocks):
                 stride = 2 if stage > 0 and index == 0 else 1
                 with net.scope(f"stage{stage + 1}_block{index + 1}"):
-                    x = block(net, x, width, stride=stride, stride_on=self.stride_on)
-                    x = net.checkpoint(x)  # [N, 56 / 2^stage, same, width or 4 * width]
+                    # [N, 56 / 2^stage, same, width or 4 * width]
+                    x = net.block(block, x, width=width, stride=stride, stride_on=self.stride_on)
         with net.scope("head"):
             x = net.global_average_pool(x)  # [N, 512 or 2048]
             return net.dense(x, self.num_classes, name="logits")
+
+
+def stem(net: Net, images: Tensor) -> Tensor:
+    """[N, H, W, 3] -> [N, H/4, W/4, 64]."""
+    x = net.relu(conv_bn(net, images, 64, 7, stride=2, name="conv1"))
+    return net.max_pool(x, 3, stride=2)
 
 
 def conv_bn(

@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from memtrade.errors import MemtradeError
-from memtrade.models.base import ImageModel, Input, Net, Tensor
+from memtrade.models.base import DrawnModel, ImageModel, Input, Net, Tensor
 from memtrade.models.options import option
 
 DEPTH = 5  # levels, and so halvings of the image
 
 
 @dataclass(frozen=True, kw_only=True)
-class UNet(ImageModel):
+class UNet(ImageModel, DrawnModel):
     """Segments images into one class. Every level's output, on both sides, is a checkpoint."""
 
     family: ClassVar[str] = "unet"
@@ -58,18 +58,18 @@ class UNet(ImageModel):
         for level in range(DEPTH):
             with net.scope(f"encoder{level + 1}"):
                 width = c * 2**level
-                x = net.checkpoint(self._cell(net, x, width, width))  # [N, H/2^level, .., width]
+                x = net.block(self._cell, x, inner=width, out=width)  # [N, H/2^level, .., width]
                 skips.append(x)
                 x = net.max_pool(x, 2, stride=2, padding="VALID")
         with net.scope("bottleneck"):
-            x = self._cell(net, x, c * 2**DEPTH, c * 2 ** (DEPTH - 1))  # [N, H/32, W/32, 16C]
-            x = net.checkpoint(x)
+            # [N, H/32, W/32, 16C]
+            x = net.block(self._cell, x, inner=c * 2**DEPTH, out=c * 2 ** (DEPTH - 1))
         for level in reversed(range(DEPTH)):
             with net.scope(f"decoder{level + 1}"):
                 width = c * 2**level // 2
                 x = fit(net, net.upsample(x), skips[level])
                 x = net.concat([x, skips[level]])  # [N, H/2^level, .., 4 * width]
-                x = net.checkpoint(self._cell(net, x, width, width))
+                x = net.block(self._cell, x, inner=width, out=width)
         with net.scope("head"):
             return net.conv(x, 1, 1)
 

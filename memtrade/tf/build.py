@@ -2,49 +2,99 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
+from collections.abc import Sequence
 
 import tensorflow as tf
 
 from memtrade.errors import UnsupportedGraphError
-from memtrade.models.base import Input, Model
-from memtrade.tf.layers import Net, Variables, normal, seed_pair, static_shape
-from memtrade.tf.optimizers import make_optimizer
+from memtrade.models.base import DrawnModel, Input, Model
+from memtrade.models.keras import KerasApplication
+from memtrade.tf.construction import (
+    AS_USUAL,
+    Construction,
+    Gradients,
+    in_micro_batches,
+    micro_batch_size,
+)
+from memtrade.tf.layers import Net, RecomputingNet, Variables, normal, seed_pair, static_shape
+from memtrade.tf.optimizers import Optimizer, make_optimizer
 from memtrade.tf.step import TrainStep
 
 
 def make_step(
-    model: Model, *, optimizer: str = "sgd", learning_rate: float | None = None
+    model: Model,
+    *,
+    optimizer: str = "sgd",
+    learning_rate: float | None = None,
+    construction: Construction = AS_USUAL,
 ) -> TrainStep:
-    """The training step of a built-in model. Nothing is traced or allocated yet.
+    """The training step of a model out of `memtrade.models`. Nothing is traced yet.
 
-    The step's function has an input signature, so it is traced once. Within
-    `tf.Graph().as_default()`, `step.function.get_concrete_function()` allocates nothing, whatever
-    the model's size; such a step belongs to that graph and cannot be run eagerly afterwards.
+    The step's function has an input signature, so it is traced once. A drawn model's weights
+    are made when it is; within `tf.Graph().as_default()`,
+    `step.function.get_concrete_function()` allocates nothing, whatever the model's size; such a
+    step belongs to that graph and cannot be run eagerly afterwards. Keras makes a model's
+    weights at once.
+
+    Args:
+        construction: how TensorFlow's own ways build the step.
 
     Raises:
         UnknownNameError: no such optimizer.
-        MemtradeError: the learning rate is not a positive number.
-        UnsupportedGraphError: on tracing, if the loss does not depend on a weight.
+        MemtradeError: the learning rate is not a positive number, or Keras refuses the model's
+            options.
+        UnsupportedGraphError: the model cannot be built that way; on tracing, the loss does not
+            depend on a weight.
     """
+    updates = make_optimizer(optimizer, learning_rate)
+    if isinstance(model, KerasApplication):
+        # Importing Keras takes seconds, which other models need not wait for.
+        from memtrade.tf.keras_models import make_keras_step
+
+        return make_keras_step(
+            model,
+            lambda: make_batch(model),
+            optimizer=optimizer,
+            learning_rate=updates.learning_rate,
+            construction=construction,
+        )
+    assert isinstance(model, DrawnModel)
+    if construction.remat is not None:
+        raise UnsupportedGraphError(
+            f"keras.RematScope is for Keras models, and {model.name} is none: "
+            "try --model keras/ResNet50V2"
+        )
+    return _make_drawn_step(model, updates, construction)
+
+
+def _make_drawn_step(
+    model: DrawnModel, updates: Optimizer, construction: Construction
+) -> TrainStep:
     inputs = model.inputs()
     specs = tuple(
         tf.TensorSpec(each.shape, tf.as_dtype(each.dtype), name) for name, each in inputs.items()
     )
     weights = Variables(model.seed)
-    updates = make_optimizer(optimizer, learning_rate)
+    kind = RecomputingNet if construction.recompute_blocks else Net
+    size = micro_batch_size(model.batch_size, construction.micro_batches)
+    part = dataclasses.replace(model, batch_size=size)
 
-    @tf.function(autograph=False, input_signature=specs)
-    def train_step(*batch: tf.Tensor) -> tf.Tensor:
-        net = Net(weights, layout=model.layout)
-        loss = model.loss(net, **dict(zip(inputs, batch, strict=True)))
+    def gradients_of(batch: Sequence[tf.Tensor]) -> Gradients:
+        net = kind(weights, layout=model.layout)
+        loss = part.loss(net, **dict(zip(inputs, batch, strict=True)))
         trainable = weights.trainable()
         # Gated, as TensorFlow 1.x optimizers do by default (GATE_OP): a weight is updated once
         # both gradients of its op are there. Ungated, an update may find its weight still read
         # and copy it, which scatters the weights over the device memory, step by step.
         gradients = tf.gradients(loss, trainable, gate_gradients=True)
-        pairs = [(_dense(g, v), v) for g, v in zip(gradients, trainable, strict=True)]
-        updates.apply(pairs)
+        return loss, [_dense(g, v) for g, v in zip(gradients, trainable, strict=True)]
+
+    @tf.function(autograph=False, input_signature=specs)
+    def train_step(*batch: tf.Tensor) -> tf.Tensor:
+        loss, gradients = in_micro_batches(gradients_of, batch, construction.micro_batches)
+        updates.apply(list(zip(gradients, weights.trainable(), strict=True)))
         return loss
 
     def variables() -> tuple[tf.Variable, ...]:
@@ -99,7 +149,7 @@ def _dense(gradient: tf.Tensor | tf.IndexedSlices | None, variable: tf.Variable)
     return gradient
 
 
-def parameter_count(model: Model) -> int:
+def parameter_count(model: DrawnModel) -> int:
     """The number of trainable parameters, from static shapes: nothing is allocated."""
     weights = Variables(model.seed)
     with tf.Graph().as_default():

@@ -1,8 +1,15 @@
-"""From a tf.function to a StepGraph: the one place that reads TensorFlow's graphs."""
+"""From a tf.function to a StepGraph: the one place that reads TensorFlow's graphs.
+
+    step ──trace──► concrete function ──calls opened──► concrete function ──► StepGraph
+
+The second one is the first where it calls nothing and its shapes are known.
+"""
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +17,13 @@ import tensorflow as tf
 
 from memtrade.errors import UnsupportedGraphError
 from memtrade.graph import GraphData, Op, StepGraph, Tensor
+from memtrade.tf.graft import graft
+from memtrade.tf.inline import Inlined, called_function
+from memtrade.tf.loss import computed_loss, find_loss
 from memtrade.tf.step import CHECKPOINTS, TrainStep
+
+# Ops that hold a Python function, which the graph cannot carry to another place.
+_PYTHON_TYPES = frozenset({"EagerPyFunc", "PyFunc", "PyFuncStateless"})
 
 
 @dataclass(frozen=True)
@@ -25,9 +38,51 @@ class Trace:
 
 def trace(step: TrainStep) -> Trace:
     """Traces `step` for its specs. Raises UnsupportedGraphError for what cannot be rewritten."""
-    concrete = step.function.get_concrete_function(*step.specs)
+    return trace_concrete(step, step.function.get_concrete_function(*step.specs))
+
+
+def trace_concrete(step: TrainStep, concrete: Any) -> Trace:
+    """The trace of a concrete function of `step.specs`, in their order."""
+    concrete = opened(concrete, step.specs)
     graph = StepGraph(read_graph(step.name, concrete))
     return Trace(step, concrete, concrete.graph.as_graph_def(), graph)
+
+
+def opened(concrete: Any, specs: Sequence[tf.TensorSpec]) -> Any:
+    """`concrete` with the functions that it calls inlined, for inputs of just these shapes.
+
+    A function that was traced for open shapes (its input_signature says so) gets closed ones, and
+    TensorFlow infers the others from them.
+    """
+    func_graph = concrete.graph
+    closed = all(
+        t.shape.as_list() == spec.shape.as_list()
+        for t, spec in zip(func_graph.inputs, specs, strict=False)
+    )
+    graph_def = func_graph.as_graph_def()
+    _refuse(graph_def)
+    library = {each.signature.name: each for each in graph_def.library.function}
+    if closed and not any(called_function(node, library) for node in graph_def.node):
+        return concrete
+    inlined = Inlined(graph_def)
+    traced = {operation.name: operation for operation in func_graph.get_operations()}
+
+    def keep_shapes(graph: Any) -> None:
+        """The program may have said more of a shape than the ops do."""
+        for operation in graph.get_operations():
+            if operation.name in traced:
+                for t, known in zip(operation.outputs, traced[operation.name].outputs, strict=True):
+                    if not t.shape.is_fully_defined():
+                        t.set_shape(known.shape)
+
+    return graft(
+        concrete,
+        inlined.graph_def,
+        specs,
+        results=[inlined.reference(t.name) for t in func_graph.outputs],
+        effects=[inlined.effect(op.name) for op in func_graph.control_outputs],
+        on_import=keep_shapes,
+    ).get_concrete_function()  # pyright: ignore[reportFunctionMemberAccess]
 
 
 def read_graph(name: str, concrete: Any) -> GraphData:
@@ -65,16 +120,18 @@ def read_graph(name: str, concrete: Any) -> GraphData:
             )
         )
     batch = len(func_graph.inputs) - len(concrete.captured_inputs)
+    inputs = tuple(tensor_ids[t.name] for t in func_graph.inputs[:batch])
+    returned = tensor_ids[find_loss(concrete.structured_outputs).name]
     return GraphData(
         name=name,
         ops=tuple(ops),
         tensors=tuple(tensors),
-        inputs=tuple(tensor_ids[t.name] for t in func_graph.inputs[:batch]),
+        inputs=inputs,
         captures=tuple(tensor_ids[t.name] for t in func_graph.inputs[batch:]),
         capture_bytes=tuple(_captured_bytes(t) for t in concrete.captured_inputs),
         outputs=tuple(tensor_ids[t.name] for t in func_graph.outputs),
         control_outputs=tuple(sorted(op_ids[op.name] for op in func_graph.control_outputs)),
-        loss=tensor_ids[_find_loss(func_graph).name],
+        loss=computed_loss(ops, tensors, inputs, returned),
         collection=tuple(
             tensor_ids[t.name]
             for t in func_graph.get_collection(CHECKPOINTS)
@@ -87,18 +144,33 @@ def _alive(func_graph: Any) -> list[tf.Operation]:
     """The ops that lead to what the step returns or updates, and its inputs.
 
     TensorFlow's runtime prunes the others from a function (gradients leave some behind), but not
-    once a control edge of a total order leads through them.
+    once a control edge of a total order leads through them. They come in the order of creation,
+    but for those that an earlier one was made to read later on (a loop's gradient does so).
     """
-    stack = [t.op for t in (*func_graph.outputs, *func_graph.inputs)]
-    stack.extend(func_graph.control_outputs)
-    alive = {operation.name for operation in stack}
+    roots = [t.op for t in (*func_graph.outputs, *func_graph.inputs)]
+    roots.extend(func_graph.control_outputs)
+    alive = {operation.name for operation in roots}
+    stack = list(roots)
     while stack:
-        operation = stack.pop()
-        for before in (*(t.op for t in operation.inputs), *operation.control_inputs):
+        for before in _before(stack.pop()):
             if before.name not in alive:
                 alive.add(before.name)
                 stack.append(before)
-    return [operation for operation in func_graph.get_operations() if operation.name in alive]
+    ordered: dict[str, tf.Operation] = {}
+    for operation in func_graph.get_operations():
+        stack = [operation] if operation.name in alive else []
+        while stack:
+            missing = [before for before in _before(stack[-1]) if before.name not in ordered]
+            if missing and len(stack) <= len(alive):  # a longer way would go in circles
+                stack.append(missing[0])
+            else:
+                done = stack.pop()
+                ordered[done.name] = done
+    return list(ordered.values())
+
+
+def _before(operation: tf.Operation) -> list[tf.Operation]:
+    return [*(t.op for t in operation.inputs), *operation.control_inputs]
 
 
 def _read_tensor(tensor_id: int, op_id: int, index: int, output: tf.Tensor) -> Tensor:
@@ -108,17 +180,6 @@ def _read_tensor(tensor_id: int, op_id: int, index: int, output: tf.Tensor) -> T
     sized = shape is not None and output.dtype not in (tf.resource, tf.variant, tf.string)
     size_bytes = math.prod(shape or ()) * output.dtype.size if sized else 0
     return Tensor(tensor_id, op_id, index, output.dtype.name, shape, size_bytes)
-
-
-def _find_loss(func_graph: Any) -> tf.Tensor:
-    """The first floating-point scalar that the step returns."""
-    for output in func_graph.outputs:
-        if output.dtype.is_floating and output.shape.rank == 0:
-            return output
-    raise UnsupportedGraphError(
-        f"no loss found: the step {func_graph.name} returns no floating-point scalar. "
-        "Return the loss, alone or in a structure"
-    )
 
 
 def _captured_bytes(captured: tf.Tensor) -> int:
@@ -168,3 +229,15 @@ def _simple_attrs(node: Any) -> dict[str, Any]:
         elif kind == "list" and value.list.i:
             simple[key] = list(value.list.i)
     return simple
+
+
+def _refuse(graph_def: Any) -> None:
+    """Raises UnsupportedGraphError for what would not be the same after a rewriting."""
+    bodies = (function.node_def for function in graph_def.library.function)
+    for node in itertools.chain(graph_def.node, *bodies):
+        if node.op in _PYTHON_TYPES:
+            raise UnsupportedGraphError(
+                f"op {node.name!r} ({node.op}) calls back into Python, and its side effects cannot "
+                "be kept: move tf.py_function or tf.numpy_function out of the step, into the "
+                "input pipeline"
+            )

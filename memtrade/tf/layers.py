@@ -19,7 +19,7 @@ import contextlib
 import math
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 import tensorflow as tf
 
@@ -166,6 +166,12 @@ class Net:
         """Marks a block's output as a natural place to recompute from. Returns it unchanged."""
         tf.compat.v1.add_to_collection(CHECKPOINTS, x)
         return x
+
+    def block(
+        self, draw: Callable[..., tf.Tensor], *tensors: tf.Tensor, **settings: Any
+    ) -> tf.Tensor:
+        """`draw(net, *tensors, **settings)`: a part of the model that ends in a checkpoint."""
+        return self.checkpoint(draw(self, *tensors, **settings))
 
     # Images
 
@@ -387,6 +393,29 @@ class Net:
     def mean(self, x: tf.Tensor) -> tf.Tensor:
         """Of all values."""
         return tf.reduce_mean(x)
+
+
+class RecomputingNet(Net):
+    """Puts `tf.recompute_grad` around each block, as one does by hand.
+
+    TensorFlow calls the block's function a second time while it makes the gradients, somewhere
+    else in the program: that drawing must find the scopes and the names of the first one.
+    """
+
+    def block(
+        self, draw: Callable[..., tf.Tensor], *tensors: tf.Tensor, **settings: Any
+    ) -> tf.Tensor:
+        scopes, asked = list(self._scopes), set(self._asked)
+
+        def again(*inputs: tf.Tensor) -> tf.Tensor:
+            before = self._scopes, self._asked
+            self._scopes, self._asked = list(scopes), set(asked)
+            try:
+                return draw(self, *inputs, **settings)
+            finally:
+                self._scopes, self._asked = before[0], before[1] | self._asked
+
+        return self.checkpoint(tf.recompute_grad(again)(*tensors))
 
 
 def _standardized(x: tf.Tensor, mean: tf.Tensor, variance: tf.Tensor, epsilon: float) -> tf.Tensor:

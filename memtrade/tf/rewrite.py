@@ -18,8 +18,10 @@ from typing import Any
 import tensorflow as tf
 
 from memtrade.graph import SOURCE_TYPES
+from memtrade.kernel_pairs import bias_gradients
 from memtrade.plan import Plan, check_plan
 from memtrade.tf.extract import Trace
+from memtrade.tf.graft import graft
 from memtrade.tf.swap import HostTransfer, NodeDef, empty_nodes, size_node
 
 # Names of new nodes start with this; users find them in TensorBoard and in traces.
@@ -45,23 +47,14 @@ def rewrite(trace: Trace, plan: Plan, transfer: HostTransfer) -> tf.compat.v1.Gr
 
 def import_step(trace: Trace, graph_def: Any) -> Callable[..., tf.Tensor]:
     """A tf.function that runs `graph_def`, a rewriting of the trace's own."""
-    func_graph, captured = trace.concrete.graph, trace.concrete.captured_inputs
-    names = [t.op.name for t in func_graph.inputs]
-    fetches = [t.name for t in func_graph.outputs] + [op.name for op in func_graph.control_outputs]
-    read = {reference.partition(":")[0] for node in graph_def.node for reference in node.input}
-
-    def step(*arguments: tf.Tensor) -> Any:
-        values = [*arguments, *map(tf.compat.v1.get_default_graph().capture, captured)]
-        inputs = {name: value for name, value in zip(names, values, strict=True) if name in read}
-        fetched = tf.graph_util.import_graph_def(graph_def, inputs, fetches, name="")
-        returned, updates = fetched[: len(func_graph.outputs)], fetched[len(func_graph.outputs) :]
-        with tf.control_dependencies(updates):
-            returned = [tf.identity(t) for t in returned]
-        return tf.nest.pack_sequence_as(
-            trace.concrete.structured_outputs, returned, expand_composites=True
-        )
-
-    return tf.function(step, input_signature=trace.step.specs, autograph=False)
+    func_graph = trace.concrete.graph
+    return graft(
+        trace.concrete,
+        graph_def,
+        trace.step.specs,
+        results=[t.name for t in func_graph.outputs],
+        effects=[op.name for op in func_graph.control_outputs],
+    )
 
 
 @dataclass
@@ -79,6 +72,9 @@ class _Rewriter:
         self.clones = [0] * len(self.graph.ops)
         self.swaps_in = [0] * len(self.graph.tensors)
         self.previous = ""  # pinned: the action that the next one waits for
+        self.awaited: list[str] = []  # what else the action that comes waits for
+        self.bias_gradients = bias_gradients(self.graph)
+        self.filter_gradients: dict[int, NodeDef] = {}  # of the bias gradient that may follow
         self.reserved: list[str] = []  # reservations for the action that comes
         self.trigger = ""  # dataflow: the last backward op that ran
 
@@ -98,12 +94,20 @@ class _Rewriter:
         if op.type == "Placeholder":  # the new function brings its own
             return
         node = self._copy(op_id, op.name)
-        node.input.extend("^" + self.graph.ops[control].name for control in op.controls)
         self.nodes.append(node)
+        beside = self.filter_gradients.pop(op_id, None)
+        if beside is not None and self.plan.order == "pinned":
+            # One kernel with it, if both wait for the same.
+            node.input.extend(name for name in beside.input if name.startswith("^"))
+            self.awaited.append(op.name)
+            return
+        node.input.extend("^" + self.graph.ops[control].name for control in op.controls)
         if op.type in SOURCE_TYPES:
             return
         self._pin(node, node)
-        if op_id == self.graph.turn or op_id in self.graph.backward:
+        if op_id in self.bias_gradients:
+            self.filter_gradients = {self.bias_gradients[op_id]: node}
+        if op_id == self.graph.turn or op_id in self.graph.descendants:
             self.trigger = op.name
 
     def _recompute(self, op_id: int) -> None:
@@ -122,6 +126,10 @@ class _Rewriter:
         self.nodes.extend(made)
         if self.transfer.blocking:
             self._pin(made[0], made[-1])
+
+    def _wait(self, tensor: int) -> None:
+        if not self.transfer.blocking:
+            self.awaited.append(f"{SCOPE}/out/{self._flat_label(tensor)}")
 
     def _swap_in(self, tensor: int) -> None:
         self.swaps_in[tensor] += 1
@@ -171,6 +179,8 @@ class _Rewriter:
         if self.plan.order == "pinned":
             if self.previous:
                 first.input.append("^" + self.previous)
+            first.input.extend("^" + name for name in self.awaited)
+            self.awaited = []
             self.previous = last.name
 
     def _hold(self, node: NodeDef) -> None:

@@ -34,22 +34,29 @@ def compare_steps(
     batch: Sequence[tf.Tensor],
     *,
     steps: int,
+    own_variables: Sequence[tf.Variable] | None = None,
     on_step: Callable[[int, int], None] = lambda step, of: None,
 ) -> Comparison:
-    """Runs both steps `steps` times from the variables' present values, and restores these."""
+    """Runs both steps `steps` times from the variables' present values, and restores these.
+
+    Args:
+        own_variables: those that `rewritten` changes, in the order of `variables`, where it does
+            not change the same ones.
+    """
     initial = [variable.numpy() for variable in variables]
+    changed = variables if own_variables is None else own_variables
     histories = []
-    for number, step in enumerate((original, rewritten)):
-        _restore(variables, initial)
+    for number, (step, variables_of) in enumerate(((original, variables), (rewritten, changed))):
+        _restore(variables_of, initial)
         # Random ops keep a state in their kernels. This makes both steps start with fresh ones.
         tf.random.set_seed(0)
         history = []
         for i in range(steps):
             on_step(number * steps + i + 1, 2 * steps)
             loss = step(*batch)
-            history.append([np.asarray(loss), *(variable.numpy() for variable in variables)])
+            history.append([np.asarray(loss), *(variable.numpy() for variable in variables_of)])
         histories.append(history)
-    _restore(variables, initial)
+        _restore(variables_of, initial)
     names = ["loss", *_unique_names(variables)]
     differences = dict.fromkeys(names, 0.0)
     for expected, found in zip(*histories, strict=True):

@@ -14,7 +14,7 @@ import tensorflow as tf
 from memtrade.graph import StepGraph
 from memtrade.plan import Decision, Plan
 from memtrade.schedule import lower
-from memtrade.strategies import STRATEGIES, make_options
+from memtrade.strategies import PLANNED, make_options
 from memtrade.tf.extract import trace
 from memtrade.tf.rewrite import apply_plan, import_step, rewrite
 from memtrade.tf.swap import SerializeTransfer
@@ -32,9 +32,10 @@ CASES = [
     ("ome", {}),
     ("ome", {"select": "all"}),
     ("ome", {"mode": "collection", "select": "largest", "count": 2}),
+    ("optimal", {"time_limit": 3}),
 ]  # fmt: skip
 # The largest graph takes seconds a case: the modes that differ most.
-FEWER = {"inception-v4": [1, 4, 7]}
+FEWER = {"inception-v4": [1, 4, 7, 9]}
 
 
 @functools.cache
@@ -64,7 +65,7 @@ def matrix():
 @pytest.mark.parametrize(("name", "strategy", "options", "order"), list(matrix()))
 def test_same_losses_and_variables(name, strategy, options, order):
     found, _, _ = traced(name)
-    plan = STRATEGIES[strategy].plan(found.graph, make_options(strategy, options), order)
+    plan = PLANNED[strategy].plan(found.graph, make_options(strategy, options), order)
     # Small slices, so that large tensors' way of travelling is taken too.
     transfer = SerializeTransfer(max_slice_bytes=20_000 if strategy == "lms" else 1 << 30)
     comparison = compare(name, apply_plan(found, plan, transfer))
@@ -75,7 +76,7 @@ def test_the_plans_under_test_do_something():
     """Or equality would prove nothing."""
     for name in SMALL:
         graph = traced(name)[0].graph
-        plan = STRATEGIES["ome"].plan(graph, make_options("ome", {"select": "all"}), "pinned")
+        plan = PLANNED["ome"].plan(graph, make_options("ome", {"select": "all"}), "pinned")
         kinds = {action.kind for action in plan.actions}
         assert kinds >= {"run", "recompute", "swap_out", "swap_in"}
 
@@ -85,7 +86,7 @@ def test_the_plans_under_test_do_something():
 
 def swapped_graph_def(name: str = "resnet-18"):
     found, _, _ = traced(name)
-    plan = STRATEGIES["lms"].plan(found.graph, make_options("lms", {}), "pinned")
+    plan = PLANNED["lms"].plan(found.graph, make_options("lms", {}), "pinned")
     return found, rewrite(found, plan, SerializeTransfer())
 
 
@@ -160,7 +161,7 @@ def test_a_cloned_random_op_turns_red():
 def test_a_wrong_clone_turns_red():
     """A recomputation that gives other values."""
     found, _, _ = traced("resnet-18")
-    plan = STRATEGIES["checkpoints"].plan(found.graph, make_options("checkpoints", {}), "pinned")
+    plan = PLANNED["checkpoints"].plan(found.graph, make_options("checkpoints", {}), "pinned")
     graph_def = rewrite(found, plan, SerializeTransfer())
     clones = [n for n in graph_def.node if n.name.startswith("memtrade/again") and n.op == "Relu"]
     clones[-1].op = "Abs"

@@ -1,0 +1,291 @@
+"""`memtrade.apply`: a training step that takes less memory and does the same.
+
+    optimized(batch)                                      a tf.function, as the original is
+      └─ for each signature: trace ─► plan ─► rewrite     at the first call, kept after that
+      └─ StatefulPartitionedCall(rewritten)               configured by itself
+
+TensorFlow's graph optimizer would merge clones with their originals. So the rewritten step is
+called as a function of its own that is not inlined, with a configuration that leaves its graph
+alone; whatever else runs in the process is optimized as before.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from memtrade.errors import InfeasibleBudgetError, UnsupportedGraphError
+from memtrade.graph import CALL_TYPES
+from memtrade.models.options import Value, options_of
+from memtrade.plan import Order, Plan
+from memtrade.simulate.defragment import ROOMY_BYTES
+from memtrade.simulate.memory import Simulator
+from memtrade.strategies import Strategy, find_planned, make_options
+from memtrade.tf.extract import Trace, trace_concrete
+from memtrade.tf.rewrite import apply_plan
+from memtrade.tf.step import TrainStep
+from memtrade.tf.structure import is_tensor, named_leaves, packed
+from memtrade.tf.swap import DeviceCopyTransfer, HostTransfer, SerializeTransfer
+from memtrade.units import megabytes, parse_bytes
+
+log = logging.getLogger("memtrade")
+
+
+def apply(
+    train_step: Callable[..., Any],
+    example_batch: Any,
+    strategy: str = "ome",
+    *,
+    budget: str | int | None = None,
+    order: Order = "pinned",
+    device: str | None = None,
+    profile: str | None = None,
+    **options: Value,
+) -> Any:
+    """`train_step` rewritten by a strategy: same arguments, results and updates, less memory.
+
+    The step is traced for `example_batch`, planned and rewritten before this returns, so what is
+    wrong is said here; the original is left as it was. A batch of other shapes is traced, planned
+    and rewritten when it first comes.
+
+    >>> weight = tf.Variable(tf.ones([64, 64]))
+    >>> @tf.function
+    ... def train_step(x):
+    ...     with tf.GradientTape() as tape:
+    ...         y = x
+    ...         for _ in range(8):
+    ...             y = tf.nn.tanh(y @ weight)
+    ...         loss = tf.reduce_mean(y)
+    ...     weight.assign_sub(0.1 * tape.gradient(loss, weight))
+    ...     return loss
+    >>> batch = tf.ones([128, 64])
+    >>> lean_step = apply(train_step, batch, strategy="checkpoints")
+    >>> float(lean_step(batch))
+    1.0
+
+    Args:
+        train_step: a `tf.function`, or a Python function that can become one. It takes batches and
+            returns the loss, alone or in a structure: the one floating-point scalar, or the one
+            under the name "loss".
+        example_batch: the arguments, as a tuple if there are several. Tensors, arrays or
+            `tf.TensorSpec`s.
+        strategy: a name out of `memtrade strategies` that makes plans.
+        budget: the peak that the plan may reach, in bytes or as text ("6GB").
+        order: "pinned" runs the rewritten step in one fixed order, "dataflow" leaves the order to
+            TensorFlow.
+        device: "gpu:0" swaps tensors to the host's memory, "arena" (the CPU) out of TensorFlow's
+            allocator. By default the first GPU, if TensorFlow sees one.
+        profile: the device profile (`memtrade devices`) by which strategies weigh time.
+        options: the strategy's options, as `memtrade strategies` lists them.
+
+    Returns:
+        A tf.function. It can be saved with a SavedModel and called in other tf.functions.
+
+    Raises:
+        UnknownNameError: no such strategy or option.
+        InfeasibleBudgetError: no plan reaches the budget.
+        UnsupportedGraphError: the step cannot be rewritten; the message names the op or input.
+    """
+    chosen = find_planned(strategy)
+    given = dict(options)
+    known = {each.name for each in options_of(chosen.options)}
+    budget_bytes = parse_bytes(budget) if isinstance(budget, str) else budget
+    if budget is not None and "budget" in known:
+        given["budget"] = budget if isinstance(budget, str) else f"{budget}B"
+    if profile is not None and "device" in known:
+        given["device"] = profile
+    function: Any = train_step
+    if not hasattr(function, "get_concrete_function"):
+        function = tf.function(train_step)
+    rewriting = _Rewriting(
+        function,
+        chosen,
+        make_options(strategy, given),
+        budget_bytes,
+        order,
+        _transfer(device),
+    )
+
+    def optimized(*args: Any, **kwargs: Any) -> Any:
+        return rewriting.call(args, kwargs)
+
+    optimized.__name__ = getattr(train_step, "__name__", "train_step")
+    step = tf.function(optimized, autograph=False)
+    example = _specs(_arguments(function, example_batch))
+    function.get_concrete_function(*example)  # makes variables where the original would
+    step.get_concrete_function(*example)  # pyright: ignore[reportFunctionMemberAccess]
+    return step
+
+
+@dataclass(frozen=True)
+class _Rewriting:
+    """What `apply` does to one function, for each signature anew."""
+
+    function: Any  # tf.types.experimental.PolymorphicFunction
+    strategy: Strategy
+    options: Any
+    budget_bytes: int | None
+    order: Order
+    transfer: HostTransfer
+
+    def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Adds a call of the rewritten step to the graph that is being traced."""
+        specs = _specs((args, kwargs))
+        _check_shapes(self.function, *specs)
+        rewritten, order = self.rewritten(*specs)
+        if rewritten is None:
+            return self.function(*args, **kwargs)
+        values = _tensors((args, kwargs))
+        return _call_alone(rewritten, [values[i] for i in order])
+
+    def rewritten(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, list[int]]:
+        """The rewritten step, of its tensors alone, and for each of its inputs the number of the
+        tensor among the arguments. None where the plan leaves the step as it is."""
+        concrete = self.function.get_concrete_function(*args, **kwargs)
+        order = _argument_order(self.function, args, kwargs)
+        specs = _tensors((args, kwargs))
+        traced = self._trace(concrete, tuple(specs[i] for i in order))
+        plan = self.strategy.plan(traced.graph, self.options, self.order)
+        self._judge(traced, plan)
+        if not plan.actions:
+            return None, order
+        if "_XlaMustCompile" in concrete.function_def.attr:
+            warnings.warn(
+                f"{traced.step.name} was to be compiled by XLA, which would undo the plan's order: "
+                "the rewritten step runs without jit_compile",
+                stacklevel=2,
+            )
+        return apply_plan(traced, plan, self.transfer).get_concrete_function(), order  # pyright: ignore[reportFunctionMemberAccess]
+
+    def _trace(self, concrete: Any, specs: tuple[tf.TensorSpec, ...]) -> Trace:
+        step = TrainStep(
+            name=getattr(self.function, "__name__", "train_step"),
+            function=self.function,
+            specs=specs,
+            make_batch=lambda: tuple(tf.zeros(spec.shape, spec.dtype) for spec in specs),
+            variables=lambda: tuple(concrete.variables),
+        )
+        return trace_concrete(step, concrete)
+
+    def _judge(self, traced: Trace, plan: Plan) -> None:
+        """Raises InfeasibleBudgetError where the plan is predicted to exceed the budget."""
+        if self.budget_bytes is None and not log.isEnabledFor(logging.INFO):
+            return
+        simulator = Simulator(traced.graph)
+        found = simulator.memory(plan, limit_bytes=ROOMY_BYTES)
+        if self.budget_bytes is not None and found.peak_bytes > self.budget_bytes:
+            raise InfeasibleBudgetError(found.peak_bytes, self.budget_bytes, found.peak_op)
+        original = simulator.memory((), limit_bytes=ROOMY_BYTES)
+        log.info(
+            "%s of %s: predicted peak %s MB, original %s MB",
+            plan.strategy,
+            traced.step.name,
+            megabytes(found.peak_bytes),
+            megabytes(original.peak_bytes),
+        )
+
+
+def _transfer(device: str | None) -> HostTransfer:
+    if device is None:
+        device = "gpu:0" if tf.config.list_logical_devices("GPU") else "arena"
+    if device in ("arena", "cpu"):
+        return SerializeTransfer()
+    kind, _, number = device.partition(":")
+    count = len(tf.config.list_logical_devices("GPU"))
+    if kind != "gpu" or not number.isdecimal() or int(number) >= count:
+        raise UnsupportedGraphError(
+            f"there is no device {device!r}: choose arena, or one of the {count} GPUs that "
+            "TensorFlow sees as gpu:0 and so on"
+        )
+    return DeviceCopyTransfer(device=f"/device:GPU:{number}", host="/device:CPU:0")
+
+
+def _arguments(function: Any, example: Any) -> tuple[Any, ...]:
+    """The example as positional arguments: a tuple is several, if the step takes as many."""
+    if not isinstance(example, tuple):
+        return (example,)
+    try:
+        inspect.signature(function).bind(*example)
+    except TypeError:
+        return (example,)
+    except ValueError:  # a function without a signature to ask
+        pass
+    return example
+
+
+def _specs(structure: Any) -> Any:
+    """`structure` with specs in place of tensors and arrays; Python values stay."""
+
+    def spec(leaf: Any) -> Any:
+        if isinstance(leaf, (tf.Tensor, np.ndarray, np.generic)):
+            return tf.TensorSpec(leaf.shape, tf.as_dtype(leaf.dtype))
+        return leaf
+
+    return tf.nest.map_structure(spec, structure)
+
+
+def _tensors(structure: Any) -> list[Any]:
+    """The tensors, or their specs, in a structure of arguments."""
+    return [leaf for leaf in tf.nest.flatten(structure) if is_tensor(leaf)]
+
+
+def _check_shapes(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Raises UnsupportedGraphError, with the input's name, where a size is not known."""
+    try:
+        bound: Any = inspect.signature(function).bind(*args, **kwargs).arguments
+    except (TypeError, ValueError):
+        bound = {**dict(enumerate(args)), **kwargs}
+    for path, leaf in named_leaves(bound):
+        if is_tensor(leaf) and not leaf.shape.is_fully_defined():
+            raise UnsupportedGraphError(
+                f"input {path!r} has the unknown shape {leaf.shape}: a plan is for one size. "
+                "Batch with drop_remainder=True, or say the size with tf.ensure_shape"
+            )
+        parts = tf.nest.flatten(leaf, expand_composites=True)
+        if len(parts) != 1 or parts[0] is not leaf:
+            raise UnsupportedGraphError(
+                f"input {path!r} is a {type(leaf).__name__}, which has no fixed shape: "
+                "a plan is for one size. Pass dense tensors, such as next(iterator)"
+            )
+
+
+def _argument_order(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[int]:
+    """For each input of the traced function, the number of the tensor among the arguments.
+
+    Asked of a call of it: TensorFlow orders inputs by parameter, and that is for it to know.
+    """
+    specs = _tensors((args, kwargs))
+
+    @tf.function(autograph=False, input_signature=specs)
+    def caller(*tensors: tf.Tensor) -> Any:
+        given, named = packed((args, kwargs), tensors)
+        return function(*given, **named)
+
+    graph = caller.get_concrete_function().graph  # pyright: ignore[reportFunctionMemberAccess]
+    number = {t.name: i for i, t in enumerate(graph.inputs)}
+    call = next(op for op in graph.get_operations() if op.type in CALL_TYPES)
+    return [number[t.name] for t in call.inputs[: len(specs)]]
+
+
+def _call_alone(concrete: Any, values: Sequence[tf.Tensor]) -> Any:
+    """Calls a function whose graph is to be run as it is, without TensorFlow's optimizer."""
+    config = tf.compat.v1.ConfigProto()
+    config.graph_options.rewrite_options.disable_meta_optimizer = True
+    results = tf.raw_ops.StatefulPartitionedCall(
+        args=[*values, *concrete.captured_inputs],
+        Tout=[t.dtype for t in concrete.outputs],
+        f=concrete,
+        config_proto=config.SerializeToString(),
+    )
+    if isinstance(results, tf.Operation):  # it returns nothing
+        results = []
+    for result, known in zip(results, concrete.outputs, strict=True):
+        result.set_shape(known.shape)
+    return packed(concrete.structured_outputs, results)

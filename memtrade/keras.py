@@ -1,0 +1,182 @@
+"""`memtrade.keras.optimize`: a compiled Keras model that trains in less memory.
+
+    model.fit ─► model.make_train_function ─► model.train_function(iterator)
+                    ▲ replaced on the model       └─ next(iterator) ─► memtrade.apply(train_step)
+
+Keras documents both as what one may override. Ours takes batches out of the iterator one by one,
+so that their sizes are known: each size is planned and rewritten when it first comes, the last,
+smaller batch of an epoch included.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from memtrade.api import apply
+from memtrade.errors import MemtradeError, UnsupportedGraphError
+from memtrade.models.options import Value
+from memtrade.plan import Order
+
+_HOOK = "make_train_function"
+
+
+def optimize(
+    model: keras.Model,
+    batch_size: int | None = None,
+    budget: str | int | None = None,
+    strategy: str = "ome",
+    *,
+    example_batch: Any = None,
+    order: Order = "pinned",
+    device: str | None = None,
+    profile: str | None = None,
+    **options: Value,
+) -> keras.Model:
+    """Makes `model.fit` and `model.train_on_batch` run a rewritten training step.
+
+    What they compute stays the same: callbacks, metrics, `steps_per_execution` and a custom
+    `train_step` work as before. `restore` undoes it.
+
+    >>> import numpy as np
+    >>> layers = [keras.layers.Dense(64, "tanh") for _ in range(8)]
+    >>> model = keras.Sequential([keras.Input([64]), *layers, keras.layers.Dense(1)])
+    >>> model.compile("sgd", "mse", jit_compile=False)
+    >>> model = optimize(model, batch_size=128)
+    >>> history = model.fit(np.ones([256, 64]), np.ones([256]), batch_size=128, verbose=0)
+    >>> sorted(history.history)
+    ['loss']
+
+    Args:
+        model: compiled, on Keras's TensorFlow backend.
+        batch_size: that of the training to come. Keras's own default is 32: where the first batch
+            has another size than was said here, a warning says what to pass to `model.fit`.
+        budget: the peak that the plan may reach, in bytes or as text ("6GB").
+        example_batch: a batch as `model.train_step` gets it, such as (x, y). With it, the step is
+            planned now; without it, when the first batch comes.
+        strategy, order, device, profile, options: see `memtrade.apply`.
+
+    Returns:
+        The same model.
+
+    Raises:
+        MemtradeError: the model is not compiled, or runs eagerly, on another backend or on several
+            devices at once.
+        UnknownNameError, InfeasibleBudgetError, UnsupportedGraphError: see `memtrade.apply`; from
+            here with an `example_batch`, else from `model.fit`.
+    """
+    _check(model)
+    settings = {
+        "strategy": strategy,
+        "budget": budget,
+        "order": order,
+        "device": device,
+        "profile": profile,
+        **options,
+    }
+
+    def make_train_function(force: bool = False) -> TrainFunction:
+        made = model.train_function
+        if force or not isinstance(made, TrainFunction):
+            _without_xla(model)
+            made = model.train_function = TrainFunction(model, batch_size, settings)
+        return made
+
+    setattr(model, _HOOK, make_train_function)
+    made = make_train_function(force=True)
+    if example_batch is not None:
+        made.prepare(example_batch)
+    return model
+
+
+def restore(model: keras.Model) -> keras.Model:
+    """Undoes `optimize`: the model trains as Keras does it."""
+    vars(model).pop(_HOOK, None)
+    model.train_function = None
+    return model
+
+
+class TrainFunction:
+    """What Keras calls for each execution: `steps_per_execution` batches, the last one's logs.
+
+    Attributes:
+        step: the rewritten step, a tf.function of a batch; None until the first batch.
+    """
+
+    def __init__(self, model: keras.Model, batch_size: int | None, settings: dict[str, Any]):
+        self.model, self.batch_size, self.settings = model, batch_size, settings
+        self.step: Any = None
+
+    def __call__(self, iterator: Iterator[Any]) -> Any:
+        logs = None
+        for _, batch in zip(range(self.model.steps_per_execution), iterator, strict=False):
+            logs = self._run(batch)
+        if logs is None:
+            raise StopIteration
+        return logs
+
+    def prepare(self, batch: Any) -> None:
+        """Traces, plans and rewrites for batches like this one."""
+        self._check_size(batch)
+        self.step = apply(tf.function(self.model.train_step, autograph=False), (batch,),
+                          **self.settings)  # fmt: skip
+
+    def _run(self, batch: Any) -> Any:
+        # Where a batch lacks something (no targets), Keras's datasets have an empty Optional.
+        batch = keras.tree.map_structure(
+            lambda part: None if isinstance(part, tf.experimental.Optional) else part, batch
+        )
+        if self.step is None:
+            self.prepare(batch)
+        assert self.step is not None
+        return self.step(batch)
+
+    def _check_size(self, batch: Any) -> None:
+        sizes = [part.shape[0] for part in keras.tree.flatten(batch) if len(part.shape)]
+        if self.batch_size is not None and sizes and sizes[0] != self.batch_size:
+            warnings.warn(
+                f"memtrade.keras.optimize was told a batch size of {self.batch_size}, but the "
+                f"first batch has {sizes[0]} examples: pass batch_size={self.batch_size} to "
+                "model.fit, or batch the dataset so",
+                stacklevel=2,
+            )
+
+
+def _check(model: keras.Model) -> None:
+    if keras.backend.backend() != "tensorflow":
+        raise MemtradeError(
+            f"memtrade rewrites TensorFlow's graphs, and Keras runs on {keras.backend.backend()}: "
+            "set KERAS_BACKEND=tensorflow"
+        )
+    if not hasattr(model, _HOOK):
+        raise UnsupportedGraphError(
+            f"{type(model).__name__} has no {_HOOK}: memtrade works with Keras 3 models, or with "
+            "any step through memtrade.apply"
+        )
+    if not model.compiled or model.optimizer is None:
+        raise MemtradeError("the model has no optimizer yet: call model.compile(...) before")
+    if model.run_eagerly:
+        raise MemtradeError(
+            "the model runs eagerly, so there is no graph to rewrite: compile it with "
+            "run_eagerly=False"
+        )
+    replicas = model.distribute_strategy.num_replicas_in_sync
+    if replicas > 1:
+        raise MemtradeError(
+            f"the model trains on {replicas} devices at once: a plan is for one device"
+        )
+
+
+def _without_xla(model: keras.Model) -> None:
+    """Keras turns XLA on by itself where it can (jit_compile="auto")."""
+    if model.jit_compile:
+        warnings.warn(
+            "memtrade turns jit_compile off for this model: XLA would undo the plan. "
+            "compile(jit_compile=False) says the same",
+            stacklevel=3,
+        )
+        model.jit_compile = False

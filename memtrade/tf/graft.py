@@ -1,0 +1,64 @@
+"""A GraphDef as a tf.function that takes, returns and captures what another function does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from memtrade.tf.structure import packed
+
+
+def graft(
+    concrete: Any,
+    graph_def: Any,
+    specs: Sequence[tf.TensorSpec],
+    *,
+    results: Sequence[str],
+    effects: Sequence[str],
+    on_import: Callable[[Any], None] = lambda graph: None,
+) -> Callable[..., Any]:
+    """A tf.function of `specs` that runs `graph_def` in place of the graph of `concrete`.
+
+    It returns what `concrete` does, in the same structure, once the effects have happened. The
+    captured variables are the same ones. Importing into a traced function, with the captured
+    handles as inputs, keeps the shapes behind variables known.
+
+    Args:
+        concrete: a tf.types.experimental.ConcreteFunction. Its inputs keep their names in
+            `graph_def`.
+        results: for each output of `concrete`, the tensor of `graph_def` to return.
+        effects: the ops of `graph_def` that must run.
+        on_import: called with the new function's graph, while it is being traced.
+    """
+    captured = concrete.captured_inputs
+    names = [t.op.name for t in concrete.graph.inputs]
+    read = {reference.partition(":")[0] for node in graph_def.node for reference in node.input}
+    results = [name.removesuffix(":0") for name in results]
+    made = [name for name in results if name not in names]  # the others are inputs, handed on
+
+    def step(*arguments: tf.Tensor) -> Any:
+        graph = tf.compat.v1.get_default_graph()
+        values = [*arguments, *map(graph.capture, captured)]
+        given = dict(zip(names, values, strict=True))
+        inputs = {name: value for name, value in given.items() if name in read}
+        wanted = [*(_tensor_name(name) for name in made), *effects]
+        fetched = tf.graph_util.import_graph_def(graph_def, inputs, wanted, name="") or ()
+        on_import(graph)
+        given.update(zip(made, fetched, strict=False))
+        with tf.control_dependencies(fetched[len(made) :]):
+            returned = [tf.identity(given[name]) for name in results]
+        return packed(concrete.structured_outputs, returned)
+
+    return tf.function(
+        step,
+        input_signature=tuple(specs),
+        autograph=False,
+        # It is called by its own name, with its own configuration: see memtrade/api.py.
+        experimental_attributes={"_noinline": True},
+    )
+
+
+def _tensor_name(name: str) -> str:
+    return name if ":" in name else f"{name}:0"

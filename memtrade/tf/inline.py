@@ -1,0 +1,180 @@
+"""Calls of functions, replaced by the bodies of these functions.
+
+A tf.function that calls another one holds a single op for the call. Strategies decide per op, so
+such calls are opened up, down to the last one; `tf.cond` and `tf.while_loop` stay whole, and so
+does a function that XLA compiles or that says `_noinline`.
+
+    caller   x ─► f ─► y                       x ─► f/conv ─► f/relu ─► y
+                  │                     ──►               └─► f/assign ─► f/leave
+                  └─^► z                                                     └─^► z
+
+What the body does to variables keeps its place: its stateful ops wait for what the call waited for
+(through the NoOp f/enter), and what waited for the call waits for its effects (f/leave).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import tensorflow as tf
+
+from memtrade.graph import CALL_TYPES
+
+GraphDef = Any  # tf.compat.v1.GraphDef and its parts are protobuf classes, unseen by type checkers
+NodeDef = Any
+
+
+class Inlined:
+    """`graph_def` with its calls inlined. O(nodes + edges) of the result.
+
+    Attributes:
+        graph_def: the nodes in an order in which each stands behind those it reads, as far as the
+            given ones did; the library holds the functions that are still referred to.
+    """
+
+    def __init__(self, graph_def: GraphDef):
+        self._library = {each.signature.name: each for each in graph_def.library.function}
+        self._op_defs = _op_defs(graph_def)
+        self._names = {node.name for node in graph_def.node}
+        self._nodes: list[NodeDef] = []
+        self._results: dict[str, str] = {}  # reference to a call's output -> what it stands for
+        self._leaves: dict[str, str] = {}  # call -> the NoOp that stands for its end
+        for node in graph_def.node:
+            self._add(node)
+        for node in self._nodes:
+            inputs = [self.reference(each) for each in node.input]
+            del node.input[:]
+            node.input.extend(inputs)
+        self.graph_def = tf.compat.v1.GraphDef(node=self._nodes, versions=graph_def.versions)
+        self.graph_def.library.function.extend(self._still_called())
+
+    def reference(self, name: str) -> str:
+        """What "op:index", "op" or "^op" of the given GraphDef is called in the inlined one."""
+        if name.startswith("^"):
+            return "^" + self._leaves.get(name[1:], name[1:])
+        key = name.removesuffix(":0")
+        while key in self._results:
+            key = self._results[key].removesuffix(":0")
+        return key
+
+    def effect(self, op_name: str) -> str:
+        """The op to run for the sake of op `op_name`'s effects."""
+        return self._leaves.get(op_name, op_name)
+
+    def _add(self, node: NodeDef) -> None:
+        function = called_function(node, self._library)
+        if function is None:
+            copy = tf.compat.v1.NodeDef()
+            copy.CopyFrom(node)
+            self._nodes.append(copy)
+        else:
+            self._open(node, function)
+
+    def _open(self, call: NodeDef, function: Any) -> None:
+        prefix = self._unique(call.name) + "/"
+        arguments = [each for each in call.input if not each.startswith("^")]
+        bound = dict(zip((a.name for a in function.signature.input_arg), arguments, strict=True))
+        starts = {node.name: self._output_starts(node) for node in function.node_def}
+
+        def inside(reference: str) -> str:
+            """A reference of the function's body as one of the caller's graph."""
+            if reference.startswith("^"):
+                name = reference[1:]
+                return "^" + (_op_of(bound[name]) if name in bound else prefix + name)
+            if reference in bound:
+                return bound[reference]
+            name, argument, index = reference.split(":")
+            return f"{prefix}{name}:{starts[name][argument] + int(index)}"
+
+        waits = [each for each in call.input if each.startswith("^")]
+        if waits:
+            self._nodes.append(_no_op(prefix + "enter", waits))
+        for node in function.node_def:
+            copy = tf.compat.v1.NodeDef()
+            copy.CopyFrom(node)
+            copy.name = prefix + node.name
+            copy.attr.pop("_class", None)  # colocation with ops by their names in the body
+            del copy.input[:]
+            copy.input.extend(inside(each) for each in node.input)
+            if waits and self._op_defs[node.op].is_stateful:
+                copy.input.append(f"^{prefix}enter")
+            self._add(copy)
+        results = [inside(function.ret[a.name]) for a in function.signature.output_arg]
+        for i, result in enumerate(results):
+            self._results[call.name if i == 0 else f"{call.name}:{i}"] = result
+        effects = [f"^{prefix}{function.control_ret[n]}" for n in function.signature.control_output]
+        ends = effects or [f"^{_op_of(result)}" for result in results]
+        self._leaves[call.name] = prefix + "leave"
+        self._nodes.append(_no_op(prefix + "leave", list(dict.fromkeys([*ends, *waits]))))
+
+    def _output_starts(self, node: NodeDef) -> dict[str, int]:
+        """For each of the op's output arguments, the index of its first tensor."""
+        starts, start = {}, 0
+        for argument in self._op_defs[node.op].output_arg:
+            starts[argument.name] = start
+            if argument.number_attr:
+                start += node.attr[argument.number_attr].i
+            elif argument.type_list_attr:
+                start += len(node.attr[argument.type_list_attr].list.type)
+            else:
+                start += 1
+        return starts
+
+    def _unique(self, name: str) -> str:
+        """A scope for a call's body that no node of the graph lies in yet."""
+        scope, count = name, 0
+        while f"{scope}/leave" in self._names:
+            count += 1
+            scope = f"{name}_{count}"
+        self._names.add(f"{scope}/leave")
+        return scope
+
+    def _still_called(self) -> Iterable[Any]:
+        found: dict[str, Any] = {}
+        stack = list(self._nodes)
+        while stack:
+            for name in _functions_named(stack.pop()):
+                if name in self._library and name not in found:
+                    found[name] = self._library[name]
+                    stack.extend(found[name].node_def)
+        return found.values()
+
+
+def called_function(node: NodeDef, library: dict[str, Any]) -> Any:
+    """The FunctionDef that `node` calls and whose body may take its place, or None."""
+    name = node.attr["f"].func.name if node.op in CALL_TYPES else node.op
+    function = library.get(name)
+    if function is None:
+        return None
+    for attributes in (node.attr, function.attr):
+        if any(attributes[key].b for key in ("_XlaMustCompile", "_noinline") if key in attributes):
+            return None
+    return function
+
+
+def _op_defs(graph_def: GraphDef) -> dict[str, Any]:
+    """The definitions of all ops that the graph and its functions use.
+
+    A MetaGraphDef lists them: TensorFlow's public way to ask.
+    """
+    with tf.Graph().as_default() as empty:
+        meta = tf.compat.v1.train.export_meta_graph(graph_def=graph_def, graph=empty)
+    return {each.name: each for each in meta.meta_info_def.stripped_op_list.op}
+
+
+def _functions_named(node: NodeDef) -> Iterable[str]:
+    yield node.op
+    for value in node.attr.values():
+        if value.WhichOneof("value") == "func":
+            yield value.func.name
+        for function in value.list.func:
+            yield function.name
+
+
+def _no_op(name: str, waits: list[str]) -> NodeDef:
+    return tf.compat.v1.NodeDef(op="NoOp", name=name, input=waits)
+
+
+def _op_of(reference: str) -> str:
+    return reference.partition(":")[0]

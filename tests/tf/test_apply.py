@@ -1,0 +1,240 @@
+"""memtrade.apply on steps as people write them: the same results, variables and slots."""
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+import tensorflow as tf
+
+import memtrade
+from memtrade.errors import (
+    InfeasibleBudgetError,
+    MemtradeError,
+    UnknownNameError,
+    UnsupportedGraphError,
+)
+from memtrade.tf.verify import compare_steps
+from tests.tf.user_steps import BATCH, STEPS, WIDTH, UserStep, images
+
+
+def differing(step: UserStep, rewritten, steps: int = 3):
+    return compare_steps(
+        lambda *batch: step.loss(step.function(*batch)),
+        lambda *batch: step.loss(rewritten(*batch)),
+        step.variables(),
+        step.batch,
+        steps=steps,
+    ).beyond(0.0)
+
+
+def clones(rewritten, batch) -> int:
+    """How many ops the rewritten step runs again."""
+    outer = rewritten.get_concrete_function(*batch).graph.as_graph_def()
+    nodes = [node for function in outer.library.function for node in function.node_def]
+    return sum(node.name.startswith("memtrade/again") for node in nodes)
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_the_rewritten_step_computes_the_same(name):
+    step = STEPS[name]()
+    rewritten = memtrade.apply(step.function, step.batch, strategy="ome", select="all")
+    assert clones(rewritten, step.batch) >= 4
+    assert differing(step, rewritten) == []
+
+
+def test_the_comparison_notices_a_difference():
+    step = STEPS["plain"]()
+    weight = step.variables()[0]
+
+    def disturbed(x):
+        weight.assign_add(tf.fill(weight.shape, 1e-6))
+        return step.function(x)
+
+    assert {name for name, _ in differing(step, disturbed)} >= {"loss", "w0"}
+
+
+def test_another_batch_size_is_planned_anew_and_the_same_one_is_not():
+    step = STEPS["plain"]()
+    rewritten = memtrade.apply(step.function, step.batch, strategy="checkpoints")
+    for size in (BATCH, BATCH // 2, BATCH, BATCH // 2):
+        other = replace(step, batch=(images(size),))
+        assert differing(other, rewritten, steps=1) == []
+    assert rewritten.experimental_get_tracing_count() == 2
+
+
+def test_the_original_stays_as_it_was():
+    step = STEPS["plain"]()
+    before = step.function.get_concrete_function(*step.batch).graph.as_graph_def()
+    memtrade.apply(step.function, step.batch, strategy="checkpoints")
+    assert step.function.experimental_get_tracing_count() == 1
+    assert step.function.get_concrete_function(*step.batch).graph.as_graph_def() == before
+
+
+def test_the_rewritten_step_can_be_called_in_a_function():
+    step = STEPS["plain"]()
+    rewritten = memtrade.apply(step.function, step.batch, strategy="checkpoints")
+
+    def epoch(function):
+        data = tf.data.Dataset.from_tensors(images()).repeat(3)
+
+        @tf.function
+        def run(x):
+            total = function(x)
+            for batch in data:
+                total += function(tf.ensure_shape(batch, [BATCH, WIDTH]))
+            return total
+
+        return run
+
+    inside = replace(step, function=epoch(step.function))
+    assert differing(inside, epoch(rewritten), steps=1) == []
+
+
+def test_a_python_function_and_open_shapes_will_do():
+    step = STEPS["plain"]()
+    python = step.function.python_function
+    spec = tf.TensorSpec([None, WIDTH])
+    open_step = tf.function(python, input_signature=[spec])
+    for function in (python, open_step):
+        rewritten = memtrade.apply(function, step.batch, strategy="checkpoints")
+        assert clones(rewritten, step.batch)
+        closed = replace(step, function=tf.function(python))
+        assert differing(closed, rewritten, steps=2) == []
+
+
+class Trainer(tf.Module):
+    """A step as a module has it, which checkpoints and SavedModels can hold."""
+
+    def __init__(self, *, lean: bool):
+        super().__init__()
+        step = STEPS["plain"]()
+        self.layers, self.batch = step.variables(), step.batch
+        self.step = step.function
+        if lean:
+            self.step = memtrade.apply(step.function, step.batch, strategy="ome", select="all")
+
+    def train(self) -> list[float]:
+        return [float(self.step(*self.batch)) for _ in range(2)]
+
+
+def test_a_checkpoint_goes_from_one_to_the_other(tmp_path):
+    lean, original = Trainer(lean=True), Trainer(lean=False)
+    lean.train()
+    path = tf.train.Checkpoint(lean).write(str(tmp_path / "lean"))
+    tf.train.Checkpoint(original).read(path).assert_consumed()
+    assert lean.train() == original.train()
+
+
+def test_a_saved_model_trains_on(tmp_path):
+    lean = Trainer(lean=True)
+    lean.train()
+    tf.saved_model.save(lean, str(tmp_path))
+    loaded = tf.saved_model.load(str(tmp_path))
+    assert [float(loaded.step(*lean.batch)) for _ in range(2)] == lean.train()
+    for there, here in zip(loaded.layers, lean.layers, strict=True):
+        tf.debugging.assert_equal(there, here)
+    assert clones(loaded.step, lean.batch)
+
+
+def test_xla_is_given_up_with_a_warning():
+    step = STEPS["plain"]()
+    compiled = tf.function(step.function.python_function, jit_compile=True)
+    with pytest.warns(UserWarning, match="runs without jit_compile"):
+        memtrade.apply(compiled, step.batch, strategy="checkpoints")
+
+
+def test_a_budget_is_kept_or_refused():
+    step = STEPS["plain"]()
+    memtrade.apply(step.function, step.batch, strategy="checkpoints", budget="1GB")
+    with pytest.raises(InfeasibleBudgetError, match=r"no plan fits a budget of 0\.1 MB"):
+        memtrade.apply(step.function, step.batch, strategy="checkpoints", budget=100_000)
+    with pytest.raises(InfeasibleBudgetError):
+        memtrade.apply(step.function, step.batch, strategy="optimal", budget="100KB")
+
+
+def test_names_are_checked():
+    step = STEPS["plain"]()
+    with pytest.raises(UnknownNameError, match="did you mean 'ome'"):
+        memtrade.apply(step.function, step.batch, strategy="omee")
+    with pytest.raises(UnknownNameError, match="did you mean 'select'"):
+        memtrade.apply(step.function, step.batch, selct="all")
+    with pytest.raises(MemtradeError, match="xla has no plan"):
+        memtrade.apply(step.function, step.batch, strategy="xla")
+    with pytest.raises(MemtradeError, match="no device 'gpu:7'"):
+        memtrade.apply(step.function, step.batch, device="gpu:7")
+
+
+def test_inputs_without_a_size_are_named():
+    step = STEPS["plain"]()
+    with pytest.raises(UnsupportedGraphError, match=r"input 'x' has the unknown shape \(None, 64"):
+        memtrade.apply(step.function, tf.TensorSpec([None, WIDTH]))
+    with pytest.raises(UnsupportedGraphError, match="input 'x' is a RaggedTensor"):
+        memtrade.apply(lambda x: tf.reduce_sum(x), tf.ragged.constant([[1.0], [2.0, 3.0]]))
+    iterator = iter(tf.data.Dataset.from_tensors(images()))
+    with pytest.raises(UnsupportedGraphError, match="input 'batches' is a"):
+        memtrade.apply(lambda batches: next(batches), iterator)
+
+
+def test_what_python_does_in_the_graph_cannot_be_kept():
+    weight = tf.Variable(tf.ones([WIDTH, WIDTH]))
+
+    @tf.function
+    def logged(x):
+        y = tf.py_function(lambda v: v * 2, [x @ weight], tf.float32)
+        return tf.reduce_sum(y)
+
+    @tf.function
+    def sometimes_logged(x):
+        if tf.reduce_sum(x) > 0:
+            x = tf.numpy_function(lambda v: v * 2, [x @ weight], tf.float32)
+        return tf.reduce_sum(x)
+
+    for step, kind in ((logged, "EagerPyFunc"), (sometimes_logged, "PyFunc")):
+        with pytest.raises(UnsupportedGraphError, match=rf"op '.*' \({kind}\) calls back into Py"):
+            memtrade.apply(step, images())
+        step(images())  # still there
+
+
+ARENA = """
+import sys
+import tensorflow as tf
+from memtrade.tf.device import Arena
+arena = Arena(400 << 20)
+arena.start()
+import memtrade
+weights = [tf.Variable(tf.fill([64, 64], 0.02)) for _ in range(24)]
+
+@tf.function
+def train_step(x):
+    with tf.GradientTape() as tape:
+        for w in weights:
+            x = tf.nn.tanh(x @ w)
+        loss = tf.reduce_mean(x)
+    for w, gradient in zip(weights, tape.gradient(loss, weights)):
+        w.assign_sub(0.1 * gradient)
+    return loss
+
+batch = tf.ones([8192, 64])
+for step in (train_step, memtrade.apply(train_step, batch, strategy="checkpoints")):
+    step(batch)
+    arena.reset_peak()
+    step(batch)
+    print(arena.peak_bytes())
+"""
+
+
+def test_clones_survive_tensorflows_optimizer():
+    """With its default settings, as users have them, it merges equal ops. The peak tells."""
+    environment = {
+        **os.environ,
+        "TF_CPU_ALLOCATOR_USE_BFC": "true",
+        "TF_CPU_BFC_MEM_LIMIT_IN_MB": "400",
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", ARENA], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    original, lean = map(int, done.stdout.split())
+    assert lean < 0.5 * original
