@@ -11,7 +11,7 @@ from memtrade.measure import host
 from memtrade.measure.environment import default_limit_bytes
 from memtrade.models import MODELS, Option, options_of
 from memtrade.results.tables import NONE
-from memtrade.strategies import STRATEGIES
+from memtrade.strategies import NATIVE, STRATEGIES
 
 
 def models() -> int:
@@ -27,7 +27,8 @@ def strategies() -> int:
     """List the strategies and their options."""
     table = _options_table("strategy")
     for name, strategy in STRATEGIES.items():
-        _add(table, name, strategy.summary, options_of(strategy.options))
+        kind = "TensorFlow's own: " if name in NATIVE else ""
+        _add(table, name, kind + strategy.summary, options_of(strategy.options))
     stdout().print(table)
     return 0
 

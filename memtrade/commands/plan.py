@@ -16,7 +16,7 @@ from memtrade.errors import MemtradeError
 from memtrade.graph import StepGraph
 from memtrade.measure.protocol import PlanSummary, TrialSpec
 from memtrade.plan import Decision, Plan
-from memtrade.strategies import STRATEGIES, make_options
+from memtrade.strategies import PLANNED, find_planned, make_options
 from memtrade.units import megabytes
 
 DECISIONS: dict[Decision, str] = {"keep": "kept", "recompute": "recomputed", "swap": "swapped"}
@@ -43,7 +43,7 @@ def plan(
         Pass on what TensorFlow logs.
     """
     flags, device_flags = strategy or StrategyFlags(), device or DeviceFlags()
-    names = flags.names(default=["ome"])
+    names = [find_planned(name).name for name in flags.names(["ome"], everything=PLANNED)]
     if output is not None:
         if len(names) > 1:
             raise MemtradeError(
@@ -69,7 +69,7 @@ def plan(
 
 def make_plan(spec: TrialSpec, graph: StepGraph) -> Plan:
     options = make_options(spec.strategy, spec.strategy_options)
-    return STRATEGIES[spec.strategy].plan(graph, options, spec.order)
+    return find_planned(spec.strategy).plan(graph, options, spec.order)
 
 
 def _show(plan: Plan, graph: StepGraph) -> None:

@@ -22,10 +22,10 @@ class Reporter:
         self._stream = stream
         self._head = ""
 
-    def trial(self, position: int, of: int, label: str) -> None:
+    def trial(self, position: int, of: int, label: str, *, phase: str = "start") -> None:
         """The trial `position` of `of` begins; `label` says which."""
         self._head = f"[{position}/{of}] {label}"
-        self._phase(Progress("start"))
+        self._phase(Progress(phase))
 
     def event(self, event: Event) -> None:
         match event:

@@ -21,6 +21,7 @@ from memtrade.commands.flags import (
 from memtrade.commands.progress import Reporter, ignore, log, reporting
 from memtrade.commands.screen import show
 from memtrade.errors import MemtradeError
+from memtrade.graph import StepGraph
 from memtrade.measure.environment import default_limit_bytes
 from memtrade.measure.protocol import TrialSpec
 from memtrade.measure.trial import run_trial
@@ -86,7 +87,7 @@ def run(
                     check_limit(spec, timeout_seconds=device_flags.timeout)
                 save_record(record, results)
                 records.append(record)
-                reporter.ended(_in_short(record))
+                reporter.ended(in_short(record))
     except KeyboardInterrupt:
         done = f"{len(records)} of {len(specs)} trials had finished"
         print(f"memtrade: stopped; {done}", file=sys.stderr)
@@ -124,16 +125,22 @@ def check_limit(spec: TrialSpec, *, timeout_seconds: float) -> None:
         graph = extract_graph(roomy, timeout_seconds=timeout_seconds)
     except MemtradeError:
         return  # it failed for another reason, which the record tells
+    refuse_small_limit(graph, spec.memory_limit_bytes)
+
+
+def refuse_small_limit(graph: StepGraph, limit_bytes: int) -> None:
+    """Raises MemtradeError where not even the variables fit under the limit."""
     needed_bytes = sum(graph.data.capture_bytes)
-    if needed_bytes >= spec.memory_limit_bytes:
+    if needed_bytes >= limit_bytes:
         raise MemtradeError(
             f"the memory limit must exceed the variables' size: the limit is "
-            f"{spec.memory_limit_bytes / 2**20:,.0f} MiB, {graph.name}'s variables take "
+            f"{limit_bytes / 2**20:,.0f} MiB, {graph.name}'s variables take "
             f"{needed_bytes / 2**20:,.0f} MiB"
         )
 
 
-def _in_short(record: Record) -> str:
+def in_short(record: Record) -> str:
+    """A trial's result in a few words."""
     if record.measured is None:
         return f"{status_text(record.status)}: {record.reason}"
     measured = record.measured

@@ -6,11 +6,13 @@
 The child's logs go to its stderr. It speaks in this order, and may fail at any point:
 
     task      events
-    measure   Ready  Progress*  Planned  (Progress | StepDone)*  Done(measured)
+    measure   Ready  Progress*  Planned  Simulated  (Progress | StepDone)*  Done(measured)
     verify    Ready  Progress*  Planned  (Progress | StepDone)*  Verified  Done
     extract   Ready  Progress*  Done                  the StepGraph is in the file spec.graph_path
+    calibrate Ready  Progress*  Calibrated  Done
 
-`Failed` in place of `Done` ends it too. A child that ends without either one has crashed.
+A strategy that has no plan says neither Planned nor Simulated. `Failed` in place of `Done` ends it
+too. A child that ends without either one has crashed.
 """
 
 from __future__ import annotations
@@ -22,9 +24,11 @@ from typing import Any, Literal
 import msgspec
 
 from memtrade.graph import StepGraph
+from memtrade.measure.calibration import Rates
 from memtrade.plan import Order, Plan
+from memtrade.simulate.predict import Predicted
 
-Task = Literal["measure", "verify", "extract"]
+Task = Literal["measure", "verify", "extract", "calibrate"]
 
 # How a child says that it ended early. "bad_input" is an error of the user that only the child
 # can see (a limit below the variables' size): it makes no record.
@@ -41,7 +45,8 @@ class TrialSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         task: "measure" runs and measures the step, "verify" compares it with the original,
-            "extract" writes the traced step's StepGraph to `graph_path`.
+            "extract" writes the traced step's StepGraph to `graph_path`, "calibrate" measures the
+            device's rates and looks at no step.
         model_options: all options of the model, typed (`dataclasses.asdict` of the model).
         learning_rate: None is the optimizer's own default.
         strategy_options: all options of the strategy, typed.
@@ -231,6 +236,12 @@ class Planned(msgspec.Struct, frozen=True, tag="planned"):
     summary: PlanSummary
 
 
+class Simulated(msgspec.Struct, frozen=True, tag="simulated"):
+    """What the plan will cost: said before the step runs."""
+
+    predicted: Predicted
+
+
 class Verified(msgspec.Struct, frozen=True, kw_only=True, tag="verified"):
     """The outcome of the comparison with the original.
 
@@ -250,6 +261,12 @@ class Verified(msgspec.Struct, frozen=True, kw_only=True, tag="verified"):
     differing: tuple[Difference, ...]
 
 
+class Calibrated(msgspec.Struct, frozen=True, tag="calibrated"):
+    """The device's rates."""
+
+    rates: Rates
+
+
 class Done(msgspec.Struct, frozen=True, tag="done"):
     """The end of a child that did its task. `measured` belongs to the task "measure"."""
 
@@ -263,7 +280,7 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
     reason: str
 
 
-Event = Ready | Progress | StepDone | Planned | Verified | Done | Failed
+Event = Ready | Progress | StepDone | Planned | Simulated | Verified | Calibrated | Done | Failed
 
 _EVENT = msgspec.json.Decoder(Event)
 

@@ -7,9 +7,13 @@ each, on its standard output.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 import sys
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
@@ -18,6 +22,7 @@ import tensorflow as tf
 
 from memtrade.errors import InfeasibleBudgetError, MemtradeError, UnsupportedGraphError
 from memtrade.measure.protocol import (
+    Calibrated,
     Difference,
     Done,
     Event,
@@ -28,18 +33,24 @@ from memtrade.measure.protocol import (
     Progress,
     Ready,
     Runtime,
+    Simulated,
     StepDone,
     TrialSpec,
     Verified,
     decode_spec,
     encode_event,
 )
-from memtrade.models import make_model
+from memtrade.models import DrawnModel, make_model
 from memtrade.plan import Plan, load_plan
-from memtrade.strategies import find_strategy, make_options
+from memtrade.simulate.devices import load_device
+from memtrade.simulate.predict import Predictor
+from memtrade.strategies import NATIVE, NativeOptions, find_planned, make_options
 from memtrade.tf.build import make_step
+from memtrade.tf.calibrate import measure_rates
+from memtrade.tf.construction import AS_USUAL, Construction
 from memtrade.tf.device import Device, make_device
 from memtrade.tf.extract import Trace, trace
+from memtrade.tf.native import make_native_step
 from memtrade.tf.rewrite import apply_plan
 from memtrade.tf.step import TrainStep
 from memtrade.tf.verify import Step, compare_steps
@@ -59,6 +70,11 @@ def main() -> int:
         _Worker(spec, events).run()
     except tf.errors.ResourceExhaustedError as error:
         _send(events, Failed("out_of_memory", _first_line(error)))
+    except tf.errors.InvalidArgumentError as error:
+        # What ParseTensor says where the device has no room for the tensor that comes back.
+        if "Cannot parse tensor from proto" not in str(error.message):
+            raise
+        _send(events, Failed("out_of_memory", f"no room to swap in {_node_of(error)}"))
     except InfeasibleBudgetError as error:
         _send(events, Failed("infeasible", str(error)))
     except UnsupportedGraphError as error:
@@ -66,6 +82,17 @@ def main() -> int:
     except MemtradeError as error:
         _send(events, Failed("bad_input", str(error)))
     return 0
+
+
+@dataclass(frozen=True)
+class _Prepared:
+    """A step that is ready to be run, and how long it took: see `Measured`."""
+
+    step: Step
+    make_batch: Callable[[], tuple[tf.Tensor, ...]]
+    trace_seconds: float
+    plan_seconds: float = 0.0
+    rewrite_seconds: float = 0.0
 
 
 class _Worker:
@@ -78,6 +105,13 @@ class _Worker:
         device = self._start_device()
         if self.spec.task == "extract":
             self._extract()
+            return
+        if self.spec.task == "calibrate":
+            rates = measure_rates(
+                device, on_step=lambda i, of: self._send(Progress("calibrate", i, of))
+            )
+            self._send(Calibrated(rates))
+            self._send(Done())
             return
         if self.spec.task == "verify":
             self._verify(device)
@@ -112,17 +146,22 @@ class _Worker:
         )
         return device
 
-    def _make_step(self) -> TrainStep:
+    def _make_step(self, construction: Construction = AS_USUAL) -> TrainStep:
         model = make_model(self.spec.model, self.spec.model_options)
         return make_step(
-            model, optimizer=self.spec.optimizer, learning_rate=self.spec.learning_rate
+            model,
+            optimizer=self.spec.optimizer,
+            learning_rate=self.spec.learning_rate,
+            construction=construction,
         )
 
     def _extract(self) -> None:
-        """Writes the step's graph, allocating nothing, however large the model."""
+        """Writes the step's graph, allocating nothing, however large the model, if it is drawn."""
         assert self.spec.graph_path is not None
         self._send(Progress("trace"))
-        with tf.Graph().as_default():
+        model = make_model(self.spec.model, self.spec.model_options)
+        in_graph = isinstance(model, DrawnModel)  # Keras makes its weights where they can be run
+        with tf.Graph().as_default() if in_graph else contextlib.nullcontext():
             graph = trace(self._make_step()).graph
         Path(self.spec.graph_path).write_bytes(graph.to_bytes())
         self._send(Done())
@@ -138,10 +177,31 @@ class _Worker:
             plan = load_plan(Path(self.spec.plan_path))
         else:
             options = make_options(self.spec.strategy, self.spec.strategy_options)
-            strategy = find_strategy(self.spec.strategy)
+            strategy = find_planned(self.spec.strategy)
             plan = strategy.plan(traced.graph, options, self.spec.order)
         self._send(Planned(PlanSummary.of(plan, traced.graph)))
         return plan
+
+    def _native_options(self) -> NativeOptions | None:
+        """The options of a strategy that has no plan, or None."""
+        if self.spec.strategy not in NATIVE or self.spec.plan_path is not None:
+            return None
+        return make_options(self.spec.strategy, self.spec.strategy_options)
+
+    def _make_native_step(self, options: NativeOptions) -> TrainStep:
+        self._send(Progress("trace"))
+        step = make_native_step(options, self._make_step)
+        step.variables()  # traces, if nothing has yet
+        return step
+
+    def _simulate(self, traced: Trace, plan: Plan) -> None:
+        """Says what the plan will cost. The arena has a profile; a GPU's rates are not known."""
+        assert self.spec.memory_limit_bytes is not None
+        self._send(Progress("simulate"))
+        profile = load_device("arena") if self.spec.device == "arena" else None
+        predictor = Predictor(traced.graph, profile)
+        limit_bytes = self.spec.memory_limit_bytes
+        self._send(Simulated(predictor.predict(plan, limit_bytes=limit_bytes)))
 
     def _rewrite(self, traced: Trace, plan: Plan, device: Device) -> Step:
         self._send(Progress("rewrite"))
@@ -149,17 +209,32 @@ class _Worker:
         step.get_concrete_function()  # pyright: ignore[reportFunctionMemberAccess]
         return step
 
-    def _measure(self, device: Device) -> None:
-        process = psutil.Process()
-        idle_bytes = process.memory_info().rss
+    def _prepare(self, device: Device) -> _Prepared:
         started = time.perf_counter()
+        options = self._native_options()
+        if options is not None:
+            native = self._make_native_step(options)
+            return _Prepared(native.function, native.make_batch, time.perf_counter() - started)
         traced, _ = self._trace()
         traced_at = time.perf_counter()
         plan = self._plan(traced)
         planned_at = time.perf_counter()
+        self._simulate(traced, plan)
+        simulated_at = time.perf_counter()
         step = self._rewrite(traced, plan, device)
-        rewritten_at = time.perf_counter()
-        batch = traced.step.make_batch()
+        return _Prepared(
+            step,
+            traced.step.make_batch,
+            traced_at - started,
+            planned_at - traced_at,
+            time.perf_counter() - simulated_at,
+        )
+
+    def _measure(self, device: Device) -> None:
+        process = psutil.Process()
+        idle_bytes = process.memory_info().rss
+        prepared = self._prepare(device)
+        step, batch = prepared.step, prepared.make_batch()
         persistent_bytes = 0
         done: list[StepDone] = []
         total = self.spec.warmup + self.spec.steps
@@ -181,22 +256,33 @@ class _Worker:
             warmup=self.spec.warmup,
             persistent_bytes=persistent_bytes,
             host_bytes=host_bytes,
-            trace_seconds=traced_at - started,
-            plan_seconds=planned_at - traced_at,
-            rewrite_seconds=rewritten_at - planned_at,
+            trace_seconds=prepared.trace_seconds,
+            plan_seconds=prepared.plan_seconds,
+            rewrite_seconds=prepared.rewrite_seconds,
         )
         self._send(Done(measured))
 
     def _verify(self, device: Device) -> None:
-        traced, variables = self._trace()
-        step = self._rewrite(traced, self._plan(traced), device)
         tolerance = 0.0 if self.spec.device == "arena" else GPU_TOLERANCE
+        options = self._native_options()
+        if options is not None:
+            self._send(Progress("trace"))
+            original = self._make_step()
+            variables = original.variables()
+            native = self._make_native_step(options)
+            step, own_variables = native.function, native.variables()
+            tolerance = max(tolerance, options.tolerance)
+        else:
+            traced, variables = self._trace()
+            original, own_variables = traced.step, None
+            step = self._rewrite(traced, self._plan(traced), device)
         comparison = compare_steps(
-            traced.step.function,
+            original.function,
             step,
             variables,
-            traced.step.make_batch(),
+            original.make_batch(),
             steps=self.spec.steps,
+            own_variables=own_variables,
             on_step=lambda i, of: self._send(Progress("verify", i, of)),
         )
         differing = comparison.beyond(tolerance)
@@ -226,6 +312,12 @@ def _highest_rss_bytes() -> int:
 
 def _send(events: BinaryIO, event: Event) -> None:
     events.write(encode_event(event))
+
+
+def _node_of(error: tf.errors.OpError) -> str:
+    """The node that TensorFlow's message names."""
+    found = re.search(r"\{\{node (\S+?)\}\}", str(error.message))
+    return found[1] if found else "a tensor"
 
 
 def _first_line(error: Exception) -> str:

@@ -12,10 +12,10 @@ import hashlib
 import os
 import re
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import pandas as pd
@@ -24,9 +24,20 @@ from memtrade.errors import MemtradeError
 from memtrade.measure.host import Machine, describe_machine
 from memtrade.measure.protocol import Measured, PlanSummary, Runtime, Status, TrialSpec
 from memtrade.models import MODELS, make_model, options_of
+from memtrade.simulate.predict import Predicted
 from memtrade.strategies import STRATEGIES
 
 SCHEMA_VERSION = 1
+
+# How the files begin that say how a search for the largest batch ended (`max_batch_records.py`).
+MAX_BATCH_PREFIX = "max-batch_"
+
+# How those of pipelined trials begin (`pipeline_records.py`).
+PIPELINE_PREFIX = "pipeline_"
+
+_OTHER_PREFIXES = (MAX_BATCH_PREFIX, PIPELINE_PREFIX)
+
+AnyRecord = TypeVar("AnyRecord", bound=msgspec.Struct)
 
 # Model options that every frame and table shows in a column of its own.
 SIZE_OPTIONS = ("batch_size", "layers", "image_size")
@@ -34,14 +45,6 @@ SIZE_OPTIONS = ("batch_size", "layers", "image_size")
 
 class DamagedRecordWarning(UserWarning):
     """A file in a folder of records that is not a record; it was left out."""
-
-
-class Predicted(msgspec.Struct, frozen=True, kw_only=True):
-    """What the simulator says of the same step on a named device. Never mixed with `Measured`."""
-
-    device_profile: str
-    peak_bytes: int
-    step_seconds: float | None = None
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,6 +56,10 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
         command: what was typed, without the paths of the machine.
         model: the model's display name ("resnet-50").
         reason: why `status` is not "ok", in one line.
+        jobs: up to how many trials ran on the machine at a time, this one included. Above 1, they
+            disturbed each other's times.
+        predicted: what the simulator said of the same plan before it ran, with the profile of the
+            same name as the device; None if the child ended before that.
         plan: None if the child ended before it had planned.
         runtime: None if the child ended before TensorFlow was set up.
     """
@@ -65,6 +72,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     spec: TrialSpec
     status: Status
     reason: str = ""
+    jobs: int = 1
     measured: Measured | None = None
     predicted: Predicted | None = None
     plan: PlanSummary | None = None
@@ -72,10 +80,21 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     machine: Machine
 
     @property
+    def peak_error(self) -> float | None:
+        """The predicted peak's error, as a share of the measured one."""
+        if self.measured is None or self.predicted is None:
+            return None
+        return self.predicted.peak_bytes / self.measured.peak_bytes - 1
+
+    @property
     def filename(self) -> str:
         batch = self.spec.model_options.get("batch_size", "")
-        parts = (self.model, f"b{batch}" if batch else "", self.spec.strategy, self.id)
-        return "_".join(re.sub(r"[^\w.-]+", "-", part) for part in parts if part) + ".json"
+        return json_name(self.model, f"b{batch}" if batch else "", self.spec.strategy, self.id)
+
+
+def json_name(*parts: str) -> str:
+    """A file's name of words, whatever characters they are made of."""
+    return "_".join(re.sub(r"[^\w.-]+", "-", part) for part in parts if part) + ".json"
 
 
 def make_record(
@@ -132,10 +151,16 @@ def save_record(record: Record, folder: Path) -> Path:
         MemtradeError: the folder cannot be written to.
     """
     path = folder / record.filename
-    temporary = folder / f".{record.filename}.{os.getpid()}.tmp"
-    text = msgspec.json.format(msgspec.json.encode(record, order="sorted"), indent=2) + b"\n"
+    save_json(record, path)
+    return path
+
+
+def save_json(struct: msgspec.Struct, path: Path) -> None:
+    """Writes a record of any kind, whole or not at all. Raises MemtradeError if it cannot."""
+    temporary = path.parent / f".{path.name}.{os.getpid()}.tmp"
+    text = msgspec.json.format(msgspec.json.encode(struct, order="sorted"), indent=2) + b"\n"
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         try:
             with temporary.open("wb") as file:
                 file.write(text)
@@ -146,11 +171,10 @@ def save_record(record: Record, folder: Path) -> Path:
             temporary.unlink(missing_ok=True)
     except OSError as error:
         raise MemtradeError(f"cannot write the record {path}: {error.strerror}") from error
-    return path
 
 
 def load_records(folder: str | Path) -> list[Record]:
-    """All records of a folder and its subfolders, in the order of their file names.
+    """All trials' records of a folder and its subfolders, in the order of their file names.
 
     A file that is not a record of this schema is left out, with a `DamagedRecordWarning` that
     names it and says why.
@@ -158,15 +182,25 @@ def load_records(folder: str | Path) -> list[Record]:
     Raises:
         MemtradeError: there is no such folder.
     """
+    return load_json(folder, Record, lambda name: not name.startswith(_OTHER_PREFIXES))
+
+
+def load_json(
+    folder: str | Path, kind: type[AnyRecord], wanted: Callable[[str], bool]
+) -> list[AnyRecord]:
+    """All records of one kind, of the files whose name is `wanted`."""
     folder = Path(folder)
     if not folder.is_dir():
         raise MemtradeError(f"there is no folder of records {str(folder)!r}")
     records = []
     for path in sorted(folder.rglob("*.json")):
+        if not wanted(path.name):
+            continue
         try:
-            record = msgspec.json.decode(path.read_bytes(), type=Record)
-            if record.schema_version != SCHEMA_VERSION:
-                raise ValueError(f"schema version {record.schema_version}, not {SCHEMA_VERSION}")
+            record = msgspec.json.decode(path.read_bytes(), type=kind)
+            version = getattr(record, "schema_version", None)
+            if version != SCHEMA_VERSION:
+                raise ValueError(f"schema version {version}, not {SCHEMA_VERSION}")
         except (OSError, ValueError) as error:  # msgspec.DecodeError is a ValueError
             message = f"left out {path.name}, which is not a record: {error}"
             warnings.warn(message, DamagedRecordWarning, stacklevel=2)
@@ -203,6 +237,7 @@ _COLUMNS: dict[str, Any] = {
     "steps": "Int64",
     "status": "str",
     "reason": "str",
+    "jobs": "Int64",
     "peak_bytes": _BYTES,
     "persistent_bytes": _BYTES,
     "memory_cost_bytes": _BYTES,
@@ -215,7 +250,12 @@ _COLUMNS: dict[str, Any] = {
     "rewrite_seconds": "Float64",
     "predicted_device_profile": "str",
     "predicted_peak_bytes": _BYTES,
+    "predicted_persistent_bytes": _BYTES,
+    "predicted_memory_cost_bytes": _BYTES,
+    "predicted_host_bytes": _BYTES,
+    "predicted_fits": "boolean",
     "predicted_step_seconds": "Float64",
+    "predicted_stall_seconds": "Float64",
     "kept": "Int64",
     "recomputed": "Int64",
     "swapped": "Int64",
@@ -256,9 +296,11 @@ def _fields(struct: msgspec.Struct | None) -> dict[str, Any]:
 
 
 def unusual_model_options(spec: TrialSpec) -> dict[str, Any]:
-    """The model's options that are not the default and not in `SIZE_OPTIONS`."""
-    unusual = _unusual(spec.model_options, MODELS[spec.model])
-    return {name: value for name, value in unusual.items() if name not in SIZE_OPTIONS}
+    """The model's options that are not the default, not in `SIZE_OPTIONS`, and not in its name."""
+    model = MODELS[spec.model]
+    said = (*SIZE_OPTIONS, model.variant_option)
+    unusual = _unusual(spec.model_options, model)
+    return {name: value for name, value in unusual.items() if name not in said}
 
 
 def unusual_strategy_options(spec: TrialSpec) -> dict[str, Any]:

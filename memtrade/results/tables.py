@@ -1,8 +1,8 @@
 """Tables of records: strategies side by side, in the terminal, as Markdown and as CSV.
 
-Records of the same model, sizes, optimizer, device and limit make one comparison. Ratios relate a
-row to `original` in the same comparison; without one that ran, they are "-". A view only reads
-records: nothing is measured again, and predicted figures stay out of these columns.
+Records of the same model, sizes, optimizer, device, limit and machine make one comparison. Ratios
+relate a row to `original` in the same comparison; without one that ran, they are "-". A view only
+reads records: nothing is measured again. What was predicted has columns of its own.
 """
 
 from __future__ import annotations
@@ -18,6 +18,9 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from memtrade.measure.protocol import TrialSpec
+from memtrade.models import make_model
+from memtrade.results.machines import hardware, machine_labels
 from memtrade.results.records import (
     Record,
     options_text,
@@ -25,13 +28,18 @@ from memtrade.results.records import (
     unusual_model_options,
     unusual_strategy_options,
 )
+from memtrade.results.sheets import NONE, markdown_row
 from memtrade.strategies import STRATEGIES
 from memtrade.units import megabytes
 
-COLUMNS = (
+PREDICTED = "predicted peak MB"
+ERROR = "error %"
+COLUMNS: tuple[str, ...] = (
     "strategy",
     "status",
     "peak MB",
+    PREDICTED,
+    ERROR,
     "memory cost MB",
     "host MB",
     "step s",
@@ -39,8 +47,10 @@ COLUMNS = (
     "relative time",
     "kept / recomputed / swapped",
 )
-NONE = "-"
 _REASON_LENGTH = 160
+
+# What a narrow terminal leaves out, in this order, until the rest fits; CSV has everything.
+_EXPENDABLE = ("kept / recomputed / swapped", "relative peak", "host MB", ERROR, PREDICTED)
 
 # Where TensorFlow ran out of memory: a trial has one device, and the title names it.
 _PLACE = re.compile(r" on /job:\S+( by allocator \S+)?")
@@ -57,10 +67,15 @@ class Row:
     def cells(self) -> tuple[str, ...]:
         """What `COLUMNS` say of it."""
         measured, plan = self.record.measured, self.record.plan
-        figures = (NONE,) * 4
+        predicted = self.record.predicted
+        foreseen = megabytes(predicted.peak_bytes) if predicted else NONE
+        figures = (NONE, foreseen, *(NONE,) * 4)
         if measured is not None:
+            error = self.record.peak_error
             figures = (
                 megabytes(measured.peak_bytes),
+                foreseen,
+                NONE if error is None else percent(error),
                 megabytes(measured.memory_cost_bytes),
                 megabytes(measured.host_bytes),
                 seconds(measured.median_seconds),
@@ -89,11 +104,17 @@ def compare(records: Sequence[Record]) -> list[Comparison]:
     groups: dict[bytes, list[Record]] = {}
     for record in records:
         groups.setdefault(_group_key(record), []).append(record)
-    return [_comparison(group) for group in groups.values()]
+    machines = machine_labels(record.machine for record in records)
+    comparisons = []
+    for group in groups.values():
+        place = machines[hardware(group[0].machine)] if len(machines) > 1 else ""
+        comparisons.append(_comparison(group, place))
+    return comparisons
 
 
 def to_rich(comparison: Comparison, *, width: int = 100) -> Group:
     """For a terminal of `width` columns, 80 at least. Print it with a console without markup."""
+    names, missing = _that_fit([row.cells() for row in comparison.rows], width)
     gap = 1 if width >= 90 else 0  # beyond the one column between any two
     table = Table(
         title=comparison.title,
@@ -104,13 +125,38 @@ def to_rich(comparison: Comparison, *, width: int = 100) -> Group:
         pad_edge=False,
         show_edge=False,
     )
-    for position, name in enumerate(COLUMNS):
-        words = position < 2
-        header = re.sub(r" (?!/)", "\n", name)  # one word a line
-        table.add_column(header, justify="left" if words else "right", overflow="fold")
+    for name in names:
+        words = name in COLUMNS[:2]
+        table.add_column(_header(name), justify="left" if words else "right", overflow="fold")
     for row in comparison.rows:
-        table.add_row(*row.cells(), style=None if row.record.status == "ok" else "yellow")
-    return Group(table, "", *(Text(note) for note in comparison.notes))
+        cells = dict(zip(COLUMNS, row.cells(), strict=True))
+        style = None if row.record.status == "ok" else "yellow"
+        table.add_row(*(cells[name] for name in names), style=style)
+    notes = list(comparison.notes)
+    if missing:
+        notes.append(f"a wider terminal also shows: {', '.join(missing)}")
+    return Group(table, "", *(Text(note) for note in notes))
+
+
+def _header(name: str) -> str:
+    """One word a line."""
+    return re.sub(r" (?!/)", "\n", name)
+
+
+def _that_fit(rows: Sequence[Sequence[str]], width: int) -> tuple[list[str], list[str]]:
+    """The columns that fit in `width`, with one space between them, and those that do not."""
+
+    def needed(name: str) -> int:
+        lines = [*_header(name).split("\n"), *(row[COLUMNS.index(name)] for row in rows)]
+        return 1 + max(map(len, lines))
+
+    names, missing = list(COLUMNS), []
+    for name in _EXPENDABLE:
+        if sum(map(needed, names)) - 1 <= width:
+            break
+        names.remove(name)
+        missing.append(name)
+    return names, missing
 
 
 def to_markdown(comparison: Comparison) -> str:
@@ -118,9 +164,9 @@ def to_markdown(comparison: Comparison) -> str:
     lines = [
         f"**{comparison.title}**",
         "",
-        _markdown_row(COLUMNS),
-        _markdown_row("---" if position < 2 else "--:" for position in range(len(COLUMNS))),
-        *(_markdown_row(row.cells()) for row in comparison.rows),
+        markdown_row(COLUMNS),
+        markdown_row("---" if position < 2 else "--:" for position in range(len(COLUMNS))),
+        *(markdown_row(row.cells()) for row in comparison.rows),
     ]
     for note in comparison.notes:
         lines += ["", note]
@@ -131,19 +177,26 @@ def to_markdown(comparison: Comparison) -> str:
 
 
 def to_csv(records: Sequence[Record]) -> str:
-    """All columns of `to_frame`, in bytes and seconds, and the ratios."""
+    """All columns of `to_frame`, in bytes and seconds, the ratios and the prediction's error."""
     rows = [row for comparison in compare(records) for row in comparison.rows]
     frame = to_frame([row.record for row in rows])
     place = int(frame.columns.get_loc("peak_bytes"))  # pyright: ignore[reportArgumentType]
     for name in ("relative_time", "relative_peak"):
         values = [getattr(row, name) for row in rows]
         frame.insert(place, name, pd.array(values, dtype="Float64"))
+    errors = pd.array([row.record.peak_error for row in rows], dtype="Float64")
+    after = int(frame.columns.get_loc("predicted_peak_bytes")) + 1  # pyright: ignore[reportArgumentType]
+    frame.insert(after, "predicted_peak_error", errors)
     return frame.to_csv(index=False, lineterminator="\n")
 
 
 def strategy_label(record: Record) -> str:
     """The strategy with what is not the default: "lms (lb=3)", "ome (dataflow)"."""
-    spec = record.spec
+    return spec_label(record.spec)
+
+
+def spec_label(spec: TrialSpec) -> str:
+    """The same of a trial that has not run."""
     words = [
         options_text(unusual_strategy_options(spec)),
         spec.order if spec.order != "pinned" else "",
@@ -161,6 +214,11 @@ def seconds(value: float) -> str:
     return f"{value:,.2f}" if value >= 1 else f"{value:.3f}"
 
 
+def percent(share: float) -> str:
+    """Signed, without the sign of the unit; what rounds to nothing is +0.00."""
+    return f"{round(100 * share, 2) + 0.0:+.2f}"
+
+
 def ratio(value: float | None) -> str:
     return NONE if value is None else f"{value:.2f}"
 
@@ -173,11 +231,13 @@ def _group_key(record: Record) -> bytes:
         spec.optimizer,
         spec.device,
         spec.memory_limit_bytes,
+        hardware(record.machine),
     )
     return msgspec.json.encode(key, order="sorted")
 
 
-def _comparison(records: Sequence[Record]) -> Comparison:
+def _comparison(records: Sequence[Record], place: str = "") -> Comparison:
+    """`place` names the machine where the tables are of several."""
     registry = {name: position for position, name in enumerate(STRATEGIES)}
     ordered = sorted(
         records, key=lambda r: (registry.get(r.spec.strategy, len(registry)), r.created)
@@ -194,6 +254,8 @@ def _comparison(records: Sequence[Record]) -> Comparison:
             time = record.measured.median_seconds / reference.median_seconds
         rows.append(Row(record=record, relative_peak=peak, relative_time=time))
     notes = [_conditions(ordered)]
+    if any(record.predicted for record in ordered):
+        notes.append(_prediction(ordered))
     if reference is None:
         why = (
             f"original: {status_text(originals[-1].status)}"
@@ -206,21 +268,26 @@ def _comparison(records: Sequence[Record]) -> Comparison:
         for r in ordered
         if r.status != "ok"
     ]
-    return Comparison(title=_title(ordered[0]), rows=tuple(rows), notes=tuple(notes))
+    title = ", ".join(part for part in (_title(ordered[0]), place) if part)
+    return Comparison(title=title, rows=tuple(rows), notes=tuple(notes))
 
 
 def _title(record: Record) -> str:
     spec = record.spec
-    size = spec.model_options.get("image_size")
     limit_bytes = spec.memory_limit_bytes
     limit = f" of {limit_bytes / (1 << 20):,.0f} MiB" if limit_bytes else ""
+    return f"{step_text(spec)}, {spec.device}{limit}"
+
+
+def step_text(spec: TrialSpec) -> str:
+    """The step: "resnet-50, batch 32, 224 × 224 pixels, sgd", as far as it is decided."""
+    batch, size = (spec.model_options.get(name) for name in ("batch_size", "image_size"))
     parts = [
-        record.model,
-        f"batch {spec.model_options.get('batch_size', '?')}",
+        make_model(spec.model, spec.model_options).name,
+        f"batch {batch}" if batch else "",
         f"{size} × {size} pixels" if size else "",
         options_text(unusual_model_options(spec)),
         spec.optimizer,
-        f"{spec.device}{limit}",
     ]
     return ", ".join(part for part in parts if part)
 
@@ -236,6 +303,18 @@ def _conditions(records: Sequence[Record]) -> str:
     )
 
 
+def _prediction(records: Sequence[Record]) -> str:
+    """What the predicted column says, and of the peaks that do not fit, which those are."""
+    note = (
+        f"{PREDICTED}: by the simulator, before the step ran; "
+        f"{ERROR}: predicted less measured peak, of the measured one"
+    )
+    unfit = [strategy_label(r) for r in records if r.predicted and not r.predicted.fits]
+    if unfit:
+        note += f"; what it would take, beyond the limit: {', '.join(unfit)}"
+    return note
+
+
 def _range(numbers: Iterable[int]) -> str:
     found = sorted(set(numbers))
     return f"{found[0]} to {found[-1]}" if len(found) > 1 else f"{found[0]}"
@@ -244,7 +323,3 @@ def _range(numbers: Iterable[int]) -> str:
 def _shorten(reason: str) -> str:
     reason = " ".join(_PLACE.sub("", reason).split())
     return reason if len(reason) <= _REASON_LENGTH else reason[: _REASON_LENGTH - 1] + "…"
-
-
-def _markdown_row(cells: Iterable[str]) -> str:
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"

@@ -19,6 +19,7 @@ class OpClass(StrEnum):
     """Ops that reach a similar share of a device's peak rates."""
 
     CONV = "conv"
+    CONV_3X3 = "conv_3x3"  # 3x3 without stride: cuDNN's Winograd kernels multiply less than counted
     MATMUL = "matmul"
     NORMALIZATION = "normalization"
     ELEMENTWISE = "elementwise"  # reductions, softmax and updates too
@@ -28,9 +29,17 @@ class OpClass(StrEnum):
 
 
 class OpCost(NamedTuple):
+    """What one run of an op takes.
+
+    Attributes:
+        transposed_bytes: what a device moves besides, if it computes convolutions with channels
+            first and the images have them last: input and output, each read and written.
+    """
+
     op_class: OpClass
     flops: int
     bytes_moved: int
+    transposed_bytes: int = 0
 
 
 _FREE_TYPES = (
@@ -75,7 +84,7 @@ def op_cost(op: Op, graph: StepGraph) -> OpCost:
     largest = max((_elements(graph, t) for t in (*op.inputs, *op.outputs)), default=0)
     custom = _CUSTOM.get(op.type)
     if op.type in _CONV_TYPES:
-        return OpCost(OpClass.CONV, _conv_flops(op, graph), moved)
+        return _conv(op, graph, moved)
     if op.type in _MATMUL_TYPES:
         return OpCost(OpClass.MATMUL, _matmul_flops(op, graph), moved)
     if custom:
@@ -96,8 +105,11 @@ def op_cost(op: Op, graph: StepGraph) -> OpCost:
     return OpCost(OpClass.ELEMENTWISE, per_element * largest, moved)
 
 
-def _conv_flops(op: Op, graph: StepGraph) -> int:
-    """Forward: output values x filter values that each sums over; backward: the same products."""
+def _conv(op: Op, graph: StepGraph, moved: int) -> OpCost:
+    """Forward: output values x filter values that each sums over; backward: the same products.
+
+    A 1x1 convolution without stride is a matrix product in either layout of the images.
+    """
     if op.type.endswith(("BackpropFilter", "BackpropFilterV2")):
         filters, values = op.outputs[0], op.inputs[2]
     elif op.type.endswith(("BackpropInput", "BackpropInputV2")):
@@ -106,7 +118,12 @@ def _conv_flops(op: Op, graph: StepGraph) -> int:
         filters, values = op.inputs[1], op.outputs[0]
     shape = graph.tensors[filters].shape or (0,)
     reach = math.prod(shape[:2] if op.type.startswith("Depthwise") else shape[:-1])
-    return 2 * _elements(graph, values) * reach
+    dense = max(op.attrs.get("strides", [1])) == 1 and op.type.startswith("Conv2D")
+    op_class = OpClass.CONV_3X3 if dense and shape[:2] == (3, 3) else OpClass.CONV
+    transposed = 0
+    if op.attrs.get("data_format") == "NHWC" and not (dense and shape[:2] == (1, 1)):
+        transposed = 2 * (moved - graph.tensors[filters].size_bytes)
+    return OpCost(op_class, 2 * _elements(graph, values) * reach, moved, transposed)
 
 
 def _matmul_flops(op: Op, graph: StepGraph) -> int:

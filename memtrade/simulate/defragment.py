@@ -23,8 +23,8 @@ from collections.abc import Sequence
 
 from memtrade.plan import Action
 from memtrade.simulate.bfc import BfcAllocator
-from memtrade.simulate.memory import Simulator
-from memtrade.simulate.walk import Walk
+from memtrade.simulate.memory import Arena, Simulator
+from memtrade.simulate.walk import Lag, Walk
 
 # Room enough for every program: how the pieces split does not depend on the limit.
 ROOMY_BYTES = 1 << 42
@@ -38,26 +38,37 @@ MAX_PIECES = (0, 6)
 MIN_GAIN_BYTES = 1 << 20
 
 
-def defragment(simulator: Simulator, actions: Sequence[Action]) -> tuple[Action, ...]:
-    """`actions` with reservations where they lower the simulated peak; else as they came."""
+def defragment(
+    simulator: Simulator, actions: Sequence[Action], lag: Lag | None = None
+) -> tuple[Action, ...]:
+    """`actions` with reservations where they lower the simulated peak; else as they came.
+
+    Args:
+        lag: when copies end, on a device where they run beside compute.
+    """
+    arena: Arena = "device" if lag else "one_region"
+
+    def peak_bytes(program: Sequence[Action], lag: Lag | None) -> int:
+        memory = simulator.memory(program, limit_bytes=ROOMY_BYTES, arena=arena, lag=lag)
+        return memory.peak_bytes
+
     best = tuple(actions)
-    lowest = simulator.memory(best, limit_bytes=ROOMY_BYTES).peak_bytes
+    lowest = peak_bytes(best, lag)
     ceiling = simulator.peak_live_bytes(best)
     for min_padding, max_pieces in itertools.product(MIN_PADDING_BYTES, MAX_PIECES):
-        candidate = _with_reservations(
-            simulator, actions, _Splitting(ceiling, min_padding, max_pieces)
-        )
-        peak = simulator.memory(candidate, limit_bytes=ROOMY_BYTES).peak_bytes
+        splitting = _Splitting(ceiling, min_padding, max_pieces)
+        candidate, its_lag = _with_reservations(simulator, actions, splitting, lag)
+        peak = peak_bytes(candidate, its_lag)
         if peak < lowest - MIN_GAIN_BYTES:
             best, lowest = candidate, peak
     return best
 
 
 def _with_reservations(
-    simulator: Simulator, actions: Sequence[Action], allocator: _Splitting
-) -> tuple[Action, ...]:
+    simulator: Simulator, actions: Sequence[Action], allocator: _Splitting, lag: Lag | None
+) -> tuple[tuple[Action, ...], Lag | None]:
     program = simulator.linker.link(actions, simulator.graph.data.outputs)
-    walk = Walk(simulator.linker, program, allocator)
+    walk = Walk(simulator.linker, program, allocator, lag)
     walk.persist()
     walk.step()  # the first step may leave holes behind; all later ones start from the same
     allocator.walk = walk
@@ -66,10 +77,15 @@ def _with_reservations(
     for row, size_bytes in allocator.reservations:
         reserved.setdefault(program.rows[row].action, []).append(size_bytes)
     result: list[Action] = []
+    begun: list[float] = []
+    ended: list[float] = []
     for i, action in enumerate(actions):
-        result.extend(Action("reserve", size_bytes) for size_bytes in reserved.get(i, ()))
-        result.append(action)
-    return tuple(result)
+        made = [Action("reserve", size_bytes) for size_bytes in reserved.get(i, ())]
+        result += [*made, action]
+        if lag:
+            begun += [lag.begun[i]] * (len(made) + 1)
+            ended += [*[lag.begun[i]] * len(made), lag.ended[i]]
+    return tuple(result), Lag(begun, ended) if lag else None
 
 
 class _Splitting(BfcAllocator):

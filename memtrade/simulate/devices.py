@@ -6,7 +6,9 @@ peak rate times the share of it that kernels of this class reach.
     seconds = max(flops / (peak flops x e), bytes / (peak bandwidth x e')) + launch overhead
 
 For convolutions and matrix products e is their class's efficiency and e' that of "memory"; for all
-other classes, which memory bounds, e' is the class's and e is 1.
+other classes, which memory bounds, e' is the class's and e is 1. 3x3 convolutions without stride
+are a class of their own: Winograd's algorithm (Lavin and Gray 2015, arXiv 1509.09308) multiplies up
+to 4 times less than is counted here, so their share may exceed 1.
 """
 
 from __future__ import annotations
@@ -30,7 +32,11 @@ _RATES = (
     "memory_bytes",
 )
 _OVERHEADS = ("launch_overhead_seconds", "dispatch_seconds")
-_COMPUTE_BOUND = frozenset({OpClass.CONV, OpClass.MATMUL})
+_OPTIONAL_OVERHEADS = ("trace_seconds", "step_overhead_seconds")
+COMPUTE_BOUND = frozenset({OpClass.CONV, OpClass.CONV_3X3, OpClass.MATMUL})
+# The largest share of a class, where it is not 1. Winograd's F(4x4, 3x3) multiplies 36 times where
+# 144 are counted.
+MOST: dict[str, float] = {OpClass.CONV_3X3: 4.0}
 _CLASSES = tuple(c for c in OpClass if c is not OpClass.FREE)
 
 
@@ -46,7 +52,11 @@ class Device(msgspec.Struct, frozen=True):
         dispatch_seconds: what the host takes to start an op; it runs ahead of a GPU.
         memory_bytes: of the device.
         blocking_transfers: copies are in line with compute (the arena); else beside it (a GPU).
-        efficiency: op class -> share of the peak rate, above 0, at most 1.
+        efficiency: op class -> share of the peak rate, above 0, at most 1 (conv_3x3: 4).
+        channels_first: convolutions are computed that way, so images with channels last are
+            transposed before and after (float32 on GPUs without TF32).
+        trace_seconds: what an op or a copy takes once the step is over, where all are traced.
+        step_overhead_seconds: what a step takes besides.
     """
 
     name: str
@@ -60,13 +70,16 @@ class Device(msgspec.Struct, frozen=True):
     memory_bytes: int
     blocking_transfers: bool
     efficiency: dict[str, float]
+    channels_first: bool = False
+    trace_seconds: float = 0.0
+    step_overhead_seconds: float = 0.0
 
     def seconds(self, cost: OpCost) -> float:
         """How long one op keeps the device busy. Free ops take no time."""
         if cost.op_class is OpClass.FREE:
             return 0.0
         own = self.efficiency[cost.op_class]
-        if cost.op_class in _COMPUTE_BOUND:
+        if cost.op_class in COMPUTE_BOUND:
             compute, memory = own, self.efficiency[OpClass.MEMORY]
         else:
             compute, memory = 1.0, own
@@ -74,6 +87,9 @@ class Device(msgspec.Struct, frozen=True):
             cost.flops / (self.flops_per_s * compute),
             cost.bytes_moved / (self.memory_bandwidth_bytes_per_s * memory),
         )
+        if self.channels_first and cost.transposed_bytes:
+            share = self.efficiency[OpClass.MEMORY]
+            work += cost.transposed_bytes / (self.memory_bandwidth_bytes_per_s * share)
         return work + self.launch_overhead_seconds
 
 
@@ -115,7 +131,10 @@ def parse_device(text: str, *, where: str) -> Device:
             f"device profile {where} has no table [efficiency]: "
             f"give a share for each of {', '.join(_CLASSES)}"
         )
+    efficiency = {OpClass.CONV_3X3: efficiency.get(OpClass.CONV), **efficiency}
     overheads = {field: _number(values, field, where) for field in _OVERHEADS}
+    for field in _OPTIONAL_OVERHEADS:
+        overheads[field] = _number(values, field, where) if field in values else 0.0
     for field, seconds in overheads.items():
         if seconds < 0:
             raise MemtradeError(
@@ -124,10 +143,10 @@ def parse_device(text: str, *, where: str) -> Device:
     rates = {field: _positive(values, field, where) for field in _RATES}
     for op_class in _CLASSES:
         share = _positive(efficiency, op_class, where, table="efficiency.")
-        if share > 1:
+        if share > MOST.get(op_class, 1.0):
             raise MemtradeError(
                 f"device profile {where}: efficiency.{op_class} is a share of the peak rate, "
-                f"at most 1, not {share}"
+                f"at most {MOST.get(op_class, 1.0):g}, not {share}"
             )
     return Device(
         name=_text(values, "name", where),
@@ -141,6 +160,9 @@ def parse_device(text: str, *, where: str) -> Device:
         memory_bytes=int(rates["memory_bytes"]),
         blocking_transfers=bool(values.get("blocking_transfers", False)),
         efficiency={op_class.value: float(efficiency[op_class]) for op_class in _CLASSES},
+        channels_first=bool(values.get("channels_first", False)),
+        trace_seconds=overheads["trace_seconds"],
+        step_overhead_seconds=overheads["step_overhead_seconds"],
     )
 
 

@@ -1,33 +1,42 @@
 """Fitting a device profile to measured step times: at most three parameters.
 
-    conv, matmul         one factor on both efficiencies (their ratio stays as given)
-    all other classes    one factor on the shares of the memory bandwidth
-    launch overhead      seconds per op, besides its work
+    compute    one factor on the efficiencies of convolutions and matrix products
+    memory     one factor on the shares of the memory bandwidth, of all other classes
+    launch     seconds per op, besides its work
+    trace      seconds per op and copy, once the step is over
+    step       seconds per step
 
 A pattern search on their logarithms minimizes the squared log ratio of predicted to measured, plus
 `prior` times the squared log of each factor: training steps of one kind of network, at one batch
 size, tell a slow convolution from a large overhead per op badly (on the five `original` rows of the
 thesis, convolutions at 36% of the peak and 60 us an op do as well as 80% and 300 us), and then the
-profile's own efficiencies decide. The overhead has no prior. Some hundred simulations of each
-sample, milliseconds each; no gradient needed.
+profile's own efficiencies decide. Seconds have no prior. Some hundred simulations of each sample,
+milliseconds each; no gradient needed.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
+import statistics
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import msgspec
 
+from memtrade.errors import MemtradeError, UnknownNameError
 from memtrade.graph import StepGraph
 from memtrade.plan import Action, Plan
-from memtrade.simulate.costs import OpClass
-from memtrade.simulate.devices import Device
+from memtrade.simulate.devices import COMPUTE_BOUND, MOST, Device
 from memtrade.simulate.timeline import TimeSimulator
 
-_COMPUTE = (OpClass.CONV, OpClass.MATMUL)
-SMALLEST_OVERHEAD_SECONDS = 1e-7
+FACTORS = ("compute", "memory")
+SECONDS = {
+    "launch": "launch_overhead_seconds",
+    "trace": "trace_seconds",
+    "step": "step_overhead_seconds",
+}
+MOST_PARAMETERS = 3
 
 
 class Sample(NamedTuple):
@@ -45,13 +54,30 @@ class Fit(NamedTuple):
     ratios: tuple[float, ...]
 
 
-def fit_device(device: Device, samples: Sequence[Sample], *, prior: float = 0.05) -> Fit:
-    """`device` with its efficiencies and launch overhead fitted to `samples`.
+def fit_device(
+    device: Device,
+    samples: Sequence[Sample],
+    *,
+    parameters: Sequence[str] = ("compute", "memory", "launch"),
+    prior: float = 0.05,
+) -> Fit:
+    """`device` with `parameters` fitted to `samples`; the others stay as they are.
 
     Args:
         prior: how much the device's own efficiencies weigh; one sample that is wrong by a factor
             e weighs 1.
+
+    Raises:
+        UnknownNameError: there is no such parameter.
+        MemtradeError: more than three parameters.
     """
+    for name in parameters:
+        if name not in FACTORS and name not in SECONDS:
+            raise UnknownNameError("parameter", name, (*FACTORS, *SECONDS))
+    if len(parameters) > MOST_PARAMETERS:
+        raise MemtradeError(
+            f"a fit has at most {MOST_PARAMETERS} parameters, not {len(parameters)}: choose"
+        )
     simulators = [TimeSimulator(sample.graph, device) for sample in samples]
 
     def ratios(candidate: Device) -> tuple[float, ...]:
@@ -62,23 +88,38 @@ def fit_device(device: Device, samples: Sequence[Sample], *, prior: float = 0.05
         return tuple(found)
 
     def loss(point: tuple[float, ...]) -> float:
-        misses = sum(math.log(r) ** 2 for r in ratios(_changed(device, point)))
-        return misses + prior * (point[0] ** 2 + point[1] ** 2)
+        misses = sum(math.log(r) ** 2 for r in ratios(_changed(device, parameters, point)))
+        factors = (x for name, x in zip(parameters, point, strict=True) if name in FACTORS)
+        return misses + prior * sum(x**2 for x in factors)
 
-    overhead = max(device.launch_overhead_seconds, SMALLEST_OVERHEAD_SECONDS)
-    point = _search(loss, (0.0, 0.0, math.log(overhead)))
-    fitted = _changed(device, point)
+    start = tuple(_start(device, name, samples) for name in parameters)
+    fitted = _changed(device, parameters, _search(loss, start))
     return Fit(fitted, ratios(fitted))
 
 
-def _changed(device: Device, point: tuple[float, ...]) -> Device:
-    """The device with other logarithms: factor on compute, factor on memory, overhead."""
-    compute, memory, overhead = (math.exp(each) for each in point)
+def _start(device: Device, name: str, samples: Sequence[Sample]) -> float:
+    """The logarithm to search from: the device's own value, or seconds that come to a tenth."""
+    if name in FACTORS:
+        return 0.0
+    given = getattr(device, SECONDS[name])
+    if given > 0:
+        return math.log(given)
+    each = [0.1 * s.step_seconds / (1 if name == "step" else len(s.graph.ops)) for s in samples]
+    return math.log(statistics.fmean(each))
+
+
+def _changed(device: Device, parameters: Sequence[str], point: tuple[float, ...]) -> Device:
+    """The device with the logarithms in `point`: of factors, or of seconds."""
+    values = {name: math.exp(x) for name, x in zip(parameters, point, strict=True)}
+    seconds = {SECONDS[name]: value for name, value in values.items() if name in SECONDS}
     efficiency = {
-        name: min(1.0, share * (compute if name in _COMPUTE else memory))
+        name: min(
+            MOST.get(name, 1.0),
+            share * values.get("compute" if name in COMPUTE_BOUND else "memory", 1.0),
+        )
         for name, share in device.efficiency.items()
     }
-    return msgspec.structs.replace(device, efficiency=efficiency, launch_overhead_seconds=overhead)
+    return msgspec.structs.replace(device, efficiency=efficiency, **seconds)
 
 
 def _search(
@@ -88,17 +129,20 @@ def _search(
     step: float = 0.5,
     precision: float = 0.004,
 ) -> tuple[float, ...]:
-    """Steps along each axis while that helps; then halves the step."""
+    """Steps along axes, and along pairs of them one against the other, while that helps; then
+    halves the step."""
+    size = len(point)
+    unit = [tuple(float(i == axis) for i in range(size)) for axis in range(size)]
+    pairs = itertools.combinations(unit, 2)
+    directions = [*unit, *(tuple(a - b for a, b in zip(*pair, strict=True)) for pair in pairs)]
     lowest = loss(point)
     while step > precision:
         moved = False
-        for axis in range(len(point)):
-            for sign in (1, -1):
-                tried = (*point[:axis], point[axis] + sign * step, *point[axis + 1 :])
-                found = loss(tried)
-                if found < lowest:
-                    point, lowest, moved = tried, found, True
-                    break
+        for direction, sign in itertools.product(directions, (step, -step)):
+            tried = tuple(x + sign * d for x, d in zip(point, direction, strict=True))
+            found = loss(tried)
+            if found < lowest:
+                point, lowest, moved = tried, found, True
         if not moved:
             step /= 2
     return point

@@ -11,18 +11,19 @@ On a GPU the host walks the program and starts kernels, and runs ahead of the de
 - a copy in starts when the actions before it have ended, the copies before it have ended, and the
   tensor has left; the host waits for its end before it starts a reader: a stall;
 - memory is taken when the host starts an action, and a swapped tensor's is free only when its copy
-  has ended. So where copies are slower than compute, swapping saves less than the plan says.
+  has ended. So where copies are slower than compute, swapping saves less than the plan says;
+- where the memory is full, a request waits for copies to end, and the host with it.
 
 In the arena a copy is an op like any other (`Device.blocking_transfers`).
 
 Assumed: one op at a time; copies reach their full rate, whatever the other direction does. Op times
-are the roofline's (`devices.py`). What could be better: the time that a request waits for a copy
-when the memory is full is counted (`waits`), not added to the step's.
+are the roofline's (`devices.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import msgspec
 
@@ -36,17 +37,24 @@ from memtrade.simulate.walk import Lag
 COMPUTE, COPY_OUT, COPY_IN = "compute", "copy-out", "copy-in"
 _CHANNEL = {"swap_out": COPY_OUT, "swap_in": COPY_IN}  # all other actions compute
 
+# How often clock and memory are brought into line; what is left then is a few copies' delay.
+MOST_PASSES = 10
+
 
 class Timeline(msgspec.Struct, frozen=True):
     """What happens when in one step.
 
     Attributes:
-        step_seconds: from the start to the end of the last channel.
+        step_seconds: from the start to the end of the last channel, and what the device profile
+            adds to a step (`step_overhead_seconds`, `trace_seconds`).
         stall_seconds: how long compute waits for copies in.
         busy_seconds: channel -> how long it works.
         start_seconds, end_seconds: for each action, on its channel.
+        begun_seconds: when the host starts each action, and so when its outputs are allocated.
         channels: for each action.
         memory: peak and who holds it, with the copies' lags; None if not asked for.
+        full_seconds: how long the host waits for memory that copies out still hold; 0 where
+            memory was not asked for.
     """
 
     step_seconds: float
@@ -54,8 +62,10 @@ class Timeline(msgspec.Struct, frozen=True):
     busy_seconds: dict[str, float]
     start_seconds: list[float]
     end_seconds: list[float]
+    begun_seconds: list[float]
     channels: list[str]
     memory: MemoryResult | None
+    full_seconds: float = 0.0
 
     @property
     def peak_bytes(self) -> int | None:
@@ -89,40 +99,80 @@ class TimeSimulator:
         self.in_seconds = [size / device.host_to_device_bytes_per_s for size in sizes]
 
     def timeline(
-        self, plan: Plan | Sequence[Action], *, memory: bool = True, limit_bytes: int | None = None
+        self,
+        plan: Plan | Sequence[Action],
+        *,
+        memory: bool = True,
+        limit_bytes: int | None = None,
+        series: bool = False,
     ) -> Timeline:
         """Simulates one step.
 
         Args:
             memory: also the peak, in the device's memory or under `limit_bytes`.
+            series: and the bytes in use along the actions.
         """
         actions = self.simulator.actions(plan)
+        limit_bytes = limit_bytes or self.device.memory_bytes
+        result = None
         if self.device.blocking_transfers:
-            starts, ends, stall = self._in_line(actions)
-            begun = starts
+            clock = self._in_line(actions)
+            if memory:
+                result = self.simulator.memory(actions, limit_bytes=limit_bytes, series=series)
         else:
-            starts, ends, begun, stall = self._beside(actions)
+            clock = self._beside(actions, {})
+            if memory:
+                clock, result = self._with_memory(actions, clock, limit_bytes, series)
         channels = [_CHANNEL.get(action.kind, COMPUTE) for action in actions]
         busy: dict[str, float] = dict.fromkeys((COMPUTE, COPY_OUT, COPY_IN), 0.0)
-        for channel, start, end in zip(channels, starts, ends, strict=True):
+        for channel, start, end in zip(channels, clock.starts, clock.ends, strict=True):
             busy[channel] += end - start
-        result = None
-        if memory:
-            result = self.simulator.memory(
-                actions,
-                limit_bytes=limit_bytes or self.device.memory_bytes,
-                arena="one_region" if self.device.blocking_transfers else "device",
-                lag=None if self.device.blocking_transfers else Lag(begun, ends),
-            )
         return Timeline(
-            step_seconds=max(ends, default=0.0),
-            stall_seconds=stall,
+            step_seconds=max(clock.ends, default=0.0) + self._beyond(actions),
+            stall_seconds=clock.stall,
             busy_seconds=busy,
-            start_seconds=starts,
-            end_seconds=ends,
+            start_seconds=clock.starts,
+            end_seconds=clock.ends,
+            begun_seconds=clock.begun,
             channels=channels,
             memory=result,
+            full_seconds=clock.full,
         )
+
+    def _with_memory(
+        self, actions: Sequence[Action], clock: _Clock, limit_bytes: int, series: bool
+    ) -> tuple[_Clock, MemoryResult]:
+        """Clock and memory that agree on when the host waits for memory.
+
+        Each pass delays the actions that waited in the one before, until no more do. A delay puts
+        off later copies too, so there may be several passes; few plans need more than one.
+        """
+        held: dict[int, float] = {}  # action -> when copies have ended that held its memory
+        while True:
+            result = self.simulator.memory(
+                actions,
+                limit_bytes=limit_bytes,
+                arena="device",
+                series=series,
+                lag=Lag(clock.begun, clock.ends),
+            )
+            late = {i: until for i, until in result.waits if until > held.get(i, 0.0)}
+            if not late or result.out_of_memory is not None or clock.passes == MOST_PASSES:
+                return clock, result
+            held.update(late)
+            clock = self._beside(actions, held)._replace(passes=clock.passes + 1)
+
+    def _beyond(self, actions: Sequence[Action]) -> float:
+        """What the profile adds to a step besides its channels."""
+        device = self.device
+        if not device.trace_seconds:
+            return device.step_overhead_seconds
+        traced = sum(
+            action.kind in _CHANNEL
+            or (action.kind in ("run", "recompute") and self.op_seconds[action.id] > 0)
+            for action in actions
+        )
+        return device.step_overhead_seconds + traced * device.trace_seconds
 
     def step_seconds(self, plan: Plan | Sequence[Action]) -> float:
         """Only the step's time: fast, for comparing plans."""
@@ -136,28 +186,28 @@ class TimeSimulator:
             return self.in_seconds[action.id]
         return self.op_seconds[action.id] if action.kind in ("run", "recompute") else 0.0
 
-    def _in_line(self, actions: Sequence[Action]) -> tuple[list[float], list[float], float]:
-        """Start and end of each action, one after the other."""
+    def _in_line(self, actions: Sequence[Action]) -> _Clock:
+        """One after the other."""
         starts, ends, now = [], [], 0.0
         for action in actions:
             starts.append(now)
             now += self._seconds(action)
             ends.append(now)
-        return starts, ends, 0.0
+        return _Clock(starts, ends, starts)
 
-    def _beside(
-        self, actions: Sequence[Action]
-    ) -> tuple[list[float], list[float], list[float], float]:
-        """Start and end on the channel, start on the host, and the sum of the stalls."""
+    def _beside(self, actions: Sequence[Action], held: Mapping[int, float]) -> _Clock:
+        """Copies beside compute. `held`: action -> when the memory is there that it waits for."""
         ops = self.graph.ops
         starts: list[float] = []
         ends: list[float] = []
         begun: list[float] = []
-        host = compute = copy_out = copy_in = stall = 0.0
+        host = compute = copy_out = copy_in = stall = full = 0.0
         gone: dict[int, float] = {}  # tensor -> when its copy out has ended
         back: dict[int, float] = {}  # tensor -> when its copy in has ended
-        for action in actions:
-            kind, id_ = action.kind, action.id
+        for index, (kind, id_) in enumerate((action.kind, action.id) for action in actions):
+            if held and held.get(index, 0.0) > host:
+                full += held[index] - host
+                host = held[index]
             if kind == "swap_out":
                 start = max(copy_out, compute, host)
                 end = copy_out = gone[id_] = start + self.out_seconds[id_]
@@ -166,6 +216,8 @@ class TimeSimulator:
                 end = copy_in = back[id_] = start + self.in_seconds[id_]
             elif kind == "reserve":
                 start = end = max(host, compute)
+            elif kind == "wait":
+                host = start = end = max(host, gone[id_])
             else:
                 host += self.dispatch_seconds[id_]
                 if back:
@@ -180,7 +232,18 @@ class TimeSimulator:
             starts.append(start)
             ends.append(end)
             begun.append(host)
-        return starts, ends, begun, stall
+        return _Clock(starts, ends, begun, stall, full)
+
+
+class _Clock(NamedTuple):
+    """Start and end on the channel and start on the host, of each action; sums of the waits."""
+
+    starts: list[float]
+    ends: list[float]
+    begun: list[float]
+    stall: float = 0.0
+    full: float = 0.0
+    passes: int = 1
 
 
 def prefetch(
@@ -206,7 +269,7 @@ def prefetch(
             last_use[action.id] = index + 1
         elif action.kind == "swap_in":
             earliest[index] = last_use.get(action.id, index)
-        elif action.kind != "reserve":
+        elif action.kind in ("run", "recompute"):
             for t in graph.ops[action.id].inputs:
                 if t in last_use:
                     last_use[t] = index + 1
@@ -228,6 +291,32 @@ def prefetch(
         if index not in earliest:
             moved.append(action)
     return tuple(moved)
+
+
+def pace(graph: StepGraph, actions: Sequence[Action], device: Device) -> tuple[Action, ...]:
+    """The same program with a `wait` for each copy out, where its memory is free again.
+
+    The host starts ops long before they run, and takes their memory then. With the waits it is
+    never ahead of a copy that compute has caught up with, so the peak is that of the device's own
+    pace, and no op starts later than without. In the arena, the program stays as it is.
+    """
+    if device.blocking_transfers:
+        return tuple(actions)
+    timeline = TimeSimulator(graph, device).timeline(actions, memory=False)
+    leaving = sorted(
+        (timeline.end_seconds[i], i)
+        for i, action in enumerate(actions)
+        if action.kind == "swap_out"
+    )
+    paced: list[Action] = []
+    passed = 0
+    for i, action in enumerate(actions):
+        if action.kind in ("run", "recompute"):
+            while passed < len(leaving) and leaving[passed][0] <= timeline.start_seconds[i]:
+                paced.append(Action("wait", actions[leaving[passed][1]].id))
+                passed += 1
+        paced.append(action)
+    return tuple(paced)
 
 
 def _compute_clock(simulator: TimeSimulator, actions: Sequence[Action]) -> list[float]:

@@ -19,6 +19,7 @@ ROW_COUNTS = {
     "gpt2_partition_imbalance": 36,
     "gpt2_partition_reports": 3,
     "gpt2_partition_stages": 10,
+    "nvidia_resnet50": 2,
     "thesis_inception_v4": 4,
     "thesis_log_lms_edits": 7,
     "thesis_log_memory": 299,

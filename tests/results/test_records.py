@@ -189,7 +189,15 @@ def test_the_frame_has_units_in_its_names_and_keeps_what_is_missing(
 
 
 def test_predictions_have_columns_of_their_own(make_record: MakeRecord) -> None:
-    predicted = module.Predicted(device_profile="v100", peak_bytes=5, step_seconds=0.5)
+    predicted = module.Predicted(
+        device_profile="v100",
+        peak_bytes=5,
+        persistent_bytes=3,
+        memory_cost_bytes=2,
+        host_bytes=0,
+        fits=True,
+        step_seconds=0.5,
+    )
     frame = to_frame([make_record(peak_mb=None, predicted=predicted)])
     assert frame["predicted_peak_bytes"].tolist() == [5]
     assert frame["predicted_device_profile"].tolist() == ["v100"]

@@ -11,6 +11,7 @@ from rich.console import Console
 
 from memtrade.results.records import Record
 from memtrade.results.tables import COLUMNS, compare, to_csv, to_markdown, to_rich
+from memtrade.simulate.predict import Predicted
 
 MakeRecord = Callable[..., Record]
 
@@ -30,6 +31,8 @@ def test_ratios_relate_to_the_original(make_record: MakeRecord) -> None:
         "strategy": "original",
         "status": "ok",
         "peak MB": "2,880.0",
+        "predicted peak MB": "-",
+        "error %": "-",
         "memory cost MB": "2,650.0",
         "host MB": "50.0",
         "step s": "7.00",
@@ -48,7 +51,7 @@ def test_without_an_original_that_ran_there_are_no_ratios(make_record: MakeRecor
         ([lms, failed], "original: out of memory, so"),
     ):
         [comparison] = compare(records)
-        assert comparison.rows[-1].cells()[6:8] == ("-", "-")
+        assert comparison.rows[-1].cells()[8:10] == ("-", "-")
         assert any(line.startswith(note) for line in comparison.notes)
 
 
@@ -57,7 +60,7 @@ def test_a_failed_row_shows_its_status_and_a_short_reason(make_record: MakeRecor
     failed = make_record("lms", peak_mb=None, plan=None, status="out_of_host_memory", reason=reason)
     [comparison] = compare([make_record(), failed])
     row = comparison.rows[1].cells()
-    assert row == ("lms", "out of host memory", *["-"] * 7)
+    assert row == ("lms", "out of host memory", *["-"] * 9)
     [note] = [line for line in comparison.notes if line.startswith("lms: ")]
     assert note.startswith("lms: out of host memory: OOM when allocating xxx")
     assert len(note) < 200
@@ -107,9 +110,46 @@ def test_the_terminal_table_has_every_cell_and_is_no_markup(make_record: MakeRec
         assert expected in text
 
 
+def test_the_predicted_peak_stands_beside_the_measured_one(make_record: MakeRecord) -> None:
+    foreseen = make_record("ome", peak_mb=1000.0, predicted=predicted(peak_mb=990.0))
+    exact = make_record("lms", peak_mb=1000.0, predicted=predicted(peak_mb=999.99999))
+    unfit = make_record(peak_mb=None, status="out_of_memory", predicted=predicted(9000, fits=False))
+    rows = cells([unfit, exact, foreseen])
+    assert [row["peak MB"] for row in rows] == ["-", "1,000.0", "1,000.0"]
+    assert [row["predicted peak MB"] for row in rows] == ["9,000.0", "1,000.0", "990.0"]
+    assert [row["error %"] for row in rows] == ["-", "+0.00", "-1.00"]
+    [comparison] = compare([unfit, exact, foreseen])
+    [note] = [line for line in comparison.notes if line.startswith("predicted peak MB: ")]
+    assert note.endswith("beyond the limit: original")
+    frame = pd.read_csv(io.StringIO(to_csv([foreseen])))
+    assert frame["predicted_peak_error"].tolist() == [pytest.approx(-0.01)]
+
+
+def predicted(peak_mb: float, *, fits: bool = True) -> Predicted:
+    return Predicted(
+        device_profile="arena",
+        peak_bytes=round(peak_mb * 1e6),
+        persistent_bytes=230_000_000,
+        memory_cost_bytes=round(peak_mb * 1e6) - 230_000_000,
+        host_bytes=0,
+        fits=fits,
+        step_seconds=1.0,
+        stall_seconds=0.0,
+    )
+
+
+def test_a_narrow_terminal_leaves_columns_out_and_says_so(make_record: MakeRecord) -> None:
+    records = [make_record(), make_record("checkpoints", peak_mb=912.3)]
+    wide, narrow = printed(records, width=120), printed(records, width=80)
+    assert "17 / 142 / 3" in wide
+    assert "a wider terminal" not in wide
+    assert "17 / 142 / 3" not in narrow
+    assert "a wider terminal also shows: kept / recomputed / swapped" in narrow
+
+
 def test_80_columns_cut_no_word(make_record: MakeRecord) -> None:
     text = printed([make_record(), make_record("checkpoints", peak_mb=912.3)], width=80)
-    for expected in ("checkpoints", "2,880.0", "relative", "recomputed /", "17 / 142 / 3"):
+    for expected in ("checkpoints", "2,880.0", "relative", "predicted", "status", "912.3"):
         assert expected in text
     assert max(map(len, text.splitlines())) <= 80
 

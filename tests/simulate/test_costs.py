@@ -1,5 +1,7 @@
 """Operations and bytes against hand-made counts."""
 
+import math
+
 import msgspec
 import pytest
 
@@ -39,8 +41,17 @@ def cost(
 )
 def test_a_convolution_and_its_gradients_cost_the_same(type_, inputs, output):
     found = cost(type_, inputs, [output])
-    assert found.op_class is OpClass.CONV
+    assert found.op_class is OpClass.CONV_3X3
     assert found.flops == CONV_FLOPS
+    assert cost(type_, inputs, [output], strides=[1, 2, 2, 1]).op_class is OpClass.CONV
+
+
+def test_a_convolution_of_images_with_channels_last_may_be_transposed():
+    moved = 2 * 4 * (math.prod(X) + math.prod(Y))
+    assert cost("Conv2D", [X, W], [Y], data_format="NHWC").transposed_bytes == moved
+    assert cost("Conv2D", [X, W], [Y], data_format="NCHW").transposed_bytes == 0
+    point = (1, 1, *W[2:])
+    assert cost("Conv2D", [X, point], [Y], data_format="NHWC").transposed_bytes == 0  # a product
 
 
 def test_a_depthwise_convolution_sums_over_its_window_only():

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from memtrade.errors import MemtradeError, UnknownNameError
@@ -60,7 +61,9 @@ def test_a_profile_of_one_s_own(tmp_path: Path):
         ("flops_per_s = 1e12", "flops_per_s = -1", "flops_per_s must be positive"),
         ("memory_bytes = 8_000_000_000", "memory_bytes = 0", "memory_bytes must be positive"),
         ("dispatch_seconds = 0", "dispatch_seconds = -1", "dispatch_seconds must not be negative"),
-        ("conv = 0.5", "conv = 1.5", "efficiency.conv is a share"),
+        ("conv = 0.5", "conv = 1.5", "efficiency.conv is a share of the peak rate, at most 1,"),
+        ("conv = 0.5", "conv = 0.5\nconv_3x3 = 5", "efficiency.conv_3x3 is .*, at most 4,"),
+        ("[efficiency]", "trace_seconds = -1\n[efficiency]", "trace_seconds must not be negative"),
         ("conv = 0.5\n", "", "no efficiency.conv"),
         ("conv = 0.5", "conv = nan", "efficiency.conv must be a number"),
         ("conv = 0.5", "conv = 'fast'", "efficiency.conv must be a number"),
@@ -87,3 +90,21 @@ def test_an_op_takes_the_longer_of_computing_and_moving():
     assert work == pytest.approx(1.001)
     assert moving == pytest.approx(2.001)
     assert device.seconds(OpCost(OpClass.FREE, 0, 0)) == 0
+
+
+def test_what_a_profile_may_leave_out():
+    device = parse_device(GOOD, where="here")
+    assert device.efficiency["conv_3x3"] == device.efficiency["conv"]
+    assert (device.trace_seconds, device.step_overhead_seconds) == (0, 0)
+    assert not device.channels_first
+    told = GOOD.replace("[efficiency]", "channels_first = true\n[efficiency]\nconv_3x3 = 1.2")
+    assert parse_device(told, where="here").efficiency["conv_3x3"] == 1.2
+    assert parse_device(told, where="here").channels_first
+
+
+def test_transposes_take_time_where_channels_come_first():
+    last = parse_device(GOOD, where="here")
+    first = msgspec.structs.replace(last, channels_first=True)
+    cost = OpCost(OpClass.CONV, 5 * 10**11, 1, transposed_bytes=5 * 10**10)
+    assert last.seconds(cost) == pytest.approx(1.001)
+    assert first.seconds(cost) == pytest.approx(3.001)

@@ -3,6 +3,7 @@
 import msgspec
 import pytest
 
+from memtrade.errors import MemtradeError, UnknownNameError
 from memtrade.graph import StepGraph
 from memtrade.simulate.devices import load_device
 from memtrade.simulate.fit import Sample, fit_device
@@ -50,3 +51,22 @@ def test_what_the_samples_do_not_tell_stays_as_given():
     fit = fit_device(given, [sample])
     assert fit.device.efficiency["conv"] == pytest.approx(given.efficiency["conv"], rel=0.05)
     assert fit.ratios[0] == pytest.approx(1, rel=0.05)
+
+
+def test_other_parameters_may_be_fitted():
+    given = load_device("gtx-1070")
+    true = msgspec.structs.replace(given, trace_seconds=150e-6, step_overhead_seconds=0.07)
+    graphs = [products(10, 1, 500), products(100, 1, 500), products(1, 400, 500)]
+    samples = [Sample(g, (), TimeSimulator(g, true).step_seconds(())) for g in graphs]
+    found = fit_device(given, samples, parameters=("trace", "step")).device
+    assert found.trace_seconds == pytest.approx(150e-6, rel=0.05)
+    assert found.step_overhead_seconds == pytest.approx(0.07, rel=0.05)
+    assert found.efficiency == given.efficiency
+
+
+def test_an_unknown_parameter_and_too_many_are_refused():
+    given = load_device("gtx-1070")
+    with pytest.raises(UnknownNameError, match="did you mean 'launch'"):
+        fit_device(given, [], parameters=("lunch",))
+    with pytest.raises(MemtradeError, match="at most 3 parameters, not 4"):
+        fit_device(given, [], parameters=("compute", "memory", "launch", "step"))

@@ -36,6 +36,8 @@ def test_waits_lower_the_peak_and_cost_no_time(graph, swapped):
     paced = pace(graph, swapped, GPU)
     assert any(action.kind == "wait" for action in paced)
     free, held = times.timeline(swapped), times.timeline(paced)
+    assert held.peak_bytes is not None
+    assert free.peak_bytes is not None
     assert held.peak_bytes < free.peak_bytes - 32 * MIB
     assert held.step_seconds == pytest.approx(free.step_seconds, rel=1e-9)
 

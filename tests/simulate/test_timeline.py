@@ -126,6 +126,32 @@ def test_a_full_memory_waits_for_copies_before_it_gives_up():
     assert peak(graph, swapped(graph), tight) < 19 * MIB
 
 
+def test_the_step_takes_longer_where_it_waits_for_memory():
+    graph = chain(8, wide=(1, 5))
+    slow = device(copy=MIB, memory=19 * MIB)  # op1 leaves in 8 s, and op5 fits only where it was
+    roomy = simulate_time(
+        graph, swapped(graph), msgspec.structs.replace(slow, memory_bytes=1 << 30)
+    )
+    tight = simulate_time(graph, swapped(graph), slow)
+    assert roomy.full_seconds == 0
+    leaving = [a.kind for a in swapped(graph)].index("swap_out")
+    op5 = [graph.ops[a.id].name if a.kind == "run" else "" for a in swapped(graph)].index("op5")
+    assert roomy.start_seconds[op5] < tight.end_seconds[leaving] <= tight.start_seconds[op5]
+    assert tight.full_seconds == pytest.approx(tight.end_seconds[leaving])
+    assert tight.step_seconds > roomy.step_seconds
+    assert tight.peak_bytes is not None
+    assert tight.peak_bytes <= 19 * MIB
+
+
+def test_a_traced_step_takes_time_for_each_op_and_copy_when_it_is_over():
+    graph = chain(6)
+    plain = simulate_time(graph, swapped(graph), device())
+    traced = msgspec.structs.replace(device(), trace_seconds=0.5, step_overhead_seconds=10)
+    found = simulate_time(graph, swapped(graph), traced)
+    assert found.end_seconds == plain.end_seconds
+    assert found.step_seconds == pytest.approx(plain.step_seconds + 10 + 0.5 * (6 + 2))
+
+
 def test_prefetch_moves_a_copy_ahead_by_its_duration():
     graph = chain(8)
     late = swapped(graph)

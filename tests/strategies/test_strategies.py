@@ -4,7 +4,7 @@ from memtrade.errors import MemtradeError, UnknownNameError, UnsupportedGraphErr
 from memtrade.models import options_of
 from memtrade.plan import Order, check_plan
 from memtrade.simulate.memory import Simulator
-from memtrade.strategies import STRATEGIES, find_strategy, make_options
+from memtrade.strategies import PLANNED, STRATEGIES, find_strategy, make_options
 from tests.graphs import chain
 
 MIB = 1 << 20
@@ -16,14 +16,14 @@ def graph():
 
 
 def plan(graph, strategy, order: Order = "pinned", **options):
-    return STRATEGIES[strategy].plan(graph, make_options(strategy, options), order)
+    return PLANNED[strategy].plan(graph, make_options(strategy, options), order)
 
 
 def peak_bytes(graph, strategy, **options) -> int:
     return Simulator(graph).peak_live_bytes(plan(graph, strategy, **options))
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", PLANNED)
 @pytest.mark.parametrize("order", ["pinned", "dataflow"])
 def test_every_plan_can_be_carried_out_and_repeated(graph, strategy, order):
     made = plan(graph, strategy, order)

@@ -1,0 +1,81 @@
+"""`memtrade calibrate`: this device's own rates, as a profile for `memtrade predict --device`."""
+
+from __future__ import annotations
+
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+
+from memtrade.commands.flags import DeviceFlags
+from memtrade.commands.progress import ignore, log, reporting
+from memtrade.commands.reading import check_folder, write_output
+from memtrade.commands.run import Flag
+from memtrade.errors import MemtradeError
+from memtrade.measure import host
+from memtrade.measure.calibration import to_toml
+from memtrade.measure.protocol import TrialSpec
+from memtrade.measure.trial import run_child
+from memtrade.results.tables import status_text
+from memtrade.simulate.devices import parse_device
+
+
+def calibrate(
+    *,
+    output: Path,
+    device: DeviceFlags | None = None,
+    overwrite: Flag = False,
+    verbose: Flag = False,
+) -> int:
+    """Measure this device's rates, in less than a minute, and write them as a profile.
+
+    Convolutions, matrix products, the kernels that memory bounds, copies to host memory and back,
+    and what an op takes besides its work. `memtrade predict --device FILE` reads the profile.
+
+    Parameters
+    ----------
+    output
+        The file to write, such as my-machine.toml. It gives the profile its name.
+    overwrite
+        Replace the file if it is there.
+    verbose
+        Pass on what TensorFlow logs.
+    """
+    if output.suffix != ".toml":
+        raise MemtradeError(f"a device profile is a .toml file, not {output.name!r}")
+    check_folder(output)
+    if output.exists() and not overwrite:
+        raise MemtradeError(f"{output} is there already: say --overwrite, or choose another name")
+    flags = device or DeviceFlags()
+    name, limit_bytes = flags.resolve()
+    if host.tensorflow_version() is None:
+        raise MemtradeError(
+            "TensorFlow is not installed: pip install 'memtrade[cpu]', or memtrade[gpu]"
+        )
+    with reporting() as reporter:
+        reporter.trial(1, 1, f"calibrate {name}")
+        outcome = run_child(
+            TrialSpec(task="calibrate", device=name, memory_limit_bytes=limit_bytes),
+            timeout_seconds=flags.timeout,
+            on_event=reporter.event,
+            on_log=log if verbose else ignore,
+        )
+    if outcome.rates is None:
+        reason = f"{status_text(outcome.status)}: {outcome.reason}"
+        print(f"memtrade: {name} was not calibrated: {reason}", file=sys.stderr)
+        return 1
+    text = to_toml(outcome.rates, name=output.stem, source=_source(name))
+    parse_device(text, where=output.name)
+    write_output(output, text.encode())
+    print(text, end="")
+    return 0
+
+
+def _source(device: str) -> str:
+    machine = host.describe_machine()
+    what = f"{machine.cpu_model}, {machine.cores} cores"
+    gpus = {f"gpu:{gpu.index}": gpu.name for gpu in host.gpus()}
+    return (
+        f"Measured by memtrade calibrate on {datetime.now(UTC):%Y-%m-%d}: "
+        f"{gpus.get(device, what)}, {machine.platform}, TensorFlow {machine.tensorflow_version}, "
+        f"memtrade {machine.memtrade_version}"
+    )

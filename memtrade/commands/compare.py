@@ -1,0 +1,65 @@
+"""`memtrade compare`: what changed from one set of results to another. Only reads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from cyclopts import Parameter
+
+from memtrade.commands.reading import read_records, shown_folder
+from memtrade.commands.screen import stdout
+from memtrade.results.changes import changes_sheet, changes_to_csv
+from memtrade.results.compare import TOLERANCE, compare_results
+
+Flag = Annotated[bool, Parameter(negative="")]
+
+
+def compare(
+    before: Path,
+    after: Path,
+    /,
+    *,
+    tolerance: float = TOLERANCE,
+    across_machines: Flag = False,
+    all: Flag = False,
+    format: Literal["terminal", "markdown", "csv"] = "terminal",
+) -> int:
+    """Compare two sets of results: which trials changed, by how much, beyond noise.
+
+    Trials are the same if all but the versions is. Peaks are compared to the byte (in dataflow
+    order, beyond their spread from step to step), step times beyond three standard deviations of a
+    step or the tolerance, whichever is more. The exit status is 1 where anything got worse.
+
+    Parameters
+    ----------
+    before
+        A folder of records.
+    after
+        Another one.
+    tolerance
+        The least relative difference of step times that counts: 0.05 is 5 %.
+    across_machines
+        Compare records of unlike machines: their peaks; times are shown, and not judged.
+    all
+        Show the trials that did not change, too.
+    format
+        csv has one row per trial and quantity, in bytes and seconds.
+    """
+    changes = compare_results(
+        read_records(before),
+        read_records(after),
+        tolerance=tolerance,
+        across_machines=across_machines,
+    )
+    if format == "csv":
+        print(changes_to_csv(changes), end="")
+    else:
+        sheet = changes_sheet(
+            changes, before=shown_folder(before), after=shown_folder(after), unchanged=all
+        )
+        if format == "markdown":
+            print(sheet.to_markdown(), end="")
+        else:
+            stdout().print(sheet.to_rich())
+    return 1 if changes.worse else 0

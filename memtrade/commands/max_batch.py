@@ -1,0 +1,230 @@
+"""`memtrade max-batch`: the largest batch whose step runs under a memory limit, per strategy."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+from cyclopts import Parameter
+
+from memtrade.commands.extract import extract_graph
+from memtrade.commands.flags import (
+    DeviceFlags,
+    ModelFlags,
+    StrategyFlags,
+    check_writable,
+    make_specs,
+)
+from memtrade.commands.progress import Reporter, ignore, log, reporting
+from memtrade.commands.reading import warnings_on_stderr
+from memtrade.commands.run import Flag, in_short, refuse_small_limit
+from memtrade.commands.screen import stdout
+from memtrade.errors import MemtradeError
+from memtrade.measure.environment import default_limit_bytes
+from memtrade.measure.host import describe_machine
+from memtrade.measure.max_batch import BatchSearch
+from memtrade.measure.protocol import TrialSpec
+from memtrade.measure.trial import run_trial
+from memtrade.rebatch import Rebatcher
+from memtrade.results.max_batch_records import (
+    MaxBatchRecord,
+    make_max_batch_record,
+    save_max_batch,
+    to_csv,
+    to_sheet,
+)
+from memtrade.results.records import Record, load_records, save_record, trial_id
+from memtrade.results.tables import spec_label
+from memtrade.simulate.devices import load_device
+from memtrade.strategies import PLANNED
+
+# The batch sizes of the two traces from which all other graphs are made.
+_TRACED_BATCHES = (2, 3)
+
+# How a trial can have ended for it not to be run again. Others depend on the moment.
+_SETTLED = ("ok", "out_of_memory", "infeasible", "unsupported")
+
+
+def max_batch(
+    *,
+    model: ModelFlags | None = None,
+    strategy: StrategyFlags | None = None,
+    device: DeviceFlags | None = None,
+    granularity: int = 1,
+    max_batch_size: int | None = None,
+    steps: int = 1,
+    warmup: int = 1,
+    results: Path = Path("runs"),
+    format: Literal["terminal", "markdown", "csv"] = "terminal",
+    json: Flag = False,
+    verbose: Flag = False,
+    command_line: Annotated[str, Parameter(parse=False)] = "",
+) -> int:
+    """Find the largest batch that each strategy carries under a memory limit.
+
+    The simulator says where it lies; trials confirm the last size that runs and the first that
+    does not. --batch-size is where the simulator begins. Strategies that plan for a budget plan
+    anew at each size. A trial that would take more of this machine's memory than is safe is not
+    started, and bounds the batch as well. Trials that the folder of records holds are not run
+    again; Ctrl-C keeps what has finished. `--strategy all` means those that make plans.
+
+    Parameters
+    ----------
+    granularity
+        Ask only for multiples of this batch size.
+    max_batch_size
+        Ask for no more than this.
+    steps
+        Counted steps of each trial.
+    warmup
+        Steps before those.
+    results
+        The folder for the records: one JSON file per trial and one per search.
+    format
+        csv has bytes and seconds.
+    json
+        Print the searches to stdout as JSON, and no table.
+    verbose
+        Pass on what TensorFlow logs.
+    """
+    if granularity < 1:
+        raise MemtradeError(f"--granularity must be at least 1, not {granularity}")
+    if max_batch_size is not None and max_batch_size < granularity:
+        raise MemtradeError(
+            f"--max-batch-size must be at least the granularity of {granularity}, "
+            f"not {max_batch_size}"
+        )
+    flags, device_flags = strategy or StrategyFlags(), device or DeviceFlags()
+    specs = make_specs(
+        model or ModelFlags(),
+        flags,
+        device_flags,
+        task="measure",
+        names=flags.names(everything=PLANNED),
+        steps=steps,
+        warmup=warmup,
+    )
+    check_writable(results)
+    rebatcher = None
+    if any(spec.strategy in PLANNED for spec in specs):
+        rebatcher = _trace(specs[0], device_flags.timeout, verbose)
+    searches: list[MaxBatchRecord] = []
+    with reporting() as reporter:
+        trials = _Trials(results, reporter, device_flags.timeout, command_line, verbose)
+        try:
+            for position, spec in enumerate(specs, start=1):
+                trials.head = (position, len(specs), spec_label(spec))
+                search = BatchSearch(
+                    spec,
+                    rebatcher if spec.strategy in PLANNED else None,
+                    load_device("arena") if spec.device == "arena" else None,
+                    trials.measure,
+                    on_plan=trials.planning,
+                    step=granularity,
+                    most=max_batch_size,
+                )
+                found = search.run()
+                searches.append(make_max_batch_record(search, found, command=command_line))
+                save_max_batch(searches[-1], results)
+                trials.found(searches[-1])
+            stopped = False
+        except KeyboardInterrupt:
+            stopped = True
+    if stopped:
+        done = f"{len(searches)} of {len(specs)} searches had finished; their trials are kept"
+        print(f"memtrade: stopped; {done}", file=sys.stderr)
+    _show(searches, trials.records, format, json)
+    if stopped:
+        return 130
+    return int(any(search.bound == "crash" for search in searches))
+
+
+def _trace(spec: TrialSpec, timeout_seconds: float, verbose: bool) -> Rebatcher:
+    """The step at any batch size.
+
+    Raises:
+        MemtradeError: not even the variables fit under the limit.
+    """
+    graphs = []
+    for batch in _TRACED_BATCHES:
+        options = spec.model_options | {"batch_size": batch}
+        traced = msgspec.structs.replace(
+            spec,
+            task="extract",
+            model_options=options,
+            memory_limit_bytes=default_limit_bytes(),  # the graph is there even where it cannot run
+        )
+        graphs.append(extract_graph(traced, timeout_seconds=timeout_seconds, verbose=verbose))
+    assert spec.memory_limit_bytes is not None
+    refuse_small_limit(graphs[0], spec.memory_limit_bytes)
+    return Rebatcher(graphs[0], _TRACED_BATCHES[0], graphs[1], _TRACED_BATCHES[1])
+
+
+@dataclass
+class _Trials:
+    """Runs trials, or finds them among the records, and says on stderr what happens."""
+
+    folder: Path
+    reporter: Reporter
+    timeout_seconds: float
+    command_line: str
+    verbose: bool
+    head: tuple[int, int, str] = (1, 1, "")
+
+    def __post_init__(self) -> None:
+        with warnings_on_stderr():
+            known = load_records(self.folder) if self.folder.is_dir() else []
+        self._by_id = {record.id: record for record in known}
+        self._machine = describe_machine()
+
+    @property
+    def records(self) -> list[Record]:
+        return list(self._by_id.values())
+
+    def planning(self, batch: int) -> None:
+        self._begin(batch, "simulate")
+
+    def measure(self, spec: TrialSpec) -> Record:
+        self._begin(spec.model_options["batch_size"])
+        known = self._by_id.get(trial_id(spec, self._machine))
+        if known is not None and known.status in _SETTLED:
+            self.reporter.ended(f"{in_short(known)} (ran before)")
+            return known
+        record = run_trial(
+            spec,
+            timeout_seconds=self.timeout_seconds,
+            on_event=self.reporter.event,
+            on_log=log if self.verbose else ignore,
+            command_line=self.command_line,
+        )
+        save_record(record, self.folder)
+        self._by_id[record.id] = record
+        self.reporter.ended(in_short(record))
+        return record
+
+    def found(self, search: MaxBatchRecord) -> None:
+        self._begin(search.batch_size, f"the largest, bound by {search.bound}")
+
+    def _begin(self, batch: int, phase: str = "start") -> None:
+        position, of, label = self.head
+        self.reporter.trial(position, of, f"{label}, batch {batch}", phase=phase)
+
+
+def _show(
+    searches: Sequence[MaxBatchRecord], trials: Sequence[Record], format: str, json: bool
+) -> None:
+    if json:
+        encoded = msgspec.json.encode(list(searches), order="sorted")
+        print(msgspec.json.format(encoded, indent=2).decode())
+    elif not searches:
+        return
+    elif format == "csv":
+        print(to_csv(searches, trials), end="")
+    elif format == "markdown":
+        print(to_sheet(searches, trials).to_markdown(), end="")
+    else:
+        stdout().print(to_sheet(searches, trials).to_rich())

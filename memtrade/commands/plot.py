@@ -1,0 +1,213 @@
+"""`memtrade plot`: the records of a folder as a plot for paper. Only reads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import App, Parameter
+from matplotlib.figure import Figure as Canvas
+
+from memtrade.commands.reading import (
+    read_records,
+    read_searches,
+    warnings_on_stderr,
+    write_output,
+)
+from memtrade.errors import MemtradeError, UnknownNameError
+from memtrade.results.figures import SOURCES, Figure, Source, make_figures
+from memtrade.results.max_batches import make_max_batches
+from memtrade.results.plots import depth_plot, format_of, max_batch_plot, render, trade_plot
+from memtrade.results.records import Record
+from memtrade.results.series import Quantity, by_depth, depth_panels, trade_panels
+from memtrade.results.thesis import conditions, machines_text
+
+plot = App(name="plot", help="Plot records: a file in PDF, SVG or PNG, by the suffix of --output.")
+
+Sources = Annotated[list[Source] | None, Parameter(negative="", consume_multiple=False)]
+Flag = Annotated[bool, Parameter(negative="")]
+
+_PUBLISHED = "published: the thesis, results/published"
+
+
+@plot.command
+def peak(
+    results: Path = Path("runs"),
+    /,
+    *,
+    output: Path,
+    batch_size: int | None = None,
+    source: Sources = None,
+    no_caption: Flag = False,
+) -> int:
+    """Peak memory by depth, a line per strategy: published beside measured.
+
+    Parameters
+    ----------
+    results
+        A folder of records.
+    output
+        The file to write: .pdf, .svg or .png.
+    batch_size
+        Records of this batch size. Unless given: the one that was measured at most depths.
+    source
+        published, measured or predicted; repeatable. Unless given: published and measured.
+    no_caption
+        Leave out the line that says where the figures come from.
+    """
+    return _by_depth("peak", results, output, batch_size, source, no_caption)
+
+
+@plot.command
+def time(
+    results: Path = Path("runs"),
+    /,
+    *,
+    output: Path,
+    batch_size: int | None = None,
+    source: Sources = None,
+    no_caption: Flag = False,
+) -> int:
+    """Step time by depth, a line per strategy: published beside measured.
+
+    Parameters
+    ----------
+    results
+        A folder of records.
+    output
+        The file to write: .pdf, .svg or .png.
+    batch_size
+        Records of this batch size. Unless given: the one that was measured at most depths.
+    source
+        published, measured or predicted; repeatable. Unless given: published and measured.
+    no_caption
+        Leave out the line that says where the figures come from.
+    """
+    return _by_depth("time", results, output, batch_size, source, no_caption)
+
+
+@plot.command
+def pareto(
+    results: Path = Path("runs"),
+    /,
+    *,
+    output: Path,
+    step: str | None = None,
+    source: Sources = None,
+    no_caption: Flag = False,
+) -> int:
+    """Memory against time, a panel per step and a point per strategy.
+
+    Parameters
+    ----------
+    results
+        A folder of records.
+    output
+        The file to write: .pdf, .svg or .png.
+    step
+        Only this model, such as resnet-50.
+    source
+        published, measured or predicted; repeatable. Unless given: measured.
+    no_caption
+        Leave out the line that says where the figures come from.
+    """
+    kind = format_of(output)
+    sources = source or ["measured"]
+    records, figures = _figures(results)
+    if step is not None:
+        names = {figure.model for figure in figures if figure.source in sources}
+        if step not in names:
+            raise UnknownNameError("step", step, names)
+        figures = [figure for figure in figures if figure.model == step]
+    panels = trade_panels(figures, sources=sources)
+    if not panels:
+        raise MemtradeError(
+            f"no step has been run with two strategies in {str(results)!r}: there is nothing to "
+            "weigh up. Run another one: memtrade run --strategy checkpoints"
+        )
+    caption = "" if no_caption else _caption(records, sources)
+    return _write(output, trade_plot(panels, caption=caption), kind)
+
+
+@plot.command
+def max_batch(results: Path = Path("runs"), /, *, output: Path, no_caption: Flag = False) -> int:
+    """The largest batch under a memory limit, a bar per strategy: published beside measured.
+
+    Parameters
+    ----------
+    results
+        A folder of records.
+    output
+        The file to write: .pdf, .svg or .png.
+    no_caption
+        Leave out the line that says where the figures come from.
+    """
+    kind = format_of(output)
+    records, searches = read_records(results), read_searches(results)
+    with warnings_on_stderr():
+        batches = [b for b in make_max_batches(searches, records) if b.source != "predicted"]
+    if not batches:
+        raise MemtradeError(
+            f"there is no search for the largest batch in {str(results)!r}: "
+            "make one: memtrade max-batch"
+        )
+    measured = [f"measured: {machines_text(searches)}"] if searches else []
+    caption = "" if no_caption else _sentences([_PUBLISHED, *measured])
+    return _write(output, max_batch_plot(batches, caption=caption), kind)
+
+
+def _by_depth(
+    quantity: Quantity,
+    results: Path,
+    output: Path,
+    batch_size: int | None,
+    source: Sequence[Source] | None,
+    no_caption: bool,
+) -> int:
+    kind = format_of(output)
+    sources = source or ["published", "measured"]
+    records, figures = _figures(results)
+    chosen = by_depth(figures, batch_size=batch_size)
+    panels = depth_panels(chosen, quantity, sources=sources)
+    if missing := [each for each in sources if each not in {panel.source for panel in panels}]:
+        raise MemtradeError(
+            f"there is nothing {missing[0]} to plot by depth in {str(results)!r}: "
+            "make it: memtrade run --layers 18; or choose with --source"
+        )
+    step = chosen[0]
+    plotted = [
+        record
+        for record in records
+        if record.spec.model == step.family
+        and record.spec.model_options.get("batch_size") == step.batch_size
+    ]
+    caption = "" if no_caption else _caption(plotted, sources, batch_size=step.batch_size)
+    return _write(output, depth_plot(panels, quantity, caption=caption), kind)
+
+
+def _figures(results: Path) -> tuple[list[Record], list[Figure]]:
+    records = read_records(results)
+    with warnings_on_stderr():
+        return records, make_figures(records)
+
+
+def _caption(
+    records: Sequence[Record], sources: Sequence[Source], *, batch_size: int | None = None
+) -> str:
+    parts = {
+        "published": _PUBLISHED,
+        "measured": f"measured: {conditions(records) if records else 'nothing'}",
+        "predicted": "predicted: by the simulator, before the step ran",
+    }
+    texts = [parts[source] for source in SOURCES if source in sources]
+    return _sentences([f"batch {batch_size}"] * (batch_size is not None) + texts)
+
+
+def _sentences(texts: Sequence[str]) -> str:
+    return " ".join(f"{text[0].upper()}{text[1:]}." for text in texts)
+
+
+def _write(output: Path, canvas: Canvas, kind: str) -> int:
+    write_output(output, render(canvas, kind))
+    return 0

@@ -1,0 +1,117 @@
+"""`memtrade predict`: what strategies will cost on a device, without running anything."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+from cyclopts import Parameter
+
+from memtrade.commands.flags import DEFAULT_STRATEGIES, ModelFlags, StrategyFlags
+from memtrade.commands.profiles import Foresight, ProfileFlags, foresee
+from memtrade.commands.progress import reporting
+from memtrade.commands.run import Flag
+from memtrade.commands.screen import stdout
+from memtrade.errors import InfeasibleBudgetError, UnsupportedGraphError
+from memtrade.measure.protocol import PlanSummary, Progress
+from memtrade.plan import Plan
+from memtrade.results.predictions import Foreseen, Prediction, to_csv, to_sheet
+from memtrade.results.tables import seconds
+from memtrade.simulate.memory import Simulator
+from memtrade.simulate.predict import Predictor
+from memtrade.units import megabytes
+
+
+def predict(
+    *,
+    model: ModelFlags | None = None,
+    strategy: StrategyFlags | None = None,
+    device: ProfileFlags | None = None,
+    format: Literal["terminal", "markdown", "csv"] = "terminal",
+    json: Flag = False,
+    verbose: Flag = False,
+    command_line: Annotated[str, Parameter(parse=False)] = "",
+) -> int:
+    """Predict strategies on a device: peak memory, host memory, step time. Nothing is run.
+
+    The step is traced and each plan is simulated, for this machine's arena or for a device that
+    one does not have. The exit status is 3 where no plan of a strategy reaches its budget.
+
+    Parameters
+    ----------
+    format
+        csv has all figures, in bytes and seconds.
+    json
+        Print the predictions to stdout as JSON, and no table.
+    verbose
+        Pass on what TensorFlow logs.
+    """
+    foresight = foresee(
+        model or ModelFlags(),
+        strategy or StrategyFlags(),
+        device or ProfileFlags(),
+        default=DEFAULT_STRATEGIES,
+        verbose=verbose,
+    )
+    foreseen = Foreseen(
+        device=foresight.device,
+        limit_bytes=foresight.limit_bytes,
+        predictions=_predict_all(foresight),
+        assumed=Simulator(foresight.graph).assumed,
+        command=command_line,
+    )
+    if json:
+        encoded = msgspec.json.encode(foreseen.predictions, order="sorted")
+        print(msgspec.json.format(encoded, indent=2).decode())
+    elif format == "csv":
+        print(to_csv(foreseen), end="")
+    elif format == "markdown":
+        print(to_sheet(foreseen).to_markdown(), end="")
+    else:
+        stdout().print(to_sheet(foreseen).to_rich())
+    return 3 if any(p.status == "infeasible" for p in foreseen.predictions) else 0
+
+
+def _predict_all(foresight: Foresight) -> tuple[Prediction, ...]:
+    predictor = Predictor(foresight.graph, foresight.device)
+    untouched = Plan("original", {}, foresight.graph.fingerprint, "pinned", (), ())
+    original = predictor.predict(untouched, limit_bytes=foresight.limit_bytes)
+    predictions = []
+    with reporting() as reporter:
+        for position, label in enumerate(foresight.labels):
+            reporter.trial(position + 1, len(foresight.labels), label)
+            reporter.event(Progress("plan"))
+            prediction = _predict(foresight, position, predictor)
+            if prediction.predicted is not None and original.step_seconds:
+                relative = (prediction.predicted.step_seconds or 0.0) / original.step_seconds
+                prediction = msgspec.structs.replace(prediction, relative_time=relative)
+            predictions.append(prediction)
+            reporter.ended(_in_short(prediction))
+    return tuple(predictions)
+
+
+def _predict(foresight: Foresight, position: int, predictor: Predictor) -> Prediction:
+    label, spec = foresight.labels[position], foresight.specs[position]
+    try:
+        plan = foresight.plan(spec)
+    except InfeasibleBudgetError as error:
+        return Prediction(
+            label=label,
+            spec=spec,
+            status="infeasible",
+            reason=str(error),
+            floor_bytes=error.needed_bytes,
+        )
+    except UnsupportedGraphError as error:
+        return Prediction(label=label, spec=spec, status="unsupported", reason=str(error))
+    predicted = predictor.predict(plan, limit_bytes=foresight.limit_bytes)
+    summary = PlanSummary.of(plan, foresight.graph)
+    return Prediction(label=label, spec=spec, status="ok", predicted=predicted, plan=summary)
+
+
+def _in_short(prediction: Prediction) -> str:
+    if prediction.predicted is None:
+        return f"{prediction.status}: {prediction.reason}"
+    peak, took = prediction.predicted.peak_bytes, prediction.predicted.step_seconds
+    step = "" if took is None else f", {seconds(took)} s a step"
+    return f"predicted peak {megabytes(peak)} MB{step}"

@@ -1,0 +1,74 @@
+"""How the commands that only read get their records, and write what they made of them."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+from memtrade.errors import MemtradeError
+from memtrade.results.figures import MissingPublishedWarning
+from memtrade.results.max_batch_records import MaxBatchRecord, load_max_batches
+from memtrade.results.records import DamagedRecordWarning, Record, load_records
+
+HOW_TO_MAKE_SOME = "make some: memtrade run, or memtrade sweep sweeps/thesis.toml"
+
+
+def read_records(folder: Path) -> list[Record]:
+    """The records of a folder; damaged ones are named on stderr and left out.
+
+    Raises:
+        MemtradeError: there is no such folder, or no record in it.
+    """
+    if not folder.is_dir():
+        raise MemtradeError(f"there is no folder of records {str(folder)!r}: {HOW_TO_MAKE_SOME}")
+    with warnings_on_stderr():
+        records = load_records(folder)
+    if not records:
+        raise MemtradeError(f"there are no records in {str(folder)!r}: {HOW_TO_MAKE_SOME}")
+    return records
+
+
+def read_searches(folder: Path) -> list[MaxBatchRecord]:
+    """The searches for the largest batch in a folder, which may have none."""
+    with warnings_on_stderr():
+        return load_max_batches(folder)
+
+
+@contextlib.contextmanager
+def warnings_on_stderr() -> Iterator[None]:
+    """Shows what the views had to leave out, one line each."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", DamagedRecordWarning)
+        warnings.simplefilter("always", MissingPublishedWarning)
+        yield
+    for message in dict.fromkeys(str(warning.message) for warning in caught):
+        print(f"memtrade: warning: {' '.join(message.split())}", file=sys.stderr)
+
+
+def shown_folder(folder: Path) -> str:
+    """A folder as pages name it: without where this machine keeps it."""
+    if not folder.is_absolute():
+        return str(folder)
+    inside = folder.is_relative_to(Path.cwd())
+    return str(folder.relative_to(Path.cwd())) if inside else folder.name
+
+
+def check_folder(path: Path) -> None:
+    """Raises MemtradeError unless the folder of a file to write is there."""
+    if not path.resolve().parent.is_dir():
+        raise MemtradeError(f"there is no folder {str(path.parent)!r}: make it, or name another")
+
+
+def write_output(path: Path, content: bytes) -> None:
+    """Writes a file whole.
+
+    Raises:
+        MemtradeError: it cannot be written.
+    """
+    try:
+        path.write_bytes(content)
+    except OSError as error:
+        raise MemtradeError(f"cannot write {path}: {error.strerror}") from error

@@ -1,0 +1,46 @@
+"""`memtrade report`: the records of a folder as one HTML page. Only reads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from memtrade.commands.reading import (
+    read_records,
+    read_searches,
+    shown_folder,
+    warnings_on_stderr,
+    write_output,
+)
+from memtrade.errors import MemtradeError
+from memtrade.results.report import make_report
+
+
+def report(
+    results: Path = Path("runs"),
+    /,
+    *,
+    output: Path = Path("report.html"),
+    command_line: Annotated[str, Parameter(parse=False)] = "",
+) -> int:
+    """Write a report: one HTML page that opens offline.
+
+    Which strategy for which need, then plots that answer to the pointer, the tables, the
+    environment, and the commands behind every figure.
+
+    Parameters
+    ----------
+    results
+        A folder of records.
+    output
+        The page, a file in .html.
+    """
+    if output.suffix.lower() not in (".html", ".htm"):
+        raise MemtradeError(f"a report is a file in .html, not {output.name!r}")
+    records, searches = read_records(results), read_searches(results)
+    with warnings_on_stderr():
+        page = make_report(records, searches, folder=shown_folder(results), command=command_line)
+    write_output(output, page.encode())
+    return 0

@@ -1,0 +1,69 @@
+"""`memtrade timeline`: memory over the step, who holds what at the peak, copies beside compute."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from memtrade.commands.flags import ModelFlags, StrategyFlags
+from memtrade.commands.profiles import ProfileFlags, foresee, use_all
+from memtrade.commands.reading import check_folder, write_output
+from memtrade.commands.run import Flag
+from memtrade.errors import MemtradeError
+from memtrade.results.plots import FORMATS, render
+from memtrade.results.tables import step_text
+from memtrade.results.timeline_page import to_html
+from memtrade.results.timeline_plot import timeline_plot
+from memtrade.results.timeline_view import Timelines, make_strip
+
+
+def timeline(
+    *,
+    model: ModelFlags | None = None,
+    strategy: StrategyFlags | None = None,
+    device: ProfileFlags | None = None,
+    output: Path = Path("timeline.html"),
+    verbose: Flag = False,
+    command_line: Annotated[str, Parameter(parse=False)] = "",
+) -> int:
+    """Draw memory over the step, as simulated: who holds what, and copies beside compute.
+
+    Several strategies share one page and its axes. Nothing is run. Unless --strategy says
+    otherwise, original and ome are drawn.
+
+    Parameters
+    ----------
+    output
+        The file to write: .html, a page that needs no network, or .png, .svg, .pdf.
+    verbose
+        Pass on what TensorFlow logs.
+    """
+    kind = output.suffix.removeprefix(".").lower()
+    if kind not in ("html", *FORMATS):
+        raise MemtradeError(
+            f"a timeline is a file in .html, .pdf, .svg or .png, not {output.name!r}: "
+            "name one with --output"
+        )
+    check_folder(output)
+    foresight = foresee(
+        model or ModelFlags(),
+        strategy or StrategyFlags(),
+        device or ProfileFlags(),
+        default=("original", "ome"),
+        verbose=verbose,
+    )
+    strips = [make_strip(label, foresight.graph, usage) for label, usage in use_all(foresight)]
+    timelines = Timelines(
+        step=step_text(foresight.specs[0]),
+        device=foresight.device,
+        limit_bytes=foresight.limit_bytes,
+        strips=tuple(strips),
+        command=command_line,
+    )
+    if kind == "html":
+        write_output(output, to_html(timelines).encode())
+    else:
+        write_output(output, render(timeline_plot(timelines), kind))
+    return 0

@@ -1,0 +1,206 @@
+"""The largest batch of one strategy: where the simulator says it lies, and what trials say of it.
+
+A strategy with a plan is planned anew for each batch size, from a graph that is made without
+tracing (`memtrade.rebatch`), and simulated: that gives the search its guess. Then trials decide,
+each in a child process as any other. A strategy without a plan has no guess but the batch size
+that was asked for.
+
+Strategies that plan for a budget get the memory limit, less a margin for what the simulator does
+not know. No trial is started that would take more host memory than is safe.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal
+
+import msgspec
+
+from memtrade.errors import InfeasibleBudgetError, UnsupportedGraphError
+from memtrade.measure import host
+from memtrade.measure.defaults import with_default
+from memtrade.measure.protocol import Status, TrialSpec
+from memtrade.rebatch import Rebatcher
+from memtrade.results.records import Record
+from memtrade.search import Found, largest
+from memtrade.simulate.devices import Device
+from memtrade.simulate.predict import Predicted, Predictor
+from memtrade.strategies import PLANNED, make_options
+from memtrade.units import megabytes
+
+Bound = Literal[
+    "device memory",
+    "host memory",
+    "no plan",
+    "time limit",
+    "crash",
+    "unsupported",
+    "asked maximum",
+]
+_BOUND_OF: dict[Status, Bound] = {
+    "out_of_memory": "device memory",
+    "out_of_host_memory": "host memory",
+    "infeasible": "no plan",
+    "timeout": "time limit",
+    "crashed": "crash",
+    "unsupported": "unsupported",
+}
+
+# Of the limit, what a budget leaves free, tried in this order until the plan fits when simulated: a
+# pinned plan's peak is known to a few parts in 10,000 (results/measured), but holes between the
+# pieces in use can keep a request from fitting where their sum would do.
+_MARGINS = {"pinned": (0.001, 0.02, 0.05, 0.1, 0.15), "dataflow": (0.02, 0.05, 0.1, 0.15)}
+
+# Of what the machine has free, the share that a trial may take; the rest is for what else runs.
+SAFE_SHARE = 0.9
+# What a trial takes beside the arena and the swapped tensors: TensorFlow, the traced graph, its
+# kernels' caches. In results/measured less than 0.4 GB, and 0.5 GB for TensorFlow itself.
+PROCESS_BYTES = 1 << 30
+# Swapped tensors take up to 5% more than their bytes on the heap (results/measured).
+_HEAP_FACTOR = 1.05
+_HOST_GRAIN_BYTES = 500_000_000  # so that the limit is the same from run to run
+
+
+@dataclass(frozen=True)
+class Obstacle:
+    """What keeps a batch size from running."""
+
+    bound: Bound
+    reason: str
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A batch size before it is tried; `predicted` is None without a plan."""
+
+    spec: TrialSpec
+    predicted: Predicted | None = None
+    obstacle: Obstacle | None = None
+
+
+class Tried(msgspec.Struct, frozen=True):
+    """One trial of a search: the record is among the others under this id."""
+
+    batch_size: int
+    id: str
+    status: Status
+
+
+@dataclass
+class BatchSearch:
+    """The search for one strategy. `run` does it.
+
+    Attributes:
+        base: a trial at the batch size where the search begins.
+        rebatcher: of the model; None for a strategy without a plan.
+        profile: of the device; None for a GPU.
+        measure: runs a trial, or finds the record of one that has run.
+        on_plan: called with each batch size before it is planned and simulated.
+        step: only multiples of it are asked for.
+        most: the largest batch size that may be asked for.
+    """
+
+    base: TrialSpec
+    rebatcher: Rebatcher | None
+    profile: Device | None
+    measure: Callable[[TrialSpec], Record]
+    on_plan: Callable[[int], None] = lambda batch: None
+    step: int = 1
+    most: int | None = None
+    free_bytes: Callable[[], int] = host.free_memory_bytes
+    tried: list[Tried] = field(default_factory=list)
+    predicted: Found[Obstacle] | None = None
+    _candidates: dict[int, Candidate] = field(default_factory=dict)
+
+    def run(self) -> Found[Obstacle]:
+        """The answer, every word of it by trials, but for sizes that were not safe to try."""
+        guess = self.base.model_options["batch_size"]
+        if self.rebatcher is not None:
+            self.predicted = largest(self._foreseen, guess=guess, step=self.step, most=self.most)
+            guess = self.predicted.batch
+        return largest(self._met, guess=guess, step=self.step, most=self.most)
+
+    def _foreseen(self, batch: int) -> Obstacle | None:
+        candidate = self._candidate(batch)
+        predicted = candidate.predicted
+        if predicted is not None and not predicted.fits:
+            peak = megabytes(predicted.peak_bytes)
+            return Obstacle("device memory", f"the predicted peak is {peak} MB")
+        return candidate.obstacle or self._host_obstacle(candidate)
+
+    def _met(self, batch: int) -> Obstacle | None:
+        candidate = self._candidate(batch)
+        obstacle = candidate.obstacle or self._host_obstacle(candidate)
+        if obstacle is not None:
+            return obstacle
+        record = self.measure(candidate.spec)
+        self.tried.append(Tried(batch, record.id, record.status))
+        if record.status == "ok":
+            return None
+        return Obstacle(_BOUND_OF[record.status], record.reason)
+
+    def _candidate(self, batch: int) -> Candidate:
+        if batch not in self._candidates:
+            self.on_plan(batch)
+            self._candidates[batch] = self._make_candidate(batch)
+        return self._candidates[batch]
+
+    def _make_candidate(self, batch: int) -> Candidate:
+        options = self.base.model_options | {"batch_size": batch}
+        spec = msgspec.structs.replace(self.base, model_options=options)
+        if self.rebatcher is None:
+            return Candidate(spec)
+        graph = self.rebatcher.at(batch)
+        predictor = Predictor(graph, self.profile)
+        limit_bytes = self._limit_bytes
+        spec = with_default(spec, "host_memory_limit", _words(self._host_limit_bytes()))
+        candidate = Candidate(spec)
+        for margin in _MARGINS[spec.order]:
+            budgeted = with_default(spec, "budget", _words(int(limit_bytes * (1 - margin))))
+            try:
+                typed = make_options(budgeted.strategy, budgeted.strategy_options)
+                plan = PLANNED[budgeted.strategy].plan(graph, typed, budgeted.order)
+            except InfeasibleBudgetError as error:
+                return Candidate(budgeted, obstacle=Obstacle("no plan", str(error)))
+            except UnsupportedGraphError as error:
+                return Candidate(budgeted, obstacle=Obstacle("unsupported", str(error)))
+            candidate = Candidate(budgeted, predictor.predict(plan, limit_bytes=limit_bytes))
+            assert candidate.predicted is not None
+            if candidate.predicted.fits or budgeted is spec:
+                break
+        return candidate
+
+    @property
+    def _limit_bytes(self) -> int:
+        assert self.base.memory_limit_bytes is not None
+        return self.base.memory_limit_bytes
+
+    def _host_limit_bytes(self) -> int:
+        """What swapped tensors may take, by what is free now, rounded down."""
+        device_bytes = self._limit_bytes if self.base.device == "arena" else 0
+        left = SAFE_SHARE * self.free_bytes() - device_bytes - PROCESS_BYTES
+        grains = int(left / _HEAP_FACTOR) // _HOST_GRAIN_BYTES
+        return max(grains, 1) * _HOST_GRAIN_BYTES
+
+    def _host_obstacle(self, candidate: Candidate) -> Obstacle | None:
+        """Of a trial that might bring the machine down. The arena is in the machine's memory."""
+        if candidate.predicted is None:
+            return None
+        device_bytes = 0
+        if self.base.device == "arena":
+            device_bytes = min(candidate.predicted.peak_bytes, self._limit_bytes)
+        swapped = round(_HEAP_FACTOR * candidate.predicted.host_bytes)
+        needed, free = device_bytes + swapped + PROCESS_BYTES, self.free_bytes()
+        if needed <= SAFE_SHARE * free:
+            return None
+        return Obstacle(
+            "host memory",
+            f"not tried: it would take {needed / 1e9:,.1f} GB of this machine's memory, "
+            f"of which {free / 1e9:,.1f} GB are free",
+        )
+
+
+def _words(size_bytes: int) -> str:
+    """A size as an option takes it, rounded down."""
+    return f"{size_bytes // 100_000 / 10}MB"

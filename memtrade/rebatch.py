@@ -1,0 +1,127 @@
+"""The graph of a step at any batch size, from its graphs at two: no tracing, milliseconds.
+
+The idea. The same model traced at two batch sizes has the same ops; only dimensions differ, and
+each is affine in the batch: d(b) = p b + q. Two traces fix p and q.
+
+Checked: the same ops, types, edges and attributes. Assumed: dimensions are affine, that is, none is
+a power of the batch, or rounded. `tests/tf/test_rebatch.py` holds that for every model here,
+against real traces. At batch 1 TensorFlow sums gradients of broadcasts over fewer axes: there the
+lists of these axes, some bytes each, are not those of a trace.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from memtrade.errors import UnsupportedGraphError
+from memtrade.graph import Op, StepGraph, Tensor
+
+
+class Rebatcher:
+    """Makes the graph of `first`'s model at other batch sizes.
+
+    Raises:
+        UnsupportedGraphError: on construction, where the two are not the same but for dimensions.
+    """
+
+    def __init__(self, first: StepGraph, first_batch: int, second: StepGraph, second_batch: int):
+        if first_batch == second_batch:
+            raise ValueError(f"two different batch sizes are needed, not {first_batch} twice")
+        self._first, self._second = first, second
+        self._at = (first_batch, second_batch)
+        a, b = first.data, second.data
+        if len(a.ops) != len(b.ops):
+            raise self._differs(f"its number of ops ({len(a.ops)} and {len(b.ops)})")
+        for name in ("inputs", "captures", "outputs", "control_outputs", "loss", "collection"):
+            if getattr(a, name) != getattr(b, name):
+                raise self._differs(f"its list of {name}")
+        for one, other in zip(a.ops, b.ops, strict=True):
+            # As in the fingerprint: names of placeholders follow from the way of tracing.
+            if one.type != "Placeholder" and one.name != other.name:
+                raise self._differs(f"op {one.name} ({other.name})")
+            alike = (one.type, one.inputs, one.controls, one.outputs, one.stateful)
+            if alike != (other.type, other.inputs, other.controls, other.outputs, other.stateful):
+                raise self._differs(f"op {one.name}")
+            if one.attrs.keys() != other.attrs.keys():
+                raise self._differs(f"the attributes of {one.name}")
+        for one, other in zip(a.tensors, b.tensors, strict=True):
+            ranks = [None if t.shape is None else len(t.shape) for t in (one, other)]
+            if ranks[0] != ranks[1] or one.dtype != other.dtype:
+                raise self._differs(f"the rank of {first.label(one.id)}")
+
+    def at(self, batch: int) -> StepGraph:
+        """The graph at `batch`, 1 or more."""
+        if batch < 1:
+            raise ValueError(f"a batch has at least one example, not {batch}")
+        a, b = self._first.data, self._second.data
+        pairs = zip(a.capture_bytes, b.capture_bytes, strict=True)
+        return StepGraph(
+            msgspec.structs.replace(
+                a,
+                ops=tuple(self._op(*pair, batch) for pair in zip(a.ops, b.ops, strict=True)),
+                tensors=tuple(
+                    self._tensor(*pair, batch) for pair in zip(a.tensors, b.tensors, strict=True)
+                ),
+                capture_bytes=tuple(self._affine(x, y, batch, "a captured size") for x, y in pairs),
+            )
+        )
+
+    def _op(self, one: Op, other: Op, batch: int) -> Op:
+        if one.attrs == other.attrs:
+            return one
+        attrs = {
+            key: self._value(value, other.attrs[key], batch, f"{key} of {one.name}")
+            for key, value in one.attrs.items()
+        }
+        return msgspec.structs.replace(one, attrs=attrs)
+
+    def _value(self, x: Any, y: Any, batch: int, what: str) -> Any:
+        """An attribute: the same at both, or made of whole numbers."""
+        if x == y:
+            return x
+        if type(x) is int and type(y) is int:
+            return self._affine(x, y, batch, what)
+        if isinstance(x, list) and isinstance(y, list) and len(x) == len(y):
+            return [self._value(*each, batch, what) for each in zip(x, y, strict=True)]
+        raise self._differs(what)
+
+    def _tensor(self, one: Tensor, other: Tensor, batch: int) -> Tensor:
+        if one.shape == other.shape or one.shape is None or other.shape is None:
+            return one
+        what = self._first.label(one.id)
+        shape = self._shape(one.shape, other.shape, batch, what)
+        return msgspec.structs.replace(
+            one, shape=shape, size_bytes=math.prod(shape) * _item_bytes(one)
+        )
+
+    def _shape(
+        self, one: Sequence[int], other: Sequence[int], batch: int, what: str
+    ) -> tuple[int, ...]:
+        return tuple(self._affine(*pair, batch, what) for pair in zip(one, other, strict=True))
+
+    def _affine(self, x: int, y: int, batch: int, what: str) -> int:
+        """The value at `batch` on the line through (first batch, x) and (second batch, y)."""
+        first, second = self._at
+        slope, rest = divmod(y - x, second - first)
+        value = x + slope * (batch - first)
+        if rest or value < 0:
+            raise self._differs(what)
+        return value
+
+    def _differs(self, what: str) -> UnsupportedGraphError:
+        first, second = self._at
+        return UnsupportedGraphError(
+            f"{self._first.name} cannot be had at other batch sizes without tracing it: {what} "
+            f"differs between batch {first} and batch {second} by more than dimensions that grow "
+            "with the batch"
+        )
+
+
+def _item_bytes(tensor: Tensor) -> int:
+    """Of one value; 0 for what has no size (resources, strings) or no values."""
+    count = math.prod(tensor.shape or ())
+    return tensor.size_bytes // count if count else 0

@@ -1,0 +1,271 @@
+"""The largest batches: how far each strategy carries a step under a memory limit.
+
+The thesis's table of ResNet-50 stands beside our own searches, source by source, as with
+`figures.py`; `relative` is to `original` of the same source and place.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from memtrade.measure.protocol import Measured
+from memtrade.models import make_model
+from memtrade.results.figures import (
+    SOURCES,
+    THESIS,
+    MissingPublishedWarning,
+    Source,
+    places,
+    step_conditions,
+    strategy_rank,
+)
+from memtrade.results.grids import NONE, Column, Grid, GridRow, Section
+from memtrade.results.max_batch_records import MaxBatchRecord
+from memtrade.results.published import load_published
+from memtrade.results.records import Record
+from memtrade.results.tables import ratio, seconds, spec_label
+from memtrade.units import megabytes
+
+MAX_BATCH_GRID = "max-batch"
+
+_QUANTITIES: tuple[tuple[str, str, Callable[..., str]], ...] = (
+    ("largest batch", "batch_size", str),
+    ("relative batch", "relative", ratio),
+    ("peak MB", "peak_bytes", megabytes),
+    ("step s", "step_seconds", seconds),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MaxBatch:
+    """What one source says of the largest batch of one model under one strategy.
+
+    Attributes:
+        where, conditions: as in `Figure`.
+        batch_size: the largest that ran, or that was predicted to; 0 where none does.
+        bound: what is in the way of a larger one; "" where that is not told.
+        peak_bytes, step_seconds: at that batch.
+        relative: to the largest batch of `original` of the same source and place.
+    """
+
+    source: Source
+    where: str
+    model: str
+    family: str
+    layers: int | None
+    strategy: str
+    variant: str
+    batch_size: int
+    conditions: str = ""
+    bound: str = ""
+    peak_bytes: int | None = None
+    step_seconds: float | None = None
+    relative: float | None = None
+    origin: str = ""
+    note: str = ""
+
+    @property
+    def step_name(self) -> str:
+        """The model, with what about it is not the default."""
+        return ", ".join(part for part in (self.model, self.conditions) if part)
+
+
+def make_max_batches(
+    searches: Sequence[MaxBatchRecord],
+    trials: Sequence[Record],
+    *,
+    results_dir: str | Path = "results",
+) -> list[MaxBatch]:
+    """Published, then measured, then predicted, by model and strategy.
+
+    `trials` has the records of the searches' trials. Of two searches for the same, the newer one
+    counts.
+    """
+    measured = {record.id: record.measured for record in trials}
+    found: dict[tuple[object, ...], MaxBatch] = {}
+    for batch in published_max_batches(results_dir=results_dir):
+        found[_identity(batch)] = batch
+    pairs = sorted(zip(searches, places(searches), strict=True), key=lambda pair: pair[0].created)
+    for search, where in pairs:
+        for batch in _of_search(search, where, measured.get(search.best_trial or "")):
+            found[_identity(batch)] = batch
+    return _with_ratios(sorted(found.values(), key=_order))
+
+
+def _of_search(search: MaxBatchRecord, where: str, best: Measured | None) -> list[MaxBatch]:
+    spec = search.spec
+    batch = MaxBatch(
+        source="measured",
+        where=where,
+        model=search.model,
+        family=spec.model,
+        layers=spec.model_options.get("layers"),
+        strategy=spec.strategy,
+        variant=spec_label(spec),
+        batch_size=search.batch_size,
+        conditions=step_conditions(spec),
+        bound=search.bound,
+        peak_bytes=best.peak_bytes if best else None,
+        step_seconds=best.median_seconds if best else None,
+        origin=search.command,
+    )
+    if search.predicted_batch_size is None:
+        return [batch]
+    foreseen = replace(
+        batch,
+        source="predicted",
+        batch_size=search.predicted_batch_size,
+        bound=search.predicted_bound or "",
+        peak_bytes=None,
+        step_seconds=None,
+    )
+    return [batch, foreseen]
+
+
+def published_max_batches(*, results_dir: str | Path = "results") -> list[MaxBatch]:
+    """The thesis's. None, with a warning, where they are not installed."""
+    try:
+        table = load_published("thesis_max_batch", results_dir=results_dir)
+    except FileNotFoundError as error:
+        message = f"published figures are left out: {error}"
+        warnings.warn(message, MissingPublishedWarning, stacklevel=2)
+        return []
+    return [_of_published(row) for row in table.to_dict("records")]
+
+
+def max_batches_frame(batches: Iterable[MaxBatch]) -> pd.DataFrame:
+    """One row each, units in the columns' names; what there is not is missing."""
+    names = [field.name for field in fields(MaxBatch)]
+    frame = pd.DataFrame([asdict(batch) for batch in batches], columns=pd.Index(names))
+    integers = dict.fromkeys(("layers", "batch_size", "peak_bytes"), "Int64")
+    numbers = dict.fromkeys(("step_seconds", "relative"), "Float64")
+    return frame.astype(integers | numbers)
+
+
+def max_batch_grid(batches: Sequence[MaxBatch]) -> Grid:
+    """The table: a section per model, a row per strategy and place, a column per source."""
+    columns: list[tuple[str, str, Callable[..., str], Source]] = [
+        (group, attribute, text, source)
+        for group, attribute, text in _QUANTITIES
+        for source in SOURCES
+        if any(b.source == source and getattr(b, attribute) is not None for b in batches)
+    ]
+    models = dict.fromkeys(batch.step_name for batch in batches)
+    sections = []
+    for model in models:
+        own = [batch for batch in batches if batch.step_name == model]
+        rows = [
+            GridRow(
+                label=label,
+                cells=tuple(
+                    _cell(by_source.get(source), attribute, text)
+                    for _, attribute, text, source in columns
+                ),
+            )
+            for label, by_source in _rows(own).items()
+        ]
+        sections.append(Section(title=model if len(models) > 1 else "", rows=tuple(rows)))
+    only = f" of {next(iter(models))}" if len(models) == 1 else ""
+    return Grid(
+        name=MAX_BATCH_GRID,
+        title=f"Largest batch{only}",
+        stub="strategy",
+        columns=tuple(Column(group=group, name=source) for group, _, _, source in columns),
+        sections=tuple(sections),
+        notes=tuple(_notes(batches)),
+        expendable=("relative batch", "step s"),
+    )
+
+
+def _rows(batches: Sequence[MaxBatch]) -> dict[str, dict[Source, MaxBatch]]:
+    """By label; what is published stands beside each place of ours with the same strategy."""
+    published = {batch.variant: batch for batch in batches if batch.source == "published"}
+    rows: dict[str, dict[Source, MaxBatch]] = {}
+    for batch in sorted(batches, key=lambda b: (strategy_rank(b.strategy), b.variant, b.where)):
+        if batch.source == "published":
+            if all(b.source == "published" for b in batches if b.variant == batch.variant):
+                rows[batch.variant] = {"published": batch}
+            continue
+        row = rows.setdefault(_label(batch), {})
+        row[batch.source] = batch
+        if batch.variant in published:
+            row["published"] = published[batch.variant]
+    return rows
+
+
+def _label(batch: MaxBatch) -> str:
+    return ", ".join(part for part in (batch.variant, batch.where) if part)
+
+
+def _cell(batch: MaxBatch | None, attribute: str, text: Callable[..., str]) -> str:
+    if batch is None:
+        return NONE
+    value = getattr(batch, attribute)
+    return NONE if value is None else text(value)
+
+
+def _notes(batches: Sequence[MaxBatch]) -> list[str]:
+    notes = []
+    sources = {batch.source for batch in batches}
+    if "published" in sources:
+        notes.append("published: the thesis, results/published/thesis_max_batch.csv")
+    if "measured" in sources:
+        notes.append("measured: the largest that ran, by trials")
+    if "predicted" in sources:
+        notes.append("predicted: by the simulator, before the trials")
+    bounds: dict[str, list[str]] = {}
+    for batch in batches:
+        if batch.source == "measured" and batch.bound:
+            bounds.setdefault(batch.bound, []).append(_label(batch))
+    if len(bounds) > 1 or (bounds and "device memory" not in bounds):
+        notes += [f"bound by {bound}: {', '.join(labels)}" for bound, labels in bounds.items()]
+    notes.append("peak and step time at that batch; relative: to original of the same source")
+    return notes
+
+
+def _of_published(row: dict[Any, Any]) -> MaxBatch:
+    model = make_model(row["model"], {"layers": int(row["layers"])})
+    return MaxBatch(
+        source="published",
+        where=THESIS,
+        model=model.name,
+        family=model.family,
+        layers=int(row["layers"]),
+        strategy=row["strategy"],
+        variant=row["strategy"],
+        batch_size=int(row["max_batch"]),
+        peak_bytes=round(row["peak_mb"] * 1e6),
+        step_seconds=row["step_seconds"],
+        origin=row["provenance"],
+        note=row["note"],
+    )
+
+
+def _identity(batch: MaxBatch) -> tuple[object, ...]:
+    return batch.source, batch.where, batch.model, batch.conditions, batch.variant
+
+
+def _order(batch: MaxBatch) -> tuple[object, ...]:
+    place = (SOURCES.index(batch.source), batch.where)
+    return *place, batch.model, batch.conditions, strategy_rank(batch.strategy), batch.variant
+
+
+def _with_ratios(batches: Sequence[MaxBatch]) -> list[MaxBatch]:
+    originals = {
+        (batch.source, batch.where, batch.model, batch.conditions): batch.batch_size
+        for batch in batches
+        if batch.strategy == "original"
+    }
+    related = []
+    for batch in batches:
+        reference = originals.get((batch.source, batch.where, batch.model, batch.conditions))
+        if reference:
+            batch = replace(batch, relative=batch.batch_size / reference)
+        related.append(batch)
+    return related

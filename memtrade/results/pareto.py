@@ -1,0 +1,149 @@
+"""Memory against time, as predicted: a point per strategy, a line where it plans for a budget.
+
+The page is plotly's and needs no network; for print, matplotlib draws the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from matplotlib.figure import Figure as Canvas
+
+from memtrade.results.series import INK, style_of
+
+_INK = "#1A1A1A"
+_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<", ">", "h", "p")
+_SYMBOLS = (
+    "circle", "square", "triangle-up", "diamond", "triangle-down", "cross", "x", "star",
+    "triangle-left", "triangle-right", "hexagon", "pentagon",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Point:
+    """One plan.
+
+    Attributes:
+        budget_bytes: that the plan was made for, if any.
+        relative_time: to the original step.
+        on_front: no other plan here is better in one and no worse in the other.
+    """
+
+    strategy: str
+    budget_bytes: int | None
+    peak_bytes: int
+    host_bytes: int
+    seconds: float
+    relative_time: float
+    on_front: bool = False
+
+
+@dataclass(frozen=True)
+class Pareto:
+    """All plans of one step on one device, and the command that made them."""
+
+    step: str
+    device: str
+    points: tuple[Point, ...]
+    command: str
+
+    @property
+    def title(self) -> str:
+        return f"{self.step} on {self.device}: predicted memory and time"
+
+    def by_strategy(self) -> dict[str, list[Point]]:
+        grouped: dict[str, list[Point]] = {}
+        for point in sorted(self.points, key=lambda p: p.peak_bytes):
+            grouped.setdefault(point.strategy, []).append(point)
+        return grouped
+
+
+def front(points: Sequence[tuple[int, float]]) -> list[bool]:
+    """Which of (bytes, seconds) no other one dominates.
+
+    >>> front([(10, 5.0), (20, 4.0), (20, 6.0), (30, 4.0)])
+    [True, True, False, False]
+    """
+    best = float("inf")
+    chosen = [False] * len(points)
+    for i in sorted(range(len(points)), key=lambda i: points[i]):
+        chosen[i] = points[i][1] < best
+        best = min(best, points[i][1])
+    return chosen
+
+
+def to_html(pareto: Pareto) -> str:
+    """The whole page."""
+    import plotly.graph_objects as go  # slow to import, and only the page needs it
+
+    drawing = go.Figure()
+    for strategy, points in pareto.by_strategy().items():
+        style = style_of(strategy)
+        colour = _INK if style.colour == INK else style.colour
+        drawing.add_scatter(
+            x=[p.peak_bytes / 1e6 for p in points],
+            y=[p.relative_time for p in points],
+            name=strategy,
+            mode="lines+markers" if len(points) > 1 else "markers",
+            line={"color": colour},
+            marker={
+                "color": colour,
+                "symbol": _SYMBOLS[style.position % len(_SYMBOLS)],
+                "size": 10,
+                "line": {"width": [2 if p.on_front else 0 for p in points], "color": _INK},
+            },
+            text=[_tip(p) for p in points],
+            hovertemplate="<b>%{fullData.name}</b><br>%{text}<extra></extra>",
+        )
+    drawing.update_layout(
+        title={"text": pareto.title, "subtitle": {"text": f"<code>{pareto.command}</code>"}},
+        xaxis={"title": "peak memory in MB", "rangemode": "tozero"},
+        yaxis={"title": "step time, relative to original"},
+        template="plotly_white",
+        font={"family": "system-ui, sans-serif", "size": 14},
+        hoverlabel={"align": "left"},
+        margin={"t": 110},
+    )
+    return drawing.to_html(include_plotlyjs=True, config={"responsive": True})
+
+
+def _tip(point: Point) -> str:
+    parts = [
+        f"peak {point.peak_bytes / 1e6:,.1f} MB",
+        f"host {point.host_bytes / 1e6:,.1f} MB",
+        f"{point.seconds:.3g} s a step ({point.relative_time:.3f} × original)",
+    ]
+    if point.budget_bytes is not None:
+        parts.append(f"planned for {point.budget_bytes / 1e6:,.0f} MB")
+    if point.on_front:
+        parts.append("nothing here is better in both")
+    return "<br>".join(parts)
+
+
+def pareto_plot(pareto: Pareto) -> Canvas:
+    """The same for print."""
+    canvas = Canvas(figsize=(7.2, 4.2), layout="constrained")
+    axis = canvas.add_subplot()
+    for strategy, points in pareto.by_strategy().items():
+        style = style_of(strategy)
+        colour = _INK if style.colour == INK else style.colour
+        axis.plot(
+            [p.peak_bytes / 1e6 for p in points],
+            [p.relative_time for p in points],
+            color=colour,
+            marker=_MARKERS[style.position % len(_MARKERS)],
+            linestyle="-" if len(points) > 1 else "none",
+            markersize=6,
+            label=strategy,
+        )
+    axis.set_xlim(left=0)
+    axis.set_xlabel("peak memory in MB")
+    axis.set_ylabel("step time, relative to original")
+    axis.set_title(pareto.title, loc="left", fontsize=10, fontweight="bold")
+    axis.grid(color="#DDDDDD", linewidth=0.6)
+    axis.set_axisbelow(True)
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.legend(frameon=False, ncols=2)
+    canvas.supxlabel(pareto.command, fontsize=6)
+    return canvas

@@ -1,0 +1,151 @@
+"""Predictions side by side: what the simulator says of several strategies on one step and device.
+
+Nothing here was measured, and every view says so.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import msgspec
+import pandas as pd
+
+from memtrade.measure.protocol import PlanSummary, TrialSpec
+from memtrade.results.sheets import NONE, Sheet
+from memtrade.results.tables import ratio, seconds, step_text
+from memtrade.simulate.devices import Device
+from memtrade.simulate.predict import Predicted
+from memtrade.units import megabytes
+
+PredictionStatus = Literal["ok", "infeasible", "unsupported"]
+
+COLUMNS = (
+    "strategy",
+    "fits",
+    "peak MB",
+    "memory cost MB",
+    "host MB",
+    "step s",
+    "relative time",
+    "stall s",
+    "kept / recomputed / swapped",
+)
+
+
+class Prediction(msgspec.Struct, frozen=True, kw_only=True):
+    """One strategy's prediction, or why there is none.
+
+    Attributes:
+        label: the strategy with the options that were asked for.
+        spec: the trial, with the options that it planned with.
+        status: "infeasible" is a budget that no plan reaches, "unsupported" a step that the
+            strategy cannot plan.
+        floor_bytes: of an infeasible budget: the smallest peak that was found.
+        relative_time: to `original` on the same device.
+    """
+
+    label: str
+    spec: TrialSpec
+    status: PredictionStatus
+    reason: str = ""
+    floor_bytes: int | None = None
+    predicted: Predicted | None = None
+    plan: PlanSummary | None = None
+    relative_time: float | None = None
+
+    @property
+    def fits_text(self) -> str:
+        if self.predicted is None:
+            return "no plan"
+        return "yes" if self.predicted.fits else "no"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Foreseen:
+    """Predictions for one step on one device.
+
+    Attributes:
+        limit_bytes: of the device's memory.
+        assumed: op types whose kernels were never traced.
+    """
+
+    device: Device
+    limit_bytes: int
+    predictions: tuple[Prediction, ...]
+    assumed: tuple[str, ...] = ()
+    command: str = ""
+
+
+def to_sheet(foreseen: Foreseen) -> Sheet:
+    predictions, device = foreseen.predictions, foreseen.device
+    notes = [f"profile {device.name}: {device.source}"]
+    if any(p.predicted and not p.predicted.fits for p in predictions):
+        notes.append("peak MB of a step that does not fit: what it would take")
+    if foreseen.assumed:
+        notes.append(
+            "taken to allocate their outputs and nothing else, because their kernels were never "
+            f"traced: {', '.join(foreseen.assumed)}"
+        )
+    notes += [
+        f"{p.label}: {p.status}: {' '.join(p.reason.split())}"
+        for p in predictions
+        if p.status != "ok"
+    ]
+    return Sheet(
+        title=f"Predicted, not measured: {step_text(predictions[0].spec)}; device profile "
+        f"{device.name}, {foreseen.limit_bytes / 2**20:,.0f} MiB",
+        columns=COLUMNS,
+        words=2,
+        rows=tuple(map(_cells, predictions)),
+        weak=frozenset(i for i, p in enumerate(predictions) if p.fits_text != "yes"),
+        notes=tuple(notes),
+        command=foreseen.command,
+    )
+
+
+def _cells(prediction: Prediction) -> tuple[str, ...]:
+    label, fits = prediction.label, prediction.fits_text
+    predicted, plan = prediction.predicted, prediction.plan
+    if predicted is None or plan is None:
+        return (label, fits, *(NONE,) * (len(COLUMNS) - 2))
+    return (
+        label,
+        fits,
+        megabytes(predicted.peak_bytes),
+        megabytes(predicted.memory_cost_bytes),
+        megabytes(predicted.host_bytes),
+        _seconds(predicted.step_seconds),
+        ratio(prediction.relative_time),
+        _seconds(predicted.stall_seconds),
+        f"{plan.kept} / {plan.recomputed} / {plan.swapped}",
+    )
+
+
+def _seconds(value: float | None) -> str:
+    return NONE if value is None else seconds(value)
+
+
+def to_csv(foreseen: Foreseen) -> str:
+    """Bytes and seconds, every figure of `Predicted`."""
+    return pd.DataFrame(list(map(_row, foreseen.predictions))).to_csv(
+        index=False, lineterminator="\n"
+    )
+
+
+def _row(prediction: Prediction) -> dict[str, Any]:
+    names = [field.name for field in msgspec.structs.fields(Predicted)]
+    predicted = prediction.predicted
+    spec = prediction.spec
+    return {
+        "model": spec.model,
+        "batch_size": spec.model_options.get("batch_size"),
+        "strategy": spec.strategy,
+        "label": prediction.label,
+        "order": spec.order,
+        "status": prediction.status,
+        "reason": prediction.reason,
+        "floor_bytes": prediction.floor_bytes,
+        **{f"predicted_{name}": predicted and getattr(predicted, name) for name in names},
+        "relative_time": prediction.relative_time,
+    }

@@ -1,0 +1,296 @@
+"""The report: one HTML page that needs nothing else, neither files nor the network.
+
+Which strategy for which need comes first, then the plots, the tables, the environment and the
+commands. plotly.js is part of the page; `templates/report.js` draws what `series.py` decides.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from markupsafe import Markup
+
+from memtrade.results.answers import make_answers, step_name, summarize, summarize_batches
+from memtrade.results.figures import (
+    Figure,
+    device_label,
+    make_figures,
+)
+from memtrade.results.grids import Column, Grid, GridRow, Section, template_environment
+from memtrade.results.machines import hardware, machine_labels
+from memtrade.results.max_batch_records import MaxBatchRecord
+from memtrade.results.max_batches import MaxBatch, make_max_batches
+from memtrade.results.records import Record
+from memtrade.results.series import (
+    DepthPanel,
+    Quantity,
+    TradePanel,
+    by_depth,
+    depth_panels,
+    style_of,
+    trade_panels,
+)
+from memtrade.results.tables import COLUMNS, compare, status_text
+from memtrade.results.thesis import thesis_grids
+
+_SYMBOLS = (
+    "circle", "square", "triangle-up", "diamond", "triangle-down", "cross", "x", "star",
+    "triangle-left", "triangle-right", "hexagon", "pentagon",
+)  # fmt: skip
+_DASHES = ("solid", "dash", "dot", "dashdot")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plot:
+    """A figure of the page and the command that makes it for paper."""
+
+    name: str
+    title: str
+    command: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Page:
+    """What the template shows.
+
+    Attributes:
+        summary: per need, a sentence; empty where no trial ran to its end.
+        grids: with the command that prints each, or "".
+        commands: that made the records.
+    """
+
+    title: str
+    subtitle: str
+    command: str
+    summary: tuple[tuple[str, str], ...]
+    plots: tuple[Plot, ...]
+    grids: tuple[tuple[Grid, str], ...]
+    environment: Grid
+    commands: tuple[str, ...]
+
+
+def make_report(
+    records: Sequence[Record],
+    searches: Sequence[MaxBatchRecord] = (),
+    *,
+    folder: str,
+    command: str,
+) -> str:
+    """The page, as HTML. `folder` and `command` are shown as they are given."""
+    figures = make_figures(records)
+    batches = make_max_batches(searches, records)
+    data = _data(figures, batches)
+    page = Page(
+        title="Memory-saving strategies, measured",
+        subtitle=_subtitle(records, folder),
+        command=command,
+        summary=(*summarize(make_answers(figures)), *summarize_batches(batches)),
+        plots=tuple(plot for plot in _plots(folder) if data[plot.name.replace("-", "_")]),
+        grids=tuple(_grids(records, searches, folder)),
+        environment=_environment(records),
+        commands=tuple(dict.fromkeys(r.command for r in sorted(records, key=_by_model))),
+    )
+    # Inside a script element, "<" could end it or open a comment.
+    encoded = msgspec.json.encode(data).decode().replace("<", "\\u003c")
+    template = template_environment().get_template("report.html")
+    return template.render(page=page, data=Markup(encoded), plotly=Markup(_plotly_js()))
+
+
+def _plotly_js() -> str:
+    from plotly.offline import get_plotlyjs  # slow to import, and only the page needs it
+
+    return get_plotlyjs()
+
+
+def _data(figures: Sequence[Figure], batches: Sequence[MaxBatch]) -> dict[str, Any]:
+    """What `report.js` reads, in MB and seconds."""
+    panels = trade_panels(figures)
+    deep = [figure for figure in figures if figure.layers is not None]
+    chosen = by_depth(deep) if any(figure.source == "measured" for figure in deep) else []
+    return {
+        "peak": [_depth_data(panel, "peak") for panel in depth_panels(chosen, "peak")],
+        "time": [_depth_data(panel, "time") for panel in depth_panels(chosen, "time")],
+        "trade": [_trade_data(panel) for panel in panels],
+        "max_batch": _max_batch_data(batches),
+        "steps": _step_data(figures),
+    }
+
+
+def _depth_data(panel: DepthPanel, quantity: Quantity) -> dict[str, Any]:
+    unit = 1e6 if quantity == "peak" else 1.0
+    return {
+        "title": panel.title,
+        "lines": [
+            {
+                **_look(line.strategy),
+                "variant": line.variant,
+                "points": [
+                    {"x": figure.layers, "y": value / unit, "origin": figure.origin}
+                    for figure, value in line.points
+                ],
+                "failed": [
+                    {"x": f.layers, "status": status_text(f.status), "origin": f.origin}
+                    for f in line.failed
+                ],
+            }
+            for line in panel.lines
+        ],
+    }
+
+
+def _trade_data(panel: TradePanel) -> dict[str, Any]:
+    return {
+        "title": panel.title,
+        "points": [_point(point.figure) | {"front": point.on_front} for point in panel.points],
+    }
+
+
+def _step_data(figures: Sequence[Figure]) -> list[dict[str, Any]]:
+    steps: dict[str, list[dict[str, Any]]] = {}
+    for figure in figures:
+        if figure.source == "measured" and figure.peak_bytes and figure.step_seconds:
+            name = ", ".join(part for part in (step_name(figure), figure.where) if part)
+            steps.setdefault(name, []).append(_point(figure))
+    # One alone leaves nothing to choose.
+    return [{"name": name, "points": each} for name, each in steps.items() if len(each) > 1]
+
+
+def _point(figure: Figure) -> dict[str, Any]:
+    return {
+        **_look(figure.strategy),
+        "variant": figure.variant,
+        "peak": (figure.peak_bytes or 0) / 1e6,
+        "seconds": figure.step_seconds,
+        "relative_time": figure.relative_time,
+        "origin": figure.origin,
+    }
+
+
+def _max_batch_data(batches: Sequence[MaxBatch]) -> list[dict[str, Any]]:
+    models = dict.fromkeys(batch.step_name for batch in batches)
+    sources = dict.fromkeys((batch.source, batch.where) for batch in batches)
+    return [
+        {
+            "title": model,
+            "bars": [
+                {
+                    "name": f"{source}: {where}" if where else source,
+                    "source": source,
+                    "points": [
+                        {
+                            **_look(batch.strategy),
+                            "variant": batch.variant,
+                            "batch": batch.batch_size,
+                            "origin": batch.origin,
+                        }
+                        for batch in batches
+                        if (batch.step_name, batch.source, batch.where) == (model, source, where)
+                    ],
+                }
+                for source, where in sources
+            ],
+        }
+        for model in models
+    ]
+
+
+def _look(strategy: str) -> dict[str, Any]:
+    style = style_of(strategy)
+    return {
+        "colour": style.colour,
+        "symbol": _SYMBOLS[style.position % len(_SYMBOLS)],
+        "dash": _DASHES[style.position % len(_DASHES)],
+        "size": max(11 - style.position, 7),
+    }
+
+
+def _plots(folder: str) -> list[Plot]:
+    def command(kind: str) -> str:
+        return shlex.join(["memtrade", "plot", kind, folder, "--output", f"{kind}.pdf"])
+
+    return [
+        Plot(name="peak", title="Peak memory by depth", command=command("peak")),
+        Plot(name="time", title="Step time by depth", command=command("time")),
+        Plot(name="trade", title="Memory against time", command=command("pareto")),
+        Plot(name="max-batch", title="Largest batch", command=command("max-batch")),
+    ]
+
+
+def _grids(
+    records: Sequence[Record], searches: Sequence[MaxBatchRecord], folder: str
+) -> list[tuple[Grid, str]]:
+    command = shlex.join(["memtrade", "table", "thesis", folder])
+    grids = [(grid, command) for grid in thesis_grids(records, searches)]
+    return [*grids, (_all_trials(records), shlex.join(["memtrade", "table", folder]))]
+
+
+def _all_trials(records: Sequence[Record]) -> Grid:
+    comparisons = compare(sorted(records, key=_by_model))
+    sections = [
+        Section(
+            title=comparison.title,
+            rows=tuple(
+                GridRow(label=label, cells=cells, failed=row.record.status != "ok")
+                for row in comparison.rows
+                for label, *cells in [row.cells()]
+                for cells in [tuple(cells)]
+            ),
+        )
+        for comparison in comparisons
+    ]
+    notes = dict.fromkeys(note for comparison in comparisons for note in comparison.notes)
+    return Grid(
+        name="trials",
+        title="All trials",
+        stub=COLUMNS[0],
+        columns=tuple(Column(group=name, name="") for name in COLUMNS[1:]),
+        sections=tuple(sections),
+        notes=tuple(notes),
+    )
+
+
+def _by_model(record: Record) -> tuple[object, ...]:
+    options = record.spec.model_options
+    return record.spec.model, options.get("layers") or 0, options.get("batch_size") or 0
+
+
+def _environment(records: Sequence[Record]) -> Grid:
+    labels = machine_labels(record.machine for record in records)
+    kinds: dict[tuple[str, ...], int] = {}
+    for record in records:
+        machine, runtime = record.machine, record.runtime
+        threads = f"{runtime.intra_op_threads} + {runtime.inter_op_threads}" if runtime else "–"
+        kind = (
+            labels[hardware(machine)],
+            f"{machine.memory_bytes / 2**30:,.0f} GiB",
+            device_label(record.spec.device, record.spec.memory_limit_bytes),
+            f"{machine.tensorflow_version}",
+            ("on" if runtime.onednn else "off") if runtime else "–",
+            threads,
+            machine.python_version,
+            machine.platform,
+            machine.memtrade_version,
+        )
+        kinds[kind] = kinds.get(kind, 0) + 1
+    names = (
+        "memory", "device", "TensorFlow", "oneDNN", "threads in and between ops", "Python",
+        "platform", "memtrade", "trials",
+    )  # fmt: skip
+    rows = tuple(GridRow(label=kind[0], cells=(*kind[1:], str(n))) for kind, n in kinds.items())
+    return Grid(
+        name="environment",
+        title="Where the trials ran",
+        stub="machine",
+        columns=tuple(Column(group=name, name="") for name in names),
+        sections=(Section(title="", rows=rows),),
+    )
+
+
+def _subtitle(records: Sequence[Record], folder: str) -> str:
+    days = sorted({record.created[:10] for record in records})
+    when = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
+    return f"{len(records)} trials in {folder}, run on {when}"

@@ -1,0 +1,90 @@
+"""`memtrade timeline` as a plot for paper, by matplotlib: the same strips with the same axes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+
+from memtrade.results.timeline_view import CHANNELS, COLOURS, Strip, Timelines
+from memtrade.simulate.usage import GROUPS
+from memtrade.units import megabytes
+
+# Inches.
+_WIDTH, _STRIP, _LANES, _REST = 7.2, 1.75, 0.42, 1.0
+_STYLE: dict[Any, Any] = {"font.size": 8, "axes.titlesize": 8, "axes.titleweight": "bold"}
+_INK, _COPY = "#5A5A5A", COLOURS["swapped in"]
+
+
+def timeline_plot(timelines: Timelines) -> Figure:
+    """Memory over time, with the channels underneath, a strip per strategy."""
+    strips = timelines.strips
+    with mpl.rc_context(_STYLE):
+        height = _REST + len(strips) * (_STRIP + _LANES)
+        figure = Figure(figsize=(_WIDTH, height), layout="constrained")
+        axes = figure.subplots(
+            2 * len(strips),
+            1,
+            sharex=True,
+            squeeze=False,
+            gridspec_kw={"height_ratios": [_STRIP, _LANES] * len(strips)},
+        )[:, 0]
+        for i, strip in enumerate(strips):
+            _memory(axes[2 * i], strip, timelines)
+            _channels(axes[2 * i + 1], strip)
+        axes[-1].set_xlabel(
+            f"seconds, predicted for profile {timelines.device.name}: {timelines.step}"
+        )
+        axes[-1].set_xlim(0, timelines.seconds)
+        moments = [moment for strip in strips for moment in strip.moments]
+        used = [g for i, g in enumerate(GROUPS) if any(m.by_group[i] for m in moments)]
+        handles = [Patch(color=COLOURS[group], label=group) for group in used]
+        figure.legend(handles=handles, loc="outside upper center", ncols=4, frameon=False)
+    return figure
+
+
+def _memory(axis: Axes, strip: Strip, timelines: Timelines) -> None:
+    edges = [moment.seconds for moment in strip.moments] + [strip.step_seconds]
+    below = [0.0] * len(strip.moments)
+    for position, group in enumerate(GROUPS):
+        above = [
+            low + moment.by_group[position] / 1e6
+            for low, moment in zip(below, strip.moments, strict=True)
+        ]
+        axis.stairs(above, edges, baseline=below, fill=True, color=COLOURS[group], linewidth=0)
+        below = above
+    title = f"{strip.label}: peak {megabytes(strip.peak.in_use_bytes)} MB"
+    axis.set_title(title if strip.fits else f"{title}, does not fit", loc="right")
+    axis.plot(
+        strip.peak.seconds, strip.peak.in_use_bytes / 1e6, "o", color="#1A1A1A", mfc="white", ms=4
+    )
+    if strip.turn_seconds is not None:
+        axis.axvline(strip.turn_seconds, color="#1A1A1A", linewidth=0.8, linestyle=(0, (4, 3)))
+        axis.annotate(
+            "turn",
+            (strip.turn_seconds, 1),
+            xycoords=("data", "axes fraction"),
+            xytext=(0, 2),
+            textcoords="offset points",
+            ha="center",
+        )
+    if timelines.shows_limit:
+        axis.axhline(timelines.limit_bytes / 1e6, color="#A33000", linewidth=1)
+    axis.set_ylim(0, timelines.top_bytes / 1e6 * 1.05)
+    axis.set_ylabel("MB in use")
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.tick_params(axis="x", labelbottom=False)
+
+
+def _channels(axis: Axes, strip: Strip) -> None:
+    for position, channel in enumerate(CHANNELS):
+        spans = [(start, end - start) for start, end in strip.busy[channel]]
+        colour = _INK if channel == CHANNELS[0] else _COPY
+        axis.broken_barh(spans, (-position - 0.4, 0.8), color=colour, linewidth=0)
+    axis.set_yticks([-i for i in range(len(CHANNELS))], CHANNELS, fontsize=6)
+    axis.set_ylim(0.6 - len(CHANNELS), 0.6)
+    axis.spines[["top", "right", "left"]].set_visible(False)
+    axis.tick_params(axis="y", length=0)

@@ -1,0 +1,83 @@
+"""The largest batch that runs: a search that asks as few questions as it can.
+
+The idea. A guess (the simulator's) says where to begin. Ask there, and then one further in the
+direction in which the answer must lie: where the guess is right, that is all, and where it is off
+by two, it takes four questions. While the answers are not what the guess promised, go on in that
+direction, each time twice as far (1, 3, 7, 15, ...); once there is a size that runs and a larger
+one that does not, halve the gap.
+
+Assumed: what runs at one size runs at all smaller ones. The answer holds by itself, whatever the
+guess: its batch has been asked and runs, and the next size up has been asked and does not.
+O(log |guess - answer|) questions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+Why = TypeVar("Why")
+
+
+@dataclass(frozen=True)
+class Found(Generic[Why]):
+    """The outcome of a search.
+
+    Attributes:
+        batch: the largest that runs; 0 if none does.
+        failing: the next size up; None if `batch` is the largest that may be asked for.
+        why: what was in the way at `failing`.
+        asked: all sizes, in the order in which they were asked.
+    """
+
+    batch: int
+    failing: int | None
+    why: Why | None
+    asked: tuple[int, ...]
+
+
+def largest(
+    obstacle: Callable[[int], Why | None], *, guess: int, step: int = 1, most: int | None = None
+) -> Found[Why]:
+    """The largest multiple of `step`, up to `most`, at which nothing is in the way.
+
+    Args:
+        obstacle: what keeps a batch size from running; None if it runs. Each is asked once.
+        guess: where to begin; it need not be a multiple.
+    """
+    top = None if most is None else most // step
+    if top == 0:
+        raise ValueError(f"there is no multiple of {step} up to {most}")
+    obstacles: dict[int, Why | None] = {}
+
+    def runs(unit: int) -> bool:
+        obstacles[unit] = obstacle(unit * step)
+        return obstacles[unit] is None
+
+    # In units of `step`: all up to `good` run, `bad` does not.
+    good, bad = 0, None
+    unit = max(guess // step, 1)
+    if top is not None:
+        unit = min(unit, top)
+    stride, upwards = 1, runs(unit)
+    if upwards:
+        good = unit
+    else:
+        bad = unit
+    while good != top and (bad is None or bad - good > 1):
+        if upwards and bad is None:
+            unit = good + stride if top is None else min(good + stride, top)
+        elif not upwards and not good and bad is not None:
+            unit = max(bad - stride, 1)
+        else:
+            assert bad is not None
+            unit = (good + bad) // 2
+        stride *= 2
+        if runs(unit):
+            good = unit
+        else:
+            bad = unit
+    failing = None if bad is None else bad * step
+    why = None if bad is None else obstacles[bad]
+    return Found(good * step, failing, why, tuple(unit * step for unit in obstacles))

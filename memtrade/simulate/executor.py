@@ -1,0 +1,75 @@
+"""The order in which TensorFlow's executor runs a step that no plan puts in order.
+
+A pinned plan is a line of actions. Without one, an op starts as soon as what it waits for is there,
+first come first served, and copies start beside it. `run_order` plays that through once, with the
+device's times, and returns the line of actions that comes out, for the simulators of memory and
+time.
+
+    ready    what a task waits for: an op on the device must have been started (its result is there
+             for the next op, in the device's order), a copy must have ended
+    host     starts one ready op after the other, `dispatch_seconds` each, ahead of the device
+    copies   start when they are ready, one after the other in each direction, and not before the
+             device is done with all that was started until then
+
+Assumed: one queue. The real executor has a thread pool and hands ops out in an order that varies a
+little from run to run. O(tasks log tasks + edges).
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from memtrade.errors import UnsupportedGraphError
+from memtrade.plan import Action
+from memtrade.simulate.timeline import TimeSimulator
+
+
+class Task(NamedTuple):
+    """An action, and the positions of the tasks that it waits for."""
+
+    action: Action
+    after: tuple[int, ...]
+
+
+def run_order(simulator: TimeSimulator, tasks: Sequence[Task]) -> list[Action]:
+    """The actions of `tasks` in the order in which they start.
+
+    Raises:
+        UnsupportedGraphError: tasks wait for each other in a circle.
+    """
+    waiting = [len(task.after) for task in tasks]
+    successors: list[list[int]] = [[] for _ in tasks]
+    for index, task in enumerate(tasks):
+        for before in task.after:
+            successors[before].append(index)
+    # (when a task became ready, which one that was, the task): first come, first served
+    ready = [(0.0, index, index) for index, count in enumerate(waiting) if not count]
+    arrived = len(tasks)
+    began = [0.0] * len(tasks)  # when the last of what a task waits for was there
+    order: list[Action] = []
+    host = compute = 0.0
+    channels = {"swap_out": 0.0, "swap_in": 0.0}
+    while ready:
+        came, _, index = heapq.heappop(ready)
+        action = tasks[index].action
+        order.append(action)
+        if action.kind in channels:
+            seconds = simulator.out_seconds if action.kind == "swap_out" else simulator.in_seconds
+            start = max(channels[action.kind], came, compute)
+            there = channels[action.kind] = start + seconds[action.id]
+        else:
+            host = max(host, came) + simulator.dispatch_seconds[action.id]
+            compute = max(host, compute) + simulator.op_seconds[action.id]
+            there = host
+        for successor in successors[index]:
+            began[successor] = max(began[successor], there)
+            waiting[successor] -= 1
+            if not waiting[successor]:
+                heapq.heappush(ready, (began[successor], arrived, successor))
+                arrived += 1
+    if len(order) < len(tasks):
+        stuck = next(task.action for task, count in zip(tasks, waiting, strict=True) if count)
+        raise UnsupportedGraphError(f"{stuck.kind} {stuck.id} waits for itself")
+    return order

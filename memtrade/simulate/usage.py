@@ -1,0 +1,275 @@
+"""Who holds memory at each moment of a step: the memory walk again, with a record of each life.
+
+A buffer is made during one row of the program and given back during another. What it stands for
+follows from the row that made it:
+
+    variables       weights, moving averages, optimizer slots
+    inputs          the batch and constants
+    activations     what the forward part made, and is kept
+    recomputed      made by an op that ran again
+    swapped in      a copy that came back from the host
+    gradients       what the backward part and the updates made
+    scratch         what a kernel asks for beside its outputs, and gives back when it ends
+    padding         what the allocator gave beyond what was asked for; reservations, too
+
+An op that writes its output into its input's buffer leaves the buffer what it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import NamedTuple
+
+from memtrade.graph import StepGraph
+from memtrade.plan import Action, Plan
+from memtrade.simulate.bfc import BfcAllocator
+from memtrade.simulate.predict import ROOMY_BYTES
+from memtrade.simulate.program import Code, Linker, Program
+from memtrade.simulate.timeline import COMPUTE, Timeline, TimeSimulator
+from memtrade.simulate.walk import Lag, Walk
+
+GROUPS = (
+    "variables",
+    "inputs",
+    "activations",
+    "recomputed",
+    "swapped in",
+    "gradients",
+    "scratch",
+    "padding",
+)
+_ALWAYS = {"variables": "variables", "batch": "inputs", "constants": "inputs"}
+
+
+class Held(NamedTuple):
+    """What somebody holds at one moment.
+
+    `label` is a tensor's name, "scratch of" an op, "reserved", or that of a group without names.
+    """
+
+    label: str
+    group: str
+    size_bytes: int
+
+
+class Moment(NamedTuple):
+    """What is in use during one action.
+
+    Attributes:
+        seconds: when the device comes to it.
+        in_use_bytes: as the allocator counts.
+        by_group: the same, for each of `GROUPS`.
+        host_bytes: of swapped tensors, in host memory.
+    """
+
+    action: int
+    seconds: float
+    in_use_bytes: int
+    by_group: tuple[int, ...]
+    host_bytes: int
+
+
+class Usage(NamedTuple):
+    """One step's memory, moment by moment: the second step, which all later ones are like.
+
+    Attributes:
+        actions: that the timeline's lists go along.
+        moments: in program order, one for each action that touches memory.
+        peak: position of the moment with most in use.
+        holders: at the peak, the largest first.
+        turn_seconds: when the forward part is over; None if the plan never comes to it.
+        persistent_bytes: in use between steps.
+        fits: whether the step runs under the limit; if not, this is how it would run without.
+    """
+
+    actions: Sequence[Action]
+    timeline: Timeline
+    moments: list[Moment]
+    peak: int
+    holders: list[Held]
+    turn_seconds: float | None
+    persistent_bytes: int
+    fits: bool
+
+    @property
+    def peak_bytes(self) -> int:
+        return self.moments[self.peak].in_use_bytes
+
+
+def use_of_memory(
+    clock: TimeSimulator, plan: Plan | Sequence[Action], *, limit_bytes: int
+) -> Usage:
+    """Simulates two steps and tells the second one. `clock` knows the graph and the device."""
+    simulator, graph = clock.simulator, clock.graph
+    actions = simulator.actions(plan)
+    timeline = clock.timeline(actions, limit_bytes=limit_bytes)
+    fits = timeline.memory is not None and timeline.memory.out_of_memory is None
+    if not fits:
+        limit_bytes = ROOMY_BYTES
+        timeline = clock.timeline(actions, limit_bytes=limit_bytes)
+    program = simulator.linker.link(actions, graph.data.outputs)
+    walk = _walk(clock, program, timeline, limit_bytes)
+    recorded = _Lives(graph, actions, program, walk)
+    moments = recorded.moments(timeline)
+    peak = max(range(len(moments)), key=lambda i: moments[i].in_use_bytes)
+    turned = [i for i, a in enumerate(actions) if a.kind == "run" and a.id == graph.turn]
+    return Usage(
+        actions=actions,
+        timeline=timeline,
+        moments=moments,
+        peak=peak,
+        holders=recorded.holders(peak),
+        turn_seconds=timeline.end_seconds[turned[0]] if turned else None,
+        persistent_bytes=walk.persistent_bytes,
+        fits=fits,
+    )
+
+
+def _walk(
+    clock: TimeSimulator, program: Program, timeline: Timeline, limit_bytes: int
+) -> _Recorder:
+    """Two steps of a program that is known to fit."""
+    if clock.device.blocking_transfers:
+        allocator, lag = BfcAllocator.one_region(limit_bytes), None
+    else:
+        allocator = BfcAllocator(limit_bytes, allow_growth=False)
+        lag = Lag(timeline.begun_seconds, timeline.end_seconds)
+    walk = _Recorder(clock.simulator.linker, program, allocator, lag)
+    walk.persist()
+    walk.step()
+    walk.step()
+    return walk
+
+
+class _Recorder(Walk):
+    """A walk that notes in which row of the last step each buffer was made and given back.
+
+    Attributes:
+        born: for each buffer, its row; -1 for what was there before the step.
+        gone: the last row in which it was in use; one more than there are if it stays.
+    """
+
+    def __init__(self, linker: Linker, program: Program, allocator: BfcAllocator, lag: Lag | None):
+        super().__init__(linker, program, allocator, lag)
+        self.born: list[int] = [-1]
+        self.gone: list[int] = [len(program.rows)]
+
+    def step(self) -> None:
+        self.row = -1
+        alive = [gone == len(self.program.rows) for gone in self.gone]
+        self.born = [-1] * len(self.born)
+        self.gone = [len(self.program.rows) if lives else -2 for lives in alive]
+        super().step()
+
+    def _new(self, size: int, references: int, owner: int) -> int:
+        buffer = super()._new(size, references, owner)
+        if buffer:
+            self.born.append(self.row)
+            self.gone.append(len(self.program.rows))
+        return buffer
+
+    def _release(self, buffer: int) -> None:
+        super()._release(buffer)
+        if not self._refs[buffer]:
+            self.gone[buffer] = self.row
+
+    def lives(self) -> list[tuple[int, int, int, int, str]]:
+        """Of each buffer of the last step: row made, last row, bytes, owner (as in `_new`), and
+        the name of its group if it is one of those that persist."""
+        grouped: dict[int, str] = {}
+        for group, members in self._groups.items():
+            grouped.update(dict.fromkeys(members, group))
+        return [
+            (self.born[b], self.gone[b], self._size[b], self._owner[b], grouped.get(b, ""))
+            for b in range(1, len(self.born))
+            if self.gone[b] > -2
+        ]
+
+
+class _Lives:
+    """What the recorded buffers stand for, and sums over them."""
+
+    def __init__(
+        self, graph: StepGraph, actions: Sequence[Action], program: Program, walk: _Recorder
+    ):
+        self.graph, self.actions, self.program, self.walk = graph, actions, program, walk
+        self.lives = walk.lives()
+
+    def moments(self, timeline: Timeline) -> list[Moment]:
+        rows = self.program.rows
+        changes = [[0] * len(GROUPS) for _ in range(len(rows) + 1)]
+        for born, gone, size, owner, group in self.lives:
+            place = GROUPS.index(self._group(born, owner, group))
+            changes[max(born, 0)][place] += size
+            if gone < len(rows):
+                changes[gone + 1][place] -= size
+        computed = [
+            start if channel == COMPUTE else 0.0
+            for start, channel in zip(timeline.start_seconds, timeline.channels, strict=True)
+        ]
+        seconds = list(accumulate(computed, max))
+        host = self._host_bytes()
+        moments = []
+        held = [0] * len(GROUPS)
+        for row, in_use in enumerate(self.walk.series):
+            held = [a + b for a, b in zip(held, changes[row], strict=True)]
+            by_group = list(held)
+            by_group[-1] += in_use - sum(held)  # whole chunks less what was asked for
+            action = rows[row].action
+            moments.append(Moment(action, seconds[action], in_use, tuple(by_group), host[row]))
+        return moments
+
+    def holders(self, row: int) -> list[Held]:
+        """Who holds what during a row, the largest first."""
+        held: dict[tuple[str, str], int] = {}
+        for born, gone, size, owner, always in self.lives:
+            if born <= row <= gone:
+                group = self._group(born, owner, always)
+                key = (self._label(born, owner, always, group), group)
+                held[key] = held.get(key, 0) + size
+        padding = self.walk.series[row] - sum(held.values())
+        if padding:
+            held["padding", "padding"] = padding
+        found = [Held(label, group, size) for (label, group), size in held.items()]
+        return sorted(found, key=lambda each: (-each.size_bytes, each.label))
+
+    def _group(self, born: int, owner: int, always: str) -> str:
+        if always:
+            return _ALWAYS[always]
+        row = self.program.rows[born]
+        if row.code == Code.RESERVE:
+            return "padding"
+        if owner < 0 or row.code == Code.SWAP_OUT:
+            return "scratch"
+        if row.code == Code.SWAP_IN:
+            return "swapped in"
+        action = self.actions[row.action]
+        if action.kind == "recompute":
+            return "recomputed"
+        return "activations" if action.id in self.graph.forward else "gradients"
+
+    def _label(self, born: int, owner: int, always: str, group: str) -> str:
+        if always:
+            return always
+        if owner >= 0:
+            return self.walk.linker.label(owner)
+        if group == "padding":
+            return "reserved"
+        op = self.actions[self.program.rows[born].action].id
+        return f"scratch of {self.graph.ops[op].name}"
+
+    def _host_bytes(self) -> list[int]:
+        """For each row, what is in host memory once it has run."""
+        readers, sizes = self.program.readers.copy(), self.walk.linker.sizes
+        series, host = [], 0
+        for row in self.program.rows:
+            if row.code == Code.SWAP_OUT:
+                host += sizes[self.program.tensor_of[row.outputs[0]]]
+            elif row.code == Code.SWAP_IN:
+                copy = row.inputs[0]
+                readers[copy] -= 1
+                if not readers[copy]:
+                    host -= sizes[self.program.tensor_of[copy]]
+            series.append(host)
+        return series

@@ -1,0 +1,168 @@
+"""`memtrade predict`, `timeline` and `trace`: nothing runs, and nothing is written on bad input."""
+
+from __future__ import annotations
+
+import io
+import json
+from importlib import resources
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import (  # pyright: ignore[reportMissingImports]
+    Trace,
+)
+
+from memtrade.errors import InfeasibleBudgetError
+from memtrade.simulate.devices import load_device
+from memtrade.strategies import PLANNED
+from tests.commands.conftest import SMALL, Run
+
+ARENA = (resources.files("memtrade.simulate") / "devices" / "arena.toml").read_text()
+
+
+def rows(csv: str) -> dict[str, dict[str, object]]:
+    frame = pd.read_csv(io.StringIO(csv))
+    return {str(row["strategy"]): row for row in frame.to_dict("records")}  # pyright: ignore[reportReturnType]
+
+
+def test_the_table_says_that_nothing_was_measured_and_for_which_profile(run: Run) -> None:
+    status, out, err = run("predict", *SMALL, "--device", "gtx-1070")
+    assert status == 0
+    title = "Predicted, not measured: resnet-18, batch 16, 32 × 32 pixels, num_classes=10, sgd; "
+    limit_mib = load_device("gtx-1070").memory_bytes / 2**20
+    assert out.startswith(title + f"device profile gtx-1070, {limit_mib:,.0f} MiB\n")
+    for word in ("original", "checkpoints", "lms", "ome", "peak MB", "stall s", "yes"):
+        assert word in out
+    assert "profile gtx-1070: GeForce GTX 1070 specifications" in out
+    assert "[4/4] ome: predicted peak" in err
+
+
+def test_csv_has_the_simulators_figures(run: Run) -> None:
+    status, out, _ = run("predict", *SMALL, "--format", "csv")
+    assert status == 0
+    found = rows(out)
+    original, lms = found["original"], found["lms"]
+    assert original["relative_time"] == 1.0
+    assert lms["predicted_peak_bytes"] < original["predicted_peak_bytes"]  # pyright: ignore[reportOperatorIssue]
+    assert lms["predicted_host_bytes"] > 0  # pyright: ignore[reportOperatorIssue]
+    relative = lms["predicted_step_seconds"] / original["predicted_step_seconds"]  # pyright: ignore[reportOperatorIssue]
+    assert lms["relative_time"] == pytest.approx(relative)
+
+
+def test_times_relate_to_the_original_even_if_it_was_not_asked_for(run: Run) -> None:
+    both = rows(run("predict", *SMALL, "--strategy", "original,lms", "--format", "csv")[1])
+    alone = rows(run("predict", *SMALL, "--strategy", "lms", "--format", "csv")[1])
+    assert alone["lms"]["relative_time"] == both["lms"]["relative_time"] > 1.0  # pyright: ignore[reportOperatorIssue]
+
+
+def test_a_tight_limit_shows_who_fits(run: Run) -> None:
+    figures = rows(run("predict", *SMALL, "--strategy", "original,lms", "--format", "csv")[1])
+    peaks = [figures[name]["predicted_peak_bytes"] for name in ("original", "lms")]
+    between = f"{sum(peaks) // 2}B"  # pyright: ignore[reportArgumentType, reportCallIssue]
+    limited = ("--strategy", "original,lms", "--memory-limit", between)
+    status, out, _ = run("predict", *SMALL, *limited, "--json")
+    assert status == 0
+    original, lms = json.loads(out)
+    assert not original["predicted"]["fits"]
+    assert lms["predicted"]["fits"]
+    assert original["predicted"]["peak_bytes"] == peaks[0]
+    _, out, _ = run("predict", *SMALL, *limited, "--format", "markdown")
+    assert "| original | no |" in out
+    assert "| lms | yes |" in out
+    assert "what it would take" in out
+    assert "    memtrade predict --layers 18" in out
+
+
+def test_a_budget_that_no_plan_reaches_is_a_row_with_the_floor(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Stubborn:
+        def plan(self, *_: object) -> None:
+            raise InfeasibleBudgetError(200_000_000, 1_000_000, "stem/conv1")
+
+    from memtrade.commands import plan
+
+    find = plan.find_planned
+    monkeypatch.setattr(
+        plan, "find_planned", lambda name: Stubborn() if name == "ome" else find(name)
+    )
+    status, out, _ = run("predict", *SMALL, "--strategy", "original,ome", "--format", "markdown")
+    assert status == 3
+    assert "| original | yes |" in out
+    assert "| ome | no plan | - | - |" in out
+    assert "ome: infeasible: no plan fits a budget of 1.0 MB" in out
+    assert "the smallest peak found is 200.0 MB, bound by stem/conv1" in out
+    status, out, _ = run("predict", *SMALL, "--strategy", "ome", "--json")
+    assert (status, json.loads(out)[0]["floor_bytes"]) == (3, 200_000_000)
+
+
+def test_a_profile_of_ones_own(run: Run) -> None:
+    text = ARENA.replace('name = "arena"', 'name = "mine"')
+    Path("mine.toml").write_text(text)
+    status, out, _ = run("predict", *SMALL, "--strategy", "original", "--device", "mine.toml")
+    assert status == 0
+    assert "device profile mine" in out
+
+
+BAD = [
+    ("predict --device gtx-107", "unknown device 'gtx-107': did you mean 'gtx-1070'?"),
+    ("predict --device nowhere.toml", "cannot read the device profile nowhere.toml"),
+    ("predict --device missing.toml", "missing.toml has no flops_per_s"),
+    ("predict --device negative.toml", "memory_bytes must be positive, not -1"),
+    ("predict --strategy omee", "unknown strategy 'omee'"),
+    ("predict --strategy xla", "xla has no plan"),
+    ("predict --memory-limit 5KB", "--memory-limit must be at least 1MiB"),
+    ("predict --layers 19", "there is no layers = 19"),
+    ("timeline --output t.txt", "a timeline is a file in .html, .pdf, .svg or .png, not 't.txt'"),
+    ("timeline --output nowhere/t.html", "there is no folder 'nowhere'"),
+    ("timeline --device gpu:0", "unknown device 'gpu:0'"),
+    ("trace --output nowhere/t.pftrace", "there is no folder 'nowhere'"),
+    ("trace --strategy lms --option lb=0", "'lb' must be at least 1"),
+]
+
+
+@pytest.mark.parametrize(("command", "message"), BAD, ids=[each[0] for each in BAD])
+def test_bad_input_is_one_line_and_writes_nothing(run: Run, command: str, message: str) -> None:
+    Path("missing.toml").write_text(ARENA.replace("flops_per_s", "# flops_per_s", 1))
+    Path("negative.toml").write_text(ARENA.replace("memory_bytes = 7", "memory_bytes = -1 # 7"))
+    before = sorted(Path().iterdir())
+    status, out, err = run(*command.split())
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert message in err
+    assert sorted(Path().iterdir()) == before
+
+
+def test_a_timeline_is_written_in_each_format(run: Run) -> None:
+    strategies = ("--strategy", "original,lms", "--device", "gtx-1070")
+    for name, start in (("t.html", b"<!DOCTYPE html>"), ("t.png", b"\x89PNG"), ("t.pdf", b"%PDF")):
+        status, out, err = run("timeline", *SMALL, *strategies, "--output", name)
+        assert (status, out) == (0, "")
+        assert "[2/2] lms: predicted peak" in err
+        assert Path(name).read_bytes().startswith(start)
+    page = Path("t.html").read_text()
+    assert "memtrade timeline --layers 18" in page
+    assert "<h2>lms: peak " in page
+
+
+def test_a_trace_is_one_that_perfetto_reads(run: Run) -> None:
+    assert run("trace", *SMALL, "--strategy", "original,lms")[0] == 0
+    trace = Trace.FromString(Path("step.pftrace").read_bytes())
+    processes = [
+        packet.track_descriptor.process.process_name
+        for packet in trace.packet
+        if packet.track_descriptor.HasField("process")
+    ]
+    assert processes == [
+        "resnet-18, original, predicted for arena",
+        "resnet-18, lms, predicted for arena",
+    ]
+
+
+def test_all_is_every_strategy_that_plans(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    from memtrade.commands import plan
+
+    monkeypatch.setattr(plan, "find_planned", lambda name: PLANNED["original"])  # in no time
+    status, out, _ = run("predict", *SMALL, "--strategy", "all", "--format", "csv")
+    assert status == 0
+    assert list(rows(out)) == list(PLANNED)

@@ -1,0 +1,266 @@
+"""The search for one strategy: predictions guide it, made-up trials decide."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable
+
+import msgspec
+import pytest
+
+from memtrade.errors import InfeasibleBudgetError, UnsupportedGraphError
+from memtrade.graph import StepGraph
+from memtrade.measure import max_batch as module
+from memtrade.measure.max_batch import PROCESS_BYTES, BatchSearch, Obstacle
+from memtrade.measure.protocol import Status, TrialSpec
+from memtrade.models.options import option
+from memtrade.plan import Order, Plan
+from memtrade.rebatch import Rebatcher
+from memtrade.results.max_batch_records import make_max_batch_record
+from memtrade.results.records import Record, make_record
+from memtrade.simulate.devices import load_device
+from memtrade.strategies import PLANNED, Strategy, lms, make_options
+from memtrade.units import parse_bytes
+from tests.graphs import chain
+
+MIB = 1 << 20
+LIMIT = 64 * MIB
+FREE = 64 << 30
+
+
+class Chains(Rebatcher):
+    """A chain of layers whose tensors grow with the batch: 64 KiB for each example."""
+
+    def __init__(self) -> None:
+        pass
+
+    def at(self, batch: int) -> StepGraph:
+        return chain(8, size=batch << 16)
+
+
+class Device:
+    """What really runs: batches up to `truth`. Counts the trials."""
+
+    def __init__(self, truth: int, *, failure: Status = "out_of_memory"):
+        self.truth = truth
+        self.failure: Status = failure
+        self.specs: list[TrialSpec] = []
+
+    @property
+    def batches(self) -> list[int]:
+        return [spec.model_options["batch_size"] for spec in self.specs]
+
+    def measure(self, spec: TrialSpec) -> Record:
+        self.specs.append(spec)
+        runs = spec.model_options["batch_size"] <= self.truth
+        status: Status = "ok" if runs else self.failure
+        return make_record(spec, command="", status=status, reason="" if runs else "why")
+
+
+def search(
+    device: Device,
+    strategy: str = "original",
+    *,
+    free_bytes: Callable[[], int] = lambda: FREE,
+    rebatcher: Rebatcher | None = None,
+    step: int = 1,
+    most: int | None = None,
+) -> BatchSearch:
+    base = TrialSpec(
+        model_options={"batch_size": 8},
+        strategy=strategy,
+        strategy_options=dataclasses.asdict(make_options(strategy)),
+        memory_limit_bytes=LIMIT,
+    )
+    return BatchSearch(
+        base,
+        rebatcher or Chains(),
+        load_device("arena"),
+        device.measure,
+        step=step,
+        most=most,
+        free_bytes=free_bytes,
+    )
+
+
+@pytest.fixture(scope="module")
+def predicted() -> int:
+    """What the simulator says of the original."""
+    made = search(Device(0))
+    made.run()
+    assert made.predicted is not None
+    return made.predicted.batch
+
+
+def test_the_prediction_is_the_simulators(predicted: int) -> None:
+    assert 64 < predicted < 256  # 8 layers of 64 KiB and a gradient or two, in 64 MiB
+
+
+def test_a_right_prediction_takes_two_trials(predicted: int) -> None:
+    device = Device(predicted)
+    found = search(device).run()
+    assert (found.batch, found.failing) == (predicted, predicted + 1)
+    assert found.why == Obstacle("device memory", "why")
+    assert device.batches == [predicted, predicted + 1]
+
+
+@pytest.mark.parametrize("miss", [-40, -3, -2, -1, 1, 2, 3, 40])
+def test_a_wrong_prediction_is_corrected(predicted: int, miss: int) -> None:
+    device = Device(predicted + miss)
+    found = search(device).run()
+    assert (found.batch, found.failing) == (predicted + miss, predicted + miss + 1)
+    assert {predicted + miss, predicted + miss + 1} <= set(device.batches)
+    if abs(miss) <= 2:
+        assert len(device.batches) <= 4
+
+
+def test_only_multiples_are_tried_and_none_beyond_the_maximum(predicted: int) -> None:
+    device = Device(predicted)
+    found = search(device, step=10).run()
+    assert found.batch == predicted // 10 * 10
+    assert all(batch % 10 == 0 for batch in device.batches)
+    device = Device(predicted)
+    found = search(device, most=20).run()
+    assert (found.batch, found.failing, device.batches) == (20, None, [20])
+
+
+def test_no_trial_is_started_that_the_machine_has_no_memory_for(predicted: int) -> None:
+    """Swapped tensors are on the host: there, the arena counts as well."""
+    device = Device(10**6)
+    free = int((PROCESS_BYTES + 100 * MIB) / module.SAFE_SHARE)
+    made = search(device, "lms", free_bytes=lambda: free)
+    found = made.run()
+    assert found.why is not None
+    assert found.why.bound == "host memory"
+    assert found.why.reason.startswith("not tried: it would take 1.2 GB of this machine's memory")
+    assert max(device.batches) == found.batch > 0
+    # About 9 tensors of an example leave, and some are in the arena.
+    assert 100 < found.batch < 200
+
+
+def test_where_nothing_may_be_tried_nothing_is(predicted: int) -> None:
+    device = Device(10**6)
+    found = search(device, free_bytes=lambda: PROCESS_BYTES // 2).run()
+    assert (found.batch, device.batches) == (0, [])
+
+
+@pytest.mark.parametrize(
+    ("failure", "bound"),
+    [("out_of_host_memory", "host memory"), ("timeout", "time limit"), ("crashed", "crash")],
+)
+def test_other_ends_of_a_trial_bound_the_batch_too(failure: Status, bound: str) -> None:
+    found = search(Device(5, failure=failure)).run()
+    assert found.batch == 5
+    assert found.why is not None
+    assert found.why.bound == bound
+
+
+def test_a_strategy_without_a_plan_is_searched_from_the_batch_that_was_asked_for() -> None:
+    device = Device(11)
+    made = search(device)
+    made.rebatcher = None
+    assert made.run().batch == 11
+    assert made.predicted is None
+    assert device.batches[0] == 8
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Budgeted:
+    budget: str = option("", "the most device memory")
+    host_memory_limit: str = option("", "the most host memory")
+
+
+class Planner:
+    """A strategy that notes its budgets; up to `feasible` examples it has the plan of lms."""
+
+    def __init__(self, feasible: int):
+        self.feasible = feasible
+        self.seen: list[Budgeted] = []
+
+    def plan(self, graph: StepGraph, options: Budgeted, order: Order) -> Plan:
+        self.seen.append(options)
+        if graph.tensors[0].size_bytes > self.feasible << 16:
+            raise InfeasibleBudgetError(2, 1, "layer1")
+        return lms.plan(graph, lms.Options(), order)
+
+
+@pytest.fixture
+def planner(monkeypatch: pytest.MonkeyPatch) -> Planner:
+    made = Planner(feasible=50)
+    strategy = Strategy("budgeted", "", Budgeted, made.plan)
+    monkeypatch.setitem(PLANNED, "budgeted", strategy)
+    from memtrade import strategies
+
+    monkeypatch.setitem(strategies.STRATEGIES, "budgeted", strategy)
+    return made
+
+
+def test_a_budget_is_the_limit_less_a_margin_at_each_batch(planner: Planner) -> None:
+    device = Device(10**6)
+    found = search(device, "budgeted").run()
+    assert (found.batch, found.failing) == (50, 51)
+    assert found.why is not None
+    assert found.why.bound == "no plan"
+    assert "no plan fits a budget" in found.why.reason
+    for options in planner.seen:
+        assert 0.998 * LIMIT < parse_bytes(options.budget) < LIMIT
+        assert parse_bytes(options.host_memory_limit) < 0.9 * FREE - LIMIT
+    assert device.batches == [50]  # what has no plan cannot be tried
+    assert device.specs[0].strategy_options["budget"] == planner.seen[0].budget
+
+
+def test_a_budget_that_was_asked_for_stays(planner: Planner) -> None:
+    made = search(Device(10**6), "budgeted")
+    options = {"budget": "1MB", "host_memory_limit": ""}
+    made.base = msgspec.structs.replace(made.base, strategy_options=options)
+    made.run()
+    assert {options.budget for options in planner.seen} == {"1MB"}
+
+
+def test_where_holes_keep_a_plan_from_fitting_a_smaller_budget_is_tried(
+    planner: Planner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first prediction of each batch says that it does not fit."""
+    predict = module.Predictor.predict
+    turns = itertools.cycle((False, True))
+
+    def doubtful(self: module.Predictor, plan: Plan, *, limit_bytes: int) -> module.Predicted:
+        predicted = predict(self, plan, limit_bytes=limit_bytes)
+        return msgspec.structs.replace(predicted, fits=next(turns))
+
+    monkeypatch.setattr(module.Predictor, "predict", doubtful)
+    device = Device(10**6)
+    assert search(device, "budgeted", most=8).run().batch == 8
+    first, second = (parse_bytes(options.budget) for options in planner.seen)
+    assert second < first
+    assert parse_bytes(device.specs[0].strategy_options["budget"]) == second
+
+
+def test_a_graph_that_a_strategy_cannot_plan_is_an_answer(
+    planner: Planner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(graph: StepGraph, options: Budgeted, order: Order) -> Plan:
+        raise UnsupportedGraphError("too large for this")
+
+    monkeypatch.setitem(PLANNED, "budgeted", dataclasses.replace(PLANNED["budgeted"], plan=refuse))
+    found = search(Device(10**6), "budgeted").run()
+    assert found.batch == 0
+    assert found.why == Obstacle("unsupported", "too large for this")
+
+
+def test_the_record_tells_the_answer_and_the_trials(predicted: int) -> None:
+    device = Device(predicted - 1)
+    made = search(device)
+    record = make_max_batch_record(made, made.run(), command="memtrade max-batch")
+    assert (record.batch_size, record.failing_batch_size) == (predicted - 1, predicted)
+    assert record.predicted_batch_size == predicted
+    assert record.predicted_bound == record.bound == "device memory"
+    assert [tried.batch_size for tried in record.trials] == device.batches
+    assert "batch_size" not in record.spec.model_options
+    best = [tried.id for tried in record.trials if tried.batch_size == predicted - 1]
+    assert record.best_trial == best[0]
+    again = search(Device(0))
+    assert make_max_batch_record(again, again.run(), command="").id == record.id
+    other = search(Device(0), step=2)
+    assert make_max_batch_record(other, other.run(), command="").id != record.id

@@ -1,0 +1,85 @@
+"""Which strategy for which need."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from memtrade.results.answers import (
+    NEEDS,
+    fastest_under,
+    least_memory,
+    make_answers,
+    summarize,
+    summarize_batches,
+)
+from memtrade.results.figures import Figure
+from memtrade.results.max_batches import make_max_batches
+from tests.results.test_max_batches import make_search
+from tests.results.test_series import figure
+
+FIGURES = [
+    figure(1000, 1.0, variant="original", strategy="original", relative_peak=1.0),
+    figure(490, 1.2, variant="checkpoints", relative_peak=0.49, relative_time=1.2),
+    figure(201, 1.5, variant="lms", relative_peak=0.201, relative_time=1.5),
+    figure(200, 1.6, variant="ome", relative_peak=0.2, relative_time=1.6),
+]
+
+
+def chosen(figures: list[Figure]) -> dict[str, str | None]:
+    [answers] = make_answers(figures)
+    return {need.name: figure.variant if figure else None for need, figure in answers.choices}
+
+
+def test_the_fastest_that_fits() -> None:
+    assert fastest_under(FIGURES, 490) is FIGURES[1]
+    assert fastest_under(FIGURES, 489) is FIGURES[2]
+    assert fastest_under(FIGURES, 199) is None
+
+
+def test_of_equal_peaks_the_fastest_is_the_answer() -> None:
+    assert least_memory(FIGURES) is FIGURES[2]  # within 1% of the smallest
+    assert least_memory([FIGURES[3], figure(203, 1.0)]) is FIGURES[3]
+    assert least_memory([]) is None
+
+
+def test_each_need_has_its_answer() -> None:
+    assert chosen(FIGURES) == {
+        "least time": "original",
+        "least time within half of original's peak": "checkpoints",
+        "least time within a quarter of it": "lms",
+        "least memory": "lms",
+    }
+
+
+def test_an_original_that_did_not_run_leaves_shares_of_it_open() -> None:
+    failed = figure(0, 0.0, variant="original", strategy="original", status="out_of_memory")
+    answers = chosen([failed, *FIGURES[1:]])
+    assert answers["least time"] == "checkpoints"
+    assert answers["least time within half of original's peak"] is None
+
+
+def test_a_step_that_ran_once_leaves_nothing_to_choose() -> None:
+    assert make_answers([FIGURES[0]]) == []
+    predicted = [figure(1, 1.0, source="predicted", variant=name) for name in "ab"]
+    assert make_answers(predicted) == []
+
+
+def test_the_summary_counts_steps_and_gives_ranges() -> None:
+    other = [replace(each, model="resnet-101") for each in FIGURES[:2]]
+    sentences = dict(summarize(make_answers([*FIGURES, *other])))
+    assert sentences["least time"] == "original on 2 of 2 steps"
+    assert sentences[NEEDS[2].name] == (
+        "lms on 1 of 2 steps (0.20 × original's peak at 1.50 × its time); nothing on 1"
+    )
+    assert sentences["least memory"] == (
+        "checkpoints on 1 of 2 steps (0.49 × original's peak at 1.20 × its time); "
+        "lms on 1 of 2 steps (0.20 × original's peak at 1.50 × its time)"
+    )
+
+
+def test_the_largest_batch_is_a_measured_one() -> None:
+    batches = make_max_batches([make_search("original", 80), make_search("lms", 200)], [])
+    assert summarize_batches(batches) == [
+        ("largest batch of resnet-50", "lms: 200, 2.50 × original's")
+    ]
+    assert summarize_batches(make_max_batches([], [])) == []

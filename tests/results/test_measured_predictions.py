@@ -1,0 +1,93 @@
+"""What the committed records predict, against what they measured: the bounds that are promised.
+
+The predictions of the smaller steps are made again, from steps traced anew, so that a change of the
+simulator cannot hide behind figures that were written before it.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+import msgspec
+import pytest
+import tensorflow as tf
+
+import memtrade
+from memtrade.commands.plan import make_plan
+from memtrade.graph import StepGraph
+from memtrade.measure.protocol import PlanSummary, TrialSpec
+from memtrade.models import make_model
+from memtrade.results.records import Record, load_records
+from memtrade.simulate import kernels
+from memtrade.simulate.devices import load_device
+from memtrade.simulate.predict import Predicted, Predictor
+from memtrade.tf.build import make_step
+from memtrade.tf.extract import trace
+
+RECORDS = load_records(Path(memtrade.__file__).parents[1] / "results" / "measured")
+RAN = [record for record in RECORDS if record.measured is not None]
+SMALL = [record for record in RECORDS if record.model in ("resnet-18", "resnet-34")]
+IDS = [f"{record.model}-{record.spec.strategy}" for record in RAN]
+SMALL_IDS = [f"{record.model}-{record.spec.strategy}" for record in SMALL]
+
+PINNED_BOUND, DATAFLOW_BOUND = 0.01, 0.05
+
+
+def bound(record: Record) -> float:
+    """An untouched graph runs in the executor's own order, whatever the flag says."""
+    pinned = record.spec.order == "pinned" and record.plan is not None and record.plan.actions > 0
+    return PINNED_BOUND if pinned else DATAFLOW_BOUND
+
+
+def test_there_is_something_to_hold() -> None:
+    assert {bound(record) for record in RAN} == {PINNED_BOUND, DATAFLOW_BOUND}
+    assert {record.spec.strategy for record in SMALL} >= {"original", "checkpoints", "lms", "ome"}
+
+
+@pytest.mark.parametrize("record", RAN, ids=IDS)
+def test_the_peak_was_predicted_within_the_bound(record: Record) -> None:
+    assert record.predicted is not None, "run: python tools/predict_records.py results/measured"
+    assert record.peak_error is not None
+    assert abs(record.peak_error) <= bound(record)
+
+
+@pytest.mark.parametrize("record", RECORDS, ids=lambda record: record.filename)
+def test_what_fits_was_predicted(record: Record) -> None:
+    assert record.predicted is not None
+    assert record.predicted.fits == (record.status == "ok")
+
+
+@cache
+def traced(model: str, options: bytes, optimizer: str) -> StepGraph:
+    """The step as a trial's child traces it, allocating nothing."""
+    with tf.Graph().as_default():
+        step = make_step(make_model(model, msgspec.json.decode(options)), optimizer=optimizer)
+        return trace(step).graph
+
+
+def predict_anew(spec: TrialSpec) -> tuple[Predicted, PlanSummary]:
+    options = msgspec.json.encode(spec.model_options, order="sorted")
+    graph = traced(spec.model, options, spec.optimizer)
+    plan = make_plan(spec, graph)
+    assert spec.memory_limit_bytes is not None
+    predictor = Predictor(graph, load_device(spec.device))
+    predicted = predictor.predict(plan, limit_bytes=spec.memory_limit_bytes)
+    return predicted, PlanSummary.of(plan, graph)
+
+
+@pytest.mark.parametrize("record", SMALL, ids=SMALL_IDS)
+def test_the_simulator_still_says_what_the_record_says(record: Record) -> None:
+    predicted, summary = predict_anew(record.spec)
+    assert summary == record.plan, "not the plan that was measured: measure again"
+    assert predicted == record.predicted, "run: python tools/predict_records.py results/measured"
+
+
+def test_a_simulator_that_is_off_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels that never take over a buffer: not within the bound any more."""
+    [record] = [r for r in SMALL if (r.model, r.spec.strategy) == ("resnet-18", "checkpoints")]
+    monkeypatch.setattr(kernels, "FORWARDING", {})
+    assert record.measured is not None
+    predicted, _ = predict_anew(record.spec)
+    error = predicted.peak_bytes / record.measured.peak_bytes - 1
+    assert abs(error) > PINNED_BOUND

@@ -1,0 +1,164 @@
+"""The timeline: thinned out without losing the peak, to scale, and whole without a network."""
+
+from __future__ import annotations
+
+import json
+import re
+from html.parser import HTMLParser
+from itertools import pairwise
+
+import pytest
+
+from memtrade.graph import StepGraph
+from memtrade.results.plots import render
+from memtrade.results.timeline_page import HEIGHT, Frame, ticks, to_html
+from memtrade.results.timeline_plot import timeline_plot
+from memtrade.results.timeline_view import COLOURS, SLICES, Timelines, make_strip
+from memtrade.simulate.devices import load_device
+from memtrade.simulate.timeline import TimeSimulator
+from memtrade.simulate.usage import Usage, use_of_memory
+from memtrade.strategies import PLANNED, make_options
+from memtrade.units import megabytes
+from tests.graphs import chain
+
+LONG = chain(600, size=1 << 16)
+SHORT = chain(8, size=4 << 20)
+
+
+def usage(graph: StepGraph = SHORT, strategy: str = "original") -> Usage:
+    plan = PLANNED[strategy].plan(graph, make_options(strategy), "pinned")
+    clock = TimeSimulator(graph, load_device("gtx-1070"))
+    return use_of_memory(clock, plan, limit_bytes=1 << 30)
+
+
+def timelines(*strategies: str, limit_bytes: int = 1 << 30, label: str = "") -> Timelines:
+    strips = [
+        make_strip(label or strategy, SHORT, usage(strategy=strategy)) for strategy in strategies
+    ]
+    return Timelines(
+        step="chain, batch 1",
+        device=load_device("gtx-1070"),
+        limit_bytes=limit_bytes,
+        strips=tuple(strips),
+        command="memtrade timeline",
+    )
+
+
+def test_thinning_keeps_the_peak_and_the_order() -> None:
+    found = usage(LONG)
+    strip = make_strip("original", LONG, found)
+    assert len(strip.moments) <= SLICES + 1 < len(found.moments)
+    assert max(moment.in_use_bytes for moment in strip.moments) == found.peak_bytes
+    assert strip.peak in strip.moments
+    times = [moment.seconds for moment in strip.moments]
+    assert times == sorted(times)
+    assert len(strip.names) == len(strip.moments)
+
+
+def test_busy_stretches_cover_what_the_channels_do() -> None:
+    found = usage(strategy="lms")
+    strip = make_strip("lms", SHORT, found)
+    for channel, spans in strip.busy.items():
+        drawn = sum(end - start for start, end in spans)
+        slack = len(spans) * found.timeline.step_seconds / SLICES
+        assert drawn == pytest.approx(found.timeline.busy_seconds[channel], abs=10 * slack + 1e-9)
+        assert all(a[1] <= b[0] for a, b in pairwise(spans))
+    assert strip.busy["copy-out"]
+
+
+def test_what_is_not_listed_is_in_the_rest() -> None:
+    strip = make_strip("original", LONG, usage(LONG))
+    listed = sum(held.size_bytes for held in strip.holders)
+    assert listed + strip.rest_bytes == strip.peak.in_use_bytes
+    assert strip.rest_bytes > 0
+
+
+@pytest.mark.parametrize("highest", [0.26, 3.12, 512, 7.6e9, 2.88e9])
+def test_ticks_are_round_and_few(highest: float) -> None:
+    inside, beyond = ticks(highest), ticks(highest, beyond=True)
+    assert 3 <= len(inside) <= 8
+    assert inside[-1] <= highest <= beyond[-1]
+    assert {round(b - a, 9) for a, b in pairwise(inside)} == {round(inside[1], 9)}
+
+
+class Page(HTMLParser):
+    """Counts elements and notes whatever would be loaded from elsewhere."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.loaded: list[str] = []
+        self.open: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.loaded += [v for k, v in attrs if k in ("src", "href") and v and v[0] != "#"]
+        if tag != "meta":
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def test_the_page_is_whole_and_needs_no_network() -> None:
+    text = to_html(timelines("original", "lms"))
+    page = Page(text)
+    assert page.open == []
+    assert page.loaded == []
+    assert "url(" not in text
+    assert page.tags.count("svg") == 2
+    for strategy in ("original", "lms"):
+        assert f"{strategy}: peak {megabytes(usage(strategy=strategy).peak_bytes)} MB" in text
+
+
+def test_all_panels_have_one_scale() -> None:
+    drawn = timelines("original", "lms")
+    frame = Frame(drawn)
+    assert frame.top_bytes >= drawn.peak_bytes
+    assert frame.seconds == max(strip.step_seconds for strip in drawn.strips)
+    assert frame.y(0) - frame.y(frame.top_bytes) == HEIGHT
+    assert frame.x(frame.seconds) == frame.right
+
+
+def test_areas_reach_up_to_the_peak() -> None:
+    drawn = timelines("original")
+    frame = Frame(drawn)
+    heights = [
+        float(y)
+        for path in re.findall(r'class="area" d="([^"]+)"', to_html(drawn))
+        for y in re.findall(r"[ML][\d.e+-]+ ([\d.]+)", path)
+    ]
+    assert min(heights) == pytest.approx(frame.y(drawn.peak_bytes), abs=0.01)
+    assert max(heights) == frame.y(0)
+
+
+def test_what_the_script_reads_is_json_and_no_markup() -> None:
+    text = to_html(timelines("original", label="</script><b>original"))
+    assert "<b>original" not in text
+    [data] = re.findall(r"const strips = (\[.*\]);", text)
+    [strip] = json.loads(data)
+    assert len(strip["seconds"]) == len(strip["names"]) == len(strip["bytes"])
+    peak = max(sum(held) for held in strip["bytes"])
+    assert peak == usage().peak_bytes
+
+
+def test_the_limit_is_drawn_only_where_it_squeezes_nothing() -> None:
+    peak = usage().peak_bytes
+    assert 'class="limit"' in to_html(timelines("original", limit_bytes=round(1.2 * peak)))
+    assert 'class="limit"' not in to_html(timelines("original", limit_bytes=10 * peak))
+
+
+@pytest.mark.parametrize("kind", ["png", "svg", "pdf"])
+def test_the_plot_is_the_same_file_each_time(kind: str) -> None:
+    drawn = timelines("original", "lms")
+    first = render(timeline_plot(drawn), kind)
+    assert len(first) > 5000
+    assert first == render(timeline_plot(drawn), kind)
+
+
+def test_every_group_has_a_colour_of_its_own() -> None:
+    assert len(set(COLOURS.values())) == len(COLOURS)

@@ -1,0 +1,67 @@
+"""Fills in what records say was predicted, from their steps traced anew. Nothing is run.
+
+    python tools/predict_records.py results/measured
+
+Each record's plan is made again and simulated. A plan that is no longer the one that was measured
+cannot stand beside the measured figures: such a record stays as it is, and the exit status is 1.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from memtrade.commands.extract import extract_graph
+from memtrade.commands.plan import make_plan
+from memtrade.errors import MemtradeError
+from memtrade.graph import StepGraph
+from memtrade.measure.protocol import PlanSummary, TrialSpec
+from memtrade.results.records import Record, load_records, save_record
+from memtrade.simulate.devices import load_device
+from memtrade.simulate.predict import Predictor
+
+TIMEOUT_SECONDS = 600.0
+
+
+def predict_record(record: Record, graph: StepGraph) -> Record:
+    """The record with what the simulator says today.
+
+    Raises:
+        MemtradeError: the strategy plans otherwise today than it did when it was measured.
+    """
+    plan = make_plan(record.spec, graph)
+    if record.plan is not None and PlanSummary.of(plan, graph) != record.plan:
+        raise MemtradeError(f"{record.filename}: the plan is another one today: measure again")
+    assert record.spec.memory_limit_bytes is not None
+    profile = load_device("arena") if record.spec.device == "arena" else None
+    predicted = Predictor(graph, profile).predict(plan, limit_bytes=record.spec.memory_limit_bytes)
+    return msgspec.structs.replace(record, predicted=predicted)
+
+
+def step_of(spec: TrialSpec) -> bytes:
+    """The part of a trial that decides its graph."""
+    return msgspec.json.encode((spec.model, spec.model_options, spec.optimizer), order="sorted")
+
+
+def main(folders: Sequence[str]) -> int:
+    failed = False
+    for folder in map(Path, folders):
+        graphs: dict[bytes, StepGraph] = {}
+        for record in load_records(folder):
+            key = step_of(record.spec)
+            if key not in graphs:
+                spec = msgspec.structs.replace(record.spec, task="extract")
+                graphs = {key: extract_graph(spec, timeout_seconds=TIMEOUT_SECONDS)}
+            try:
+                save_record(predict_record(record, graphs[key]), folder)
+            except MemtradeError as error:
+                failed = True
+                print(error, file=sys.stderr)
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
