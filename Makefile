@@ -13,12 +13,12 @@ BIN := $(VENV)/bin
 # Made last, so that an installation that was cut short is done again.
 STAMP := $(VENV)/installed
 
-.PHONY: benchmark test lint types contracts tests speed readme format clean
+.PHONY: benchmark test lint types contracts tests docs speed readme format clean
 
 benchmark: $(STAMP)
 	$(BIN)/python benchmark.py --strategy original,checkpoints,lms,ome --layers 50 --batch-size 32 --steps 3
 
-test: lint types contracts tests
+test: lint types contracts docs tests
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
@@ -33,6 +33,10 @@ contracts: $(STAMP)
 # A file of tests stays in one process, whose TensorFlow and traced models its tests share.
 tests: $(STAMP)
 	$(BIN)/pytest -n 2 --dist loadfile
+
+# The documentation, in build/site.
+docs: $(STAMP)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
 # How long planning, simulating and rewriting take, from ResNet-18 to 200.
 speed: $(STAMP)
@@ -52,5 +56,5 @@ clean:
 $(STAMP): pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "make: no Python from 3.11 to 3.13 with venv was found: install one, or say make PYTHON=..." >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[cpu,dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[cpu,dev,docs]'
 	@touch $@

@@ -32,7 +32,7 @@ COMMANDS = {
         "verify": "Is it still the same gradient?",
         "max-batch": "The largest batch that runs, per strategy",
         "sweep": "Many trials out of a file, resumed where they stopped, here or on a cluster",
-        "pipeline": "Pipelined training over several stages: run, predict",
+        "pipeline": "Pipelined training over several stages: run, sweep, serve, predict",
         "calibrate": "This device's own rates, as a profile for predictions",
     },
     "Predict and plan": {

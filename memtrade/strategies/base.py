@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from memtrade.graph import StepGraph
+from memtrade.kernel_pairs import side_by_side
 from memtrade.plan import Action, Decision, Fate, Order, Plan
 from memtrade.schedule import Lowering, lower
 from memtrade.simulate.defragment import defragment
@@ -71,8 +72,9 @@ def assemble(
     actions: tuple[Action, ...],
 ) -> Plan:
     """A plan of finished actions; in a pinned order, where it is known what is free when, with
-    reservations against the allocator's padding."""
+    reservations against the allocator's padding, and with ops side by side that are one kernel."""
     if order == "pinned":
+        actions = side_by_side(graph, actions)
         actions = defragment(Simulator(graph), actions)
     return Plan(
         strategy=strategy,

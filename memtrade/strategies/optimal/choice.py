@@ -23,6 +23,7 @@ the backward part, out_p is what has been handed to the copy-out channel and sti
 in_a is what must have been copied in by the end of interval a for what follows:
 
     out_p >= out_{p-1} + sizes of the swapped items made at p - rate x seconds since p-1
+    out_p <= rate x (seconds until i is read again - its copy in)   for a swapped item i made at p
     in_{a-1} >= in_a + sizes of the swapped items first needed in a - rate x (seconds + stall)
 
 The objective is time: ops that run again, copies where they are in line with compute, and stalls.
@@ -33,6 +34,7 @@ tensor is recomputed once, the backward order is given, and its stages are inter
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -163,6 +165,7 @@ class _Programme:
         if overlapping:
             out_forward, out_backward = self._copies_out()
             in_backward = self._copies_in()
+            self._out_before_in(out_forward)
         self._forward_memory(out_forward)
         self._backward_memory(out_backward, in_backward)
         if chooser.host_limit_mb < math.inf:
@@ -283,6 +286,25 @@ class _Programme:
         first = [(self.swap[i], self.items[i].size) for i in needed.get(0, ())]
         self.rows.add([(stall, rate), (ahead[-1], -1.0), *((c, -v) for c, v in first)], at_least=0)
         return ahead[::-1]
+
+    def _out_before_in(self, out: Sequence[int]) -> None:
+        """What is swapped has left, behind all that was handed over before it, and is back in time.
+
+        Else its first reader would wait for the whole queue: near the turn, nothing is swapped that
+        follows a long one.
+        """
+        problem = self.problem
+        rate = self.device.device_to_host_bytes_per_s / MB
+        reached = [0.0, *itertools.accumulate(problem.backward_seconds)]
+        queued = sum(item.size for item in self.items)
+        for i, item in enumerate(self.items):
+            if item.may_swap:
+                gap = problem.forward_seconds[-1] - problem.forward_seconds[item.made]
+                gap += reached[item.first] - item.in_seconds
+                # out <= rate x gap, unless it is not swapped.
+                free = max(0.0, queued - rate * gap)
+                row = [(out[item.made], -1.0), (self.swap[i], -free)]
+                self.rows.add(row, at_least=-rate * gap - free)
 
     def _again_in(self, interval: int) -> list[tuple[int, float]]:
         """The recomputations of an interval: columns of ops and their seconds."""

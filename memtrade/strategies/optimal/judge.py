@@ -6,12 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from memtrade.graph import StepGraph
+from memtrade.kernel_pairs import side_by_side
 from memtrade.plan import Action, Decision
 from memtrade.schedule import lower
-from memtrade.simulate.defragment import ROOMY_BYTES
+from memtrade.simulate.defragment import ROOMY_BYTES, defragment
 from memtrade.simulate.devices import Device
 from memtrade.simulate.memory import Simulator
 from memtrade.simulate.timeline import TimeSimulator, pace, prefetch
+from memtrade.simulate.walk import Lag
 
 
 @dataclass(frozen=True)
@@ -19,7 +21,7 @@ class Verdict:
     """A choice that was carried out in simulation.
 
     Attributes:
-        peak_bytes: in the arena, before the program is finished, without the allocator's padding.
+        peak_bytes: before the program is finished, without the allocator's padding.
         peak_op: at the peak, where it is known.
         host_bytes: most bytes in host memory.
         seconds: of the whole step.
@@ -45,10 +47,10 @@ class Judge:
         self.simulator: Simulator = self.times.simulator
 
     def judge(self, decisions: Mapping[int, Decision]) -> Verdict:
-        """In the arena the peak is what is live, which reservations bring the allocator to."""
-        actions = lower(self.graph, decisions)
+        """The peak is what is live: reservations bring the allocator's close to it."""
+        actions = side_by_side(self.graph, lower(self.graph, decisions))
         if not self.device.blocking_transfers:
-            return self._on_device(decisions, self._paced(actions))
+            return self._on_device(decisions, self._paced(actions), padded=False)
         swapped = {action.id for action in actions if action.kind == "swap_out"}
         return Verdict(
             decisions,
@@ -62,23 +64,33 @@ class Judge:
     def _paced(self, actions: tuple[Action, ...]) -> tuple[Action, ...]:
         return pace(self.graph, prefetch(self.graph, actions, self.device), self.device)
 
-    def _on_device(self, decisions: Mapping[int, Decision], actions: tuple[Action, ...]) -> Verdict:
+    def _on_device(
+        self, decisions: Mapping[int, Decision], actions: tuple[Action, ...], *, padded: bool
+    ) -> Verdict:
         timeline = self.times.timeline(actions)
         memory = timeline.memory
         assert memory is not None
         return Verdict(
             decisions,
             actions,
-            memory.peak_bytes,
+            memory.peak_bytes if padded else memory.live_peak_bytes,
             memory.peak_op,
             memory.host_peak_bytes,
             timeline.step_seconds,
         )
 
+    def finish(self, actions: tuple[Action, ...]) -> tuple[Action, ...]:
+        """With reservations against the allocator's padding."""
+        lag = None
+        if not self.device.blocking_transfers:
+            timeline = self.times.timeline(actions, memory=False)
+            lag = Lag(timeline.begun_seconds, timeline.end_seconds)
+        return defragment(self.simulator, actions, lag)
+
     def finished(self, decisions: Mapping[int, Decision], actions: tuple[Action, ...]) -> Verdict:
         """Of a finished program, with the allocator's own peak."""
         if not self.device.blocking_transfers:
-            return self._on_device(decisions, actions)
+            return self._on_device(decisions, actions, padded=True)
         memory = self.simulator.memory(actions, limit_bytes=ROOMY_BYTES)
         return Verdict(
             decisions,

@@ -11,6 +11,7 @@ the last word, and what it finds over (or far under) the budget corrects the pro
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import logging
 import time
@@ -25,7 +26,7 @@ from memtrade.models.options import option
 from memtrade.plan import Decision, Fate, Order, Plan
 from memtrade.simulate.devices import load_device
 from memtrade.strategies import checkpoints, ome
-from memtrade.strategies.base import Strategy, assemble, worth_deciding
+from memtrade.strategies.base import Strategy, worth_deciding
 from memtrade.strategies.budget import BudgetOptions
 from memtrade.strategies.optimal.choice import Choice, Chooser
 from memtrade.strategies.optimal.judge import Judge, Verdict
@@ -226,7 +227,7 @@ class _Search:
                 if size > budget:
                     excess[place] = max(excess.get(place, 0.0), (size - budget) / MB)
         if not excess:
-            peak = max(verdict.peak_bytes, self._finished(verdict)[0].peak_bytes)
+            peak = self._finished(verdict)[0].peak_bytes
             self._everywhere(peak - budget)
         else:
             self.chooser.problem = problem.corrected(excess)
@@ -261,13 +262,14 @@ class _Search:
         return self.judge.judge(decisions)
 
     def _finished(self, verdict: Verdict) -> tuple[Verdict, Plan]:
-        made = assemble(
-            "optimal",
-            self.graph,
-            self.options,
-            self.order,
-            self._fates(verdict),
-            verdict.actions,
+        actions = self.judge.finish(verdict.actions) if self.order == "pinned" else verdict.actions
+        made = Plan(
+            strategy="optimal",
+            options=dataclasses.asdict(self.options),
+            fingerprint=self.graph.fingerprint,
+            order=self.order,
+            fates=tuple(self._fates(verdict)),
+            actions=actions,
         )
         return self.judge.finished(verdict.decisions, made.actions), made
 
