@@ -36,7 +36,7 @@ tests: $(STAMP)
 
 # The documentation, in build/site.
 docs: $(STAMP)
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 # How long planning, simulating and rewriting take, from ResNet-18 to 200.
 speed: $(STAMP)
