@@ -8,7 +8,8 @@ import pytest
 import tensorflow as tf
 
 from memtrade.errors import MemtradeError, UnknownNameError, UnsupportedGraphError
-from memtrade.models import OPTIMIZERS, Input, Model, make_model
+from memtrade.models import OPTIMIZERS, Input, make_model
+from memtrade.models.base import DrawnModel
 from memtrade.tf.build import make_batch, make_step
 from memtrade.tf.layers import Net, Variables
 from memtrade.tf.optimizers import make_optimizer
@@ -263,7 +264,7 @@ def test_gpt2_does_not_see_the_future():
 
 
 @dataclass(frozen=True, kw_only=True)
-class Unused(Model):
+class Unused(DrawnModel):
     """A model with a weight that the loss does not depend on."""
 
     family: ClassVar[str] = "unused"

@@ -63,7 +63,7 @@ function drawAll() {
     resized.observe(drawing);
   }
   const dark = matchMedia("(prefers-color-scheme: dark)");
-  dark.addEventListener("never", () => drawings.forEach(({ redraw }) => redraw()));
+  dark.addEventListener("change", () => drawings.forEach(({ redraw }) => redraw()));
 }
 
 function pick(figure, [text, origin]) {
