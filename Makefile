@@ -13,7 +13,7 @@ BIN := $(VENV)/bin
 # Made last, so that an installation that was cut short is done again.
 STAMP := $(VENV)/installed
 
-.PHONY: benchmark test lint types contracts tests docs speed readme format clean
+.PHONY: benchmark test lint types contracts tests docs speed tables readme notebooks format clean
 
 benchmark: $(STAMP)
 	$(BIN)/python benchmark.py --strategy original,checkpoints,lms,ome --layers 50 --batch-size 32 --steps 3
@@ -38,13 +38,22 @@ tests: $(STAMP)
 docs: $(STAMP)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-# How long planning, simulating and rewriting take, from ResNet-18 to 200.
+# How long planning, simulating and rewriting take, from ResNet-18 to 200, and at 50,000 nodes.
+BENCHMARK := $(BIN)/pytest --benchmark-columns=median,stddev,rounds --benchmark-sort=fullname
 speed: $(STAMP)
-	$(BIN)/pytest benchmarks --benchmark-columns=median,stddev,rounds --benchmark-sort=fullname --benchmark-json=results/speed/speed.json
+	$(BENCHMARK) benchmarks/test_speed.py --benchmark-json=results/speed/speed.json
+	$(BENCHMARK) benchmarks/test_planning.py --benchmark-json=results/speed/planning.json
+	$(BENCHMARK) benchmarks/test_scale.py --benchmark-json=results/speed/scale.json
 
-# The README's tables, from the records that are committed.
+# All that is made of the committed records: the README's tables, the notebooks, the pages.
+tables: readme notebooks
+	$(BIN)/python tools/arena_check.py results/measured results/predicted
+
 readme: $(STAMP)
-	PATH=$(CURDIR)/$(BIN):$$PATH python tools/fill.py README.md
+	$(BIN)/python tools/fill.py README.md
+
+notebooks: $(STAMP)
+	$(BIN)/python tools/notebooks.py notebooks/*.ipynb
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix .

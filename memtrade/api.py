@@ -11,14 +11,12 @@ alone; whatever else runs in the process is optimized as before.
 
 from __future__ import annotations
 
-import inspect
 import logging
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from memtrade.errors import InfeasibleBudgetError, UnsupportedGraphError
@@ -31,7 +29,7 @@ from memtrade.strategies import Strategy, find_planned, make_options
 from memtrade.tf.extract import Trace, trace_concrete
 from memtrade.tf.rewrite import apply_plan
 from memtrade.tf.step import TrainStep
-from memtrade.tf.structure import is_tensor, named_leaves, packed
+from memtrade.tf.structure import arguments_of, check_shapes, packed, specs_of, tensors_of
 from memtrade.tf.swap import DeviceCopyTransfer, HostTransfer, SerializeTransfer
 from memtrade.units import megabytes, parse_bytes
 
@@ -118,7 +116,7 @@ def apply(
 
     optimized.__name__ = getattr(train_step, "__name__", "train_step")
     step = tf.function(optimized, autograph=False)
-    example = _specs(_arguments(function, example_batch))
+    example = specs_of(arguments_of(function, example_batch))
     function.get_concrete_function(*example)  # makes variables where the original would
     step.get_concrete_function(*example)  # pyright: ignore[reportFunctionMemberAccess]
     return step
@@ -137,12 +135,12 @@ class _Rewriting:
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Adds a call of the rewritten step to the graph that is being traced."""
-        specs = _specs((args, kwargs))
-        _check_shapes(self.function, *specs)
+        specs = specs_of((args, kwargs))
+        check_shapes(self.function, *specs)
         rewritten, order = self.rewritten(*specs)
         if rewritten is None:
             return self.function(*args, **kwargs)
-        values = _tensors((args, kwargs))
+        values = tensors_of((args, kwargs))
         return _call_alone(rewritten, [values[i] for i in order])
 
     def rewritten(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, list[int]]:
@@ -150,7 +148,7 @@ class _Rewriting:
         tensor among the arguments. None where the plan leaves the step as it is."""
         concrete = self.function.get_concrete_function(*args, **kwargs)
         order = _argument_order(self.function, args, kwargs)
-        specs = _tensors((args, kwargs))
+        specs = tensors_of((args, kwargs))
         traced = self._trace(concrete, tuple(specs[i] for i in order))
         plan = self.strategy.plan(traced.graph, self.options, self.order)
         self._judge(traced, plan)
@@ -207,61 +205,12 @@ def _transfer(device: str | None) -> HostTransfer:
     return DeviceCopyTransfer(device=f"/device:GPU:{number}", host="/device:CPU:0")
 
 
-def _arguments(function: Any, example: Any) -> tuple[Any, ...]:
-    """The example as positional arguments: a tuple is several, if the step takes as many."""
-    if not isinstance(example, tuple):
-        return (example,)
-    try:
-        inspect.signature(function).bind(*example)
-    except TypeError:
-        return (example,)
-    except ValueError:  # a function without a signature to ask
-        pass
-    return example
-
-
-def _specs(structure: Any) -> Any:
-    """`structure` with specs in place of tensors and arrays; Python values stay."""
-
-    def spec(leaf: Any) -> Any:
-        if isinstance(leaf, (tf.Tensor, np.ndarray, np.generic)):
-            return tf.TensorSpec(leaf.shape, tf.as_dtype(leaf.dtype))
-        return leaf
-
-    return tf.nest.map_structure(spec, structure)
-
-
-def _tensors(structure: Any) -> list[Any]:
-    """The tensors, or their specs, in a structure of arguments."""
-    return [leaf for leaf in tf.nest.flatten(structure) if is_tensor(leaf)]
-
-
-def _check_shapes(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Raises UnsupportedGraphError, with the input's name, where a size is not known."""
-    try:
-        bound: Any = inspect.signature(function).bind(*args, **kwargs).arguments
-    except (TypeError, ValueError):
-        bound = {**dict(enumerate(args)), **kwargs}
-    for path, leaf in named_leaves(bound):
-        if is_tensor(leaf) and not leaf.shape.is_fully_defined():
-            raise UnsupportedGraphError(
-                f"input {path!r} has the unknown shape {leaf.shape}: a plan is for one size. "
-                "Batch with drop_remainder=True, or say the size with tf.ensure_shape"
-            )
-        parts = tf.nest.flatten(leaf, expand_composites=True)
-        if len(parts) != 1 or parts[0] is not leaf:
-            raise UnsupportedGraphError(
-                f"input {path!r} is a {type(leaf).__name__}, which has no fixed shape: "
-                "a plan is for one size. Pass dense tensors, such as next(iterator)"
-            )
-
-
 def _argument_order(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[int]:
     """For each input of the traced function, the number of the tensor among the arguments.
 
     Asked of a call of it: TensorFlow orders inputs by parameter, and that is for it to know.
     """
-    specs = _tensors((args, kwargs))
+    specs = tensors_of((args, kwargs))
 
     @tf.function(autograph=False, input_signature=specs)
     def caller(*tensors: tf.Tensor) -> Any:

@@ -136,7 +136,9 @@ class TrainFunction:
         return self.step(batch)
 
     def _check_size(self, batch: Any) -> None:
-        sizes = [part.shape[0] for part in keras.tree.flatten(batch) if len(part.shape)]
+        # What is not there, such as the weights of samples, is None.
+        parts = [part for part in keras.tree.flatten(batch) if part is not None]
+        sizes = [part.shape[0] for part in parts if len(part.shape)]
         if self.batch_size is not None and sizes and sizes[0] != self.batch_size:
             warnings.warn(
                 f"memtrade.keras.optimize was told a batch size of {self.batch_size}, but the "

@@ -47,7 +47,7 @@ class Action(msgspec.Struct, frozen=True, array_like=True, gc=False):
     id: int
 
 
-class Plan(msgspec.Struct, frozen=True):
+class Plan(msgspec.Struct, frozen=True, omit_defaults=True):
     """A strategy's decision for one graph.
 
     Attributes:
@@ -58,6 +58,9 @@ class Plan(msgspec.Struct, frozen=True):
             order to the executor and only holds recomputations and swap-ins back.
         fates: one per activation that the strategy looked at.
         actions: the program; empty means the graph stays untouched.
+        gap: how much better any plan could be, as a share of this one's time, or of its peak where
+            that is the goal; proven in the strategy's model. None where nothing is.
+        remarks: what the strategy says of its plan as a whole, such as which limit binds.
     """
 
     strategy: str
@@ -66,6 +69,8 @@ class Plan(msgspec.Struct, frozen=True):
     order: Order
     fates: tuple[Fate, ...]
     actions: tuple[Action, ...]
+    gap: float | None = None
+    remarks: tuple[str, ...] = ()
 
     def save(self, path: Path) -> None:
         path.write_bytes(msgspec.json.encode(self))

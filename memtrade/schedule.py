@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Iterable, Mapping
+import weakref
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from memtrade.errors import UnsupportedGraphError
@@ -29,6 +30,34 @@ SMALL_BYTES = 64 * 1024
 _URGENT = -(1 << 62)
 
 
+@dataclass(frozen=True)
+class _Facts:
+    """What follows from a graph alone, and so is the same for all decisions on it.
+
+    Attributes:
+        order: see `base_order`. before, successors: see `_dependencies`. eager: see `_eager`.
+    """
+
+    order: tuple[int, ...]
+    before: list[set[int]]
+    successors: list[list[int]]
+    eager: list[bool]
+
+
+# Strategies lower many choices on one graph.
+_KNOWN: weakref.WeakKeyDictionary[StepGraph, _Facts] = weakref.WeakKeyDictionary()
+
+
+def _facts(graph: StepGraph) -> _Facts:
+    if graph not in _KNOWN:
+        before, successors = _dependencies(graph)
+        eager = _eager(graph)
+        _KNOWN[graph] = _Facts(
+            tuple(_ordered(graph, before, successors, eager)), before, successors, eager
+        )
+    return _KNOWN[graph]
+
+
 def base_order(graph: StepGraph) -> list[int]:
     """The op ids in a memory-lean topological order, close to the order of creation.
 
@@ -37,9 +66,16 @@ def base_order(graph: StepGraph) -> list[int]:
     so that what they read is freed; an update waits for the readers of its variable, so that it
     happens in place. O(ops + edges).
     """
-    before, successors = _dependencies(graph)
+    return list(_facts(graph).order)
+
+
+def _ordered(
+    graph: StepGraph,
+    before: Sequence[set[int]],
+    successors: Sequence[list[int]],
+    eager: Sequence[bool],
+) -> list[int]:
     pending = [len(each) for each in before]
-    eager = _eager(graph)
     order: list[int] = []
     done = [False] * len(graph.ops)
     overdue = [False] * len(graph.ops)  # passed over because it waited for a control edge
@@ -205,12 +241,13 @@ class _Program:
         Ops on demand run just before the first that waits for them.
         """
         position = {op_id: i for i, op_id in enumerate(order)}
-        before, successors = _dependencies(self.graph)
+        facts = _facts(self.graph)
+        before, successors, eager = facts.before, facts.successors, facts.eager
         pending = dict.fromkeys(order, 0)
         for op_id in order:
             for successor in successors[op_id]:
                 pending[successor] += 1
-        eager, on_demand = _eager(self.graph), _on_demand(self.graph)
+        on_demand = _on_demand(self.graph)
         available: set[int] = set()  # ops on demand that could run
         ready: dict[int, int] = {}  # op -> its rank: what it leaves in use, or _URGENT
         heap: list[tuple[int, int, int]] = []  # (rank, position, op); outdated ones stay in it

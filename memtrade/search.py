@@ -38,13 +38,19 @@ class Found(Generic[Why]):
 
 
 def largest(
-    obstacle: Callable[[int], Why | None], *, guess: int, step: int = 1, most: int | None = None
+    obstacle: Callable[[int], Why | None],
+    *,
+    guess: int,
+    step: int = 1,
+    most: int | None = None,
+    stride: int = 1,
 ) -> Found[Why]:
     """The largest multiple of `step`, up to `most`, at which nothing is in the way.
 
     Args:
         obstacle: what keeps a batch size from running; None if it runs. Each is asked once.
         guess: where to begin; it need not be a multiple.
+        stride: how far the second question is from the first, in steps: 1 for a good guess.
     """
     top = None if most is None else most // step
     if top == 0:
@@ -60,7 +66,7 @@ def largest(
     unit = max(guess // step, 1)
     if top is not None:
         unit = min(unit, top)
-    stride, upwards = 1, runs(unit)
+    upwards = runs(unit)
     if upwards:
         good = unit
     else:

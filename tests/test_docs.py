@@ -1,12 +1,40 @@
-"""The documentation's library example runs as written."""
+"""What the documentation of the library shows can be run as it stands."""
 
+import doctest
+import importlib
 import re
 from pathlib import Path
 
-PAGE = Path(__file__).parents[1] / "docs" / "own-model.md"
+import pytest
+import tensorflow as tf
+
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "own-model.md"
+BLOCK = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
 
-def test_the_example_of_any_train_step_runs(capsys):
-    example = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)[0]
-    exec(compile(example, str(PAGE), "exec"), {})
-    assert float(capsys.readouterr().out) > 0
+@pytest.mark.parametrize("name", ["memtrade.api", "memtrade.keras"])
+def test_the_examples_of_the_library(name):
+    results = doctest.testmod(importlib.import_module(name))
+    assert results.attempted
+    assert not results.failed
+
+
+def test_your_own_model(capsys):
+    """The blocks of the page, one after the other, as a reader would type them."""
+    names: dict[str, object] = {}
+    blocks = BLOCK.findall(PAGE.read_text())
+    assert len(blocks) == 3
+    for block in blocks:
+        exec(compile(block, str(PAGE), "exec"), names)
+    assert capsys.readouterr().out == "['largest', 'loss']\n"
+    make_step = names["make_step"]
+    assert callable(make_step)
+    step, batch = make_step(8)
+    assert isinstance(step(*batch)["loss"], tf.Tensor)
+
+
+def test_the_readme(capsys):
+    readme = (PAGE.parents[1] / "README.md").read_text()
+    (block,) = BLOCK.findall(readme)
+    exec(compile(block, "README.md", "exec"), {})
+    assert float(capsys.readouterr().out.splitlines()[-1]) > 0

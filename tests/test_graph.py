@@ -68,3 +68,52 @@ def test_a_loop_is_refused():
     b.op("late", "Sin", [0], sizes=[4])
     with pytest.raises(UnsupportedGraphError, match="loop"):
         b.build(inputs=[], outputs=[0], loss=0)
+
+
+def late_step() -> StepGraph:
+    """Two layers as a GradientTape leaves them: the gradient reads y - x, which no gradient makes.
+
+        x ─► y ─► z ─► loss        seed ─► gz ─► gy = gz * (y - x) ─► update
+        └────┴──► late = y - x ─────────────────────┘
+    count is the number of examples: everything is divided by it, but it is not where they turn.
+    """
+    b = Builder()
+    big, size = 1 << 20, 4096
+    (x,) = b.op("x", "Placeholder", sizes=[big])
+    (y,) = b.op("y", "Sin", [x], sizes=[big])
+    (z,) = b.op("z", "Sin", [y], sizes=[big])
+    (count,) = b.op("count", "Const", sizes=[4])
+    (share,) = b.op("share", "Cast", [count], sizes=[4])
+    (loss,) = b.op("loss", "RealDiv", [z, share], sizes=[4])
+    (seed,) = b.op("seed", "RealDiv", [share, share], sizes=[4])
+    (gz,) = b.op("gz", "SinGrad", [seed, z], sizes=[big])
+    (shape,) = b.op("shape", "Shape", [y], sizes=[16])
+    (late,) = b.op("late", "Sub", [y, x], sizes=[big])
+    (part,) = b.op("part", "Sum", [late], sizes=[size])
+    (gy,) = b.op("gy", "Mul", [gz, late], sizes=[big])
+    b.op("update", "AssignAddVariableOp", [gy, part, shape], stateful=True)
+    return b.build(inputs=[x], outputs=[loss], loss=loss, control_outputs=[len(b.ops) - 1])
+
+
+def test_the_turn_comes_from_the_batch():
+    graph = late_step()
+    assert names(graph, graph.from_batch) == ["y", "z", "loss"]
+    assert graph.ops[graph.turn].name == "z"
+
+
+def test_what_only_the_backward_part_needs_belongs_to_it():
+    """If it is large. Shapes are made at once, or they would hold what they are the shape of."""
+    graph = late_step()
+    assert names(graph, graph.descendants) == ["gz", "gy", "update"]
+    assert names(graph, graph.backward) == ["gz", "late", "part", "gy", "update"]
+    assert [graph.label(t) for t in graph.activations] == ["y:0", "z:0"]
+
+
+def test_each_output_of_identity_n_is_its_input():
+    b = Builder()
+    (x,) = b.op("x", "Placeholder", sizes=[4096])
+    (y,) = b.op("y", "Sin", [x], sizes=[4096])
+    same = b.op("same", "IdentityN", [y, x], sizes=[4096, 4096])
+    graph = b.build(inputs=[x], outputs=same, loss=same[0])
+    assert [graph.root[t] for t in same] == [y, x]
+    assert graph.views(y) == [y, same[0]]

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from memtrade.plan import Action, Decision, Plan, check_plan
 from memtrade.schedule import Lowering, base_order, lower
 from tests.graphs import Builder, chain
+from tests.test_graph import late_step
 
 
 def program(graph, actions) -> list[str]:
@@ -120,3 +121,38 @@ def test_one_branch_is_walked_to_its_end_before_the_next():
 @pytest.mark.parametrize("kind", ["run", "recompute"])
 def test_actions_compare_by_value(kind):
     assert Action(kind, 3) == Action(kind, 3)
+
+
+def test_what_needs_no_gradient_runs_just_before_its_reader():
+    """y - x could run, and bring y back, before any gradient; it waits until it is needed."""
+    graph = late_step()
+    (y,) = tensors(graph, "y")
+    words = program(graph, lower(graph, {y: "recompute"}))
+    at = words.index("run late")
+    assert words[at - 1 : at + 1] == ["recompute y", "run late"]
+    assert words.index("run gz") < at < words.index("run gy")
+    assert words.index("run shape") < words.index("run gz")
+
+
+def test_ops_on_demand_keep_their_control_edges():
+    """The decay of a weight: what assigns it stands before the update, as its control edge says."""
+    b = Builder()
+    big = 1 << 20
+    (handle,) = b.op("w", "Placeholder", sizes=[0])
+    (x,) = b.op("x", "Placeholder", sizes=[big])
+    (value,) = b.op("read", "ReadVariableOp", [handle], sizes=[big], stateful=True)
+    (y,) = b.op("y", "Mul", [x, value], sizes=[big])
+    (loss,) = b.op("loss", "Sum", [y], sizes=[4])
+    (gy,) = b.op("gy", "Mul", [loss, y], sizes=[big])
+    (half,) = b.op("half", "Neg", [value], sizes=[big])
+    (less,) = b.op("less", "AddV2", [half, value], sizes=[big])
+    b.op("decay", "AssignVariableOp", [handle, less], stateful=True, controls=[2])
+    (dw,) = b.op("dw", "Mul", [gy, value], sizes=[big])
+    b.op("update", "AssignSubVariableOp", [handle, dw], stateful=True, controls=[8])
+    graph = b.build(inputs=[x], outputs=[loss], loss=loss, control_outputs=[8, 10])
+    actions = lower(graph, {})
+    check_plan(Plan("any", {}, graph.fingerprint, "pinned", (), actions), graph)
+    words = program(graph, actions)
+    decay = words.index("run decay")
+    assert words[decay - 2 : decay] == ["run half", "run less"]
+    assert decay < words.index("run update")

@@ -25,13 +25,14 @@ class Device:
     limit=st.integers(0, 3000),
     guess=st.integers(-5, 6000),
     step=st.integers(1, 40),
+    stride=st.integers(1, 100),
     most=st.none() | st.integers(40, 2000),
 )
 def test_the_answer_is_right_whatever_the_guess(
-    limit: int, guess: int, step: int, most: int | None
+    limit: int, guess: int, step: int, stride: int, most: int | None
 ) -> None:
     device = Device(limit)
-    found = largest(device.obstacle, guess=guess, step=step, most=most)
+    found = largest(device.obstacle, guess=guess, step=step, most=most, stride=stride)
     ceiling = limit if most is None else min(limit, most)
     assert found.batch == ceiling // step * step
     assert found.asked == tuple(device.asked)
@@ -72,6 +73,15 @@ def test_a_guess_that_is_off_by_a_factor_of_two_costs_questions_but_no_correctne
     device = Device(214)
     assert largest(device.obstacle, guess=guess).batch == 214
     assert 8 < len(device.asked) < 20
+
+
+def test_a_long_stride_suits_a_rough_guess() -> None:
+    asked = {}
+    for stride in (1, 25):
+        device = Device(700)
+        assert largest(device.obstacle, guess=100, stride=stride).batch == 700
+        asked[stride] = len(device.asked)
+    assert asked[25] < asked[1]
 
 
 def test_where_not_even_one_example_fits() -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from memtrade import cli
+from memtrade.commands.flags import DEFAULT_STRATEGIES
 
 ROOT = Path(__file__).resolve().parents[1]
 Run = Callable[..., tuple[int, str, str]]
@@ -19,11 +20,12 @@ Run = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture
 def run(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Runs a command in a folder whose `runs` holds ResNet-50's four records: exit status, stdout,
+    """Runs a command in a folder whose `runs` holds four records of ResNet-50: exit status, stdout,
     stderr."""
     (tmp_path / "runs").mkdir()
     (tmp_path / "empty").mkdir()
-    for path in (ROOT / "results" / "measured").glob("resnet-50_b32_*.json"):
+    for strategy in DEFAULT_STRATEGIES:
+        [path] = (ROOT / "results" / "measured").glob(f"resnet-50_b32_{strategy}_*.json")
         shutil.copy(path, tmp_path / "runs")
     monkeypatch.chdir(tmp_path)
 
@@ -91,7 +93,7 @@ def test_a_half_written_record_is_named_and_left_out(run: Run, view: str) -> Non
     ("command", "message"),
     [
         ("plot peak runs --output f.jpg", "a plot is a file in .pdf, .svg or .png, not 'f.jpg'"),
-        ("plot peak runs --output nowhere/f.pdf", "cannot write nowhere/f.pdf: No such file"),
+        ("plot peak runs --output nowhere/f.pdf", "there is no folder 'nowhere': make it"),
         ("plot peak runs --output f.pdf --batch-size 7", "no records of batch size 7"),
         ("plot peak runs --output f.pdf --source guessed", 'Invalid value "guessed" for --source'),
         (

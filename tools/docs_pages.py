@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import subprocess
 import sys
 from functools import cache
@@ -18,7 +19,7 @@ _COMMAND = re.compile(r"^\{\{ \$ memtrade (.+?) \}\}$", re.MULTILINE)
 def on_page_markdown(markdown: str, **_: Any) -> str:
     if "{{ commands }}" in markdown:
         markdown = markdown.replace("{{ commands }}", _reference())
-    return _COMMAND.sub(lambda match: _run(*match[1].split()), markdown)
+    return _COMMAND.sub(lambda match: _run(*shlex.split(match[1])), markdown)
 
 
 def _reference() -> str:

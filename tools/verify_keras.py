@@ -1,19 +1,24 @@
+# pyright: reportArgumentType=false
+# (Keras and csv annotate less than they take.)
 """Is a Keras model still trained the same after memtrade.keras.optimize? On real models.
 
-    python tools/verify_keras.py [NAME ...] > results/keras/verified.csv
-    python tools/verify_keras.py --table results/keras/verified.csv
+    python tools/verify_keras.py results/keras [NAME ...]
 
 Each model of keras.applications, and a small transformer with dropout, is compiled with Adam and
 metrics. From the same variables and on the same batch, two steps of its own and two of the
 rewritten one: the loss, the weights, the optimizer's slots, the metrics and the seeds must be equal
 to the bit. The peaks are the simulator's, at the sizes given, which are small: a check of equality
 and no measurement.
+
+Writes verify.csv and verify.md into the folder; with names, only these models' rows are made anew.
 """
 
 import csv
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
@@ -21,11 +26,15 @@ import keras
 import tensorflow as tf
 
 import memtrade.keras
+from memtrade.results.sheets import Sheet
 from memtrade.simulate.memory import Simulator
 from memtrade.strategies import STRATEGIES, make_options
 from memtrade.tf.extract import trace_concrete
 from memtrade.tf.step import TrainStep
 from memtrade.tf.verify import compare_steps
+from memtrade.units import megabytes
+
+Row = dict[str, Any]
 
 BATCH, CLASSES, STEPS = 4, 10, 2
 ROOMY_BYTES = 1 << 42
@@ -59,7 +68,7 @@ def transformer(length: int = 32, width: int = 64) -> keras.Model:
 MODELS: dict[str, Callable[[], keras.Model]] = {
     "ResNet50V2": application("ResNet50V2", 64),
     "EfficientNetB0": application("EfficientNetB0", 64),
-    "MobileNetV3Small": application("MobileNetV3Small", 64),
+    "MobileNetV3Large": application("MobileNetV3Large", 64),
     "DenseNet121": application("DenseNet121", 64),
     "InceptionResNetV2": application("InceptionResNetV2", 75),
     "ConvNeXtTiny": application("ConvNeXtTiny", 64),
@@ -92,7 +101,7 @@ def state(model: keras.Model) -> list[tf.Variable]:
     return list(every.values())
 
 
-def verify(name: str, strategy: str = "ome") -> dict[str, object]:
+def verify(name: str, strategy: str = "ome") -> Row:
     """One row of the table."""
     model = compiled(name)
     batch = batch_for(model)
@@ -123,38 +132,62 @@ def verify(name: str, strategy: str = "ome") -> dict[str, object]:
     return dict(zip(COLUMNS, row, strict=True))
 
 
-def table(path: str) -> None:
-    """The saved rows as Markdown."""
-    print("| model | input | ops | variables | recomputed | swapped | largest difference |")
-    print("|---|---|--:|--:|--:|--:|--:|")
-    with open(path, newline="") as file:
-        for row in csv.DictReader(file):
-            difference = float(row["max_difference"])
-            shown = f"{difference:.3g}" if difference else "0 (to the bit)"
-            print(
-                f"| {row['model']} | {row['input']} | {int(row['ops']):,} | "
-                f"{int(row['variables']):,} | {row['recomputed']} | {row['swapped']} | {shown} |"
+def sheet(rows: Sequence[Row], folder: str) -> Sheet:
+    """The rows as a table."""
+    shown = []
+    for row in rows:
+        difference = float(row["max_difference"])
+        shown.append(
+            (
+                str(row["model"]),
+                str(row["input"]),
+                *(f"{int(row[name]):,}" for name in ("ops", "variables", "recomputed", "swapped")),
+                megabytes(int(row["predicted_original_bytes"])),
+                megabytes(int(row["predicted_peak_bytes"])),
+                f"{difference:.3g}" if difference else "0 (to the bit)",
             )
+        )
+    return Sheet(
+        title="Keras models before and after memtrade.keras.optimize",
+        columns=(
+            "model", "input", "ops", "variables", "recomputed", "swapped",
+            "predicted peak MB: original", "ome", "largest difference",
+        ),
+        words=2,
+        rows=tuple(shown),
+        notes=(
+            f"{STEPS} steps of each, batch {BATCH}, Adam, from the same variables: loss, weights, "
+            "moving averages, the optimizer's slots, metrics and seeds are compared.",
+            "The peaks are the simulator's and not measured.",
+        ),
+        command=f"python tools/verify_keras.py {folder}",
+    )  # fmt: skip
 
 
-def main(names: list[str]) -> int:
+def main(folder: str, names: Sequence[str]) -> int:
     # Both steps as memtrade's worker runs them: TensorFlow's optimizer would fuse ops of the
     # original, whose results then differ in the last bit.
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
-    writer = csv.DictWriter(sys.stdout, COLUMNS, lineterminator="\n")
-    writer.writeheader()
-    equal = True
+    path = Path(folder, "verify.csv")
+    known: dict[str, Row] = {}
+    if names and path.exists():
+        with path.open(newline="") as file:
+            known = {row["model"]: row for row in csv.DictReader(file)}
     for name in names or MODELS:
-        row = verify(name)
-        writer.writerow(row)
-        sys.stdout.flush()
-        equal = equal and row["max_difference"] == 0.0
+        known[name] = verify(name)
+        print(name, known[name]["max_difference"], flush=True)
         keras.backend.clear_session()
-    return 0 if equal else 1
+    rows = [known[name] for name in MODELS if name in known]
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    Path(folder, "verify.md").write_text(sheet(rows, folder).to_markdown(), encoding="utf-8")
+    return 0 if all(float(row["max_difference"]) == 0.0 for row in rows) else 1
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--table"]:
-        table(sys.argv[2])
-    else:
-        sys.exit(main(sys.argv[1:]))
+    if len(sys.argv) < 2 or not set(sys.argv[2:]) <= set(MODELS):
+        sys.exit(__doc__)
+    sys.exit(main(sys.argv[1], sys.argv[2:]))

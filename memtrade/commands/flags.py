@@ -25,6 +25,7 @@ from memtrade.measure.environment import default_limit_bytes
 from memtrade.measure.protocol import Task, TrialSpec
 from memtrade.models import OPTIMIZERS, Model, make_model, options_of
 from memtrade.models.options import Value
+from memtrade.models.target import Target
 from memtrade.plan import Order, load_plan
 from memtrade.strategies import STRATEGIES, find_strategy, make_options
 from memtrade.units import parse_bytes
@@ -34,6 +35,9 @@ DEFAULT_STRATEGIES = ("original", "checkpoints", "lms", "ome")
 
 # The share of a GPU's free memory that is the limit unless told; cuDNN and the context need some.
 GPU_SHARE = 0.9
+
+# What records say of a step that brings its optimizer along.
+OWN_OPTIMIZER = "its own"
 
 Pairs = Annotated[list[str], Parameter(negative="", show_default=False)]
 
@@ -45,6 +49,8 @@ class ModelFlags:
 
     Attributes:
         model: A name out of `memtrade models`.
+        target: A function of your own that makes the training step, as package.module:function,
+            in place of a model; it is imported from the current folder.
         layers: Depth of a ResNet.
         image_size: Height and width of the images in pixels.
         num_classes: Classes to tell apart.
@@ -57,6 +63,7 @@ class ModelFlags:
     """
 
     model: str = "resnet"
+    target: str | None = None
     layers: int | None = None
     image_size: int | None = None
     num_classes: int | None = None
@@ -71,7 +78,20 @@ class ModelFlags:
         """Raises MemtradeError for what does not exist or is out of bounds."""
         named = ("layers", "image_size", "num_classes", "batch_size", "data_format", "seed")
         given = {name: getattr(self, name) for name in named if getattr(self, name) is not None}
-        return make_model(self.model, given | key_values(self.model_option, "--model-option"))
+        if self.target is not None and self.model != ModelFlags.model:
+            raise MemtradeError(f"--target is in place of --model {self.model}: give one of them")
+        name = self.model if self.target is None else f"{Target.family}/{self.target}"
+        return make_model(name, given | key_values(self.model_option, "--model-option"))
+
+    def update_rule(self, model: Model) -> tuple[str, float | None]:
+        """The optimizer and its learning rate; a target has its own."""
+        if not isinstance(model, Target):
+            return self.optimizer, self.checked_learning_rate()
+        if self.optimizer != ModelFlags.optimizer or self.learning_rate is not None:
+            raise MemtradeError(
+                f"{model.target} has its own optimizer: leave --optimizer and --learning-rate out"
+            )
+        return OWN_OPTIMIZER, None
 
     def checked_learning_rate(self) -> float:
         if self.optimizer not in OPTIMIZERS:
@@ -225,7 +245,7 @@ def make_specs(
     if warmup < 0:
         raise MemtradeError(f"--warmup must be at least 0, not {warmup}")
     made = model.make_model()
-    rate = model.checked_learning_rate()
+    optimizer, rate = model.update_rule(made)
     chosen = strategy.typed_options(names)
     device_name, limit_bytes = device.resolve()
     if host.tensorflow_version() is None:
@@ -236,7 +256,7 @@ def make_specs(
         task=task,
         model=made.family,
         model_options=dataclasses.asdict(made),
-        optimizer=model.optimizer,
+        optimizer=optimizer,
         learning_rate=rate,
         order=strategy.order,
         device=device_name,

@@ -54,6 +54,7 @@ def max_batch(
     model: ModelFlags | None = None,
     strategy: StrategyFlags | None = None,
     device: DeviceFlags | None = None,
+    start: int | None = None,
     granularity: int = 1,
     max_batch_size: int | None = None,
     steps: int = 1,
@@ -67,13 +68,17 @@ def max_batch(
     """Find the largest batch that each strategy carries under a memory limit.
 
     The simulator says where it lies; trials confirm the last size that runs and the first that
-    does not. --batch-size is where the simulator begins. Strategies that plan for a budget plan
-    anew at each size. A trial that would take more of this machine's memory than is safe is not
-    started, and bounds the batch as well. Trials that the folder of records holds are not run
-    again; Ctrl-C keeps what has finished. `--strategy all` means those that make plans.
+    does not. It begins at --start: plans for large batches take time, so a start near the answer
+    saves much of it. Strategies that plan for a budget plan anew at each size. A trial that would
+    take more of this machine's memory than is safe is not started, and bounds the batch as well.
+    Trials that the folder of records holds are not run again; Ctrl-C keeps what has finished.
+    `--strategy all` means those that make plans.
 
     Parameters
     ----------
+    start
+        The batch size where the simulator begins; the answer may be above or below. Unless given:
+        the largest that was found for the strategies before, or --batch-size for the first.
     granularity
         Ask only for multiples of this batch size.
     max_batch_size
@@ -93,6 +98,8 @@ def max_batch(
     """
     if granularity < 1:
         raise MemtradeError(f"--granularity must be at least 1, not {granularity}")
+    if start is not None and start < 1:
+        raise MemtradeError(f"--start must be at least 1, not {start}")
     if max_batch_size is not None and max_batch_size < granularity:
         raise MemtradeError(
             f"--max-batch-size must be at least the granularity of {granularity}, "
@@ -118,11 +125,14 @@ def max_batch(
         try:
             for position, spec in enumerate(specs, start=1):
                 trials.head = (position, len(specs), spec_label(spec))
+                planned = rebatcher if spec.strategy in PLANNED else None
+                before = None if planned is None else _largest(searches)
                 search = BatchSearch(
                     spec,
-                    rebatcher if spec.strategy in PLANNED else None,
+                    planned,
                     load_device("arena") if spec.device == "arena" else None,
                     trials.measure,
+                    start=start or before,
                     on_plan=trials.planning,
                     step=granularity,
                     most=max_batch_size,
@@ -141,6 +151,11 @@ def max_batch(
     if stopped:
         return 130
     return int(any(search.bound == "crash" for search in searches))
+
+
+def _largest(searches: Sequence[MaxBatchRecord]) -> int | None:
+    """What the searches so far came to, if any batch ran."""
+    return max((search.batch_size for search in searches), default=0) or None
 
 
 def _trace(spec: TrialSpec, timeout_seconds: float, verbose: bool) -> Rebatcher:

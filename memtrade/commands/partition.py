@@ -1,6 +1,8 @@
 """`memtrade partition`: a model cut into stages, and how well they are balanced.
 
-A child traces the step; this process partitions and predicts."""
+A child traces the step; this process partitions and predicts. Real times are those of a pipeline of
+one micro-batch, each stage in a process of its own, one at work at a time.
+"""
 
 from __future__ import annotations
 
@@ -13,19 +15,34 @@ import msgspec
 from cyclopts import Parameter
 
 from memtrade.commands.extract import extract_graph
-from memtrade.commands.flags import DeviceFlags, ModelFlags, Pairs, StrategyFlags, make_specs
+from memtrade.commands.flags import (
+    DeviceFlags,
+    ModelFlags,
+    Pairs,
+    StrategyFlags,
+    check_writable,
+    make_specs,
+)
 from memtrade.commands.profiles import ProfileFlags
+from memtrade.commands.progress import ignore, log, reporting
 from memtrade.commands.reading import check_folder, write_output
 from memtrade.commands.run import Flag
 from memtrade.commands.screen import stdout
 from memtrade.errors import MemtradeError
 from memtrade.graph import StepGraph
+from memtrade.measure.environment import default_limit_bytes
+from memtrade.measure.host import describe_machine
+from memtrade.measure.pipeline import run_pipeline
+from memtrade.measure.pipeline_protocol import PipelineTrial
+from memtrade.measure.protocol import Progress
 from memtrade.models import MODELS, options_of
 from memtrade.pipeline.partition import Partition, Partitioner
 from memtrade.pipeline.picture import draw_partition
-from memtrade.pipeline.report import Volumes, analyse
+from memtrade.pipeline.report import PartitionReport, StageSamples, Volumes, analyse
+from memtrade.pipeline.schedule import make_schedule
 from memtrade.pipeline.tables import report_sheets
 from memtrade.results.plots import format_of, render
+from memtrade.results.tables import status_text
 from memtrade.simulate.devices import Device
 from memtrade.units import parse_bytes
 
@@ -122,15 +139,80 @@ def trace_step(
     return extract_graph(specs[0], timeout_seconds=timeout_seconds, verbose=verbose)
 
 
+def _time_stages(
+    flags: ModelFlags,
+    made: Partition,
+    iterations: int,
+    recomputation: bool,
+    timeout_seconds: float,
+    verbose: bool,
+) -> list[StageSamples]:
+    """Runs the stages, one at a time, `iterations` + 1 times. What each took.
+
+    Raises MemtradeError where a stage fails.
+    """
+    model, stages = flags.make_model(), len(made.stages)
+    schedule = make_schedule(
+        "gpipe", stages=stages, micro_batches=1, checkpoint="always" if recomputation else "never"
+    )
+    trial = PipelineTrial(
+        model=flags.model,
+        model_options=dataclasses.asdict(model),
+        optimizer=flags.optimizer,
+        learning_rate=flags.learning_rate,
+        partitions=stages,
+        micro_batches=1,
+        checkpoint=schedule.checkpoint[0],
+        boundaries=made.boundaries,
+        memory_limit_bytes=default_limit_bytes() // stages,
+        steps=iterations + 1,
+        warmup=2,
+        tasks_alone=True,
+    )
+    with reporting() as reporter:
+        reporter.trial(1, 1, model.name)
+        outcome = run_pipeline(
+            trial,
+            made,
+            schedule,
+            timeout_seconds=timeout_seconds,
+            on_event=lambda event: reporter.event(event) if isinstance(event, Progress) else None,
+            on_log=log if verbose else ignore,
+        )
+    if outcome.measured is None:
+        raise MemtradeError(
+            f"the stages could not be timed: {status_text(outcome.status)}: {outcome.reason}"
+        )
+    return [
+        StageSamples(forward=each.forward_seconds, backward=each.backward_seconds)
+        for each in outcome.measured.stages
+    ]
+
+
+def _write(
+    folder: Path, graph: StepGraph, made: Partition, report: PartitionReport, command_line: str
+) -> None:
+    """The report as NAME_kK.md, .json and .svg."""
+    folder.mkdir(parents=True, exist_ok=True)
+    stem = f"{graph.name}_k{report.partitions}"
+    pages = [sheet.to_markdown() for sheet in report_sheets(report, command=command_line)]
+    write_output(folder / f"{stem}.md", "\n".join(pages).encode())
+    encoded = msgspec.json.encode({"report": report, "machine": describe_machine()})
+    write_output(folder / f"{stem}.json", msgspec.json.format(encoded, indent=2) + b"\n")
+    write_output(folder / f"{stem}.svg", render(draw_partition(graph, made, report), "svg"))
+
+
 def partition(
     *,
     model: ModelFlags | None = None,
     cut: CutFlags | None = None,
     device: ProfileFlags | None = None,
     partitions: int | None = None,
+    iterations: int = 0,
     recomputation: bool = True,
     volumes: Volumes = "sum",
     picture: Path | None = None,
+    results: Path | None = None,
     format: Literal["terminal", "markdown"] = "terminal",
     json: Flag = False,
     verbose: Flag = False,
@@ -138,19 +220,24 @@ def partition(
 ) -> int:
     """Cut a model into the stages of a pipeline, and say how well they are balanced.
 
-    Times are predicted for a device profile. The step is traced at its batch size, so give that of
-    a micro-batch.
+    Theoretical times are predicted for a device profile; with --iterations the stages are also run
+    and timed on this machine. The step is traced at its batch size, so give that of a micro-batch.
 
     Parameters
     ----------
     partitions
         How many stages: 2, or one more than there are boundaries.
+    iterations
+        Also run each stage so many times, and once more, of which the slowest does not count.
+        Unless given, nothing is run.
     recomputation
         Add the forward time to the backward times.
     volumes
         Times to receive and send: of all tensors together, or of the largest alone.
     picture
         Also draw the partition, into a .pdf, .svg or .png file.
+    results
+        Also write the report into this folder, as Markdown, JSON and a picture.
     json
         Print the report and the partition to stdout as JSON, and no table.
     verbose
@@ -163,8 +250,16 @@ def partition(
     if picture is not None:
         kind = format_of(picture)
         check_folder(picture)
-    graph = trace_step(cutting.sized(flags), timeout_seconds=profile.timeout, verbose=verbose)
+    if results is not None:
+        check_writable(results)
+    if iterations < 0:
+        raise MemtradeError(f"--iterations is a number from 0 on, not {iterations}")
+    sized = cutting.sized(flags)
+    graph = trace_step(sized, timeout_seconds=profile.timeout, verbose=verbose)
     made = cutting.cut(graph, partitions, target)
+    samples = None
+    if iterations:
+        samples = _time_stages(sized, made, iterations, recomputation, profile.timeout, verbose)
     report = analyse(
         graph,
         made,
@@ -172,7 +267,10 @@ def partition(
         link_bytes_per_s=link,
         recomputation=recomputation,
         volumes=volumes,
+        samples=samples,
     )
+    if results is not None:
+        _write(results, graph, made, report, command_line)
     if picture is not None and kind is not None:
         write_output(picture, render(draw_partition(graph, made, report), kind))
     if json:

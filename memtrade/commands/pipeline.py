@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,15 +12,16 @@ from cyclopts import App, Parameter
 
 from memtrade.commands.flags import ModelFlags, StrategyFlags, check_writable
 from memtrade.commands.partition import DEFAULT_PARTITIONS, CutFlags, trace_step
-from memtrade.commands.pipeline_run import run, serve, sweep
+from memtrade.commands.pipeline_run import for_device, run, serve, sweep
 from memtrade.commands.profiles import ProfileFlags
 from memtrade.commands.reading import check_folder, write_output
 from memtrade.commands.run import Flag
 from memtrade.commands.screen import stdout
-from memtrade.errors import MemtradeError
+from memtrade.errors import MemtradeError, UnknownNameError
 from memtrade.graph import StepGraph
 from memtrade.models.options import Value
 from memtrade.pipeline.picture import Strip, draw_schedules
+from memtrade.pipeline.planned import plan_stages
 from memtrade.pipeline.predict import Case, PipelinePrediction, PipelinePredictor
 from memtrade.pipeline.published import compare_published, load_comparison
 from memtrade.pipeline.published_page import errors_sheet, to_markdown
@@ -30,7 +30,10 @@ from memtrade.pipeline.stages import stage_graphs
 from memtrade.pipeline.tables import prediction_sheet, stages_sheet
 from memtrade.pipeline.timing import Hosts
 from memtrade.plan import Order
+from memtrade.results.pipeline_records import load_pipeline_records
+from memtrade.results.pipeline_tables import PUBLISHED_RUNS, published_sheet, schedules_sheet
 from memtrade.results.plots import format_of, render
+from memtrade.results.published import load_published
 from memtrade.simulate.devices import Device, load_device
 from memtrade.strategies import find_planned
 
@@ -149,7 +152,7 @@ def predict(
         model=sized,
         cutting=cutting,
         device=target,
-        options={name: _for_device(options[name], profile.device) for name in names},
+        options={name: for_device(options[name], profile.device) for name in names},
         order=planning.order,
         timeout_seconds=profile.timeout,
         verbose=verbose,
@@ -234,6 +237,53 @@ def published(
     return 0
 
 
+@pipeline.command
+def table(
+    folder: Path,
+    /,
+    *,
+    published: str | None = None,
+    results: Path = Path("results"),
+    format: Literal["terminal", "markdown"] = "terminal",
+    output: Path | None = None,
+    command_line: Annotated[str, Parameter(parse=False)] = "",
+) -> int:
+    """Tables over records of pipelines: schedules side by side, or beside published runs.
+
+    Measured, predicted and published figures stand in columns of their own. Nothing is run.
+
+    Parameters
+    ----------
+    folder
+        With the records of `memtrade pipeline run` or `sweep`, below it too.
+    published
+        Show them beside this published table: gpipe_gpt2_runs.
+    results
+        The folder with `published` in it.
+    output
+        Also write the table into this Markdown file.
+    """
+    records = load_pipeline_records(folder)
+    if not records:
+        raise MemtradeError(f"there are no records of pipelines below {folder}")
+    if published not in (None, PUBLISHED_RUNS):
+        raise UnknownNameError("published table of pipelines", published, [PUBLISHED_RUNS])
+    if output is not None:
+        check_folder(output)
+    if published is None:
+        sheet = schedules_sheet(records, command=command_line)
+    else:
+        lines = load_published(published, results_dir=results)
+        sheet = published_sheet(records, lines, command=command_line)
+    if output is not None:
+        write_output(output, sheet.to_markdown().encode())
+    if format == "markdown":
+        print(sheet.to_markdown())
+    else:
+        stdout().print(sheet.to_rich())
+    return 0
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Predictors:
     """The predictors of a command's cases. Graphs and partitions are made once for all of them."""
@@ -262,10 +312,8 @@ class _Predictors:
     def _make(self, case: Case, size: int, in_flight: int) -> PipelinePredictor:
         graph = self._graph(size)
         partition = self.cutting.cut(graph, case.partitions, self.device, in_flight=in_flight)
-        stages, plans = stage_graphs(graph, partition), None
-        if case.strategy != "original":
-            plan = find_planned(case.strategy).plan
-            plans = [plan(s.graph, self.options[case.strategy], self.order) for s in stages]
+        stages = stage_graphs(graph, partition)
+        plans = plan_stages(stages, case.strategy, self.options[case.strategy], self.order)
         return PipelinePredictor(graph, partition, self.device, stages=stages, plans=plans)
 
     def _graph(self, size: int) -> StepGraph:
@@ -277,14 +325,6 @@ class _Predictors:
                 batch_size=size,
             )
         return self.graphs[size]
-
-
-def _for_device(options: Any, device: str) -> Any:
-    """A strategy that asks what things cost has an option `device`: this one, unless told."""
-    for each in dataclasses.fields(options):
-        if each.name == "device" and options.device == each.default:
-            return dataclasses.replace(options, device=device)
-    return options
 
 
 def _strip(case: Case, predicted: PipelinePrediction) -> Strip:

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import msgspec
 from cyclopts import Parameter
 
-from memtrade.commands.flags import ModelFlags, check_writable
+from memtrade.commands.flags import ModelFlags, StrategyFlags, check_writable
 from memtrade.commands.partition import CutFlags, trace_step
 from memtrade.commands.progress import ignore, log
 from memtrade.commands.run import Flag
@@ -24,6 +24,7 @@ from memtrade.measure.pipeline import check_reachable, run_pipeline, serve_stage
 from memtrade.measure.pipeline_protocol import PipelineEvent, PipelineTrial, Serving
 from memtrade.measure.protocol import Progress
 from memtrade.models.options import Value
+from memtrade.pipeline.planned import KEEP, plan_stages
 from memtrade.pipeline.predict import PipelinePredictor
 from memtrade.pipeline.schedule import (
     Checkpoint,
@@ -32,6 +33,7 @@ from memtrade.pipeline.schedule import (
     make_schedule,
     micro_batch_size,
 )
+from memtrade.pipeline.stages import stage_graphs
 from memtrade.results.pipeline_records import (
     PipelineRecord,
     device_sheet,
@@ -40,6 +42,7 @@ from memtrade.results.pipeline_records import (
     save_pipeline_record,
 )
 from memtrade.simulate.devices import load_device
+from memtrade.strategies import find_planned, make_options
 from memtrade.units import parse_bytes
 
 
@@ -83,6 +86,9 @@ class _Runner:
     verify: bool
     verbose: bool
     command_line: str
+    strategy: str = KEEP
+    options: Any = None
+    deferred_batch_norm: bool = False
     graphs: dict[int, StepGraph] = field(default_factory=dict)
 
     def run(self, schedule: Schedule) -> PipelineRecord:
@@ -99,8 +105,10 @@ class _Runner:
         mode = schedule.checkpoint[0]
         in_flight = schedule.micro_batches if mode == "never" else 1
         partition = self.cutting.cut(graph, schedule.stages, device, in_flight=in_flight)
-        predicted = PipelinePredictor(graph, partition, device).predict(
-            schedule, micro_batch_size=size
+        stages, options = stage_graphs(graph, partition), self.options
+        plans = plan_stages(stages, self.strategy, options)
+        predicted = PipelinePredictor(graph, partition, device, stages=stages, plans=plans).predict(
+            schedule, micro_batch_size=size, arenas=True
         )
         trial = PipelineTrial(
             model=self.model.model,
@@ -112,6 +120,9 @@ class _Runner:
             schedule=schedule.name,
             checkpoint=mode,
             boundaries=partition.boundaries,
+            strategy=self.strategy,
+            strategy_options=dataclasses.asdict(options) if options is not None else {},
+            deferred_batch_norm=self.deferred_batch_norm,
             memory_limit_bytes=self.where.limit_bytes(schedule.stages),
             cluster=self.where.addresses(),
             steps=self.steps,
@@ -122,6 +133,7 @@ class _Runner:
             trial,
             partition,
             schedule,
+            plans=plans,
             timeout_seconds=self.where.timeout,
             on_event=_progress,
             on_log=log if self.verbose else ignore,
@@ -138,6 +150,8 @@ def run(
     micro_batches: int = 8,
     schedule: ScheduleName = "gpipe",
     checkpoint: Checkpoint = "always",
+    strategy: StrategyFlags | None = None,
+    deferred_batch_norm: Flag = False,
     steps: int = 5,
     warmup: int = 1,
     verify: Flag = False,
@@ -149,7 +163,9 @@ def run(
     """Run a step as a pipeline, each stage a TensorFlow server with an arena of its own.
 
     Measures the peak of each stage, forward and backward time and throughput, beside what the
-    simulator said. A stage that dies or runs out of memory is a result that names it.
+    simulator said. A strategy plans each stage by itself: what is swapped, say; unless --strategy
+    is given, stages keep what the schedule does not recompute. A stage that dies or runs out of
+    memory is a result that names it.
 
     Parameters
     ----------
@@ -161,6 +177,9 @@ def run(
         gpipe or 1f1b.
     checkpoint
         always recomputes all micro-batches, except_last all but the last one, never none.
+    deferred_batch_norm
+        Move batch norm's averages once per step, by the whole batch's mean and variance, and not
+        by each micro-batch's.
     steps
         Counted steps; times are their medians.
     warmup
@@ -182,6 +201,7 @@ def run(
     planned = make_schedule(
         schedule, stages=partitions, micro_batches=micro_batches, checkpoint=checkpoint
     )
+    name, options = _one_strategy(strategy or StrategyFlags())
     check_reachable(where.addresses())
     check_writable(results)
     runner = _Runner(
@@ -193,6 +213,9 @@ def run(
         verify=verify,
         verbose=verbose,
         command_line=command_line,
+        strategy=name,
+        options=options,
+        deferred_batch_norm=deferred_batch_norm,
     )
     record = runner.run(planned)
     save_pipeline_record(record, results)
@@ -257,13 +280,17 @@ def sweep(
             verify=False,
             verbose=verbose,
             command_line=command_line,
+            strategy=find_planned(each.strategy).name,
+            options=for_device(make_options(each.strategy, each.strategy_options), "arena"),
         )
         plans += [(runner, planned) for planned in each.schedules(size)]
     records: list[PipelineRecord] = []
     try:
         for number, (runner, planned) in enumerate(plans, start=1):
             k, m, mode = planned.stages, planned.micro_batches, planned.checkpoint[0]
-            _say(f"[{number}/{len(plans)}] K={k} M={m} {mode}")
+            said = f"{planned.name} K={k} M={m} {mode}"
+            said += f" {runner.strategy}" if runner.strategy != KEEP else ""
+            _say(f"[{number}/{len(plans)}] {said}")
             record = runner.run(planned)
             save_pipeline_record(record, results)
             records.append(record)
@@ -314,6 +341,28 @@ def serve(
     return 1
 
 
+def _one_strategy(flags: StrategyFlags) -> tuple[str, Any]:
+    """The strategy that plans the stages, and its options.
+
+    Raises MemtradeError for several, for one without a plan, and for an order of the executor's.
+    """
+    names = flags.names(default=[KEEP])
+    if len(names) != 1:
+        raise MemtradeError(f"a pipeline's stages take one strategy, not {', '.join(names)}")
+    if flags.order != "pinned":
+        raise MemtradeError(f"stages run in one fixed order: --order {flags.order} is not for them")
+    find_planned(names[0])
+    return names[0], for_device(flags.typed_options(names)[names[0]], "arena")
+
+
+def for_device(options: Any, device: str) -> Any:
+    """A strategy that asks what things cost has an option `device`: this one, unless told."""
+    for each in dataclasses.fields(options):
+        if each.name == "device" and options.device == each.default:
+            return dataclasses.replace(options, device=device)
+    return options
+
+
 class Grid(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One [[pipeline]] table: all combinations of the lists are run."""
 
@@ -325,6 +374,8 @@ class Grid(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     micro_batches: tuple[int, ...]
     schedule: ScheduleName = "gpipe"
     checkpoint: tuple[Checkpoint, ...] = ("always",)
+    strategy: str = KEEP
+    strategy_options: dict[str, Value] = {}
 
     def schedules(self, batch_size: int) -> list[Schedule]:
         """Raises MemtradeError where micro-batches do not divide the batch."""

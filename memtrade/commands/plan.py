@@ -10,6 +10,7 @@ from rich.table import Table
 
 from memtrade.commands.extract import extract_graph
 from memtrade.commands.flags import DeviceFlags, ModelFlags, StrategyFlags, make_specs
+from memtrade.commands.progress import planning
 from memtrade.commands.run import Flag
 from memtrade.commands.screen import stdout
 from memtrade.errors import MemtradeError
@@ -53,7 +54,11 @@ def plan(
             raise MemtradeError(f"there is no folder {str(output.parent)!r} to save the plan in")
     specs = make_specs(model or ModelFlags(), flags, device_flags, task="extract", names=names)
     graph = extract_graph(specs[0], timeout_seconds=device_flags.timeout, verbose=verbose)
-    plans = [make_plan(spec, graph) for spec in specs]
+    plans: list[Plan] = []
+    with planning() as begin:
+        for position, spec in enumerate(specs, start=1):
+            begin(position, len(specs), spec.strategy)
+            plans.append(make_plan(spec, graph))
     if output is not None:
         try:
             plans[0].save(output)
@@ -73,7 +78,8 @@ def make_plan(spec: TrialSpec, graph: StepGraph) -> Plan:
 
 
 def _show(plan: Plan, graph: StepGraph) -> None:
-    """The totals, then each decision with its tensors in forward order."""
+    """The totals, what the strategy remarks, then each decision with its tensors in forward
+    order."""
     summary = PlanSummary.of(plan, graph)
     totals = Table(title=f"{plan.strategy} on {graph.name}", title_justify="left")
     for name in ("decision", "activations", "MB"):
@@ -84,6 +90,10 @@ def _show(plan: Plan, graph: StepGraph) -> None:
     console = stdout()
     console.print(totals)
     console.print(f"{summary.actions:,} actions, {summary.clones:,} of them run an op again")
+    for remark in plan.remarks:
+        console.print(remark)
+    if plan.gap is not None:
+        console.print(f"proven gap: {100 * plan.gap:.1f}% (no plan in the model is better by more)")
     table = Table()
     for name in ("decision", "tensor", "shape", "MB", "why"):
         table.add_column(

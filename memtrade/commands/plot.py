@@ -10,6 +10,7 @@ from cyclopts import App, Parameter
 from matplotlib.figure import Figure as Canvas
 
 from memtrade.commands.reading import (
+    check_folder,
     read_records,
     read_searches,
     warnings_on_stderr,
@@ -113,6 +114,7 @@ def pareto(
         Leave out the line that says where the figures come from.
     """
     kind = format_of(output)
+    check_folder(output)
     sources = source or ["measured"]
     records, figures = _figures(results)
     if step is not None:
@@ -144,6 +146,7 @@ def max_batch(results: Path = Path("runs"), /, *, output: Path, no_caption: Flag
         Leave out the line that says where the figures come from.
     """
     kind = format_of(output)
+    check_folder(output)
     records, searches = read_records(results), read_searches(results)
     with warnings_on_stderr():
         batches = [b for b in make_max_batches(searches, records) if b.source != "predicted"]
@@ -166,6 +169,7 @@ def _by_depth(
     no_caption: bool,
 ) -> int:
     kind = format_of(output)
+    check_folder(output)
     sources = source or ["published", "measured"]
     records, figures = _figures(results)
     chosen = by_depth(figures, batch_size=batch_size)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TextIO
 
@@ -72,10 +73,15 @@ class LiveReporter(Reporter):
         )
 
 
+def on_terminal() -> bool:
+    """Whether somebody watches stderr."""
+    return sys.stderr.isatty()
+
+
 @contextmanager
 def reporting() -> Iterator[Reporter]:
     """The reporter that suits stderr."""
-    if not sys.stderr.isatty():
+    if not on_terminal():
         yield Reporter(sys.stderr)
         return
     console = Console(stderr=True, markup=False, highlight=False)
@@ -87,8 +93,46 @@ def reporting() -> Iterator[Reporter]:
         console=console,
         transient=True,
     )
-    with live:
-        yield LiveReporter(live)
+    reporter = LiveReporter(live)
+    with live, _listening(reporter):
+        yield reporter
+
+
+@contextmanager
+def planning() -> Iterator[Callable[[int, int, str], None]]:
+    """Shows plans in the making on a terminal; what it yields is called with the position, of how
+    many, and the strategy's name. Elsewhere there are no lines, but whoever sets up Python's
+    logging reads what the strategies log."""
+    if not on_terminal():
+        yield lambda position, of, label: None
+        return
+    with reporting() as reporter:
+        yield lambda position, of, label: reporter.trial(position, of, label, phase="plan")
+
+
+class _Latest(logging.Handler):
+    """Hands the latest line of a log on."""
+
+    def __init__(self, show: Callable[[str], None]):
+        super().__init__(logging.INFO)
+        self._show = show
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._show(record.getMessage())
+
+
+@contextmanager
+def _listening(reporter: Reporter) -> Iterator[None]:
+    """What strategies that take long log of their progress in this process is shown."""
+    logger = logging.getLogger("memtrade.strategies")
+    handler, before = _Latest(lambda line: reporter.event(Progress(line))), logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
+        logger.removeHandler(handler)
 
 
 def log(line: str) -> None:

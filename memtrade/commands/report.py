@@ -8,6 +8,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from memtrade.commands.reading import (
+    check_folder,
     read_records,
     read_searches,
     shown_folder,
@@ -39,6 +40,7 @@ def report(
     """
     if output.suffix.lower() not in (".html", ".htm"):
         raise MemtradeError(f"a report is a file in .html, not {output.name!r}")
+    check_folder(output)
     records, searches = read_records(results), read_searches(results)
     with warnings_on_stderr():
         page = make_report(records, searches, folder=shown_folder(results), command=command_line)

@@ -25,6 +25,7 @@ from memtrade.measure.protocol import Event
 from memtrade.results.records import Record, load_records, save_record
 from memtrade.results.tables import NONE, seconds, status_text
 from memtrade.sweep.cluster import resolve_on_cluster, run_on_cluster
+from memtrade.sweep.folder import sole_sweep
 from memtrade.sweep.grid import Trial, read_sweep
 from memtrade.sweep.needs import jobs_that_fit
 from memtrade.sweep.resume import parse_retry, to_run
@@ -49,6 +50,7 @@ def sweep(
 
     Each trial runs in a process of its own, and its record is written as soon as it ends. Stopped
     in whatever way, a sweep loses the trial that was running: the same command goes on from there.
+    One sweep at a time writes into a folder.
 
     Parameters
     ----------
@@ -75,12 +77,37 @@ def sweep(
     statuses = parse_retry(retry)
     resolve = DeviceFlags.resolve if cluster is None else resolve_on_cluster
     trials = read_sweep(file, resolve=resolve)
-    records = _records(results)
-    todo = to_run(trials, records, statuses)
     if dry_run:
-        _show(trials, records, {}, todo={trial.id for trial in todo})
+        records = _records(results)
+        todo = {trial.id for trial in to_run(trials, records, statuses)}
+        _show(trials, records, {}, todo=todo)
         return 0
     check_writable(results)
+    with sole_sweep(results):
+        return _run(
+            trials,
+            results,
+            jobs=jobs,
+            statuses=statuses,
+            cluster=cluster,
+            verbose=verbose,
+            command_line=command_line,
+        )
+
+
+def _run(
+    trials: Sequence[Trial],
+    results: Path,
+    *,
+    jobs: int,
+    statuses: frozenset[str],
+    cluster: str | None,
+    verbose: bool,
+    command_line: str,
+) -> int:
+    """Runs what has no record yet, or one of `statuses`. Returns the exit status."""
+    records = _records(results)
+    todo = to_run(trials, records, statuses)
     if cluster is None:
         jobs = _lowered(jobs, todo)
     ends: dict[str, End] = {}

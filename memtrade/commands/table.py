@@ -42,16 +42,16 @@ def records(
     results
         A folder of records.
     step
-        Only this step's records, by its name in the titles, such as resnet-50.
+        Only this step's records, by its name in the titles: resnet-50, or resnet-50, batch 32.
     format
         csv has all columns, in bytes and seconds.
     """
     found = read_records(results)
     if step is not None:
-        names = {_step_name(record) for record in found}
+        names = {name for record in found for name in _step_names(record)}
         if step not in names:
             raise UnknownNameError("step", step, names)
-        found = [record for record in found if _step_name(record) == step]
+        found = [record for record in found if step in _step_names(record)]
     if format == "csv":
         print(to_csv(found), end="")
     elif format == "markdown":
@@ -65,7 +65,7 @@ def records(
 def thesis(
     results: Path = Path("runs"),
     /,
-    *,
+    *more: Path,
     format: Literal["terminal", "markdown", "latex", "html", "csv"] = "terminal",
 ) -> int:
     """Lay records out as the thesis's tables: published, measured and predicted side by side.
@@ -77,16 +77,19 @@ def thesis(
     ----------
     results
         A folder of records.
+    more
+        Further folders, such as one of searches for the largest batch.
     format
         latex makes table environments that need the package booktabs; html is a page of its own;
         csv has one row per figure, in bytes and seconds, with where it comes from.
     """
-    found = read_records(results)
-    searches = read_searches(results)
+    folders = (results, *more)
+    found = [record for folder in folders for record in read_records(folder)]
+    searches = [search for folder in folders for search in read_searches(folder)]
     with warnings_on_stderr():
         grids = thesis_grids(found, searches)
         if format == "csv":
-            text = thesis_frame(found).to_csv(index=False, lineterminator="\n")
+            text = thesis_frame(found, searches).to_csv(index=False, lineterminator="\n")
         elif format == "markdown":
             text = "\n".join(
                 grid_to_markdown(grid, commands=thesis_commands(grid, found, searches))
@@ -95,7 +98,7 @@ def thesis(
         elif format == "latex":
             text = "\n".join(map(grid_to_latex, grids))
         elif format == "html":
-            command = shlex.join(["memtrade", "table", "thesis", shown_folder(results)])
+            command = shlex.join(["memtrade", "table", "thesis", *map(shown_folder, folders)])
             text = grids_to_html_page(
                 [(grid, command) for grid in grids], title="The thesis's tables"
             )
@@ -109,5 +112,8 @@ def thesis(
     return 0
 
 
-def _step_name(record: Record) -> str:
-    return make_model(record.spec.model, record.spec.model_options).name
+def _step_names(record: Record) -> tuple[str, str]:
+    """How a title begins: the model, and the model with its batch size."""
+    options = record.spec.model_options
+    name = make_model(record.spec.model, options).name
+    return name, f"{name}, batch {options.get('batch_size')}"

@@ -92,10 +92,11 @@ class BatchSearch:
     """The search for one strategy. `run` does it.
 
     Attributes:
-        base: a trial at the batch size where the search begins.
+        base: a trial; the search begins at its batch size unless `start` is given.
         rebatcher: of the model; None for a strategy without a plan.
         profile: of the device; None for a GPU.
         measure: runs a trial, or finds the record of one that has run.
+        start: the batch size where predictions begin, or trials where there are none.
         on_plan: called with each batch size before it is planned and simulated.
         step: only multiples of it are asked for.
         most: the largest batch size that may be asked for.
@@ -105,6 +106,7 @@ class BatchSearch:
     rebatcher: Rebatcher | None
     profile: Device | None
     measure: Callable[[TrialSpec], Record]
+    start: int | None = None
     on_plan: Callable[[int], None] = lambda batch: None
     step: int = 1
     most: int | None = None
@@ -114,10 +116,16 @@ class BatchSearch:
     _candidates: dict[int, Candidate] = field(default_factory=dict)
 
     def run(self) -> Found[Obstacle]:
-        """The answer, every word of it by trials, but for sizes that were not safe to try."""
-        guess = self.base.model_options["batch_size"]
+        """The answer, by trials, but for sizes without a plan and those not safe to try."""
+        guess = self.start or self.base.model_options["batch_size"]
         if self.rebatcher is not None:
-            self.predicted = largest(self._foreseen, guess=guess, step=self.step, most=self.most)
+            self.predicted = largest(
+                self._foreseen,
+                guess=guess,
+                step=self.step,
+                most=self.most,
+                stride=max(guess // self.step // 4, 1),  # planning takes time: no small steps
+            )
             guess = self.predicted.batch
         return largest(self._met, guess=guess, step=self.step, most=self.most)
 
@@ -162,12 +170,14 @@ class BatchSearch:
                 typed = make_options(budgeted.strategy, budgeted.strategy_options)
                 plan = PLANNED[budgeted.strategy].plan(graph, typed, budgeted.order)
             except InfeasibleBudgetError as error:
+                if candidate.predicted is not None:
+                    break  # there is a plan, for the larger budget: a trial may tell
                 return Candidate(budgeted, obstacle=Obstacle("no plan", str(error)))
             except UnsupportedGraphError as error:
                 return Candidate(budgeted, obstacle=Obstacle("unsupported", str(error)))
-            candidate = Candidate(budgeted, predictor.predict(plan, limit_bytes=limit_bytes))
-            assert candidate.predicted is not None
-            if candidate.predicted.fits or budgeted is spec:
+            predicted = predictor.predict(plan, limit_bytes=limit_bytes)
+            candidate = Candidate(budgeted, predicted)
+            if predicted.fits or budgeted is spec:
                 break
         return candidate
 

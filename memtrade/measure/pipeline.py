@@ -44,6 +44,7 @@ from memtrade.measure.protocol import Failed, Progress, Runtime, Status, TrialSp
 from memtrade.measure.trial import signals_raise
 from memtrade.pipeline.partition import Partition
 from memtrade.pipeline.schedule import Schedule
+from memtrade.plan import Action
 
 CHILD = (sys.executable, "-m", "memtrade.measure.pipeline_child")
 
@@ -59,6 +60,7 @@ def run_pipeline(
     partition: Partition,
     schedule: Schedule,
     *,
+    plans: Sequence[Sequence[Action]] = (),
     timeout_seconds: float | None = None,
     on_event: Callable[[PipelineEvent], None] = lambda event: None,
     on_log: Callable[[str], None] = lambda line: None,
@@ -67,6 +69,7 @@ def run_pipeline(
 
     Args:
         partition: of the step's graph on one micro-batch.
+        plans: for each stage, the actions of a plan of its graph; none keep every activation.
         on_event, on_log: called with each event of a child, and each line of their logs. Whatever
             they raise ends the trial, and is raised here.
 
@@ -91,7 +94,11 @@ def run_pipeline(
                 )
                 children.append(_start_stage(order))
         driver_order = DriverSpec(
-            trial=trial, partition=partition, schedule=schedule, addresses=addresses
+            trial=trial,
+            partition=partition,
+            schedule=schedule,
+            plans=tuple(map(tuple, plans)),
+            addresses=addresses,
         )
         driver = _start("drive", driver_order, _driver_environment(trial), "the driver", None)
         children.append(driver)

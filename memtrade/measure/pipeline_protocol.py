@@ -17,6 +17,7 @@ import msgspec
 from memtrade.measure.protocol import Failed, Progress, Runtime, Status
 from memtrade.pipeline.partition import Partition
 from memtrade.pipeline.schedule import Checkpoint, Schedule, ScheduleName
+from memtrade.plan import Action
 
 
 class PipelineTrial(msgspec.Struct, frozen=True, kw_only=True):
@@ -25,10 +26,14 @@ class PipelineTrial(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         model_options: all options of the model, typed; its batch is the whole one.
         boundaries: the ops that end the stages but the last, as `Partition` names them.
+        strategy: that plans each stage, with all its options; "original" keeps activations.
+        deferred_batch_norm: moving averages move once per step.
         memory_limit_bytes: of each stage.
         cluster: host:port of each stage's server; empty where they are children of this machine.
         steps: the counted steps; `warmup` more come before them.
         verify: compare variables and losses with the unpipelined step's, in micro-batches.
+        tasks_alone: time the tasks: nothing is updated, and recomputations wait for the gradient,
+            so that with one micro-batch only one stage works at a time.
     """
 
     model: str
@@ -40,11 +45,15 @@ class PipelineTrial(msgspec.Struct, frozen=True, kw_only=True):
     schedule: ScheduleName = "gpipe"
     checkpoint: Checkpoint = "always"
     boundaries: tuple[str, ...] = ()
+    strategy: str = "original"
+    strategy_options: dict[str, Any] = {}
+    deferred_batch_norm: bool = False
     memory_limit_bytes: int
     cluster: tuple[str, ...] = ()
     steps: int = 5
     warmup: int = 1
     verify: bool = False
+    tasks_alone: bool = False
 
     @property
     def batch_size(self) -> int:
@@ -60,9 +69,12 @@ class StageSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DriverSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """`plans`: for each stage, the actions of a plan of its graph; none keep every activation."""
+
     trial: PipelineTrial
     partition: Partition
     schedule: Schedule
+    plans: tuple[tuple[Action, ...], ...] = ()
     addresses: tuple[str, ...]
 
 
@@ -78,7 +90,9 @@ class StageMeasured(msgspec.Struct, frozen=True, kw_only=True):
         peak_bytes_by_step: the same for each step, warm-up first.
         activation_bytes: peak_bytes less parameter_bytes, as the published logs count it.
         busy_seconds: in its tasks, the median of the counted steps.
-        update_seconds: from its last task's end to its update's.
+        forward_seconds, backward_seconds: of each counted step: in forward tasks, and in backward
+            tasks and recomputations.
+        update_seconds: from its last task's end to its update's; None if nothing was updated.
     """
 
     parameters: int
@@ -90,7 +104,9 @@ class StageMeasured(msgspec.Struct, frozen=True, kw_only=True):
     peak_bytes_by_step: tuple[int, ...]
     activation_bytes: int
     busy_seconds: float
-    update_seconds: float
+    forward_seconds: tuple[float, ...]
+    backward_seconds: tuple[float, ...]
+    update_seconds: float | None
 
     @property
     def parameter_bytes(self) -> int:

@@ -20,7 +20,7 @@ import statistics
 import sys
 import time
 from collections.abc import Sequence
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import msgspec
 import numpy as np
@@ -145,7 +145,15 @@ class _Driver:
         stages = stage_graphs(step.trace.graph, self.spec.partition)
         count = len(stages)
         devices = [stage_device(i) for i in range(count)]
-        pipeline = build_pipeline(step, self.spec.partition, self.spec.schedule, devices)
+        pipeline = build_pipeline(
+            step,
+            self.spec.partition,
+            self.spec.schedule,
+            devices,
+            plans=self.spec.plans,
+            deferred_batch_norm=trial.deferred_batch_norm,
+            apart=trial.tasks_alone,
+        )
         with pipeline.graph.as_default():
             self.questions = [self._question(i) for i in range(count)]
         build_seconds = time.perf_counter() - started
@@ -172,7 +180,8 @@ class _Driver:
         trial = self.trial
         self._ask(session, "look", patient=True)
         session.run(pipeline.initialize)
-        step = session.make_callable([pipeline.loss, pipeline.times, pipeline.updated])
+        updated = () if trial.tasks_alone else pipeline.updated
+        step = session.make_callable([pipeline.loss, pipeline.times, updated])
         seconds: list[float] = []
         losses: list[float] = []
         peaks: list[list[int]] = []
@@ -196,7 +205,9 @@ class _Driver:
             _send(self.events, done)
         difference = None
         if trial.verify:
-            difference = self._difference(session.run(pipeline.values), losses)
+            values = session.run(pipeline.values)
+            compared = {n: v for n, v in values.items() if n not in pipeline.averages}
+            difference = self._difference(compared, losses)
         counted = seconds[trial.warmup :]
         phases = [self._phases(*clock) for clock in clocks[trial.warmup :]]
         return PipelineMeasured(
@@ -206,8 +217,7 @@ class _Driver:
                     parameters=pipeline.parameters[i],
                     persistent_bytes=in_use[i],
                     peaks=[peak[i] for peak in peaks],
-                    busy=[phase.busy[i] for phase in phases],
-                    update=[phase.update[i] for phase in phases],
+                    phases=[phase.stages[i] for phase in phases],
                 )
                 for i, stage in enumerate(stages)
             ),
@@ -248,18 +258,25 @@ class _Driver:
             if task.kind == "forward"
         )
         end = max(float(own[-1]) for own in times)
-        busy = [float((own[1::2] - own[::2]).sum()) for own in times]
+        stages = []
+        for i, own in enumerate(times):
+            spans = list(zip(tasks[i], (own[1::2] - own[::2]).tolist(), strict=True))
+            early = math.fsum(span for task, span in spans if task.kind == "forward")
+            late = math.fsum(span for task, span in spans if task.kind != "forward")
+            stages.append(
+                _StagePhases(early, late, float(updated[i] - own[-1]) if updated else None)
+            )
+        busy = sum(each.forward + each.backward for each in stages)
         return _Phases(
             forward=forward - start,
             backward=end - forward,
-            bubble=1 - sum(busy) / (len(busy) * (end - start)),
-            busy=busy,
-            update=[float(u - own[-1]) for u, own in zip(updated, times, strict=True)],
+            bubble=1 - busy / (len(stages) * (end - start)),
+            stages=stages,
         )
 
     def _difference(self, values: dict[str, np.ndarray], losses: Sequence[float]) -> float:
-        """From the unpipelined step in micro-batches, run here: the largest of all variables and
-        losses, absolute."""
+        """From the unpipelined step in micro-batches, run here: the largest of the variables in
+        `values` and of the losses, absolute."""
         trial = self.trial
         _send(self.events, Progress("verify"))
         reference = make_step(
@@ -271,19 +288,28 @@ class _Driver:
         batch = reference.make_batch()
         gaps = [abs(loss - float(reference.function(*batch))) for loss in losses]
         for variable in reference.variables():
+            if variable.name not in values:
+                continue
             gaps.append(float(np.abs(variable.numpy() - values[variable.name]).max()))
         return max(gaps)
 
 
+class _StagePhases(NamedTuple):
+    """One stage's seconds in one step: in forward tasks, in all others, and its update."""
+
+    forward: float
+    backward: float
+    update: float | None
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Phases:
-    """The times of one step, in seconds; `busy` and `update` for each stage."""
+    """The times of one step, in seconds."""
 
     forward: float
     backward: float
     bubble: float
-    busy: list[float]
-    update: list[float]
+    stages: list[_StagePhases]
 
 
 def _stage_measured(
@@ -292,10 +318,10 @@ def _stage_measured(
     parameters: int,
     persistent_bytes: int,
     peaks: Sequence[int],
-    busy: Sequence[float],
-    update: Sequence[float],
+    phases: Sequence[_StagePhases],
 ) -> StageMeasured:
     parameter_bytes = stage.variable_bytes + stage.gradient_bytes + stage.slot_bytes
+    updates = [each.update for each in phases if each.update is not None]
     return StageMeasured(
         parameters=parameters,
         variable_bytes=stage.variable_bytes,
@@ -305,8 +331,10 @@ def _stage_measured(
         peak_bytes=max(peaks),
         peak_bytes_by_step=tuple(peaks),
         activation_bytes=max(peaks) - parameter_bytes,
-        busy_seconds=statistics.median(busy),
-        update_seconds=statistics.median(update),
+        busy_seconds=statistics.median(each.forward + each.backward for each in phases),
+        forward_seconds=tuple(each.forward for each in phases),
+        backward_seconds=tuple(each.backward for each in phases),
+        update_seconds=statistics.median(updates) if updates else None,
     )
 
 

@@ -21,6 +21,7 @@ from memtrade.models.inception_v4 import InceptionV4
 from memtrade.models.keras import KerasApplication
 from memtrade.models.options import OPTIMIZERS, Option, Value, make_from_words, options_of
 from memtrade.models.resnet import ResNet
+from memtrade.models.target import Target
 from memtrade.models.unet import UNet
 
 __all__ = [
@@ -28,7 +29,8 @@ __all__ = [
 ]  # fmt: skip
 
 MODELS: dict[str, type[Model]] = {
-    model.family: model for model in (ResNet, InceptionV4, Gpt2, UNet, AmoebaNetD, KerasApplication)
+    model.family: model
+    for model in (ResNet, InceptionV4, Gpt2, UNet, AmoebaNetD, KerasApplication, Target)
 }
 
 

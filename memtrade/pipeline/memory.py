@@ -22,7 +22,8 @@ class StageMemory(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         parameter_bytes: values, gradients and slots of its variables.
-        peak_bytes: most live bytes at once. activation_bytes: of that, all but the parameters.
+        peak_bytes: most live bytes at once, or, if `allocator` says so, most bytes in use in an
+            arena. activation_bytes: of that, all but the parameters.
         peak_task: the task at the peak.
         in_flight: most micro-batches under way at once.
         host_bytes: most bytes in host memory at once, where a strategy swaps.
@@ -34,6 +35,7 @@ class StageMemory(msgspec.Struct, frozen=True, kw_only=True):
     peak_task: Task
     in_flight: int
     host_bytes: int
+    allocator: bool = False
 
 
 def stage_memory(work: StageBytes, schedule: Schedule, stage: int) -> StageMemory:

@@ -14,6 +14,7 @@ from typing import Literal
 import msgspec
 
 from memtrade.graph import StepGraph
+from memtrade.pipeline.arena import arena_peak
 from memtrade.pipeline.fused import FusedTimer, Fusion
 from memtrade.pipeline.memory import StageMemory, stage_memory
 from memtrade.pipeline.partition import Partition
@@ -96,12 +97,16 @@ class PipelinePredictor:
         plans: Sequence[Plan | Sequence[Action]] | None = None,
         kernels: Kernels = "ops",
     ):
-        self.partition = partition
+        self.graph, self.partition = graph, partition
+        self.plans = [
+            tuple(plan.actions if isinstance(plan, Plan) else plan)
+            for plan in plans or [()] * len(partition.stages)
+        ]
         self.stages = tuple(stages or stage_graphs(graph, partition))
         onednn = device.blocking_transfers
         timers: list[Timer] = []
         needs: list[StageBytes] = []
-        for stage, plan in zip(self.stages, plans or [()] * len(self.stages), strict=True):
+        for stage, plan in zip(self.stages, self.plans, strict=True):
             if kernels == "fused":
                 fusion = Fusion(stage.graph)
                 timers.append(FusedTimer(stage, graph, fusion))
@@ -124,14 +129,18 @@ class PipelinePredictor:
         micro_batch_size: int,
         link_bytes_per_s: float | None = None,
         hosts: Hosts = "own",
+        arenas: bool = False,
     ) -> PipelinePrediction:
         """One step.
 
         Args:
             micro_batch_size: what the graph was traced for.
             link_bytes_per_s: between stages; by default as between the device and the host.
+            arenas: peaks by the allocator of our workers, not in live bytes.
         """
         stages = tuple(stage_memory(b, schedule, i) for i, b in enumerate(self.bytes))
+        if arenas:
+            stages = tuple(self._in_arena(each, schedule, i) for i, each in enumerate(stages))
         return PipelinePrediction(
             device_profile=self.device.name,
             batch_size=micro_batch_size * schedule.micro_batches,
@@ -144,4 +153,15 @@ class PipelinePredictor:
                 link_bytes_per_s=link_bytes_per_s or self.device.device_to_host_bytes_per_s,
                 hosts=hosts,
             ),
+        )
+
+    def _in_arena(self, needed: StageMemory, schedule: Schedule, stage: int) -> StageMemory:
+        peak = arena_peak(
+            self.graph, self.partition, self.stages[stage], schedule, stage, self.plans[stage]
+        )
+        return msgspec.structs.replace(
+            needed,
+            peak_bytes=peak,
+            activation_bytes=peak - needed.parameter_bytes,
+            allocator=True,
         )

@@ -205,13 +205,17 @@ def _calibrate(oracle: _Oracle, rows: list[Row], published: list[Figures]) -> Ca
     return calibrate(oracle.given, ratios, parameters=oracle.comparison.fit)
 
 
+def checkpoint_of(implementation: str, strategy: str) -> Checkpoint:
+    """What a run of the GPT-2 logs recomputes: torchgpipe all but the last micro-batch."""
+    if strategy != "checkpoints":
+        return "never"
+    return "except_last" if implementation == "torchgpipe" else "always"
+
+
 def _rows_of_grid(grid: Grid, results_dir: Path) -> list[Row]:
-    """The rows of the GPT-2 logs: torchgpipe recomputes all but the last micro-batch."""
+    """The rows of the GPT-2 logs."""
     found = []
     for line in load_published(grid.published, results_dir=results_dir).to_dict("records"):
-        checkpoint: Checkpoint = "never"
-        if line["strategy"] == "checkpoints":
-            checkpoint = "except_last" if line["implementation"] == "torchgpipe" else "always"
         found.append(
             Row(
                 published=grid.published,
@@ -222,7 +226,7 @@ def _rows_of_grid(grid: Grid, results_dir: Path) -> list[Row]:
                 partitions=int(line["partitions"]),
                 micro_batches=int(line["micro_batches"]),
                 micro_batch_size=int(line["batch_size"]) // int(line["micro_batches"]),
-                checkpoint=checkpoint,
+                checkpoint=checkpoint_of(line["implementation"], line["strategy"]),
                 calibrate=line["run"] in grid.calibrate,
                 implementation=line["implementation"],
             )

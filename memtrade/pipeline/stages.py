@@ -73,7 +73,9 @@ class _Builder:
         self.stage = partition.stages[stage]
         self.backward = {op_id for op_id in graph.backward if partition.stage_of[op_id] == stage}
         self.gradient_of = self._gradients_of_updates()
-        self.forward = self._ops_before_sending()
+        own = self._own_ops()
+        late = self._late(own)
+        self.forward, self.backward = own - late, self.backward | late
         self.ops: list[Op] = []  # new
         self.tensors: list[Tensor] = []  # new
         self.new_op: dict[int, int] = {}
@@ -147,9 +149,10 @@ class _Builder:
             return (self.gradient_of[op_id],)
         return self.whole.ops[op_id].inputs
 
-    def _ops_before_sending(self) -> set[int]:
-        """The stage's forward ops, and what its backward ops read of ops that belong to neither
-        part, such as shapes and constants: each stage makes its own."""
+    def _own_ops(self) -> set[int]:
+        """The stage's forward ops, and what its backward ops read of ops that belong to no stage,
+        such as shapes, constants, and gradients' factors of the forward part's tensors: each stage
+        makes its own."""
         whole, stage_of = self.whole, self.partition.stage_of
         found = {*self.stage.ops, *self.stage.side_ops}
         stack = [*found, *self.backward]
@@ -164,11 +167,23 @@ class _Builder:
                     stack.append(producer)
         return found
 
+    def _late(self, own: set[int]) -> set[int]:
+        """Of the ops, those that belong to the backward part or wait for it, be it by a control
+        edge: TensorFlow holds back by one what a gradient makes of the forward part's tensors."""
+        late: set[int] = set()
+        for op_id in sorted(own):
+            op = self.whole.ops[op_id]
+            waits_for = [*self._controls(op), *(self.whole.tensors[t].op for t in op.inputs)]
+            if any(each in late or each in self.whole.backward for each in (op_id, *waits_for)):
+                late.add(op_id)
+        return late
+
     def _gradients_to_send(self) -> list[int]:
         whole, stage_of = self.whole, self.partition.stage_of
         return [
             t
             for op_id in sorted(self.backward)
+            if stage_of[op_id] == self.number
             for t in whole.ops[op_id].outputs
             if any(stage_of[c] != self.number for c in whole.consumers[t])
         ]
@@ -223,10 +238,23 @@ class _Builder:
             op.type,
             [self.new_tensor[t] for t in op.inputs],
             op.outputs,
-            controls=[self.new_op[c] for c in op.controls if c in self.new_op],
+            controls=[self.new_op[c] for c in self._controls(op) if c in self.new_op],
             stateful=op.stateful,
             attrs=op.attrs,
         )
+
+    def _controls(self, op: Op) -> list[int]:
+        """What the op waits for. TensorFlow gathers the gradients of an op by one that does
+        nothing and is on no stage: in its place stands what it waits for itself."""
+        found: dict[int, None] = {}
+        stack = list(reversed(op.controls))
+        while stack:
+            control = stack.pop()
+            if self.whole.ops[control].type == "NoOp":
+                stack.extend(reversed(self.whole.ops[control].controls))
+            else:
+                found[control] = None
+        return list(found)
 
     def _copy_backward(self, op_id: int, accumulators: dict[int, int]) -> None:
         """The op; in place of an update, the addition to the variable's accumulator."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from memtrade.pipeline.predict import Case, PipelinePrediction
-from memtrade.pipeline.report import Balance, PartitionReport, PhaseTimes
+from memtrade.pipeline.report import Balance, PartitionReport, PhaseTimes, RealTimes
 from memtrade.results.sheets import Sheet
 from memtrade.results.tables import seconds
 from memtrade.units import megabytes
@@ -17,62 +17,89 @@ _DEFINITIONS = {
 
 
 def report_sheets(report: PartitionReport, *, command: str = "") -> list[Sheet]:
-    """The stages, then how even they are. The second one carries the command."""
-    return [_stages(report), _imbalances(report, command)]
+    """The stages, their measured times if there are any, then how even they are. The last one
+    carries the command."""
+    measured = [] if report.real_times is None else [_real(report.real_times)]
+    return [_stages(report), *measured, _imbalances(report, command)]
 
 
 def _stages(report: PartitionReport) -> Sheet:
-    kinds = {
-        "sequential": report.sequential.times,
-        "parallel": report.parallel.times,
-    }
-    columns = ["stage"]
-    for kind in kinds:
-        columns += [f"{kind} forward ms", f"{kind} backward ms"]
-    real = report.real_times
-    if real is not None:
-        for name in ("real", "variance of real", "mean deviation of real"):
-            unit = "ms²" if name.startswith("variance") else "ms"
-            columns += [f"{name} forward {unit}", f"{name} backward {unit}"]
-    columns += ["input MB", "receive ms", "output MB", "send ms", "ends with"]
     rows = []
     ends = (*report.boundaries, "the loss")
     for stage, traffic in enumerate(report.traffic):
-        row = [str(stage)]
-        for times in kinds.values():
-            row += _phases(times, stage, 1e3)
-        if real is not None:
-            row += _phases(real.mean, stage, 1e3)
-            row += _phases(real.variance, stage, 1e6)
-            row += _phases(real.mean_deviation, stage, 1e3)
-        row += [
-            f"{traffic.input_bytes / 1e6:,.3f}",
-            f"{traffic.receive_seconds * 1e3:,.3f}",
-            f"{traffic.output_bytes / 1e6:,.3f}",
-            f"{traffic.send_seconds * 1e3:,.3f}",
-            ends[stage],
-        ]
-        rows.append(tuple(row))
-    recomputation = "include" if report.recomputation else "leave out"
-    notes = [
-        f"cutting edges: {report.cutting_edges:,}, one per tensor and stage that reads it "
-        f"({report.op_edges:,} edges between ops)",
-        f"sequential: sum of the stage's op times; parallel: its longest path; both predicted for "
-        f"the profile {report.device_profile}; backward times {recomputation} recomputation",
-        f"{_DEFINITIONS[report.volumes]}, at {report.link_bytes_per_s / 1e9:,.1f} GB/s",
-    ]
-    if real is not None:
-        notes.insert(
-            2,
-            f"real: mean of {real.iterations} runs of each stage, measured; the slowest of "
-            f"{real.iterations + 1} does not count",
+        rows.append(
+            (
+                str(stage),
+                *_phases(report.sequential.times, stage, 1e3),
+                *_phases(report.parallel.times, stage, 1e3),
+                f"{traffic.input_bytes / 1e6:,.3f}",
+                f"{traffic.receive_seconds * 1e3:,.3f}",
+                f"{traffic.output_bytes / 1e6:,.3f}",
+                f"{traffic.send_seconds * 1e3:,.3f}",
+                ends[stage],
+            )
         )
+    recomputation = "include" if report.recomputation else "leave out"
     return Sheet(
         title=f"{report.step} in {report.partitions} stages, balanced by {report.balanced_by}",
-        columns=tuple(columns),
+        columns=(
+            "stage",
+            "sequential forward ms",
+            "backward ms",
+            "parallel forward ms",
+            "backward ms",
+            "input MB",
+            "receive ms",
+            "output MB",
+            "send ms",
+            "ends with",
+        ),
         words=1,
         rows=tuple(rows),
-        notes=tuple(notes),
+        notes=(
+            f"cutting edges: {report.cutting_edges:,}, one per tensor and stage that reads it "
+            f"({report.op_edges:,} edges between ops)",
+            f"sequential: sum of the stage's op times; parallel: its longest path; both predicted "
+            f"for the profile {report.device_profile}; backward times {recomputation} "
+            "recomputation",
+            f"{_DEFINITIONS[report.volumes]}, at {report.link_bytes_per_s / 1e9:,.1f} GB/s",
+        ),
+    )
+
+
+def _real(real: RealTimes) -> Sheet:
+    rows = tuple(
+        (
+            str(stage),
+            *(
+                cell
+                for phase in ("forward", "backward")
+                for cell in (
+                    f"{getattr(real.mean, phase)[stage] * 1e3:,.4g}",
+                    f"{getattr(real.variance, phase)[stage] * 1e6:,.4g}",
+                    f"{getattr(real.mean_deviation, phase)[stage] * 1e3:,.4g}",
+                )
+            ),
+        )
+        for stage in range(len(real.mean.forward))
+    )
+    return Sheet(
+        title="Real times, measured on this machine",
+        columns=(
+            "stage",
+            "forward ms",
+            "variance ms²",
+            "mean deviation ms",
+            "backward ms",
+            "variance ms²",
+            "mean deviation ms",
+        ),
+        words=1,
+        rows=rows,
+        notes=(
+            f"means of {real.iterations} runs of each stage, one stage at a time; the slowest of "
+            f"{real.iterations + 1} does not count. Deviations: mean absolute, from the mean",
+        ),
     )
 
 

@@ -20,6 +20,7 @@ import msgspec
 from memtrade.graph import StepGraph
 from memtrade.pipeline.stages import StageGraph
 from memtrade.plan import Action, Plan
+from memtrade.simulate.bfc import GRAIN_BYTES
 from memtrade.simulate.costs import OpClass, OpCost, op_cost
 from memtrade.simulate.devices import Device
 from memtrade.simulate.memory import Simulator
@@ -98,7 +99,8 @@ def stage_bytes(
 
     Args:
         plan: of the stage's graph, by any strategy. An empty one keeps every activation.
-        onednn: count the scratch memory of the CPU kernels in the arena.
+        onednn: count the scratch memory of the CPU kernels in the arena, and the whole chunks that
+            constants take there: there are hundreds of them, of a few bytes each.
     """
     simulator = Simulator(stage.graph, onednn=onednn)
     actions = simulator.actions(plan)
@@ -111,7 +113,11 @@ def stage_bytes(
         variables=stage.variable_bytes,
         gradients=stage.gradient_bytes,
         slots=stage.slot_bytes,
-        constants=base - parameters - stage.batch_bytes - stage.received_bytes,
+        constants=base
+        - parameters
+        - stage.batch_bytes
+        - stage.received_bytes
+        + (_constants_padding(stage.graph) if onednn else 0),
         batch=stage.batch_bytes,
         received=stage.received_bytes,
         held=live[split] - _MARK.id - base + stage.retained_bytes,
@@ -119,6 +125,16 @@ def stage_bytes(
         bare_forward=max(bare) - base,
         backward=max(live[split:]) - base + stage.retained_bytes,
         swapped=_swapped_bytes(stage.graph, actions[:split]),
+    )
+
+
+def _constants_padding(graph: StepGraph) -> int:
+    """Bytes that the allocator adds to constants."""
+    return sum(
+        -graph.tensors[t].size_bytes % GRAIN_BYTES
+        for op in graph.ops
+        if op.type == "Const"
+        for t in op.outputs
     )
 
 
@@ -190,13 +206,16 @@ def update_seconds(updates: Sequence[OpCost], device: Device) -> TaskSeconds:
 
 
 def split_program(graph: StepGraph, actions: Sequence[Action]) -> int:
-    """The index behind the forward part: its last op, and what leaves behind that."""
-    last = max(
-        (i for i, a in enumerate(actions) if a.kind == "run" and a.id not in graph.backward),
-        default=-1,
+    """The index behind the forward part: the loss or what is sent, and what follows on it at once
+    without a gradient. Ops of the backward part that read no gradient, such as shapes, may come
+    anywhere behind that."""
+    end = 1 + max(
+        (i for i, a in enumerate(actions) if a.kind == "run" and a.id in graph.forward), default=-1
     )
-    end = last + 1
-    while end < len(actions) and actions[end].kind in ("swap_out", "wait"):
+    while end < len(actions) and (
+        actions[end].kind in ("swap_out", "wait")
+        or (actions[end].kind == "run" and actions[end].id not in graph.backward)
+    ):
         end += 1
     return end
 

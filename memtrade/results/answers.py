@@ -17,18 +17,26 @@ _SAME_PEAK = 0.01
 
 @dataclass(frozen=True, kw_only=True)
 class Need:
-    """What a user asks for. `choose` gets the figures that ran and the original, if it did."""
+    """What a user asks for. `choose` gets the figures that ran and the original, if it did.
+
+    `relative`: it can be asked only where the original ran.
+    """
 
     name: str
+    relative: bool = False
     choose: Callable[[Sequence[Figure], Figure | None], Figure | None]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Answers:
-    """The answers on one step: per need a figure, or None where nothing meets it."""
+    """The answers on one step: per need a figure, or None where nothing meets it.
+
+    `related`: whether the original ran, to which the relative needs relate.
+    """
 
     step: str
     where: str
+    related: bool
     choices: tuple[tuple[Need, Figure | None], ...]
 
 
@@ -55,8 +63,8 @@ def _under_share(share: float) -> Callable[[Sequence[Figure], Figure | None], Fi
 
 NEEDS = (
     Need(name="least time", choose=lambda figures, _: fastest_under(figures, float("inf"))),
-    Need(name="least time within half of original's peak", choose=_under_share(0.5)),
-    Need(name="least time within a quarter of it", choose=_under_share(0.25)),
+    Need(name="least time within half of original's peak", relative=True, choose=_under_share(0.5)),
+    Need(name="least time within a quarter of it", relative=True, choose=_under_share(0.25)),
     Need(name="least memory", choose=lambda figures, _: least_memory(figures)),
 )
 
@@ -85,14 +93,17 @@ def summarize(answers: Sequence[Answers]) -> list[tuple[str, str]]:
     """Per need, one sentence over all steps: which strategies, how often, at what cost."""
     sentences = []
     for need in NEEDS:
-        chosen = [figure for each in answers for n, figure in each.choices if n is need and figure]
+        asked = [each for each in answers if each.related or not need.relative]
+        chosen = [figure for each in asked for n, figure in each.choices if n is need and figure]
         counts: dict[str, list[Figure]] = {}
         for figure in chosen:
             counts.setdefault(figure.variant, []).append(figure)
         ranked = sorted(counts.items(), key=lambda item: (-len(item[1]), item[0]))
-        parts = [_tally(variant, own, len(answers)) for variant, own in ranked]
-        if parts and len(chosen) < len(answers):
-            parts.append(f"nothing on {len(answers) - len(chosen)}")
+        parts = [_tally(variant, own, len(asked)) for variant, own in ranked]
+        if parts and len(chosen) < len(asked):
+            parts.append(f"nothing on {len(asked) - len(chosen)}")
+        if parts and len(asked) < len(answers):
+            parts.append(f"original did not run on {len(answers) - len(asked)} more")
         if parts:
             sentences.append((need.name, "; ".join(parts)))
     return sentences
@@ -117,6 +128,7 @@ def _answers(figures: Sequence[Figure]) -> Answers:
     return Answers(
         step=step_name(figures[0]),
         where=figures[0].where,
+        related=original is not None,
         choices=tuple((need, need.choose(ran, original)) for need in NEEDS),
     )
 

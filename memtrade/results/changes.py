@@ -28,8 +28,7 @@ def changes_sheet(
     if not shown:
         notes.insert(0, "nothing changed beyond noise")
     for name, records in ((before, changes.only_before), (after, changes.only_after)):
-        if records:
-            notes.append(f"only in {name}: {', '.join(map(_trial_text, records))}")
+        notes += [f"only in {name}: {text}" for text in _by_step(records)]
     if any(change.noise is None for pair in changes.pairs for change in _times(pair)):
         notes.append("noise -: of unlike machines, or beside other trials; times are not judged")
     return Sheet(
@@ -107,5 +106,9 @@ def _percent(change: Change) -> str:
     return f"{100 * change.relative:+.1f}"
 
 
-def _trial_text(record: Record) -> str:
-    return f"{strategy_label(record)} on {step_text(record.spec)}"
+def _by_step(records: Sequence[Record]) -> list[str]:
+    """ "checkpoints, lms on resnet-50, batch 32, ...", a text per step."""
+    steps: dict[str, list[str]] = {}
+    for record in records:
+        steps.setdefault(step_text(record.spec), []).append(strategy_label(record))
+    return [f"{', '.join(strategies)} on {step}" for step, strategies in steps.items()]

@@ -53,6 +53,8 @@ class Figure:
         status: of the trial; of a prediction, whether the step fits under the limit.
         host_bytes: of host memory, without that of an idle process.
         relative_peak, relative_time: to `original` of the same source, place and step.
+        jobs, original_jobs: if measured, how many trials ran at a time, this one and the original.
+            Above 1 they disturbed each other's times.
         origin: the command that measured it, the device profile, or where it is published.
         note: slips of the published source.
     """
@@ -72,6 +74,8 @@ class Figure:
     step_seconds: float | None = None
     relative_peak: float | None = None
     relative_time: float | None = None
+    jobs: int = 1
+    original_jobs: int = 1
     origin: str = ""
     note: str = ""
 
@@ -181,6 +185,7 @@ def _of_record(record: Record, where: str) -> list[Figure]:
         variant=strategy_label(record),
         conditions=step_conditions(spec),
         status=record.status,
+        jobs=record.jobs,
         origin=record.command,
     )
     figures = [base]
@@ -202,6 +207,7 @@ def _of_record(record: Record, where: str) -> list[Figure]:
                 peak_bytes=predicted.peak_bytes,
                 host_bytes=predicted.host_bytes,
                 step_seconds=predicted.step_seconds,
+                jobs=1,
                 origin=f"device profile {predicted.device_profile or 'none'}",
             )
         )
@@ -265,6 +271,7 @@ def _with_ratios(figures: Sequence[Figure]) -> list[Figure]:
                 figure,
                 relative_peak=_ratio(figure.peak_bytes, original.peak_bytes),
                 relative_time=_ratio(figure.step_seconds, original.step_seconds),
+                original_jobs=original.jobs,
             )
         related.append(figure)
     return related

@@ -28,6 +28,7 @@ _SHORT = {
     "relative": "rel.",
 }
 _TITLE_WIDTH = 16
+_LATEX_LABEL_LENGTH = 20  # rows with longer labels take several lines
 
 _LATEX = {
     "\\": r"\textbackslash{}",
@@ -36,6 +37,7 @@ _LATEX = {
     "^": r"\textasciicircum{}",
     "–": "--",
     "×": r"$\times$",
+    "†": r"\dag{}",
 } | {character: "\\" + character for character in "&%$#_{}"}
 
 
@@ -207,7 +209,9 @@ def grid_to_latex(grid: Grid) -> str:
 
     The preamble must load `booktabs`. At 8 points, twelve columns fit the text of an A4 page.
     """
-    return _templates().get_template("grid.tex").render(grid=grid) + "\n"
+    longest = max((len(row.label) for each in grid.sections for row in each.rows), default=0)
+    folded = longest > _LATEX_LABEL_LENGTH
+    return _templates().get_template("grid.tex").render(grid=grid, folded=folded) + "\n"
 
 
 def short_name(name: str) -> str:

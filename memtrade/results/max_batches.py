@@ -140,12 +140,13 @@ def published_max_batches(*, results_dir: str | Path = "results") -> list[MaxBat
 
 
 def max_batches_frame(batches: Iterable[MaxBatch]) -> pd.DataFrame:
-    """One row each, units in the columns' names; what there is not is missing."""
+    """One row each, units in the columns' names; what there is not is missing. `relative` becomes
+    `relative_batch`, so that the frame can stand below one of figures."""
     names = [field.name for field in fields(MaxBatch)]
     frame = pd.DataFrame([asdict(batch) for batch in batches], columns=pd.Index(names))
     integers = dict.fromkeys(("layers", "batch_size", "peak_bytes"), "Int64")
     numbers = dict.fromkeys(("step_seconds", "relative"), "Float64")
-    return frame.astype(integers | numbers)
+    return frame.astype(integers | numbers).rename(columns={"relative": "relative_batch"})
 
 
 def max_batch_grid(batches: Sequence[MaxBatch]) -> Grid:

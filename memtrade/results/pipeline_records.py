@@ -17,6 +17,7 @@ from memtrade.measure.host import Machine, describe_machine
 from memtrade.measure.pipeline_protocol import PipelineMeasured, PipelineOutcome, PipelineTrial
 from memtrade.measure.protocol import Runtime, Status
 from memtrade.models import make_model
+from memtrade.pipeline.planned import KEEP
 from memtrade.pipeline.predict import PipelinePrediction
 from memtrade.results.records import (
     PIPELINE_PREFIX,
@@ -174,7 +175,7 @@ def device_sheet(record: PipelineRecord) -> Sheet:
                 ),
                 f"{said.peak_bytes / seen.peak_bytes - 1:+.1%}",
                 f"{seen.busy_seconds:.3f}",
-                f"{seen.update_seconds:.3f}",
+                NONE if seen.update_seconds is None else f"{seen.update_seconds:.3f}",
             )
         )
     return Sheet(
@@ -211,16 +212,18 @@ def _base_of(record: PipelineRecord, records: Sequence[PipelineRecord]) -> int |
         trial = other.trial
         unpipelined = (trial.partitions, trial.micro_batches) == (1, 1)
         same = (other.model, trial.batch_size) == (record.model, record.trial.batch_size)
-        if unpipelined and same and trial.checkpoint == "never" and other.measured:
+        kept = (trial.checkpoint, trial.strategy) == ("never", KEEP)
+        if unpipelined and same and kept and other.measured:
             return other.measured.activation_bytes
     return None
 
 
 def _run_row(record: PipelineRecord, base_bytes: int | None) -> tuple[str, ...]:
     trial, measured = record.trial, record.measured
+    within = "" if trial.strategy == KEEP else f", {trial.strategy}"
     head = (
         trial.schedule,
-        trial.checkpoint,
+        trial.checkpoint + within,
         str(trial.partitions),
         str(trial.micro_batches),
         record.status.replace("_", " "),

@@ -36,6 +36,7 @@ _WIDTH = 7.2
 _PANELS_ABREAST = 4
 _HEADROOM = 1.08  # for the crosses
 _CAPTION_CHARACTERS = 132
+_LEGEND_ABREAST = 6
 
 _AXES = {
     "peak": ("peak memory in MB", 1e6),
@@ -118,12 +119,12 @@ def trade_plot(panels: Sequence[TradePanel], *, caption: str = "") -> Canvas:
     with mpl.rc_context(_STYLE):
         rows = -(-len(panels) // _PANELS_ABREAST)
         canvas, axes = _canvas(len(panels), height=0.6 + 1.9 * rows)
+        looks = _mark_looks(panels)
         for axis, panel in zip(axes, panels, strict=True):
             front = [_coordinates(point) for point in panel.points if point.on_front]
             axis.plot(*zip(*front, strict=True), color=_FRONT, zorder=1, drawstyle="steps-post")
             for point in panel.points:
-                look = _mark_look(point.figure.strategy)
-                axis.plot(*_coordinates(point), zorder=2, **look)
+                axis.plot(*_coordinates(point), zorder=2, **looks[point.figure.variant])
             axis.set_title(panel.title, fontsize=7)
             axis.margins(0.18)
             axis.set_xlim(left=0)
@@ -133,12 +134,7 @@ def trade_plot(panels: Sequence[TradePanel], *, caption: str = "") -> Canvas:
             axis.set_xlabel(_AXES["peak"][0])
         for axis in axes[::_PANELS_ABREAST]:
             axis.set_ylabel(_AXES["time"][0])
-        points = [point for panel in panels for point in panel.points]
-        strategies = dict.fromkeys(point.figure.strategy for point in points)
-        handles = [
-            Line2D([], [], label=strategy, **_mark_look(strategy))
-            for strategy in sorted(strategies, key=lambda name: style_of(name).position)
-        ]
+        handles = [Line2D([], [], label=variant, **look) for variant, look in looks.items()]
         front = Line2D([], [], color=_FRONT, label="Pareto front: nothing is better in both")
         _finish(canvas, [*handles, front], caption)
     return canvas
@@ -161,7 +157,7 @@ def max_batch_plot(batches: Sequence[MaxBatch], *, caption: str = "") -> Canvas:
                 look = _bar_look(batch.strategy, filled=batch.source == "measured")
                 bar = axis.bar(place, batch.batch_size, width * 0.94, **look)
                 axis.bar_label(bar, fmt="%d", fontsize=7, padding=2)
-            axis.set_xticks(range(len(variants)), variants)
+            axis.set_xticks(range(len(variants)), [each.replace(" (", "\n(") for each in variants])
             axis.grid(visible=False, axis="x")
             axis.set_title(model)
         axes[0].set_ylabel("largest batch")
@@ -209,8 +205,7 @@ def _canvas(panels: int, *, height: float, share_y: bool = False) -> tuple[Canva
 
 
 def _finish(canvas: Canvas, handles: Sequence[Any], caption: str) -> None:
-    columns = min(len(handles), 6)
-    canvas.legend(handles=handles, loc="outside upper left", ncols=columns, columnspacing=1.4)
+    _add_legend(canvas, handles)
     if caption:
         wrapped = textwrap.fill(caption, _CAPTION_CHARACTERS)
         canvas.supxlabel(wrapped, x=0.005, ha="left", fontsize=6.5, color="#555555")
@@ -218,27 +213,49 @@ def _finish(canvas: Canvas, handles: Sequence[Any], caption: str) -> None:
     canvas.set_layout_engine("none")  # each further pass would shift it by a hair
 
 
+def _add_legend(canvas: Canvas, handles: Sequence[Any]) -> None:
+    """At the top, with as many entries abreast as fit."""
+    for columns in range(min(len(handles), _LEGEND_ABREAST), 0, -1):
+        legend = canvas.legend(
+            handles=handles, loc="outside upper left", ncols=columns, columnspacing=1.4
+        )
+        if columns == 1 or legend.get_window_extent().width <= canvas.bbox.width:
+            return
+        legend.remove()
+
+
 def _line_look(strategy: str, seen: dict[str, int]) -> dict[str, Any]:
-    """The look of the next line of a strategy; `seen` counts those drawn before it."""
+    """The look of the next line of a strategy; `seen` counts those drawn before it.
+
+    Every other one has hollow marks.
+    """
     style = style_of(strategy)
     count = seen.setdefault(strategy, 0)
     seen[strategy] += 1
+    colour = _colour(style.colour)
+    hollow = count % 2 == 1
     return {
-        "color": _colour(style.colour),
+        "color": colour,
         "marker": _MARKERS[style.position % len(_MARKERS)],
         # What is drawn later is dashed and smaller, so that what lies below shows through.
         "markersize": max(6.5 - 0.7 * style.position, 3.8),
         "linestyle": _DASHES[(style.position + count) % len(_DASHES)],
-        "markeredgecolor": "white",
-        "markeredgewidth": 0.6,
+        "markerfacecolor": "white" if hollow else colour,
+        "markeredgecolor": colour if hollow else "white",
+        "markeredgewidth": 1.0 if hollow else 0.6,
     }
 
 
-def _mark_look(strategy: str) -> dict[str, Any]:
-    """The look of a strategy's points where no line joins them."""
-    look = _line_look(strategy, {})
-    look["linestyle"] = ""
-    return look
+def _mark_looks(panels: Sequence[TradePanel]) -> dict[str, dict[str, Any]]:
+    """The looks of points that no line joins, by variant, in the order of the legend."""
+    figures = [point.figure for panel in panels for point in panel.points]
+    ordered = sorted(figures, key=lambda f: (style_of(f.strategy).position, f.variant))
+    seen: dict[str, int] = {}
+    strategies = {figure.variant: figure.strategy for figure in ordered}
+    return {
+        variant: _line_look(strategy, seen) | {"linestyle": ""}
+        for variant, strategy in strategies.items()
+    }
 
 
 def _bar_look(strategy: str, *, filled: bool) -> dict[str, Any]:

@@ -126,7 +126,7 @@ def _depth_data(panel: DepthPanel, quantity: Quantity) -> dict[str, Any]:
         "title": panel.title,
         "lines": [
             {
-                **_look(line.strategy),
+                **_look(line.strategy, line.variant),
                 "variant": line.variant,
                 "points": [
                     {"x": figure.layers, "y": value / unit, "origin": figure.origin}
@@ -161,7 +161,7 @@ def _step_data(figures: Sequence[Figure]) -> list[dict[str, Any]]:
 
 def _point(figure: Figure) -> dict[str, Any]:
     return {
-        **_look(figure.strategy),
+        **_look(figure.strategy, figure.variant),
         "variant": figure.variant,
         "peak": (figure.peak_bytes or 0) / 1e6,
         "seconds": figure.step_seconds,
@@ -182,7 +182,7 @@ def _max_batch_data(batches: Sequence[MaxBatch]) -> list[dict[str, Any]]:
                     "source": source,
                     "points": [
                         {
-                            **_look(batch.strategy),
+                            **_look(batch.strategy, batch.variant),
                             "variant": batch.variant,
                             "batch": batch.batch_size,
                             "origin": batch.origin,
@@ -198,11 +198,12 @@ def _max_batch_data(batches: Sequence[MaxBatch]) -> list[dict[str, Any]]:
     ]
 
 
-def _look(strategy: str) -> dict[str, Any]:
+def _look(strategy: str, variant: str) -> dict[str, Any]:
+    """A strategy's look; with options that are not the default, its marks are hollow."""
     style = style_of(strategy)
     return {
         "colour": style.colour,
-        "symbol": _SYMBOLS[style.position % len(_SYMBOLS)],
+        "symbol": _SYMBOLS[style.position % len(_SYMBOLS)] + "-open" * (variant != strategy),
         "dash": _DASHES[style.position % len(_DASHES)],
         "size": max(11 - style.position, 7),
     }

@@ -117,9 +117,9 @@ def by_depth(figures: Sequence[Figure], *, batch_size: int | None = None) -> lis
             )
         deep = [figure for figure in deep if figure.batch_size == batch_size]
     measured = [figure for figure in deep if figure.source == "measured"] or deep
-    sizes_of = Counter(_at_one_batch(figure) for figure in measured)
+    counts = Counter(_at_one_batch(figure) for figure in measured)
     depths = Counter(key for key, _ in {(_at_one_batch(f), f.layers) for f in measured})
-    chosen = max(sorted(sizes_of, key=str), key=lambda key: (depths[key], sizes_of[key]))
+    chosen = max(sorted(counts, key=str), key=lambda key: (depths[key], counts[key]))
     return [figure for figure in deep if _at_one_batch(figure) == chosen]
 
 

@@ -49,6 +49,9 @@ COLUMNS: tuple[str, ...] = (
 )
 _REASON_LENGTH = 160
 
+# Stands behind a time that was measured beside other trials, and behind a ratio to or of such.
+BESIDE = "†"
+
 # What a narrow terminal leaves out, in this order, until the rest fits; CSV has everything.
 _EXPENDABLE = ("kept / recomputed / swapped", "relative peak", "host MB", ERROR, PREDICTED)
 
@@ -58,11 +61,15 @@ _PLACE = re.compile(r" on /job:\S+( by allocator \S+)?")
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One record in a comparison; the ratios are None without an `original` that ran."""
+    """One record in a comparison; the ratios are None without an `original` that ran.
+
+    `original_jobs`: how many trials ran at a time when it did.
+    """
 
     record: Record
     relative_peak: float | None
     relative_time: float | None
+    original_jobs: int = 1
 
     def cells(self) -> tuple[str, ...]:
         """What `COLUMNS` say of it."""
@@ -78,14 +85,14 @@ class Row:
                 NONE if error is None else percent(error),
                 megabytes(measured.memory_cost_bytes),
                 megabytes(measured.host_bytes),
-                seconds(measured.median_seconds),
+                beside(seconds(measured.median_seconds), self.record.jobs),
             )
         return (
             strategy_label(self.record),
             status_text(self.record.status),
             *figures,
             ratio(self.relative_peak),
-            ratio(self.relative_time),
+            beside(ratio(self.relative_time), max(self.record.jobs, self.original_jobs)),
             f"{plan.kept} / {plan.recomputed} / {plan.swapped}" if plan else NONE,
         )
 
@@ -223,6 +230,23 @@ def ratio(value: float | None) -> str:
     return NONE if value is None else f"{value:.2f}"
 
 
+def beside(cell: str, jobs: int) -> str:
+    """The cell of a time, marked if so many trials ran at a time that it compares to no other.
+
+    >>> beside("2.32", jobs=1), beside("4.10", jobs=2), beside(NONE, jobs=2)
+    ('2.32', '4.10†', '-')
+    """
+    return cell + BESIDE if jobs > 1 and cell != NONE else cell
+
+
+def beside_note(jobs: int) -> str:
+    """What the mark says, where up to so many trials ran at a time."""
+    return (
+        f"{BESIDE} measured beside other trials, up to {jobs} at a time, which slow each other "
+        "down: compare no times with it; memtrade sweep --retry parallel measures it alone"
+    )
+
+
 def _group_key(record: Record) -> bytes:
     spec = record.spec
     key = (
@@ -244,16 +268,25 @@ def _comparison(records: Sequence[Record], place: str = "") -> Comparison:
     )
     # The graph of `original` stays untouched, so the order of the others does not touch it.
     originals = [record for record in ordered if record.spec.strategy == "original"]
-    measured = [record.measured for record in originals if record.measured is not None]
-    reference = measured[-1] if measured else None
+    ran = [(record.measured, record.jobs) for record in originals if record.measured is not None]
+    reference, reference_jobs = ran[-1] if ran else (None, 1)
     rows = []
     for record in ordered:
         peak = time = None
         if record.measured is not None and reference is not None:
             peak = record.measured.peak_bytes / reference.peak_bytes
             time = record.measured.median_seconds / reference.median_seconds
-        rows.append(Row(record=record, relative_peak=peak, relative_time=time))
+        rows.append(
+            Row(
+                record=record,
+                relative_peak=peak,
+                relative_time=time,
+                original_jobs=reference_jobs,
+            )
+        )
     notes = [_conditions(ordered)]
+    if (jobs := max(record.jobs for record in ordered)) > 1:
+        notes.append(beside_note(jobs))
     if any(record.predicted for record in ordered):
         notes.append(_prediction(ordered))
     if reference is None:

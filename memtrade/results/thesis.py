@@ -32,9 +32,10 @@ from memtrade.results.max_batches import (
     MaxBatch,
     make_max_batches,
     max_batch_grid,
+    max_batches_frame,
 )
 from memtrade.results.records import Record
-from memtrade.results.tables import ratio, seconds, status_text
+from memtrade.results.tables import beside, beside_note, ratio, seconds, status_text
 from memtrade.units import megabytes
 
 # Further down than this, the notes on slips of the source stay in its CSV files.
@@ -140,10 +141,23 @@ def thesis_grids(records: Sequence[Record], searches: Sequence[MaxBatchRecord] =
     return grids
 
 
-def thesis_frame(records: Sequence[Record]) -> pd.DataFrame:
-    """The figures of all the tables, one row each, in bytes and seconds."""
+def thesis_frame(
+    records: Sequence[Record], searches: Sequence[MaxBatchRecord] = ()
+) -> pd.DataFrame:
+    """The figures of all the tables, one row each, in bytes and seconds.
+
+    The column `table` names the table. In the one of the largest batches, `batch_size` is the
+    largest and `relative_batch` relates it to the original's.
+    """
     figures = make_figures(records)
-    return figures_frame(f for f in figures if any(step.includes(f) for step in STEPS))
+    frames = [
+        figures_frame(filter(step.includes, figures)).assign(table=step.name) for step in STEPS
+    ]
+    batches = max_batches_frame(_of_the_thesis(make_max_batches(searches, records)))
+    frames.append(batches.assign(table=MAX_BATCH_GRID, status="ok"))
+    frame = pd.concat([each for each in frames if len(each)], ignore_index=True)
+    frame.insert(0, "table", frame.pop("table"))
+    return frame
 
 
 def thesis_commands(
@@ -154,7 +168,9 @@ def thesis_commands(
         batches = _of_the_thesis(make_max_batches(searches, records))
         return list(dict.fromkeys(b.origin for b in batches if b.source == "measured"))
     steps = [step for step in STEPS if step.name == grid.name]
-    return list(dict.fromkeys(r.command for step in steps for r in _records_of(step, records)))
+    found = [record for step in steps for record in _records_of(step, records)]
+    found.sort(key=lambda record: record.spec.model_options.get("layers") or 0)
+    return list(dict.fromkeys(record.command for record in found))
 
 
 def _of_the_thesis(batches: Iterable[MaxBatch]) -> list[MaxBatch]:
@@ -241,7 +257,7 @@ def _row(
             return NONE
         value = getattr(figure, quantity.attribute)
         if quantity.attribute != "peak_bytes":
-            return NONE if value is None else quantity.text(value)
+            return NONE if value is None else beside(quantity.text(value), _jobs(figure, quantity))
         mark = "*" if figure.note else ""
         if value is not None or figure.status == "ok":
             return (NONE if value is None else quantity.text(value)) + mark
@@ -252,6 +268,15 @@ def _row(
         cells=tuple(cell(quantity, source) for quantity, source in columns),
         failed="measured" in figures and figures["measured"].status != "ok",
     )
+
+
+def _jobs(figure: Figure, quantity: Quantity) -> int:
+    """How many trials at a time disturbed what `quantity` says of the figure."""
+    if quantity.attribute == "step_seconds":
+        return figure.jobs
+    if quantity.attribute == "relative_time":
+        return max(figure.jobs, figure.original_jobs)
+    return 1
 
 
 def _has_cell(figure: Figure, quantity: Quantity) -> bool:
@@ -266,6 +291,8 @@ def _notes(step: Step, figures: Sequence[Figure], records: Sequence[Record]) -> 
         notes.append(f"published: the thesis, results/published/{step.published_in}")
     if records:
         notes.append(f"measured: {conditions(records)}")
+        if (jobs := max(record.jobs for record in records)) > 1:
+            notes.append(beside_note(jobs))
     if "predicted" in sources:
         profiles = sorted({f.origin for f in figures if f.source == "predicted"})
         notes.append(f"predicted: {', '.join(profiles)}")

@@ -56,6 +56,8 @@ def defragment(
     lowest = peak_bytes(best, lag)
     ceiling = simulator.peak_live_bytes(best)
     for min_padding, max_pieces in itertools.product(MIN_PADDING_BYTES, MAX_PIECES):
+        if lowest - MIN_GAIN_BYTES <= ceiling:
+            break  # no more can be gained than what is beyond the live bytes
         splitting = _Splitting(ceiling, min_padding, max_pieces)
         candidate, its_lag = _with_reservations(simulator, actions, splitting, lag)
         peak = peak_bytes(candidate, its_lag)

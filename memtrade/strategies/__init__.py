@@ -14,7 +14,17 @@ from typing import Any
 
 from memtrade.errors import MemtradeError, UnknownNameError
 from memtrade.models.options import Value, make_from_words
-from memtrade.strategies import checkpoints, lms, ome, optimal, original
+from memtrade.strategies import (
+    checkmate,
+    checkpoints,
+    greedy,
+    lms,
+    ome,
+    optimal,
+    original,
+    rotor,
+    sqrt_n,
+)
 from memtrade.strategies.base import Strategy
 from memtrade.strategies.native import NATIVE_STRATEGIES, NativeOptions, NativeStrategy
 
@@ -24,7 +34,8 @@ __all__ = [
 ]  # fmt: skip
 
 PLANNED: dict[str, Strategy] = {
-    module.STRATEGY.name: module.STRATEGY for module in (original, checkpoints, lms, ome, optimal)
+    module.STRATEGY.name: module.STRATEGY
+    for module in (original, checkpoints, lms, ome, optimal, sqrt_n, greedy, rotor, checkmate)
 }
 
 NATIVE: dict[str, NativeStrategy] = {strategy.name: strategy for strategy in NATIVE_STRATEGIES}

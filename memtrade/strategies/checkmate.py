@@ -34,6 +34,9 @@ OP_NODES = 240
 CHAIN_NODES = 200
 EXACT_NODES = 50
 BRANCHES = 100
+# The gap of branch and bound: for a schedule that counts, and for whether there is one at all.
+EXACT = 1e-6
+ROUGH = 0.5
 # How often the program's budget is moved, and how close to the asked peak is close enough.
 MOVES = 8
 CLOSE = 0.005
@@ -81,13 +84,18 @@ class _Planner:
         low, high = self.relaxed.budget, schedule_of(self.dag, self._everything()).peak
         found = [self.nodes.program(schedule_of(self.dag, self._everything()))]
         for _ in range(MOVES):
+            if high - low <= CLOSE * high:
+                break
             middle = (low + high) / 2
-            schedule = self._schedule(middle)
+            schedule = self._schedule(middle, relative_gap=ROUGH)
             if schedule is None:
                 low = middle
             else:
                 high = min(middle, schedule.peak)
                 found.append(self.nodes.program(schedule))
+        schedule = self._schedule(high)
+        if schedule is not None:
+            found.append(self.nodes.program(schedule))
         return min(found, key=lambda each: (self.judge.live_bytes(each), self.judge.seconds(each)))
 
     def fastest(self, budget_bytes: int) -> tuple[Action, ...]:
@@ -125,11 +133,11 @@ class _Planner:
             raise InfeasibleBudgetError(found.peak_bytes, budget_bytes, found.peak_op)
         return actions
 
-    def _schedule(self, budget: float) -> Schedule | None:
+    def _schedule(self, budget: float, relative_gap: float = EXACT) -> Schedule | None:
         """Exact where that is possible, else the rounded relaxation of the first budget."""
         found: Schedule | None = None
         if len(self.dag) <= EXACT_NODES:
-            found = solve(self.dag, budget, node_limit=BRANCHES)
+            found = solve(self.dag, budget, node_limit=BRANCHES, relative_gap=relative_gap)
         if found is None and self.relaxed is not None:
             found = round_schedule(self.dag, self.relaxed, budget)
         return found

@@ -1,4 +1,4 @@
-"""The cheapest order of recomputations on a graph of nodes under a memory limit: exact, or rounded.
+"""The cheapest recomputations on a graph of nodes, under a memory limit: exact, or relaxed.
 
 After P. Jain et al., "Checkmate: Breaking the memory wall with optimal tensor rematerialization",
 MLSys 2020, arXiv 1910.02653. The nodes 0 .. n-1, in topological order, run in stages: in stage t

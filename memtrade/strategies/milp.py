@@ -20,7 +20,8 @@ printed.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import highspy
@@ -38,6 +39,8 @@ _STATUS = highspy.HighsModelStatus
 _STOPPED = frozenset(
     {_STATUS.kTimeLimit, _STATUS.kIterationLimit, _STATUS.kSolutionLimit, _STATUS.kInterrupt}
 )
+# A value so close to a whole number is one.
+_WHOLE = 1e-6
 
 
 @dataclass(frozen=True)
@@ -141,6 +144,7 @@ class Model:
         relative_gap: float = 1e-6,
         absolute_gap: float = 0.0,
         start: ArrayLike | None = None,
+        fixed: tuple[ArrayLike, ArrayLike] | None = None,
     ) -> Solution:
         """The cheapest solution.
 
@@ -149,6 +153,7 @@ class Model:
             node_limit: of the branch-and-bound tree.
             relative_gap, absolute_gap: when to stop: as a share of the objective, or in its unit.
             start: a feasible solution to begin with; one that is not is ignored.
+            fixed: columns and the values that they must have; the bound holds for these alone.
 
         Raises MemtradeError where a value is no number.
         """
@@ -162,7 +167,7 @@ class Model:
             solver.setOptionValue("time_limit", float(time_limit_seconds))
         if node_limit is not None:
             solver.setOptionValue("mip_max_nodes", node_limit)
-        program, integer = self._program(relax)
+        program, integer = self._program(relax, fixed)
         solver.passModel(program)
         if start is not None:
             given = highspy.HighsSolution()
@@ -170,15 +175,62 @@ class Model:
             given.value_valid = True
             solver.setSolution(given)
         solver.run()
-        return _read(solver, integer)
+        return _read(solver, np.array(program.col_cost_), integer)
 
-    def _program(self, relax: bool) -> tuple[highspy.HighsLp, NDArray[np.bool_]]:
+    def solve_near_relaxation(
+        self, *, time_limit_seconds: float, relative_gap: float, absolute_gap: float
+    ) -> Solution:
+        """A solution as cheap as `solve` finds with these limits, sooner where rounding is easy.
+
+        What is whole in the linear relaxation stays as it is, and the few columns that are not are
+        solved for (RENS: T. Berthold, "RENS - the optimal rounding", Math. Prog. Comp. 6, 2014).
+        Where that is not close enough to the relaxation's cost, which bounds any solution's, the
+        whole model is solved.
+        """
+        deadline = time.monotonic() + time_limit_seconds
+
+        def solve(
+            part: float, fixed: tuple[ArrayLike, ArrayLike] | None, start: ArrayLike | None
+        ) -> Solution:
+            return self.solve(
+                time_limit_seconds=max(0.0, deadline - time.monotonic()),
+                relative_gap=part * relative_gap,
+                absolute_gap=part * absolute_gap,
+                fixed=fixed,
+                start=start,
+            )
+
+        relaxed = self.solve(relax=True, time_limit_seconds=time_limit_seconds)
+        if relaxed.status != "optimal":
+            unknown = Solution("unknown", np.empty(0), math.inf, -math.inf)
+            return unknown if relaxed.found else relaxed
+        nearest = np.rint(relaxed.values)
+        whole = np.flatnonzero(self._integer & (abs(relaxed.values - nearest) < _WHOLE))
+        near = solve(0.5, (whole, nearest[whole]), None)
+        bound = relaxed.objective
+        allowed = max(absolute_gap, relative_gap * abs(near.objective)) if near.found else 0.0
+        if near.found and near.objective - bound <= allowed:
+            return replace(near, status="optimal", bound=bound)
+        best = solve(1.0, None, near.values if near.found else None)
+        if near.found and near.objective < best.objective:
+            best = replace(near, status="feasible", bound=best.bound)
+        return replace(best, bound=max(bound, best.bound))
+
+    @property
+    def _integer(self) -> NDArray[np.bool_]:
+        return np.concatenate([np.empty(0, bool), *(block[3] for block in self._columns)])
+
+    def _program(
+        self, relax: bool, fixed: tuple[ArrayLike, ArrayLike] | None
+    ) -> tuple[highspy.HighsLp, NDArray[np.bool_]]:
         """The model as HiGHS takes it, and which columns are integer."""
         cost = np.concatenate([np.empty(0), *(block[0] for block in self._columns)])
         lower = np.concatenate([np.empty(0), *(block[1] for block in self._columns)])
         upper = np.concatenate([np.empty(0), *(block[2] for block in self._columns)])
-        integer = np.concatenate([np.empty(0, bool), *(block[3] for block in self._columns)])
-        integer &= not relax
+        integer = self._integer & (not relax)
+        if fixed is not None:
+            columns = np.asarray(fixed[0], np.int64)
+            lower[columns] = upper[columns] = np.asarray(fixed[1], float)
         starts, index, value = self._matrix()
         if any(np.isnan(values).any() for values in (cost, lower, upper, value)):
             raise MemtradeError("a model is made of numbers, but one of its values is none (nan)")
@@ -210,7 +262,7 @@ class Model:
         return np.concatenate([[0], np.cumsum(counts)]), places % self.column_count, summed
 
 
-def _read(solver: highspy.Highs, integer: NDArray[np.bool_]) -> Solution:
+def _read(solver: highspy.Highs, cost: Floats, integer: NDArray[np.bool_]) -> Solution:
     status, info = solver.getModelStatus(), solver.getInfo()
     none = np.empty(0)
     if status == _STATUS.kInfeasible:
@@ -223,7 +275,7 @@ def _read(solver: highspy.Highs, integer: NDArray[np.bool_]) -> Solution:
         return Solution("unknown", none, math.inf, bound)
     values = np.array(solver.getSolution().col_value, dtype=float)
     values[integer] = np.round(values[integer])
-    objective = float(info.objective_function_value)
+    objective = float(cost @ values)
     if status != _STATUS.kOptimal:
         return Solution("feasible", values, objective, bound)
     return Solution("optimal", values, objective, bound if integer.any() else objective)

@@ -47,7 +47,7 @@ def nodes_of_ops(graph: StepGraph) -> list[Node]:
         if made and not all(_is_overwritten(graph, t, may_drop) for t in made):
             nodes.append(Node(tuple(ops), tuple(made)))
             ops = []
-    nodes[-1] = Node((*nodes[-1].ops, *ops), nodes[-1].tensors)
+    nodes.append(Node(tuple(ops)))  # the loss, which need not come again
     return nodes + _backward_nodes(graph, backward, {t for node in nodes for t in node.tensors})
 
 
@@ -113,9 +113,8 @@ def nodes_of_chain(chain: Chain) -> list[Node]:
         end = max(start, *(position[graph.tensors[t].op] + 1 for t in group))
         nodes.append(Node(tuple(chain.forward_ops[start:end]), tuple(group)))
         start = end
-    nodes[-1] = Node((*nodes[-1].ops, *chain.forward_ops[start:]), nodes[-1].tensors)
-    nodes += [Node(segment.backward_ops) for segment in reversed(chain.segments)]
-    return nodes
+    nodes.append(Node(tuple(chain.forward_ops[start:])))
+    return nodes + [Node(segment.backward_ops) for segment in reversed(chain.segments)]
 
 
 class NodeGraph:
@@ -185,28 +184,25 @@ class NodeGraph:
 
     def _closure(self, i: int) -> tuple[list[int], list[int]]:
         """The ops that run when node `i` does, and the nodes whose outputs they read."""
-        node = self.nodes[i]
-        made_by = [self.graph.tensors[t].op for t in node.tensors]
-        stack = made_by or list(node.ops)
+        graph, node = self.graph, self.nodes[i]
+        forward_ops = [graph.tensors[t].op for t in node.tensors]
+        stack = forward_ops or list(node.ops)
         ops: set[int] = set()
         parents: set[int] = set()
-        own = set() if node.tensors else set(node.ops)
         while stack:
             op_id = stack.pop()
             if op_id in ops:
                 continue
             ops.add(op_id)
-            for t in self.graph.ops[op_id].inputs:
-                root = self.graph.root[t]
-                producer = self.graph.tensors[root].op
+            for root in (graph.root[t] for t in graph.ops[op_id].inputs):
+                producer = graph.tensors[root].op
                 if root in self.node_of:
                     parents.add(self.node_of[root])
                 elif root in self.droppable:
                     stack.append(producer)
-                elif producer not in self.graph.forward and producer not in own:
+                elif producer in graph.backward:
                     parents.add(self.stage_of[producer])
-        parents.discard(i)
-        return sorted(ops), sorted(parents)
+        return sorted(ops), sorted(parents - {i})
 
     def _size(self, i: int) -> int:
         """Bytes of what node `i` makes; of a backward node, of what later nodes read of it."""

@@ -87,7 +87,7 @@ def select(graph: StepGraph, chosen: list[int], options: Options) -> dict[int, s
     if options.select == "largest":
         largest = sorted(chosen, key=lambda t: (-sizes[t], t))[: options.count]
         return dict.fromkeys(sorted(largest), f"one of the {options.count} largest")
-    if options.select == "none":
+    if options.select == "none" or not chosen:
         return {}
     device = load_device(options.device)
     gaps = _gap_seconds(graph, chosen, device)

@@ -38,7 +38,7 @@ from memtrade.commands.flags import (
 from memtrade.errors import MemtradeError, UnknownNameError
 from memtrade.measure.host import describe_machine
 from memtrade.measure.protocol import TrialSpec
-from memtrade.models import make_model, options_of
+from memtrade.models import MODELS, make_model, options_of
 from memtrade.results.records import (
     options_text,
     trial_id,
@@ -97,7 +97,8 @@ class Trial:
         spec = self.spec
         unusual = unusual_model_options(spec)
         size = spec.model_options.get("image_size")
-        if size != dataclasses.asdict(make_model(spec.model)).get("image_size"):
+        defaults = {each.name: each.default for each in options_of(MODELS[spec.model])}
+        if size != defaults.get("image_size"):
             unusual = {"image_size": size} | unusual
         name = make_model(spec.model, spec.model_options).name
         return f"{name} batch {spec.model_options['batch_size']} {options_text(unusual)}".strip()

@@ -11,6 +11,7 @@ import tensorflow as tf
 from memtrade.errors import UnsupportedGraphError
 from memtrade.models.base import DrawnModel, Input, Model
 from memtrade.models.keras import KerasApplication
+from memtrade.models.target import Target
 from memtrade.tf.construction import (
     AS_USUAL,
     Construction,
@@ -21,6 +22,7 @@ from memtrade.tf.construction import (
 from memtrade.tf.layers import Net, RecomputingNet, Variables, normal, seed_pair, static_shape
 from memtrade.tf.optimizers import Optimizer, make_optimizer
 from memtrade.tf.step import TrainStep
+from memtrade.tf.target import make_target_step
 
 
 def make_step(
@@ -48,6 +50,13 @@ def make_step(
         UnsupportedGraphError: the model cannot be built that way; on tracing, the loss does not
             depend on a weight.
     """
+    if isinstance(model, Target):
+        if construction != AS_USUAL:
+            raise UnsupportedGraphError(
+                f"{model.target} builds its step itself: strategies that build it in another way "
+                "are for the models of `memtrade models`"
+            )
+        return make_target_step(model)
     updates = make_optimizer(optimizer, learning_rate)
     if isinstance(model, KerasApplication):
         # Importing Keras takes seconds, which other models need not wait for.

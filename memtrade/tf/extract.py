@@ -18,7 +18,7 @@ import tensorflow as tf
 from memtrade.errors import UnsupportedGraphError
 from memtrade.graph import GraphData, Op, StepGraph, Tensor
 from memtrade.tf.graft import graft
-from memtrade.tf.inline import Inlined, called_function
+from memtrade.tf.inline import Inlined, opens
 from memtrade.tf.loss import computed_loss, find_loss
 from memtrade.tf.step import CHECKPOINTS, TrainStep
 
@@ -62,7 +62,7 @@ def opened(concrete: Any, specs: Sequence[tf.TensorSpec]) -> Any:
     graph_def = func_graph.as_graph_def()
     _refuse(graph_def)
     library = {each.signature.name: each for each in graph_def.library.function}
-    if closed and not any(called_function(node, library) for node in graph_def.node):
+    if closed and not any(opens(node, library) for node in graph_def.node):
         return concrete
     inlined = Inlined(graph_def)
     traced = {operation.name: operation for operation in func_graph.get_operations()}

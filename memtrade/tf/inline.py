@@ -8,6 +8,10 @@ does a function that XLA compiles or that says `_noinline`.
                   │                     ──►               └─► f/assign ─► f/leave
                   └─^► z                                                     └─^► z
 
+An IdentityN is a call without a body: each output is its input. As an op it would wait for the last
+of its inputs, and Keras's optimizers hand all gradients through one, which would then all be held
+until the first update.
+
 What the body does to variables keeps its place: its stateful ops wait for what the call waited for
 (through the NoOp f/enter), and what waited for the call waits for its effects (f/leave).
 """
@@ -67,7 +71,9 @@ class Inlined:
         if function is None:
             copy = tf.compat.v1.NodeDef()
             copy.CopyFrom(node)
-            self._nodes.append(copy)
+            self._nodes.append(copy)  # an IdentityN, too: a control edge may lead through it
+            if is_identity(node):
+                self._stand_for(node.name, node.input)
         else:
             self._open(node, function)
 
@@ -101,12 +107,16 @@ class Inlined:
                 copy.input.append(f"^{prefix}enter")
             self._add(copy)
         results = [inside(function.ret[a.name]) for a in function.signature.output_arg]
-        for i, result in enumerate(results):
-            self._results[call.name if i == 0 else f"{call.name}:{i}"] = result
+        self._stand_for(call.name, results)
         effects = [f"^{prefix}{function.control_ret[n]}" for n in function.signature.control_output]
         ends = effects or [f"^{_op_of(result)}" for result in results]
         self._leaves[call.name] = prefix + "leave"
         self._nodes.append(_no_op(prefix + "leave", list(dict.fromkeys([*ends, *waits]))))
+
+    def _stand_for(self, name: str, results: Iterable[str]) -> None:
+        """Op `name`'s outputs are `results`, one after the other."""
+        for i, result in enumerate(results):
+            self._results[name if i == 0 else f"{name}:{i}"] = result
 
     def _output_starts(self, node: NodeDef) -> dict[str, int]:
         """For each of the op's output arguments, the index of its first tensor."""
@@ -139,6 +149,16 @@ class Inlined:
                     found[name] = self._library[name]
                     stack.extend(found[name].node_def)
         return found.values()
+
+
+def opens(node: NodeDef, library: dict[str, Any]) -> bool:
+    """Whether `Inlined` leads past the op."""
+    return is_identity(node) or called_function(node, library) is not None
+
+
+def is_identity(node: NodeDef) -> bool:
+    """Whether each output of `node` is its input, and there is nothing else that it waits for."""
+    return node.op == "IdentityN" and not any(each.startswith("^") for each in node.input)
 
 
 def called_function(node: NodeDef, library: dict[str, Any]) -> Any:

@@ -22,7 +22,15 @@ All such edges lead from one clock to a later one: there is no deadlock.
 
 Recomputation. The forward task of a recomputed micro-batch keeps nothing but what it received.
 The stateful ops (moving averages, random numbers) run in it alone: a recomputation reads again what
-they made. Batch norm normalizes, and averages, by micro-batch.
+they made.
+
+Swapping, and recomputation within a stage: a plan of the stage's graph, by any strategy, stands in
+place of the order. Its forward part runs as the forward task, its backward part as the backward
+task, for each micro-batch; of a micro-batch that the schedule recomputes, the forward task keeps
+nothing, and the plan's whole program runs later.
+
+Batch norm normalizes by micro-batch, and moves its averages for each of them. Deferred, it moves
+them once per step, by the whole batch's mean and variance (`pipeline.batch_norm`).
 
 One update per step: gradients are added up in variables, and the step's own update ops run on
 their mean behind the stage's last task. For a loss that is the mean over independent examples that
@@ -41,13 +49,17 @@ import tensorflow as tf
 from memtrade.errors import UnsupportedGraphError
 from memtrade.graph import READ_TYPES, SOURCE_TYPES, StepGraph
 from memtrade.models.base import DrawnModel, Model
+from memtrade.pipeline.batch_norm import MovingAverage, moving_averages
 from memtrade.pipeline.partition import Partition
 from memtrade.pipeline.schedule import Schedule, Task
 from memtrade.pipeline.stages import RECEIVE, SEND, StageGraph, stage_graphs
+from memtrade.pipeline.work import split_program
+from memtrade.plan import Action
 from memtrade.schedule import base_order
 from memtrade.tf.build import make_batch, make_step
 from memtrade.tf.extract import Trace, trace
 from memtrade.tf.layers import static_shape
+from memtrade.tf.swap import SerializeTransfer
 
 NodeDef = Any  # protobuf classes, unseen by type checkers
 
@@ -84,6 +96,7 @@ class PipelineGraph:
         times: for each stage, [2 x tasks]: when each of its tasks began and ended, in seconds.
         updated: for each stage, when its update ended, in seconds.
         values: each variable's value, by the name that it has in the unpipelined step.
+        averages: the names of batch norm's moving averages, if their update is deferred.
         parameters: for each stage, the number of elements of its trainable variables.
     """
 
@@ -94,6 +107,7 @@ class PipelineGraph:
     times: tuple[tf.Tensor, ...]
     updated: tuple[tf.Tensor, ...]
     values: dict[str, tf.Tensor]
+    averages: frozenset[str]
     parameters: tuple[int, ...]
 
 
@@ -116,7 +130,14 @@ def draw_step(
 
 
 def build_pipeline(
-    step: DrawnStep, partition: Partition, schedule: Schedule, devices: Sequence[str]
+    step: DrawnStep,
+    partition: Partition,
+    schedule: Schedule,
+    devices: Sequence[str],
+    *,
+    plans: Sequence[Sequence[Action]] = (),
+    deferred_batch_norm: bool = False,
+    apart: bool = False,
 ) -> PipelineGraph:
     """The graph that runs `schedule` over the stages of `partition`, stage j on `devices[j]`.
 
@@ -124,11 +145,17 @@ def build_pipeline(
 
     Args:
         partition: of the graph of `step.trace`.
+        plans: for each stage, the actions of a plan of its graph; an empty one, or none at all,
+            keeps every activation between a forward and its backward task.
+        deferred_batch_norm: move averages once per step and not once per micro-batch.
+        apart: a recomputation waits for the gradient, as its backward task does, so with one
+            micro-batch only one stage works at a time.
 
     Raises:
-        UnsupportedGraphError: a backward op stands on another stage than the variable it needs.
+        UnsupportedGraphError: a backward op stands on another stage than the variable it needs, or
+            batch norm is to be deferred, and there is none.
     """
-    return _Builder(step, partition, schedule, devices).build()
+    return _Builder(step, partition, schedule, devices, plans, deferred_batch_norm, apart).build()
 
 
 def session_config() -> Any:
@@ -151,13 +178,23 @@ class _Builder:
     """
 
     def __init__(
-        self, step: DrawnStep, partition: Partition, schedule: Schedule, devices: Sequence[str]
+        self,
+        step: DrawnStep,
+        partition: Partition,
+        schedule: Schedule,
+        devices: Sequence[str],
+        plans: Sequence[Sequence[Action]],
+        deferred_batch_norm: bool,
+        apart: bool,
     ):
         self.step, self.partition, self.schedule = step, partition, schedule
-        self.devices = devices
+        self.devices, self.apart = devices, apart
         self.graph: StepGraph = step.trace.graph
         self.stages = stage_graphs(self.graph, partition)
-        self.programs = [_Program(self.graph, stage) for stage in self.stages]
+        self.programs = [
+            _Program(self.graph, stage, plan)
+            for stage, plan in zip(self.stages, plans or [()] * len(self.stages), strict=True)
+        ]
         self.sources = {node.name: node for node in step.trace.graph_def.node}
         self.outer = {node.name: node for node in step.outer.as_graph_def().node}
         concrete = step.trace.concrete
@@ -166,12 +203,22 @@ class _Builder:
         self.nodes: dict[str, NodeDef] = {}
         self.last: list[str] = [""] * schedule.stages  # the last op of each stage's chain
         self.acknowledged: list[list[str]] = [[] for _ in devices]  # what the next op waits for
+        self.arrivals: list[str] = []  # what the task in the making has received
         self.ends: dict[tuple[int, Task], str] = {}
         self.starts: dict[tuple[int, Task], str] = {}
         self.made: dict[tuple[int, int, int], str] = {}  # (stage, micro-batch, tensor), sent from
         self.initializers: list[str] = []
         self.initial: dict[tuple[int, int], str] = {}  # (stage, handle) -> reference
         self.losses: list[str] = []
+        self.transfer = SerializeTransfer()
+        self.outside: dict[tuple[int, int, int], str] = {}  # what was swapped out, by which name
+        self.deferred = moving_averages(self.graph) if deferred_batch_norm else {}
+        if deferred_batch_norm and not self.deferred:
+            raise UnsupportedGraphError(
+                f"{self.graph.name} has no batch norm to defer: leave --deferred-batch-norm out"
+            )
+        self.means: dict[int, str] = {}  # of the whole batch, by the tensor of a micro-batch's
+        self.skipped = {op_id for each in self.deferred.values() for op_id in each.ops}
 
     def build(self) -> PipelineGraph:
         # What one stage hands over is made before another one reads it: by clock, recomputation
@@ -193,21 +240,36 @@ class _Builder:
         program, i = self.programs[stage], task.micro_batch
         scope = f"stage{stage}/batch{i}/{task.kind}"
         self.starts[stage, task] = self._timestamp(stage, f"{scope}/begin")
+        self.arrivals = []
         if task.kind == "backward":
-            for op_id in program.backward:
-                self._run_backward_op(stage, i, op_id, scope)
+            for action in program.backward:
+                self._act(stage, i, action, scope)
+        elif task.kind == "recompute":
+            for action in program.forward:
+                if not self._is_beside(stage, action):
+                    self._act(stage, i, action, scope)
         else:
-            again = task.kind == "recompute"
-            for op_id in program.forward:
-                beside = op_id in program.only_beside or self._has_state(op_id)
-                if not (again and beside):
-                    self._copy(stage, i, op_id, scope)
+            bare = self.schedule.recomputes(stage, i)
+            for action in program.forward:
+                if action.kind == "run" or not bare:
+                    self._act(stage, i, action, scope)
         if task.kind == "forward":
             loss = (stage, i, self.graph.loss)
             if stage == self.schedule.stages - 1:
                 self.losses.append(self.made[loss])
             self._keep_sent(stage, i)
         self.ends[stage, task] = self._timestamp(stage, f"{scope}/end")
+        self._wait(stage, task)
+
+    def _wait(self, stage: int, task: Task) -> None:
+        """A task begins when all that it reads has arrived: waiting is no work."""
+        starts = [self.starts[stage, task]]
+        if self.apart and task.kind == "backward":
+            own = self.schedule.tasks[stage]
+            before = own[own.index(task) - 1]
+            starts += [self.starts[stage, before]] if before.kind == "recompute" else []
+        for start in starts:
+            self.nodes[start].input.extend("^" + name for name in self.arrivals)
 
     def _keep_sent(self, stage: int, i: int) -> None:
         """Other stages read what the forward task made, not what a recomputation makes again."""
@@ -215,7 +277,67 @@ class _Builder:
         for t in self.partition.stages[stage].sent:
             made[stage, ~i, t] = made[stage, i, t]
 
-    def _run_backward_op(self, stage: int, i: int, op_id: int, scope: str) -> None:
+    def _is_beside(self, stage: int, action: Action) -> bool:
+        """Whether a recomputation leaves the action out."""
+        if action.kind == "run":
+            return action.id in self.programs[stage].only_beside or self._has_state(action.id)
+        return self.graph.tensors[action.id].op in self.programs[stage].only_beside
+
+    def _act(self, stage: int, i: int, action: Action, scope: str) -> None:
+        if action.kind == "run":
+            if action.id in self.deferred:
+                self._defer(stage, i, self.deferred[action.id], scope)
+            elif action.id not in self.skipped:
+                self._run_op(stage, i, action.id, scope)
+        elif action.kind == "recompute":
+            self._copy(stage, i, action.id, f"{scope}/again{len(self.nodes)}")
+        elif action.kind == "swap_out":
+            self._swap_out(stage, i, action.id, scope)
+        elif action.kind == "swap_in":
+            self._swap_in(stage, i, action.id, scope)
+
+    def _swap_out(self, stage: int, i: int, tensor: int, scope: str) -> None:
+        name = f"{scope}/out{len(self.nodes)}/{self._flat(tensor)}"
+        source = self._read(stage, i, tensor, scope)
+        self._chain_nodes(stage, self.transfer.swap_out(name, source, self.graph.tensors[tensor]))
+        self.outside[stage, i, tensor] = name
+
+    def _swap_in(self, stage: int, i: int, tensor: int, scope: str) -> None:
+        name = f"{scope}/in{len(self.nodes)}/{self._flat(tensor)}"
+        out = self.outside[stage, i, tensor]
+        self._chain_nodes(stage, self.transfer.swap_in(name, out, self.graph.tensors[tensor]))
+        self.made[stage, i, tensor] = name
+
+    def _chain_nodes(self, stage: int, nodes: Sequence[NodeDef]) -> None:
+        """Puts the nodes of a swap at the end of the stage's order; the first one starts it, the
+        last one ends it, and those between hang together by themselves."""
+        for node in nodes:
+            node.device = self.devices[stage]
+            self.nodes[node.name] = node
+        self._pin(stage, nodes[0])
+        self.last[stage] = nodes[-1].name
+
+    def _defer(self, stage: int, i: int, average: MovingAverage, scope: str) -> None:
+        """Adds what the micro-batch has to say of a moving average to the sums of the step.
+
+        The variance's is the mean square: E[x^2] = var + mean^2, of each, the variance over n and
+        not, as the op gives it, over n - 1.
+        """
+        scope = f"{scope}/defer{average.update}"
+        mean = self._read(stage, i, average.mean, scope)
+        value, attrs = mean, {"T": self._dtype(average.mean)}
+        if average.variance is not None:
+            variance = self._read(stage, i, average.variance, scope)
+            n = average.elements
+            share = self._number(f"{scope}/share", (n - 1) / n, attrs["T"], stage)
+            within = self._chain(stage, f"{scope}/within", "Mul", [variance, share], attrs)
+            square = self._chain(stage, f"{scope}/square", "Mul", [mean, mean], attrs)
+            value = self._chain(stage, f"{scope}/sum", "AddV2", [within, square], attrs)
+        total = self._sum_of(stage, average)
+        dtype = {"dtype": attrs["T"]}
+        self._chain(stage, f"{scope}/add", "AssignAddVariableOp", [total, value], dtype)
+
+    def _run_op(self, stage: int, i: int, op_id: int, scope: str) -> None:
         gradient = self.programs[stage].gradient_of.get(op_id)
         if gradient is None:
             self._copy(stage, i, op_id, scope)
@@ -295,6 +417,7 @@ class _Builder:
             out.input.append("^" + self.ends[stage, before[-1]])
             if after and (source, after[0]) not in self.starts:
                 self.acknowledged[source].append(into.name)
+        self.arrivals.append(into.name)
         self.made[stage, i, tensor] = into.name
 
     def _task(self, stage: int, kind: str, i: int) -> Task:
@@ -399,13 +522,24 @@ class _Builder:
         name = f"stage{stage}/gradient/{self._flat(variable)}"
         if name not in self.nodes:
             value = self._variable_of(variable)
-            shape = static_shape(value)
-            dims = self._add(f"{name}/shape", "Const", [], stage, _const(shape, tf.int32)).name
-            zero = self._number(f"stage{stage}/zero/{value.dtype.name}", 0, value.dtype, stage)
-            attrs = {"T": value.dtype, "index_type": tf.int32}
-            self._add(f"{name}/zeros", "Fill", [dims, zero], stage, attrs)
-            self._variable(stage, name, shape, value.dtype, f"{name}/zeros")
+            self._add_zeros(stage, name, static_shape(value), value.dtype)
         return name
+
+    def _sum_of(self, stage: int, average: MovingAverage) -> str:
+        """The sum, over the micro-batches of a step, of what a moving average will move by."""
+        name = f"stage{stage}/average/{average.update}"
+        if name not in self.nodes:
+            shape = self.graph.tensors[average.mean].shape or ()
+            self._add_zeros(stage, name, shape, self._dtype(average.mean))
+        return name
+
+    def _add_zeros(self, stage: int, name: str, shape: Sequence[int], dtype: tf.DType) -> None:
+        """A variable that starts at 0."""
+        dims = self._add(f"{name}/shape", "Const", [], stage, _const(shape, tf.int32)).name
+        zero = self._number(f"stage{stage}/zero/{dtype.name}", 0, dtype, stage)
+        attrs = {"T": dtype, "index_type": tf.int32}
+        self._add(f"{name}/zeros", "Fill", [dims, zero], stage, attrs)
+        self._variable(stage, name, shape, dtype, f"{name}/zeros")
 
     # The end of a step
 
@@ -426,22 +560,47 @@ class _Builder:
             variable = self._trainable_of(stage, op_id)
             accumulator = self._accumulator(stage, variable)
             flat, dtype = self._flat(variable), self._dtype(gradient)
-            share = self._number(
-                f"{scope}/share/{dtype.name}", 1 / self.schedule.micro_batches, dtype, stage
-            )
-            one = self._number(f"{scope}/one/{dtype.name}", 1, dtype, stage)
-            total, copy = f"{scope}/total/{flat}", f"{scope}/copy/{flat}"
-            empty, mean = f"{scope}/empty/{flat}", f"{scope}/mean/{flat}"
-            # Subtracted from itself, the sum is 0 in its own buffer. A new one would land in
-            # another place of the arena, step by step.
-            self._chain(stage, total, "ReadVariableOp", [accumulator], {"dtype": dtype})
-            self._chain(stage, copy, "Mul", [total, one], {"T": dtype})
-            self._chain(stage, empty, "AssignSubVariableOp", [accumulator, copy], {"dtype": dtype})
-            self._chain(stage, mean, "Mul", [copy, share], {"T": dtype})
+            mean = self._take_mean(stage, accumulator, flat, dtype)
             self._copy_late(stage, op_id, scope, {gradient: mean})
+        for average in self.deferred.values():
+            if self.partition.stage_of[average.update] == stage:
+                self._move(stage, average, scope)
         for op_id in self._bookkeeping(stage):
             self._copy_late(stage, op_id, scope, {})
         return self._timestamp(stage, f"{scope}/end")
+
+    def _take_mean(self, stage: int, accumulator: str, flat: str, dtype: tf.DType) -> str:
+        """The mean over the micro-batches of what was added up; the sum is 0 again."""
+        scope = f"stage{stage}/update"
+        share = self._number(
+            f"{scope}/share/{dtype.name}", 1 / self.schedule.micro_batches, dtype, stage
+        )
+        one = self._number(f"{scope}/one/{dtype.name}", 1, dtype, stage)
+        total, copy = f"{scope}/total/{flat}", f"{scope}/copy/{flat}"
+        empty, mean = f"{scope}/empty/{flat}", f"{scope}/mean/{flat}"
+        # Subtracted from itself, the sum is 0 in its own buffer. A new one would land in
+        # another place of the arena, step by step.
+        self._chain(stage, total, "ReadVariableOp", [accumulator], {"dtype": dtype})
+        self._chain(stage, copy, "Mul", [total, one], {"T": dtype})
+        self._chain(stage, empty, "AssignSubVariableOp", [accumulator, copy], {"dtype": dtype})
+        return self._chain(stage, mean, "Mul", [copy, share], {"T": dtype})
+
+    def _move(self, stage: int, average: MovingAverage, scope: str) -> None:
+        """Moves an average by the whole batch's mean or variance, over N - 1 as the op's."""
+        key, dtype = str(average.update), self._dtype(average.mean)
+        mean = self._take_mean(stage, self._sum_of(stage, average), f"average/{key}", dtype)
+        if average.variance is None:
+            self.means[average.mean] = mean
+            self._copy_late(stage, average.update, scope, {average.mean: mean})
+            return
+        attrs = {"T": dtype}
+        count = average.elements * self.schedule.micro_batches
+        within = self._number(f"{scope}/bessel/{key}", count / max(count - 1, 1), dtype, stage)
+        middle = self.means[average.mean]
+        square = self._chain(stage, f"{scope}/square/{key}", "Mul", [middle, middle], attrs)
+        biased = self._chain(stage, f"{scope}/biased/{key}", "Sub", [mean, square], attrs)
+        variance = self._chain(stage, f"{scope}/variance/{key}", "Mul", [biased, within], attrs)
+        self._copy_late(stage, average.update, scope, {average.variance: variance})
 
     def _copy_late(self, stage: int, op_id: int, scope: str, given: dict[int, str]) -> None:
         """An update, with what it reads that is neither given nor made by the stage's tasks."""
@@ -586,6 +745,9 @@ class _Builder:
             times=tuple(map(tensor, times)),
             updated=tuple(map(tensor, updated)),
             values={name: tensor(value) for name, value in values.items()},
+            averages=frozenset(
+                self._variable_of(each.variable).name for each in self.deferred.values()
+            ),
             parameters=tuple(
                 sum(math.prod(static_shape(self._variable_of(t))) for t in stage.trainable)
                 for stage in self.partition.stages
@@ -594,36 +756,53 @@ class _Builder:
 
 
 class _Program:
-    """A stage's ops in the order in which its tasks run them, as ids of the whole graph.
+    """A stage's program as its tasks run it, in ids of the whole graph.
 
     Attributes:
-        forward: in which a forward task and a recomputation run them.
+        forward: the actions of a forward task and of a recomputation.
         backward: likewise; updates stand for the addition to the accumulator.
         only_beside: forward ops that a recomputation leaves out.
         gradient_of: for each update of a weight, the gradient that it applies.
     """
 
-    def __init__(self, whole: StepGraph, stage: StageGraph):
-        ids = {op.name: op.id for op in whole.ops}
+    def __init__(self, whole: StepGraph, stage: StageGraph, plan: Sequence[Action]):
         own = stage.graph
-        order = [op_id for op_id in base_order(own) if own.ops[op_id].type not in _STAND_INS]
-        last = max((n for n, op_id in enumerate(order) if op_id not in own.backward), default=-1)
-        self.forward = [ids[own.ops[op_id].name] for op_id in order[: last + 1]]
-        self.backward = [ids[own.ops[op_id].name] for op_id in order[last + 1 :]]
+        program = plan or [Action("run", op_id) for op_id in base_order(own)]
+        split = split_program(own, program)
+        self.forward = list(_translated(program[:split], own, whole))
+        self.backward = list(_translated(program[split:], own, whole))
         updates = set(stage.updates)
+        late = [action.id for action in self.backward if action.kind == "run"]
         self.gradient_of = {
             update: max(
                 (t for t in whole.ops[update].inputs if whole.tensors[t].op in whole.backward),
                 key=lambda t: whole.tensors[t].size_bytes,
             )
-            for update in self.backward
+            for update in late
             if update in updates
         }
-        needed = set(self.backward)
-        for op_id in reversed(self.forward):
+        needed, early = set(late), [a.id for a in self.forward if a.kind == "run"]
+        for op_id in reversed(early):
             if any(c in needed for t in whole.ops[op_id].outputs for c in whole.consumers[t]):
                 needed.add(op_id)
-        self.only_beside = frozenset(self.forward) - needed
+        self.only_beside = frozenset(early) - needed
+
+
+def _translated(actions: Iterable[Action], own: StepGraph, whole: StepGraph) -> Iterable[Action]:
+    """A stage's actions in the whole graph's ids, without the ops that stand for other stages.
+
+    Reservations are left out: they fit one step in an arena of its own, and here many micro-batches
+    share one. Nothing waits for a copy: it has ended before the next action starts.
+    """
+    ids = {op.name: op.id for op in whole.ops}
+    for action in actions:
+        if action.kind in ("run", "recompute"):
+            op = own.ops[action.id]
+            if op.type not in _STAND_INS:
+                yield Action(action.kind, ids[op.name])
+        elif action.kind in ("swap_out", "swap_in"):
+            t = own.tensors[action.id]
+            yield Action(action.kind, whole.ops[ids[own.ops[t.op].name]].outputs[t.index])
 
 
 # Ops of a stage's graph that stand for other stages.

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
+
+from memtrade.errors import UnsupportedGraphError
 
 
 def named_leaves(structure: Any, path: str = "") -> Iterator[tuple[str, Any]]:
@@ -34,3 +38,52 @@ def packed(structure: Any, values: Sequence[Any]) -> Any:
 def is_tensor(leaf: Any) -> bool:
     """Whether a leaf is a tensor or the spec of one."""
     return isinstance(leaf, (tf.Tensor, tf.TensorSpec))
+
+
+def arguments_of(function: Any, example: Any) -> tuple[Any, ...]:
+    """The example as positional arguments: a tuple is several, if the step takes as many."""
+    if not isinstance(example, tuple):
+        return (example,)
+    try:
+        inspect.signature(function).bind(*example)
+    except TypeError:
+        return (example,)
+    except ValueError:  # a function without a signature to ask
+        pass
+    return example
+
+
+def specs_of(structure: Any) -> Any:
+    """`structure` with specs in place of tensors and arrays; Python values stay."""
+
+    def spec(leaf: Any) -> Any:
+        if isinstance(leaf, (tf.Tensor, np.ndarray, np.generic)):
+            return tf.TensorSpec(leaf.shape, tf.as_dtype(leaf.dtype))
+        return leaf
+
+    return tf.nest.map_structure(spec, structure)
+
+
+def tensors_of(structure: Any) -> list[Any]:
+    """The tensors, or their specs, in a structure of arguments."""
+    return [leaf for leaf in tf.nest.flatten(structure) if is_tensor(leaf)]
+
+
+def check_shapes(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Raises UnsupportedGraphError, with the input's name, where a size is not known."""
+    try:
+        bound: Any = inspect.signature(function).bind(*args, **kwargs).arguments
+    except (TypeError, ValueError):
+        bound = {**dict(enumerate(args)), **kwargs}
+    for path, leaf in named_leaves(bound):
+        if is_tensor(leaf) and not leaf.shape.is_fully_defined():
+            raise UnsupportedGraphError(
+                f"input {path!r} has the unknown shape {leaf.shape}: a plan is for one size. "
+                "Batch with drop_remainder=True, or say the size with tf.ensure_shape"
+            )
+        parts = tf.nest.flatten(leaf, expand_composites=True)
+        if len(parts) != 1 or parts[0] is not leaf:
+            raise UnsupportedGraphError(
+                f"input {path!r} is a {type(leaf).__name__}, which has no fixed shape: "
+                "a plan is for one size. Pass dense tensors, such as next(iterator)"
+            )

@@ -120,7 +120,23 @@ def test_records_of_searches_are_no_trials(run: Run, trials: Trials) -> None:
     assert "resnet-18, batch 60" in out
 
 
+def test_the_search_begins_at_start_or_at_what_was_found_before(run: Run, trials: Trials) -> None:
+    def asked(folder: str, *flags: str) -> dict[str, int]:
+        """The first batch of each strategy that was planned."""
+        first: dict[str, int] = {}
+        for line in run("max-batch", *LIMITED, *flags, "--results", folder)[2].splitlines():
+            head, _, phase = line.rpartition(": ")
+            if phase == "simulate":
+                strategy, _, batch = head.partition("] ")[2].partition(", batch ")
+                first.setdefault(strategy, int(batch))
+        return first
+
+    assert asked("default") == {"original": 10, "lms": 60}
+    assert asked("told", "--start", "40") == {"original": 40, "lms": 40}
+
+
 BAD = [
+    ("--start 0", "--start must be at least 1, not 0"),
     ("--granularity 0", "--granularity must be at least 1, not 0"),
     ("--granularity 8 --max-batch-size 7", "must be at least the granularity of 8, not 7"),
     ("--max-batch-size 0", "must be at least the granularity of 1, not 0"),

@@ -237,6 +237,49 @@ def test_where_holes_keep_a_plan_from_fitting_a_smaller_budget_is_tried(
     assert parse_bytes(device.specs[0].strategy_options["budget"]) == second
 
 
+def test_a_plan_that_may_not_fit_is_tried_where_a_smaller_budget_has_none(
+    planner: Planner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The prediction does not have the last word: there is a plan, so a trial tells."""
+    predict, plan = module.Predictor.predict, planner.plan
+
+    def doubtful(self: module.Predictor, plan: Plan, *, limit_bytes: int) -> module.Predicted:
+        predicted = predict(self, plan, limit_bytes=limit_bytes)
+        return msgspec.structs.replace(predicted, fits=False)
+
+    def strict(graph: StepGraph, options: Budgeted, order: Order) -> Plan:
+        if parse_bytes(options.budget) < 0.99 * LIMIT:
+            raise InfeasibleBudgetError(2, 1, "layer1")
+        return plan(graph, options, order)
+
+    monkeypatch.setattr(module.Predictor, "predict", doubtful)
+    strategy = dataclasses.replace(PLANNED["budgeted"], plan=strict)
+    monkeypatch.setitem(PLANNED, "budgeted", strategy)
+    device = Device(10**6)
+    made = search(device, "budgeted", most=8)
+    assert made.run().batch == 8
+    assert made.predicted is not None
+    assert made.predicted.batch == 0
+    assert 8 in device.batches
+    assert parse_bytes(device.specs[0].strategy_options["budget"]) > 0.99 * LIMIT
+
+
+def test_the_search_begins_where_it_is_told(predicted: int, planner: Planner) -> None:
+    """Both with predictions, which take large steps from there, and without."""
+    asked: list[int] = []
+    made = search(Device(predicted))
+    made.start, made.on_plan = predicted - 20, asked.append
+    assert made.run().batch == predicted
+    assert asked[:2] == [predicted - 20, predicted - 20 + (predicted - 20) // 4]
+    assert made.predicted is not None
+    assert made.predicted.batch == predicted
+    device = Device(11)
+    without = search(device)
+    without.rebatcher, without.start = None, 10
+    assert without.run().batch == 11
+    assert device.batches == [10, 11, 13, 12]
+
+
 def test_a_graph_that_a_strategy_cannot_plan_is_an_answer(
     planner: Planner, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -24,7 +24,11 @@ def test_doctests():
         assert not results.failed
 
 
-@pytest.mark.parametrize("name", MODELS)
+# A target is what its function makes: it has neither a default nor inputs of its own.
+BUILT_IN = sorted(MODELS.keys() - {"target"})
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
 def test_every_option_is_documented_and_its_default_is_valid(name):
     model = make_model(name)
     assert model.name.startswith(name)
@@ -35,7 +39,7 @@ def test_every_option_is_documented_and_its_default_is_valid(name):
         assert getattr(model, each.name) == each.default
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", BUILT_IN)
 def test_inputs_are_static_and_start_with_the_batch(name):
     inputs = make_model(name, {"batch_size": "3"}).inputs()
     assert inputs

@@ -83,3 +83,15 @@ def test_the_largest_batch_is_a_measured_one() -> None:
         ("largest batch of resnet-50", "lms: 200, 2.50 × original's")
     ]
     assert summarize_batches(make_max_batches([], [])) == []
+
+
+def test_shares_of_the_original_are_asked_for_only_where_it_ran() -> None:
+    others = [replace(each, model="resnet-200", layers=200) for each in FIGURES[1:]]
+    sentences = dict(summarize(make_answers([*FIGURES, *others])))
+    assert sentences["least time within half of original's peak"] == (
+        "checkpoints (0.49 × original's peak at 1.20 × its time); original did not run on 1 more"
+    )
+    assert sentences["least time"] == (
+        "checkpoints on 1 of 2 steps (0.49 × original's peak at 1.20 × its time); "
+        "original on 1 of 2 steps"
+    )

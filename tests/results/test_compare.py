@@ -131,6 +131,21 @@ def test_other_trials_are_listed_and_not_matched(make_record: MakeRecord) -> Non
         compare_results([make_record("ome")], [small])
 
 
+def test_what_only_one_set_has_takes_a_line_per_step(make_record: MakeRecord) -> None:
+    small = {"model_options": MODEL_OPTIONS | {"batch_size": 16}}
+    after = [
+        make_record("ome"),
+        make_record("lms"),
+        make_record("lms", spec=small),
+        make_record("checkpoints", spec=small),
+    ]
+    sheet = changes_sheet(compare_results([after[0]], after), before="old", after="new")
+    assert [note for note in sheet.notes if note.startswith("only in")] == [
+        "only in new: lms on resnet-50, batch 32, 224 × 224 pixels, sgd",
+        "only in new: lms, checkpoints on resnet-50, batch 16, 224 × 224 pixels, sgd",
+    ]
+
+
 def test_the_newest_of_several_versions_counts(make_record: MakeRecord) -> None:
     old = make_record("ome", peak_mb=700.0)
     new = make_record("ome", peak_mb=500.0, created="2026-03-01T00:00:00+00:00")

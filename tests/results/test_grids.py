@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import os
 import re
@@ -170,3 +171,15 @@ def test_the_thesis_tables_compile_and_fit_a_page(pdflatex: str, tmp_path: Path)
     assert len(grids) == 4
     log = compile_latex(pdflatex, "\n".join(map(grid_to_latex, grids)), tmp_path)
     assert "Overfull" not in log
+
+
+def test_long_labels_take_several_lines_on_paper(pdflatex: str, tmp_path: Path) -> None:
+    columns = tuple(Column(group=f"group {i}", name="published") for i in range(8))
+    cells = ("1,234.5*",) * len(columns)
+    row = GridRow(label="optimal (budget=1000MB time_limit=60.0)", cells=cells)
+    section = Section(title="", rows=(row, GridRow(label="original", cells=cells)))
+    wide = dataclasses.replace(GRID, columns=columns, sections=(section,), notes=())
+    log = compile_latex(pdflatex, grid_to_latex(wide), tmp_path)
+    assert "Overfull" not in log
+    unfolded = grid_to_latex(wide).replace("p{2.5cm}", "l")
+    assert "Overfull" in compile_latex(pdflatex, unfolded, tmp_path)

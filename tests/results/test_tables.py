@@ -171,3 +171,21 @@ def test_csv_is_the_frame_with_the_ratios(make_record: MakeRecord) -> None:
     assert frame["relative_peak"].tolist()[2] == 0.25
     assert frame["reason"].tolist()[1] == "a, b"
     assert frame["peak_bytes"].isna().tolist() == [False, True, False]
+
+
+def test_times_measured_beside_other_trials_are_marked(make_record: MakeRecord) -> None:
+    records = [make_record("original"), make_record("lms", jobs=3), make_record("ome")]
+    original, lms, ome = cells(records)
+    assert (original["step s"], original["relative time"]) == ("7.00", "1.00")
+    assert (lms["step s"], lms["relative time"]) == ("7.00†", "1.00†")
+    assert lms["relative peak"] == "1.00"  # peaks are not touched
+    assert (ome["step s"], ome["relative time"]) == ("7.00", "1.00")
+    [comparison] = compare(records)
+    assert any("† measured beside other trials, up to 3" in note for note in comparison.notes)
+    [comparison] = compare([make_record("original")])
+    assert not any("†" in note for note in comparison.notes)
+
+
+def test_a_ratio_to_a_disturbed_original_is_marked(make_record: MakeRecord) -> None:
+    _, ome = cells([make_record("original", jobs=2), make_record("ome")])
+    assert (ome["step s"], ome["relative time"]) == ("7.00", "1.00†")

@@ -112,7 +112,14 @@ def test_the_frame_says_where_each_figure_is_from(make_record: MakeRecord) -> No
     [measured] = frame.query("source == 'measured'").to_dict("records")
     assert measured["origin"] == "memtrade run --layers 50"
     published = frame.query("source == 'published'")
-    assert len(published) == 24 + 12 + 4
+    assert published["table"].value_counts().to_dict() == {
+        "resnet-32": 24,
+        "resnet-128": 12,
+        "inception-v4": 4,
+        "max-batch": 4,
+    }
+    largest = published.query("table == 'max-batch' and strategy == 'ome'")
+    assert largest["batch_size"].tolist() == [214]
     assert published["origin"].str.startswith("thesis notes: table").all()
 
 
@@ -125,3 +132,27 @@ def test_commands_are_those_of_the_table(make_record: MakeRecord) -> None:
         ),
     ]
     assert thesis_commands(resnet_32(records), records) == ["first"]
+
+
+def test_times_measured_beside_other_trials_are_marked(make_record: MakeRecord) -> None:
+    records = [make_record("original", jobs=2), make_record("ome", predicted=PREDICTED)]
+    grid = resnet_32(records)
+    original, ome = cells(grid, "original", "50"), cells(grid, "ome", "50")
+    assert original["step s", "measured"] == "7.00†"
+    assert original["peak MB", "measured"] == "2,880.0"
+    assert ome["step s", "measured"] == "7.00"
+    assert ome["relative time", "measured"] == "1.00†"
+    assert ome["relative peak", "measured"] == "1.00"
+    assert "†" not in ome["step s", "predicted"] + ome["relative time", "published"]
+    assert any(note.startswith("† measured beside other trials, up to 2") for note in grid.notes)
+    assert not any("†" in note for note in resnet_32([make_record("ome")]).notes)
+
+
+def test_commands_go_by_depth(make_record: MakeRecord) -> None:
+    records = [
+        make_record("ome", command=f"{layers} layers", spec={"model_options": options})
+        for layers in (101, 18, 50)
+        for options in [MODEL_OPTIONS | {"layers": layers}]
+    ]
+    found = thesis_commands(resnet_32(records), records)
+    assert found == ["18 layers", "50 layers", "101 layers"]

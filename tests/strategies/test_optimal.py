@@ -1,5 +1,8 @@
 """optimal against brute force on small graphs, against its own programme, and its errors."""
 
+import logging
+import re
+
 import pytest
 
 from memtrade.errors import InfeasibleBudgetError, MemtradeError
@@ -10,6 +13,7 @@ from memtrade.simulate.devices import load_device
 from memtrade.simulate.timeline import TimeSimulator
 from memtrade.strategies import find_planned, make_options
 from memtrade.strategies.optimal.strategy import Options, plan
+from memtrade.units import megabytes
 from tests.strategies.brute_force import candidates, random_step_graph
 
 ARENA = load_device("arena")
@@ -81,6 +85,53 @@ def test_a_budget_below_the_floor_says_the_floor_and_the_op():
         plan(graph, Options(budget="1MB"), "pinned")
     assert caught.value.needed_bytes <= floor
     assert caught.value.op in {op.name for op in graph.ops}
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_nothing_is_better_than_the_proven_gap_allows(seed: int) -> None:
+    graph = random_step_graph(seed, 4 + seed % 3)
+    every = Finished(graph)
+    smallest = plan(graph, Options(time_limit=60.0), "pinned")
+    peak = every.finished_peak(smallest.actions)
+    assert smallest.gap is not None
+    assert 0 <= smallest.gap < 1
+    # Even without padding nothing is smaller; the gap is rounded to 4 places.
+    assert min(live for _, live, _ in every.made) >= peak * (1 - smallest.gap - 1e-4)
+    original = every.peak(tuple(every.simulator.actions(())))
+    budget = (peak + original) // 2
+    made = plan(graph, Options(budget=f"{budget}B", time_limit=60.0), "pinned")
+    best = every.fastest(budget)
+    assert best is not None
+    assert made.gap is not None
+    assert best >= every.seconds(made.actions) * (1 - made.gap - 1e-4)
+
+
+def test_a_plan_says_what_binds() -> None:
+    graph = random_step_graph(3, 8)
+    every = Finished(graph)
+    roomy = plan(graph, Options(budget="4GB"), "pinned")
+    assert (roomy.gap, roomy.remarks[1:]) == (
+        0.0,
+        ("everything fits: nothing is recomputed or swapped",),
+    )
+    smallest = plan(graph, Options(host_memory_limit="1GB"), "pinned")
+    assert smallest.remarks[1:] == ("memory was minimized",)
+    floor = every.finished_peak(smallest.actions)
+    assert f"peak {megabytes(floor)} MB at " in smallest.remarks[0]
+    assert smallest.remarks[0].rpartition(" at ")[2] in {op.name for op in graph.ops}
+    tight = plan(graph, Options(budget=f"{floor}B", host_memory_limit="1GB"), "pinned")
+    assert tight.remarks[1:] == (f"the budget of {megabytes(floor)} MB binds",)
+    without = plan(graph, Options(host_memory_limit="0B"), "pinned")
+    assert without.remarks[-1] == "the host memory limit of 0.0 MB binds: 0.0 MB are swapped"
+
+
+def test_the_log_has_the_best_so_far(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, logger="memtrade.strategies"):
+        plan(random_step_graph(3, 8), Options(), "pinned")
+    assert caplog.messages[0] == "solving"
+    best = [line for line in caplog.messages if line.startswith("best so far: ")]
+    assert all(re.fullmatch(r"best so far: [+-][\d.]+% time, peak [\d.]+ MB.*", b) for b in best)
+    assert best
 
 
 def test_no_host_memory_means_no_swaps():

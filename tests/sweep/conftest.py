@@ -28,14 +28,19 @@ diary = folder / "diary" / f"{time.time_ns()}-{os.getpid()}"
 def note(event):
     with diary.open("a") as file:
         print(event, strategy, os.getpid(), time.monotonic_ns(), file=file)
+def until(reached):
+    end = time.monotonic() + 30
+    while not reached() and time.monotonic() < end:
+        time.sleep(0.02)
 def say(type, **fields):
     print(json.dumps({"type": type, **fields}), flush=True)
 note("start")
 say("progress", phase="trace")
 if trick == "hang":
     time.sleep(60)
-if trick == "slow":
-    time.sleep(0.6)
+if trick == "meet":  # waits for another one, and long enough to meet one too many
+    until(lambda: sum(path.stat().st_size > 0 for path in diary.parent.iterdir()) > 1)
+    time.sleep(0.4)
 if trick == "crash":
     os._exit(7)
 if trick == "refuse":
@@ -43,14 +48,18 @@ if trick == "refuse":
 elif trick == "oom":
     say("failed", status="out_of_memory", reason="OOM when allocating tensor")
 elif trick == "greedy":  # two of them do not fit into the machine's memory
-    with (folder / "greedy").open("a") as file:
-        file.write("in\\n")
-    time.sleep(0.6)
-    crowd = (folder / "greedy").read_text().splitlines()
-    time.sleep(0.3)
-    with (folder / "greedy").open("a") as file:
-        file.write("out\\n")
-    if crowd.count("in") - crowd.count("out") > 1:
+    book = folder / "greedy"
+    def count(word):
+        return book.read_text().split().count(word) if book.exists() else 0
+    def enter(word):
+        with book.open("a") as file:
+            file.write(word + "\\n")
+    gone = count("out")
+    enter("in")
+    until(lambda: count("in") > 1)
+    crowd = count("in") - gone
+    enter("out")
+    if crowd > 1:
         print("std::bad_alloc", file=sys.stderr, flush=True)
         os.abort()
 if trick not in ("oom", "refuse"):

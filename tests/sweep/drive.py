@@ -3,6 +3,7 @@
 python -m tests.sweep.drive SCRIPT TOKENS...
 """
 
+import signal
 import sys
 from pathlib import Path
 
@@ -12,6 +13,8 @@ from memtrade.commands.sweep import sweep
 from tests.sweep.conftest import use_worker
 
 if __name__ == "__main__":
+    # What a shell starts in the background ignores Ctrl-C, and so do its children.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     if sys.argv[1] != "-":
         use_worker(Path(sys.argv[1]), setattr)
     sys.exit(App(default_command=sweep)(sys.argv[2:], result_action="return_value"))

@@ -66,11 +66,23 @@ def head() -> Iterator[Cluster]:
 
 
 def trials_of(node: Any) -> list[psutil.Process]:
-    """The trials' processes that run on a node: below its raylet."""
+    """The trials' processes that run on a node: below its raylet.
+
+    What a trial starts looks like the trial itself for a moment, and does not count.
+    """
     found = []
     for _, process in node.live_processes():
-        found += [each for each in descendants(process.pid) if is_trial(each)]
+        trials = [each for each in descendants(process.pid) if is_trial(each)]
+        pids = {each.pid for each in trials}
+        found += [each for each in trials if parent_of(each) not in pids]
     return found
+
+
+def parent_of(process: psutil.Process) -> int | None:
+    try:
+        return process.ppid()
+    except psutil.NoSuchProcess:
+        return None
 
 
 def descendants(pid: int) -> list[psutil.Process]:

@@ -20,6 +20,7 @@ from memtrade.measure import host
 from memtrade.measure.protocol import TrialSpec
 from memtrade.results.records import Record, load_records
 from memtrade.sweep import runner
+from memtrade.sweep.folder import sole_sweep
 from memtrade.sweep.grid import Trial, read_sweep
 from memtrade.sweep.needs import jobs_that_fit, need_of
 from memtrade.sweep.resume import parse_retry
@@ -148,13 +149,54 @@ def test_bad_flags(write: Write) -> None:
         sweep(path, results=Path("a_file"))
 
 
+# One sweep per folder.
+
+
+def test_a_second_sweep_into_the_same_folder_is_refused(fake: Fake, write: Write) -> None:
+    path = write(FOUR)
+    with sole_sweep(Path("runs")):
+        with pytest.raises(MemtradeError, match="another sweep writes into 'runs': wait for"):
+            sweep(path)
+        assert sweep(path, dry_run=True) == 0  # it only reads
+        assert sweep(path, results=Path("others")) == 0
+    assert len(fake.started()) == 4
+    assert sweep(path) == 0
+    assert len(fake.started()) == 8
+
+
+def test_a_sweep_that_is_killed_gives_its_folder_back(fake: Fake, write: Write) -> None:
+    path = write(FOUR)
+    fake.tricks({"original": "hang"})
+    process = drive(fake, path)
+    wait_for_starts(fake, 1)
+    with pytest.raises(MemtradeError, match="another sweep writes into"):
+        sweep(path)
+    process.kill()
+    process.communicate(timeout=60)
+    fake.tricks({})
+    assert sweep(path) == 0
+    assert len(by_strategy()) == 4
+
+
+def test_a_folder_that_is_none(fake: Fake, write: Write) -> None:
+    Path("runs").write_text("a file")
+    with pytest.raises(MemtradeError, match="cannot write to the folder 'runs'"):
+        sweep(write(FOUR))
+    with (
+        pytest.raises(MemtradeError, match="cannot use the folder 'runs': File exists"),
+        sole_sweep(Path("runs")),
+    ):
+        pass
+    assert not fake.started()
+
+
 # Several at a time.
 
 
 def test_jobs_run_side_by_side_and_records_say_it(
     fake: Fake, write: Write, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    fake.tricks(dict.fromkeys(NAMES, "slow"))
+    fake.tricks(dict.fromkeys(NAMES, "meet"))
     path = write(FOUR)
     assert sweep(path, jobs=2) == 0
     assert sorted(fake.started()) == sorted(NAMES)
@@ -200,7 +242,7 @@ class Ends:
 
 
 def test_a_gpu_has_one_trial_at_a_time(fake: Fake, write: Write) -> None:
-    fake.tricks(dict.fromkeys(NAMES, "slow"))
+    fake.tricks(dict.fromkeys(NAMES, "meet"))
     devices = ["gpu:0", "gpu:0", "gpu:1", "gpu:1"]
     trials = [
         msgspec.structs.replace(trial.spec, device=device)
@@ -214,8 +256,10 @@ def test_a_gpu_has_one_trial_at_a_time(fake: Fake, write: Write) -> None:
     )
     assert sorted(watch.ends) == sorted(NAMES)
     assert fake.most_at_a_time() == 2
-    first, _, second, _ = fake.notes("start")
-    assert {first[0], second[0]} & {"original", "lms"}
+    begins = {strategy: at for strategy, _, at in fake.notes("start")}
+    ends = {strategy: at for strategy, _, at in fake.notes("end")}
+    for first, second in (("original", "checkpoints"), ("lms", "ome")):
+        assert ends[first] <= begins[second]
 
 
 @pytest.mark.parametrize(
@@ -298,7 +342,7 @@ def drive(fake: Fake, path: Path, *flags: str) -> subprocess.Popen[str]:
 
 def wait_for_starts(fake: Fake, count: int) -> list[int]:
     """The processes of the trials, as soon as so many have started."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while len(fake.started()) < count:
         assert time.monotonic() < deadline
         time.sleep(0.02)
@@ -306,7 +350,7 @@ def wait_for_starts(fake: Fake, count: int) -> list[int]:
 
 
 def assert_gone(pids: list[int]) -> None:
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 30
     while time.monotonic() < deadline:
         left = [pid for pid in pids if psutil.pid_exists(pid)]
         if all(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE for pid in left):
@@ -327,7 +371,7 @@ def test_a_stopped_sweep_loses_what_was_running_and_goes_on(
     while len(list(Path("runs").glob("*.json"))) < 2:
         time.sleep(0.02)
     process.send_signal(number)
-    out, err = process.communicate(timeout=20)
+    out, err = process.communicate(timeout=60)
     if number == signal.SIGINT:
         assert process.returncode == 130
         assert "stopped; 2 of 4 trials had finished" in err

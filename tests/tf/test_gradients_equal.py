@@ -33,9 +33,17 @@ CASES = [
     ("ome", {"select": "all"}),
     ("ome", {"mode": "collection", "select": "largest", "count": 2}),
     ("optimal", {"time_limit": 3}),
+    ("sqrt_n", {}),
+    ("greedy", {}),
+    ("rotor", {}),
+    ("checkmate", {}),
 ]  # fmt: skip
-# The largest graph takes seconds a case: the modes that differ most.
-FEWER = {"inception-v4": [1, 4, 7, 9]}
+# The larger graphs take seconds a case: the modes that differ most.
+FEWER = {
+    "resnet-50": range(10),
+    "inception-v4": [1, 4, 7, 9],
+    "amoebanet-d": range(10),
+}
 
 
 @functools.cache

@@ -138,3 +138,31 @@ def test_shapes_that_the_program_said_are_kept():
     _, inlined = opened_step(step, tf.TensorSpec([4]))
     exp = next(op for op in inlined.graph.get_operations() if op.type == "Exp")
     assert exp.inputs[0].shape == [2]
+
+
+def test_an_identity_of_several_holds_none_of_them_back():
+    """Keras's optimizers hand all gradients through one: the first update need not wait."""
+
+    def step(x, y):
+        a, b = tf.identity_n([tf.sin(x), tf.cos(y)])
+        return tf.reduce_sum(tf.exp(a)) + 0.0 * tf.reduce_sum(b)
+
+    found = types(step, tf.TensorSpec([4]), tf.TensorSpec([4]))
+    assert "IdentityN" not in found
+    concrete, inlined = opened_step(step, tf.TensorSpec([4]), tf.TensorSpec([4]))
+    exp = next(op for op in inlined.graph.get_operations() if op.type == "Exp")
+    assert exp.inputs[0].op.type == "Sin"
+    given = (tf.constant([1.0, 2.0, 3.0, 4.0]), tf.ones([4]))
+    assert float(inlined(*given)) == float(concrete(*given))
+
+
+def test_an_identity_that_waits_for_an_effect_stays():
+    count = tf.Variable(1.0)
+
+    def step(x):
+        y = tf.sin(x)
+        with tf.control_dependencies([count.assign_add(1.0)]):
+            (a,) = tf.identity_n([y])
+        return tf.reduce_sum(a)
+
+    assert "IdentityN" in types(step, tf.TensorSpec([4]))

@@ -28,6 +28,11 @@ STEPS = {
 }
 
 
+# The other planners of the field, which take seconds each, are held against one of them.
+BASELINES = {"sqrt_n", "greedy", "rotor", "checkmate"}
+LEFT_OUT = {"resnet-18": set[str](), "gpt2": BASELINES, "unet": BASELINES}
+
+
 @functools.cache
 def graph_of(name: str) -> StepGraph:
     with tf.Graph().as_default():
@@ -47,15 +52,13 @@ def test_never_slower_than_another_strategy_at_its_peak(name):
 
     step = times.step_seconds(())
     compared = 0
-    for other in PLANNED:
-        if other == "optimal":
-            continue
+    for other in [other for other in PLANNED if other not in {"optimal", *LEFT_OUT[name]}]:
         try:
             peak, seconds = judged(other)
         except UnsupportedGraphError:
             continue
-        ours_peak, ours_seconds = judged("optimal", budget=f"{peak}B", time_limit="20")
+        ours_peak, ours_seconds = judged("optimal", budget=f"{peak}B", time_limit="60")
         assert ours_peak <= peak, other
         assert ours_seconds <= seconds + TOLERANCE * step, other
         compared += 1
-    assert compared >= 4
+    assert compared >= (4 if LEFT_OUT[name] else 8)

@@ -9,8 +9,11 @@ import tensorflow as tf
 from memtrade.errors import UnsupportedGraphError
 from memtrade.models import make_model
 from memtrade.pipeline.partition import Partitioner
+from memtrade.pipeline.planned import plan_stages
 from memtrade.pipeline.schedule import make_schedule
+from memtrade.pipeline.stages import stage_graphs
 from memtrade.simulate.devices import load_device
+from memtrade.strategies import make_options
 from memtrade.tf.build import make_step
 from memtrade.tf.construction import Construction
 from memtrade.tf.pipeline import build_pipeline, draw_step, session_config
@@ -24,17 +27,25 @@ RESNET = {"layers": 18, "image_size": 32, "num_classes": 10}
 v1 = tf.compat.v1
 
 
-def pipelined(family, options, stages, micro_batches, schedule, checkpoint, optimizer):
+def pipelined(
+    family, options, stages, micro_batches, schedule, checkpoint, optimizer,
+    *, strategy="original", deferred=False, rate=None,
+):  # fmt: skip
     """Runs the pipeline on logical devices of this process: (losses, values by variable)."""
     whole = make_model(family, options | {"batch_size": BATCH})
     part = dataclasses.replace(whole, batch_size=BATCH // micro_batches)
-    step = draw_step(part, whole, optimizer=optimizer)
+    step = draw_step(part, whole, optimizer=optimizer, learning_rate=rate)
     partition = Partitioner(step.trace.graph).by_time(stages, load_device("arena"), slack=0.1)
     plan = make_schedule(
         schedule, stages=stages, micro_batches=micro_batches, checkpoint=checkpoint
     )
     devices = [f"/device:CPU:{i}" for i in range(stages)]
-    pipeline = build_pipeline(step, partition, plan, devices)
+    within = plan_stages(
+        stage_graphs(step.trace.graph, partition), strategy, make_options(strategy)
+    )
+    pipeline = build_pipeline(
+        step, partition, plan, devices, plans=within, deferred_batch_norm=deferred
+    )
     config = session_config()
     config.device_count["CPU"] = stages
     with v1.Session(graph=pipeline.graph, config=config) as session:
@@ -88,6 +99,96 @@ def test_batch_norm_is_that_of_accumulated_micro_batches():
         np.testing.assert_allclose(values[name], value, atol=1e-4, err_msg=name)
 
 
+@pytest.mark.parametrize(
+    ("family", "options", "schedule", "checkpoint", "strategy"),
+    [
+        ("gpt2", GPT2 | {"dropout": 0.5}, "gpipe", "never", "lms"),  # masks are swapped, too
+        ("gpt2", GPT2 | {"dropout": 0.5}, "1f1b", "always", "lms"),
+        ("gpt2", TIED, "gpipe", "never", "optimal"),
+        ("unet", UNET, "gpipe", "except_last", "lms"),
+    ],
+)
+def test_a_plan_within_the_stages_changes_nothing(family, options, schedule, checkpoint, strategy):
+    settings = (family, options, 2, 2, schedule, checkpoint, "momentum")
+    losses, values, _, _ = pipelined(*settings, strategy=strategy)
+    expected_losses, expected, _, _ = pipelined(*settings)
+    assert losses == pytest.approx(expected_losses, abs=1e-6)
+    for name, value in expected.items():
+        np.testing.assert_allclose(values[name], value, atol=1e-6, err_msg=name)
+
+
+# A learning rate that leaves float32 weights where they are, so all steps see the same statistics.
+STANDING = 1e-12
+MOVED_BY = 0.003  # ResNet's averages, of what is between them and the batch's
+
+
+def moved(images):
+    """ResNet's moving averages, before and after one ordinary step on some of the batch."""
+    size = len(range(*images.indices(BATCH)))
+    whole = make_step(make_model("resnet", RESNET | {"batch_size": BATCH}), optimizer="sgd")
+    step = make_step(
+        make_model("resnet", RESNET | {"batch_size": size}), optimizer="sgd", learning_rate=STANDING
+    )
+    averages = [v for v in step.variables() if "moving_" in v.name]
+    before = {v.name: v.numpy() for v in averages}
+    step.function(*(part[images] for part in whole.make_batch()))
+    return before, {v.name: v.numpy() for v in averages}
+
+
+def positions(name, channels):
+    """Of an image, that one of ResNet's batch norms averages over."""
+    edge = 16 if name.startswith("stem") else {64: 8, 128: 4, 256: 2, 512: 1}[channels]
+    return edge * edge
+
+
+def test_deferred_batch_norm_moves_averages_once_by_the_whole_batch():
+    """By hand, from ordinary steps on each of the micro-batches."""
+    settings = ("resnet", RESNET, 2, 2, "gpipe", "always", "sgd")
+    _, values, _, _ = pipelined(*settings, deferred=True, rate=STANDING)
+    start, first = moved(slice(0, 2))
+    _, second = moved(slice(2, 4))
+    _, together = moved(slice(0, 4))
+    means = {}
+    for name in sorted(start):  # a layer's mean comes before its variance
+        of_each = [start[name] + (end[name] - start[name]) / MOVED_BY for end in (first, second)]
+        layer, _, kind = name.rpartition("/")
+        if kind == "moving_mean:0":
+            means[layer] = of_each
+            statistic = np.mean(of_each, axis=0)
+        else:
+            n = 2 * positions(name, len(start[name]))
+            squares = [
+                var * (n - 1) / n + mean**2 for var, mean in zip(of_each, means[layer], strict=True)
+            ]
+            biased = np.mean(squares, axis=0) - np.mean(means[layer], axis=0) ** 2
+            statistic = biased * 2 * n / (2 * n - 1)
+        expected = start[name]
+        for _ in range(STEPS):
+            expected = expected + (statistic - expected) * MOVED_BY
+        np.testing.assert_allclose(values[name], expected, atol=1e-5, err_msg=name)
+    # The first layer sees what it sees unpipelined: there it is the whole batch's to the digit.
+    for kind in ("moving_mean:0", "moving_variance:0"):
+        name = next(each for each in start if each.startswith("stem") and each.endswith(kind))
+        statistic = start[name] + (together[name] - start[name]) / MOVED_BY
+        expected = statistic + (start[name] - statistic) * (1 - MOVED_BY) ** STEPS
+        np.testing.assert_allclose(values[name], expected, atol=1e-6)
+
+
+def test_deferred_batch_norm_trains_the_same_weights():
+    settings = ("resnet", RESNET, 2, 2, "gpipe", "always", "sgd")
+    losses, values, _, _ = pipelined(*settings, deferred=True)
+    expected_losses, expected, _, _ = pipelined(*settings)
+    assert losses == expected_losses
+    moved_names = [name for name, value in expected.items() if (values[name] != value).any()]
+    assert moved_names
+    assert all("moving_" in name for name in moved_names)
+
+
+def test_there_must_be_batch_norm_to_defer():
+    with pytest.raises(UnsupportedGraphError, match="no batch norm to defer"):
+        pipelined("gpt2", GPT2, 2, 2, "gpipe", "always", "sgd", deferred=True)
+
+
 def test_dropout_draws_the_same_again_in_a_recomputation():
     options = GPT2 | {"dropout": 0.5}
     kept, values, _, _ = pipelined("gpt2", options, 2, 2, "gpipe", "never", "sgd")
@@ -106,8 +207,9 @@ def test_tasks_run_one_after_the_other_and_wait_for_what_they_read():
             begin[stage, task.kind, task.micro_batch] = own[2 * i]
             end[stage, task.kind, task.micro_batch] = own[2 * i + 1]
     for i in range(4):
-        assert end[0, "forward", i] <= end[1, "forward", i]
-        assert begin[1, "backward", i] <= end[0, "backward", i]
+        # A task begins when what it reads is there, which may leave before its maker's end.
+        assert begin[0, "forward", i] <= begin[1, "forward", i]
+        assert begin[1, "backward", i] <= begin[0, "backward", i]
     # GPipe: all forward, then all backward, the last micro-batch first.
     assert end[1, "forward", 3] <= begin[1, "backward", 3] <= begin[1, "backward", 0]
 

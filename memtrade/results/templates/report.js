@@ -21,6 +21,7 @@ function layout(xTitle, yTitle, more) {
     paper_bgcolor: "rgba(0,0,0,0)",
     plot_bgcolor: "rgba(0,0,0,0)",
     font: { family: "system-ui, sans-serif", size: 12, color: css("ink") },
+    height: 340,
     margin: { l: 10, r: 10, t: 66, b: 10 },
     hoverlabel: { bgcolor: css("card"), bordercolor: css("line"), font: { color: css("ink") } },
     legend: { orientation: "h", x: 0, y: 1.03, yanchor: "bottom" },
@@ -73,6 +74,13 @@ function pick(figure, [text, origin]) {
   line.replaceChildren(`${text} — `, command);
 }
 
+// A legend above a narrow plot takes its room: short names stand two abreast, long ones alone.
+function legendRows(lines) {
+  const entries = lines.length + lines.some((line) => line.failed.length);
+  const long = lines.some((line) => line.variant.length > 16);
+  return long ? entries : Math.ceil(entries / 2);
+}
+
 // Peak memory and step time by depth.
 function depthPlots(name, yTitle, write) {
   const figure = document.getElementById(`plot-${name}`);
@@ -80,6 +88,7 @@ function depthPlots(name, yTitle, write) {
   const panels = data[name];
   const values = panels.flatMap((each) => each.lines.flatMap((line) => line.points.map((p) => p.y)));
   const shared = name === "peak" ? { range: [0, Math.max(...values) * 1.08] } : {};
+  const height = 250 + 19 * Math.max(...panels.map((each) => legendRows(each.lines)));
   for (const each of panels) {
     panel(figure, each.title, () => {
       const traces = each.lines.map((line) => ({
@@ -111,6 +120,7 @@ function depthPlots(name, yTitle, write) {
       }
       const ticks = [...new Set(each.lines.flatMap((l) => [...l.points, ...l.failed].map((p) => p.x)))];
       const options = layout("layers", yTitle, { xaxis: { tickvals: ticks }, yaxis: shared });
+      options.height = height;
       options.yaxis2 = { overlaying: "y", range: [0, 1], visible: false, fixedrange: true };
       return [traces, options];
     });
@@ -150,6 +160,7 @@ function tradePlot() {
     const options = layout("peak memory in MB", "step time in s", {
       xaxis: { rangemode: "tozero", separatethousands: true }, yaxis: { rangemode: "normal" },
     });
+    if (figure.clientWidth < 600) options.height = 250 + 19 * traces.length;
     return [traces, options, each.title];
   });
   select.addEventListener("change", redraw);
@@ -163,7 +174,7 @@ function maxBatchPlot() {
       const traces = each.bars.map((bars) => ({
         type: "bar",
         name: bars.name,
-        x: bars.points.map((point) => point.variant),
+        x: bars.points.map((point) => point.variant.replace(" (", "<br>(")),
         y: bars.points.map((point) => point.batch),
         text: bars.points.map((point) => `${point.batch}`),
         textposition: "outside",

@@ -66,15 +66,14 @@ class Choice:
     Attributes:
         decisions: tensor id -> decision, for every item.
         mb: the model's peak. seconds: what the choice adds to the step.
-        bound: no choice has less of what was minimized, in seconds or MB; in the model.
-        gap: relative distance to the bound.
+        bound: no choice of the model has less of what was minimized, in seconds added or MB of
+            peak; minus infinity where nothing was proven.
     """
 
     decisions: dict[int, Decision]
     mb: float
     seconds: float
     bound: float
-    gap: float
 
 
 class _Rows:
@@ -125,7 +124,7 @@ class Chooser:
                 minimize="memory".
         """
         built = _Programme(self, budget_mb, minimize)
-        solution = built.model.solve(
+        solution = built.model.solve_near_relaxation(
             time_limit_seconds=time_limit_seconds,
             relative_gap=GAP,
             absolute_gap=built.per_second * STEP_GAP * self.problem.step_seconds,
@@ -365,15 +364,25 @@ class _Programme:
                 decisions[item.tensor] = "keep"
             else:
                 decisions[item.tensor] = "swap" if values[self.swap[i]] > 0.5 else "recompute"
-        bound, seconds = solution.bound, solution.objective
+        seconds = solution.objective
         if self.minimize == "memory":
             seconds -= values[self.peak]
-        else:
-            bound /= self.per_second
         return Choice(
             decisions=decisions,
             mb=float(values[self.peak]),
             seconds=float(seconds) / self.per_second,
-            bound=bound,
-            gap=solution.gap,
+            bound=self._bound(solution),
         )
+
+    def _bound(self, solution: Solution) -> float:
+        """Of what was minimized alone: the objective's, less what its other terms weigh at most."""
+        if self.minimize == "memory":
+            # A stall waits for a copy, so they are no longer than the copies.
+            most = sum(i.again_seconds + i.out_seconds + i.in_seconds for i in self.items)
+            return solution.bound - self.per_second * most - self._ties
+        return (solution.bound - self._ties) / self.per_second
+
+    @property
+    def _ties(self) -> float:
+        """The most that the terms weigh which only choose between equals."""
+        return 11 * TIE * sum(item.size for item in self.items)

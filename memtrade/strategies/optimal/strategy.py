@@ -14,10 +14,12 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import logging
+import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
+import msgspec
 import psutil
 
 from memtrade.errors import InfeasibleBudgetError, MemtradeError, UnsupportedGraphError
@@ -44,10 +46,17 @@ CLOSE = 0.01
 CAUTION = 0.7
 # Of the time left, the share that one solution may take.
 TIME_SHARE = 0.5
+# Nothing is begun after this share of the time limit: what is begun is ended.
+BEGIN_SHARE = 0.9
+# Where the budget seems too small, the smallest peak is looked for this share of the limit longer:
+# what is said to be the smallest should be.
+EXTENSION = 0.5
 # How many simulated actions the local search may spend.
 SEARCH_ACTIONS = 150_000
 # To finish a program is so many simulations more.
 FINISH_COST = 13
+# A limit binds where so much of it is used.
+BINDING = 0.95
 # Of what the machine has free, the share that swapped tensors may take.
 HOST_SHARE = 0.8
 
@@ -81,7 +90,7 @@ def plan(graph: StepGraph, options: Options, order: Order) -> Plan:
     """
     search = _Search(graph, options, order)
     budget = options.budget_bytes
-    if budget is None or options.minimize == "memory":
+    if budget is None or search.minimizes_memory:
         return search.smallest()
     return search.fastest(budget)
 
@@ -93,10 +102,15 @@ class _Search:
     order: Order
     deadline: float = field(init=False)
     best: tuple[Verdict, Plan] | None = None
-    remarks: list[str] = field(default_factory=list)
+    # The longest that it took to finish a program: so much is left for the last one.
+    finish_seconds: float = 0.0
+    _last_finished: tuple[Verdict, tuple[Verdict, Plan]] | None = None
+    # What no plan of the programme's kind goes below, as far as it is known.
+    least_seconds: float | None = None
+    least_bytes: float | None = None
 
     def __post_init__(self) -> None:
-        self.deadline = time.monotonic() + self.options.time_limit
+        self.deadline = time.monotonic() + BEGIN_SHARE * self.options.time_limit
         self.device = load_device(self.options.device)
         self.judge = Judge(self.graph, self.device)
         self.original_seconds = self.judge.times.step_seconds(())
@@ -109,6 +123,10 @@ class _Search:
         judge = self.judge
         made = make_problem(judge.simulator, judge.times, reference_order(self.graph, decisions))
         return made if self.options.swap else made.without_swaps()
+
+    @property
+    def _seconds_left(self) -> float:
+        return self.deadline - time.monotonic() - self.finish_seconds
 
     def _host_limit_bytes(self) -> int:
         if self.options.host_memory_limit:
@@ -123,11 +141,14 @@ class _Search:
     def fastest(self, budget: int) -> Plan:
         everything = self._judge({})
         if self._finish(everything, budget):
+            self.least_seconds = self.original_seconds  # nothing is faster than to do no more
             return self._result()
         self._solve(budget)
         self._consider_others(budget)
         if self.best is None:
-            log.info("no choice found within %s MB: trying the smallest", megabytes(budget))
+            self._say(f"no plan found within {megabytes(budget)} MB: looking for the smallest")
+            least = time.monotonic() + EXTENSION * self.options.time_limit
+            self.deadline = max(self.deadline, least)
             smallest = self._least_memory()
             if smallest.peak_bytes > budget:
                 raise InfeasibleBudgetError(smallest.peak_bytes, budget, smallest.peak_op)
@@ -157,13 +178,18 @@ class _Search:
             choice = self._choose(None)
             if choice is None:
                 break
+            bound = choice.bound * MB
+            self.least_bytes = bound if self.least_bytes is None else min(bound, self.least_bytes)
             tried.append(self._judge(choice.decisions))
             if tried[-1].peak_bytes >= min(verdict.peak_bytes for verdict in tried[:-1]):
                 break
             self.chooser.problem = self._problem(choice.decisions)
         leanest = sorted(tried, key=lambda verdict: verdict.peak_bytes)[:2]
-        finished = [self._finished(each) for each in (*leanest, self._shrink(leanest[0]))]
-        self.best = min(finished, key=lambda each: each[0].peak_bytes)
+        finished = [self._finished(leanest[0])]
+        for each in (*leanest[1:], self._shrink(leanest[0])):
+            if self._seconds_left > 0 and each is not leanest[0]:
+                finished.append(self._finished(each))
+        self._remember(min(finished, key=lambda each: each[0].peak_bytes))
 
         def smaller(verdict: Verdict, _: Verdict) -> bool:
             assert self.best is not None
@@ -172,9 +198,10 @@ class _Search:
             finished = self._finished(verdict)
             if finished[0].peak_bytes >= self.best[0].peak_bytes:
                 return False
-            self.best = finished
+            self._remember(finished)
             return True
 
+        assert self.best is not None
         self._descend(self.best[0], smaller, cost=FINISH_COST)
         return self.best[0]
 
@@ -185,6 +212,8 @@ class _Search:
             choice = self._choose(int(budget * (1 - SPARE)))
             if choice is None:
                 return
+            if self.least_seconds is None:  # later programmes are corrected, so they prove less
+                self.least_seconds = self.original_seconds + choice.bound
             verdict = self._judge(choice.decisions)
             if self._finish(verdict, budget):
                 assert self.best is not None
@@ -202,7 +231,7 @@ class _Search:
         """What the rules of `checkpoints` and `ome` choose: their recomputations may span more than
         the programme's windows."""
         for choose in (_checkpoints, _ome):
-            if time.monotonic() > self.deadline:
+            if self._seconds_left <= 0:
                 return
             try:
                 fates = choose(self.graph, self.options)
@@ -240,21 +269,21 @@ class _Search:
         )
 
     def _choose(self, budget: int | None) -> Choice | None:
-        left = self.deadline - time.monotonic()
+        left = self._seconds_left
         if left <= 0:
             return None
+        self._say("solving")
         choice = self.chooser.choose(
             None if budget is None else budget / MB,
             minimize="memory" if budget is None else "time",
             time_limit_seconds=TIME_SHARE * left,
         )
         if choice is not None:
-            log.info(
-                "%s: +%.1f%% time, %.0f MB, within %.1f%% of the best choice",
+            log.debug(
+                "%s: +%.1f%% time, %.0f MB in the programme",
                 self.graph.name,
                 100 * choice.seconds / self.original_seconds,
                 choice.mb,
-                100 * choice.gap,
             )
         return choice
 
@@ -262,6 +291,13 @@ class _Search:
         return self.judge.judge(decisions)
 
     def _finished(self, verdict: Verdict) -> tuple[Verdict, Plan]:
+        if self._last_finished is None or self._last_finished[0] is not verdict:
+            begun = time.monotonic()
+            self._last_finished = verdict, self._finish_program(verdict)
+            self.finish_seconds = max(self.finish_seconds, time.monotonic() - begun)
+        return self._last_finished[1]
+
+    def _finish_program(self, verdict: Verdict) -> tuple[Verdict, Plan]:
         actions = self.judge.finish(verdict.actions) if self.order == "pinned" else verdict.actions
         made = Plan(
             strategy="optimal",
@@ -281,8 +317,42 @@ class _Search:
         if finished[0].peak_bytes > budget:
             return False
         if self.best is None or finished[0].seconds < self.best[0].seconds:
-            self.best = finished
+            self._remember(finished)
         return True
+
+    def _remember(self, best: tuple[Verdict, Plan]) -> None:
+        self.best = best
+        self._say("best so far")
+
+    def _say(self, what: str) -> None:
+        """Progress, for whoever listens to the log: what is done now and the best so far."""
+        told = what
+        if self.best is not None:
+            found = self.best[0]
+            told += f": {self._added(found)}, peak {megabytes(found.peak_bytes)} MB"
+            if self.gap is not None:
+                told += f", gap {100 * self.gap:.1f}%"
+        log.info("%s", told)
+
+    def _added(self, verdict: Verdict) -> str:
+        return f"{100 * (verdict.seconds / self.original_seconds - 1):+.1f}% time"
+
+    @property
+    def minimizes_memory(self) -> bool:
+        return self.options.minimize == "memory" or self.options.budget_bytes is None
+
+    @property
+    def gap(self) -> float | None:
+        """How much better any plan could be, as a share of the best so far."""
+        assert self.best is not None
+        found = self.best[0]
+        if self.minimizes_memory:
+            least, best = self.least_bytes, found.peak_bytes
+        else:
+            least, best = self.least_seconds, found.seconds
+        if least is None or math.isinf(least):
+            return None
+        return max(0.0, 1 - least / best)
 
     def _improve(self, budget: int) -> None:
         """Local search for less time, while the finished plan fits the budget."""
@@ -321,7 +391,7 @@ class _Search:
                 changed = [flip for flip in move if current.of(flip[0]) != flip[1]]
                 if len(changed) < len(move):
                     continue
-                if evaluations <= 0 or time.monotonic() > self.deadline:
+                if evaluations <= 0 or self._seconds_left <= 0:
                     return current
                 evaluations -= 1
                 tried = self._judge({**current.decisions, **dict(changed)})
@@ -344,12 +414,34 @@ class _Search:
             moves += larger
         return moves
 
-    def _remark(self, choice: Choice) -> None:
-        self.remarks = [f"within {100 * choice.gap:.1f}% of the best choice"]
-
     def _result(self) -> Plan:
         assert self.best is not None
-        return self.best[1]
+        verdict, made = self.best
+        gap = None if self.gap is None else round(self.gap, 4)
+        return msgspec.structs.replace(made, gap=gap, remarks=tuple(self._remarks(verdict)))
+
+    def _remarks(self, found: Verdict) -> Iterator[str]:
+        """What the plan is predicted to come to, which limits bind, and what was left undone."""
+        yield (
+            f"predicted on {self.device.name}: {self._added(found)}, "
+            f"peak {megabytes(found.peak_bytes)} MB at {found.peak_op}"
+        )
+        budget = self.options.budget_bytes
+        if set(found.decisions.values()) <= {"keep"}:
+            yield "everything fits: nothing is recomputed or swapped"
+            return
+        if self.minimizes_memory:
+            yield "memory was minimized"
+        elif budget is not None and found.peak_bytes >= BINDING * budget:
+            yield f"the budget of {megabytes(budget)} MB binds"
+        host = self.host_limit_bytes
+        if self.options.swap and found.host_bytes >= BINDING * host:
+            yield (
+                f"the host memory limit of {megabytes(host)} MB binds: "
+                f"{megabytes(found.host_bytes)} MB are swapped"
+            )
+        if self._seconds_left <= 0:
+            yield f"the time limit of {self.options.time_limit:g} s ended the search"
 
     def _fates(self, verdict: Verdict) -> list[Fate]:
         reasons = {"keep": "worth its memory", "recompute": "cheaper to make again"}

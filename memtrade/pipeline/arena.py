@@ -1,0 +1,220 @@
+"""A stage's whole step in its own arena: what `memory.py` counts in live bytes, on an allocator.
+
+    F0 F1 .. R1 B1 R0 B0      the stage's tasks
+    = ops of one long program, each task a copy of the stage's ops, in one StepGraph
+
+which the simulator walks like any step, padding and holes included. Handed over as the runtime does
+(`memtrade.tf.pipeline`): a tensor that a stage sends past others leaves once its reader is about to
+start; gradients have arrived when the first task that may read them starts, a recomputation too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from memtrade.graph import READ_TYPES, SOURCE_TYPES, GraphData, Op, StepGraph, Tensor
+from memtrade.pipeline.partition import Partition
+from memtrade.pipeline.schedule import Schedule, Task, sends
+from memtrade.pipeline.stages import RECEIVE, SEND, StageGraph
+from memtrade.pipeline.work import split_program
+from memtrade.plan import Action
+from memtrade.schedule import base_order
+from memtrade.simulate.memory import Simulator
+
+# Of a simulated arena that is always large enough.
+_LIMIT_BYTES = 1 << 42
+# From so many micro-batches on, one step leaves the same holes as two.
+_MANY = 8
+
+
+def arena_peak(
+    whole: StepGraph,
+    partition: Partition,
+    stage: StageGraph,
+    schedule: Schedule,
+    index: int,
+    plan: Sequence[Action] = (),
+) -> int:
+    """Bytes at the peak of stage `index`, by the allocator. O(micro-batches x ops).
+
+    Args:
+        whole: the graph that the stage was cut out of.
+        plan: the actions of a plan of the stage's graph; none keep every activation.
+    """
+    unrolled = _Unrolled(whole, partition, stage, schedule, index, plan)
+    graph = unrolled.graph()
+    steps = 1 if schedule.micro_batches >= _MANY else 2
+    result = Simulator(graph).memory(unrolled.actions, limit_bytes=_LIMIT_BYTES, steps=steps)
+    return result.peak_bytes
+
+
+class _Unrolled:
+    """The long program in the making. "Own" ids are the stage graph's, "new" ones the program's."""
+
+    def __init__(
+        self,
+        whole: StepGraph,
+        partition: Partition,
+        stage: StageGraph,
+        schedule: Schedule,
+        index: int,
+        plan: Sequence[Action],
+    ):
+        self.whole, self.partition, self.schedule, self.index = whole, partition, schedule, index
+        self.own = stage.graph
+        self.ops: list[Op] = []
+        self.tensors: list[Tensor] = []
+        self.inputs: list[int] = []
+        self.captures: list[int] = []
+        self.actions: list[Action] = []
+        self.shared: dict[int, int] = {}  # own tensor -> new one, of what all micro-batches read
+        self.latest: dict[tuple[int, int], int] = {}  # (micro-batch, own tensor) -> new one
+        self.outgoing: list[tuple[int, int]] = []  # (clock of the reader, new tensor)
+        program = plan or [Action("run", op_id) for op_id in base_order(self.own)]
+        split = split_program(self.own, program)
+        self.forward = self._without_stand_ins(program[:split])
+        self.backward = self._without_stand_ins(program[split:])
+        self.beside = self._beside()
+        labels = {whole.label(t) for t in whole.data.inputs}
+        named = {t: self.own.ops[self.own.tensors[t].op].name for t in self.own.data.inputs}
+        self.batch = [t for t, name in named.items() if name in labels]
+        self.received = [t for t, name in named.items() if name not in labels]
+        self.arriving = [t for op in self.own.ops if op.type == RECEIVE for t in op.outputs]
+        self.by_label = {self.own.label(t.id): t.id for t in self.own.tensors}
+
+    def graph(self) -> StepGraph:
+        own = self.own
+        for op in own.ops:
+            if op.type in SOURCE_TYPES and not {*op.outputs} & {*own.data.inputs}:
+                # Constants lie there like a batch: a session, unlike a function, folds nothing.
+                like = msgspec.structs.replace(op, type="Placeholder")
+                for t, new in zip(op.outputs, self._add(like, ()), strict=True):
+                    self.shared[t] = new
+                    if op.type == "Const":
+                        self.inputs.append(new)
+        self.captures = [self.shared[t] for t in own.data.captures]
+        for i in range(self.schedule.micro_batches):
+            for t in self.batch:
+                (new,) = self._add(own.ops[own.tensors[t].op], ())
+                self.inputs.append(new)
+                self.latest[i, t] = new
+        for task in self.schedule.tasks[self.index]:
+            self._hand_over(task.clock)
+            self._run_task(task)
+        return StepGraph(
+            GraphData(
+                name=own.name,
+                ops=tuple(self.ops),
+                tensors=tuple(self.tensors),
+                inputs=tuple(self.inputs),
+                captures=tuple(self.captures),
+                capture_bytes=own.data.capture_bytes,
+                outputs=(),
+                control_outputs=(),
+                loss=len(self.tensors) - 1,
+                collection=(),
+            )
+        )
+
+    def _without_stand_ins(self, actions: Sequence[Action]) -> list[Action]:
+        ops = self.own.ops
+        return [
+            action
+            for action in actions
+            if action.kind not in ("reserve", "wait")
+            and not (action.kind == "run" and ops[action.id].type in (SEND, RECEIVE))
+        ]
+
+    def _beside(self) -> set[int]:
+        """Forward ops that a recomputation leaves out: nothing in the backward part needs them."""
+        own = self.own
+        needed = {action.id for action in self.backward if action.kind == "run"}
+        early = [action.id for action in self.forward if action.kind == "run"]
+        for op_id in reversed(early):
+            if any(c in needed for t in own.ops[op_id].outputs for c in own.consumers[t]):
+                needed.add(op_id)
+        return {*early} - needed
+
+    def _run_task(self, task: Task) -> None:
+        i, again = task.micro_batch, task.kind == "recompute"
+        if task.kind == "forward":
+            self._receive(i, self.received)
+            bare = self.schedule.recomputes(self.index, i)
+            for action in self.forward:
+                if action.kind == "run" or not bare:
+                    self._act(i, action)
+        elif again:
+            self._receive(i, self.arriving)
+            for action in self.forward:
+                if not self._left_out(action):
+                    self._act(i, action)
+        else:
+            if not self.schedule.recomputes(self.index, i):
+                self._receive(i, self.arriving)
+            for action in self.backward:
+                self._act(i, action)
+        self._send(task)
+
+    def _left_out(self, action: Action) -> bool:
+        own = self.own
+        op = own.ops[action.id if action.kind == "run" else own.tensors[action.id].op]
+        stateful = op.stateful and op.type not in READ_TYPES
+        return op.id in self.beside or (action.kind == "run" and stateful)
+
+    def _act(self, i: int, action: Action) -> None:
+        if action.kind in ("run", "recompute"):
+            op = self.own.ops[action.id]
+            if op.type not in SOURCE_TYPES:
+                self._copy(i, op)
+        else:
+            self.actions.append(Action(action.kind, self.latest[i, action.id]))
+
+    def _copy(self, i: int, op: Op) -> None:
+        inputs = [self._read(i, t) for t in op.inputs]
+        for t, new in zip(op.outputs, self._add(op, inputs), strict=True):
+            self.latest[i, t] = new
+
+    def _read(self, i: int, t: int) -> int:
+        return self.shared[t] if t in self.shared else self.latest[i, t]
+
+    def _receive(self, i: int, tensors: Sequence[int]) -> None:
+        for t in tensors:
+            op = Op(0, f"receive/{t}", RECEIVE, (), (), (t,), False, {})
+            (self.latest[i, t],) = self._add(op, ())
+
+    def _send(self, task: Task) -> None:
+        """What leaves is held until its reader is about to start. A gradient leaves at once."""
+        for message in sends(self.partition, self.index, task):
+            own = self.by_label.get(self.whole.label(message.tensor))
+            if task.kind != "forward" or own is None:
+                continue
+            clock = next(
+                each.clock
+                for each in self.schedule.tasks[message.target]
+                if (each.kind, each.micro_batch) == ("forward", task.micro_batch)
+            )
+            self.outgoing.append((clock, self._read(task.micro_batch, own)))
+
+    def _hand_over(self, clock: int) -> None:
+        """Whatever is due before a task of that clock."""
+        due = [t for when, t in self.outgoing if when <= clock]
+        self.outgoing = [each for each in self.outgoing if each[0] > clock]
+        if due:
+            self._add(Op(0, "send", SEND, (), (), (), False, {}), due)
+
+    def _add(self, op: Op, inputs: Sequence[int]) -> list[int]:
+        """A copy of an own op, which runs now. The new ids of its outputs."""
+        op_id, made = len(self.ops), []
+        for position, t in enumerate(op.outputs):
+            made.append(len(self.tensors))
+            changes = {"id": made[-1], "op": op_id, "index": position}
+            self.tensors.append(msgspec.structs.replace(self.own.tensors[t], **changes))
+        self.ops.append(
+            Op(op_id, f"{op.name}#{op_id}", op.type, tuple(inputs), (), tuple(made), op.stateful,
+               op.attrs)
+        )  # fmt: skip
+        if op.type not in SOURCE_TYPES:
+            self.actions.append(Action("run", op_id))
+        return made

@@ -1,0 +1,135 @@
+"""The training step that a user's function makes: --target package.module:function."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import os
+import random
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from memtrade.errors import MemtradeError
+from memtrade.models.target import Target
+from memtrade.tf.loss import find_loss
+from memtrade.tf.step import TrainStep
+from memtrade.tf.structure import arguments_of, check_shapes, packed, specs_of, tensors_of
+
+# How much of an error's own words is passed on.
+_MOST_WORDS = 300
+
+
+def make_target_step(model: Target) -> TrainStep:
+    """The step of the batch's tensors that returns the loss alone.
+
+    The user's step is called in it, with the arguments of its example batch. It is traced here.
+
+    Raises:
+        MemtradeError: the target does not import, or does not return a step and a batch of the
+            model's size; the message has the error's own words and the line of the user's code.
+        UnsupportedGraphError: an input has no fixed shape.
+    """
+    for seed in (random.seed, np.random.seed, tf.random.set_seed):
+        seed(model.seed)
+    function, example = _made(model)
+    arguments = arguments_of(function, example)
+    specs = specs_of(arguments)
+    check_shapes(function, specs, {})
+    _check_size(model, tensors_of(specs))
+    try:
+        concrete = function.get_concrete_function(*specs)
+    except MemtradeError:
+        raise
+    except Exception as error:  # whatever the user's code raises
+        raise MemtradeError(_said(f"tracing the step of {model.target} failed", error)) from error
+
+    @tf.function(autograph=False, input_signature=tuple(tensors_of(specs)))
+    def train_step(*batch: tf.Tensor) -> tf.Tensor:
+        return find_loss(function(*packed(specs, batch)))
+
+    return TrainStep(
+        name=model.name,
+        function=train_step,
+        specs=tuple(tensors_of(specs)),
+        make_batch=lambda: _batch(arguments),
+        variables=lambda: _variables(concrete),
+    )
+
+
+def _variables(concrete: Any) -> tuple[tf.Variable, ...]:
+    """Those that the step uses, in the order of their first use: TensorFlow's own list of them has
+    another order in each run, and comparisons of two steps pair them."""
+    position = {id(handle): i for i, handle in enumerate(concrete.captured_inputs)}
+    last = len(position)
+    return tuple(sorted(concrete.variables, key=lambda v: position.get(id(v.handle), last)))
+
+
+def _made(model: Target) -> tuple[Any, Any]:
+    """What the target returns: the step as a tf.function, and an example of its batch."""
+    module_name, _, path = model.target.partition(":")
+    folder = str(Path.cwd())
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    try:
+        make: Any = importlib.import_module(module_name)
+        for name in path.split("."):
+            make = getattr(make, name)
+    except Exception as error:  # an import runs the user's code
+        raise MemtradeError(_said(f"cannot import {model.target}", error)) from error
+    takes_size = "batch_size" in inspect.signature(make).parameters
+    try:
+        made = make(batch_size=model.batch_size) if takes_size else make()
+    except Exception as error:
+        raise MemtradeError(_said(f"{model.target} failed", error)) from error
+    if not isinstance(made, tuple) or len(made) != 2 or not callable(made[0]):
+        raise MemtradeError(
+            f"{model.target} must return a training step and an example of its batch, as in "
+            f"`return train_step, (x, y)`, not {type(made).__name__}"
+        )
+    function, example = made
+    if not hasattr(function, "get_concrete_function"):
+        function = tf.function(function)
+    return function, example
+
+
+def _check_size(model: Target, specs: list[tf.TensorSpec]) -> None:
+    """Records say the batch size, so it must be the one that was asked for."""
+    sizes: set[Any] = {spec.shape[0] for spec in specs if spec.shape.rank}
+    if model.batch_size not in sizes:
+        found = " or ".join(map(str, sorted(sizes))) or "no size"
+        raise MemtradeError(
+            f"{model.target} made a batch of {found}, not of {model.batch_size}: let it take "
+            "`batch_size`, or say --batch-size"
+        )
+
+
+def _batch(arguments: tuple[Any, ...]) -> tuple[tf.Tensor, ...]:
+    """The example's tensors; zeros where it has only their specs."""
+    leaves = tf.nest.flatten(arguments)
+    return tuple(
+        tf.zeros(spec.shape, spec.dtype)
+        if isinstance(leaf, tf.TensorSpec)
+        else tf.convert_to_tensor(leaf)
+        for leaf, spec in zip(leaves, tf.nest.flatten(specs_of(arguments)), strict=True)
+        if isinstance(spec, tf.TensorSpec)
+    )
+
+
+def _said(what: str, error: Exception) -> str:
+    """`what`, with the error's first words and the last line of the user's own code on its way."""
+    words = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
+    # TensorFlow puts a traceback before an error of the traced function.
+    word = words[-1] if words[0].endswith(":") else words[0]
+    kind = "" if word.startswith(type(error).__name__) else f"{type(error).__name__}: "
+    said = f"{what}: {kind}{word}"[:_MOST_WORDS].rstrip(": ")
+    here = f"{os.getcwd()}{os.sep}"
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        inside = frame.filename.startswith(here) and "site-packages" not in frame.filename
+        if inside and frame.filename != __file__:
+            return f"{said} ({frame.filename.removeprefix(here)}, line {frame.lineno})"
+    return said

@@ -1,0 +1,120 @@
+"""`memtrade partition` and `memtrade pipeline`: what they print, write, and refuse."""
+
+from __future__ import annotations
+
+import json
+import math
+import socket
+from pathlib import Path
+
+import pytest
+
+from memtrade.commands import partition
+from memtrade.results.pipeline_records import load_pipeline_records, save_pipeline_record
+from tests.commands.conftest import Run, trace_here
+from tests.pipeline.records import record
+
+MODEL = (
+    "--model", "gpt2", "--model-option", "layers=2", "--model-option", "width=32",
+    "--model-option", "heads=2", "--model-option", "positions=16",
+    "--model-option", "vocabulary=50", "--batch-size", "4",
+)  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(partition, "extract_graph", trace_here)
+
+
+def test_a_partition_with_real_times_is_a_folder_of_three_files(run: Run) -> None:
+    measured = ("--iterations", "3", "--results", "out")
+    status, out, _ = run("partition", *MODEL, "--partitions", "2", *measured)
+    assert status == 0
+    assert "Real times, measured on this machine" in out
+    stem = "gpt2-2x32_k2"
+    assert sorted(each.name for each in Path("out").iterdir()) == [
+        f"{stem}.json", f"{stem}.md", f"{stem}.svg",
+    ]  # fmt: skip
+    page = Path("out", f"{stem}.md").read_text()
+    assert "cutting edges: 1," in page
+    assert "mean deviation ms" in page
+    assert "    memtrade partition --model gpt2" in page
+    report = json.loads(Path("out", f"{stem}.json").read_bytes())["report"]
+    real = report["real_times"]
+    assert real["iterations"] == 3
+    for phase in ("forward", "backward"):
+        means, deviations = real["mean"][phase], real["mean_deviation"][phase]
+        assert len(means) == 2
+        for mean, variance, deviation in zip(
+            means, real["variance"][phase], deviations, strict=True
+        ):
+            assert mean > 0
+            assert 0 <= deviation <= math.sqrt(variance) * (1 + 1e-9)
+    for phase, ratio in report["real"]["imbalance"].items():
+        assert ratio == pytest.approx(min(real["mean"][phase]) / max(real["mean"][phase]))
+
+
+def test_a_partition_is_theoretical_unless_iterations_are_asked_for(run: Run) -> None:
+    status, out, _ = run("partition", *MODEL, "--partitions", "2", "--json")
+    assert status == 0
+    assert json.loads(out)["report"]["real_times"] is None
+
+
+def test_a_pipeline_with_swapping_stages_is_a_record(run: Run) -> None:
+    wanted = ("--micro-batches", "2", "--checkpoint", "never", "--strategy", "lms")
+    limits = ("--memory-limit", "200MiB", "--steps", "1", "--verify", "--results", "out")
+    status, out, _ = run("pipeline", "run", *MODEL, *wanted, *limits)
+    assert status == 0, out
+    (made,) = load_pipeline_records("out")
+    assert (made.trial.strategy, made.status) == ("lms", "ok")
+    assert made.measured is not None
+    assert made.measured.max_difference is not None
+    assert made.measured.max_difference < 1e-4
+    assert sum(stage.host_bytes for stage in made.predicted.stages) > 0
+    assert "Largest difference from the unpipelined step" in out
+
+
+def test_a_table_over_records_says_what_was_measured_and_what_predicted(run: Run) -> None:
+    for schedule in ("gpipe", "1f1b"):
+        saved = record(partitions=2, micro_batches=4, schedule=schedule)
+        save_pipeline_record(saved, Path("runs"))
+    status, out, _ = run(
+        "pipeline", "table", "runs", "--output", "table.md", "--format", "markdown"
+    )
+    assert status == 0
+    assert Path("table.md").read_text() in out
+    assert "| gpipe | never | original | 2 | 4 | ok |" in out
+    assert "| 1f1b | never | original | 2 | 4 | ok |" in out
+    assert "total MiB: measured | predicted" in out
+    assert "    memtrade pipeline table runs" in out
+
+
+BAD = [
+    ("partition --model gpt2 --partitions 100000", "can be cut into 1 to"),
+    ("partition --model gpt2 --boundary block1/nothing", "'block1/nothing' is no op of"),
+    ("partition --model gpt2 --iterations -1", "--iterations is a number from 0 on, not -1"),
+    ("pipeline run --model gpt2 --batch-size 8 --micro-batches 3", "take 1 or 2 or 4"),
+    ("pipeline run --model gpt2 --batch-size 8 --strategy lms,ome", "one strategy, not lms, ome"),
+    ("pipeline run --model gpt2 --batch-size 8 --strategy xla", "xla has no plan"),
+    ("pipeline run --model gpt2 --batch-size 8 --order dataflow", "one fixed order"),
+    ("pipeline table nowhere", "nowhere"),
+]
+
+
+@pytest.mark.parametrize(("command", "message"), BAD, ids=[each[0] for each in BAD])
+def test_bad_input_is_one_line(run: Run, command: str, message: str) -> None:
+    status, out, err = run(*command.split())
+    said = [line for line in err.splitlines() if not line.startswith("[1/1]")]
+    assert (status, out, len(said)) == (2, "", 1)
+    assert message in said[0]
+    assert not list(Path().iterdir())
+
+
+def test_an_address_where_nobody_answers_is_named(run: Run) -> None:
+    with socket.socket() as held:  # bound, but nobody listens
+        held.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{held.getsockname()[1]}"
+        status, _, err = run("pipeline", "run", *MODEL, "--micro-batches", "2", "--partitions", "1",
+                             "--cluster", address)  # fmt: skip
+    assert status == 2
+    assert f"no server answers at {address}" in err

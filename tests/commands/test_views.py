@@ -1,0 +1,49 @@
+"""The commands that only read: what they check first, and which records they choose."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from memtrade.commands import plot
+from memtrade.commands.report import report
+from memtrade.commands.table import records, thesis
+from memtrade.errors import MemtradeError, UnknownNameError
+
+MEASURED = Path(__file__).resolve().parents[2] / "results" / "measured"
+
+
+@pytest.mark.parametrize("command", [plot.peak, plot.time, plot.pareto, plot.max_batch])
+def test_a_plot_into_a_folder_that_is_not_there(command, tmp_path: Path) -> None:
+    with pytest.raises(MemtradeError, match=r"there is no folder .*: make it, or name another"):
+        command(MEASURED, output=tmp_path / "none" / "plot.pdf")
+
+
+def test_a_report_into_a_folder_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(MemtradeError, match=r"there is no folder .*: make it, or name another"):
+        report(MEASURED, output=tmp_path / "none" / "report.html")
+
+
+def test_a_step_is_chosen_by_its_model_or_with_its_batch_size(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    records(MEASURED, step="resnet-50, batch 32", format="markdown")
+    alone = capsys.readouterr().out
+    assert alone.count("**resnet-50, batch 32, 224") == 1
+    assert "batch 128" not in alone
+    records(MEASURED, step="resnet-50", format="markdown")
+    assert alone.strip() in capsys.readouterr().out
+    with pytest.raises(UnknownNameError, match="did you mean 'resnet-50, batch 32'"):
+        records(MEASURED, step="resnet-50, batch 31")
+
+
+def test_the_thesis_tables_take_several_folders(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(MemtradeError, match="no records in"):
+        thesis(MEASURED, tmp_path)
+    thesis(MEASURED, MEASURED.parent / "max_batch", format="markdown")
+    table = capsys.readouterr().out
+    assert "largest batch measured" in table
+    assert "peak MB measured" in table

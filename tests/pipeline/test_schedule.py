@@ -1,0 +1,133 @@
+import itertools
+
+import pytest
+
+from memtrade.errors import MemtradeError, UnknownNameError
+from memtrade.pipeline.partition import Partitioner
+from memtrade.pipeline.schedule import (
+    Task,
+    make_schedule,
+    micro_batch_size,
+    receives,
+    sends,
+)
+from memtrade.simulate.devices import load_device
+from tests.pipeline.graphs import network
+
+SIZES = [(1, 1), (1, 4), (2, 3), (3, 4), (4, 2), (4, 8)]
+
+
+def picture(schedule) -> list[str]:
+    rows = []
+    for tasks in schedule.tasks:
+        cells = ["."] * schedule.clocks
+        for task in tasks:
+            if task.kind != "recompute":
+                cells[task.clock] = f"{task.kind[0].upper()}{task.micro_batch}"
+        rows.append(" ".join(cells))
+    return rows
+
+
+def test_gpipe_fills_drains_and_comes_back_as_its_mirror_image():
+    assert picture(make_schedule("gpipe", stages=3, micro_batches=4)) == [
+        "F0 F1 F2 F3 . . . . B3 B2 B1 B0",
+        ". F0 F1 F2 F3 . . B3 B2 B1 B0 .",
+        ". . F0 F1 F2 F3 B3 B2 B1 B0 . .",
+    ]
+
+
+def test_1f1b_runs_a_backward_before_the_next_forward():
+    assert picture(make_schedule("1f1b", stages=3, micro_batches=4)) == [
+        "F0 F1 F2 . . B0 F3 B1 . B2 . B3",
+        ". F0 F1 . B0 F2 B1 F3 B2 . B3 .",
+        ". . F0 B0 F1 B1 F2 B2 F3 B3 . .",
+    ]
+
+
+@pytest.mark.parametrize(("stages", "micro_batches"), SIZES)
+def test_micro_batch_i_is_on_stage_j_at_clock_i_plus_j(stages: int, micro_batches: int):
+    schedule = make_schedule("gpipe", stages=stages, micro_batches=micro_batches)
+    last = 2 * (stages + micro_batches - 1) - 1
+    for stage, tasks in enumerate(schedule.tasks):
+        for task in tasks:
+            clock = task.micro_batch + stage
+            assert task.clock == (clock if task.kind == "forward" else last - clock)
+
+
+@pytest.mark.parametrize("name", ["gpipe", "1f1b"])
+@pytest.mark.parametrize(("stages", "micro_batches"), SIZES)
+def test_every_task_once_and_after_what_it_needs(name, stages: int, micro_batches: int):
+    schedule = make_schedule(name, stages=stages, micro_batches=micro_batches, checkpoint="always")
+    clock = {
+        (stage, task.kind, task.micro_batch): task.clock
+        for stage, tasks in enumerate(schedule.tasks)
+        for task in tasks
+    }
+    assert len(clock) == 3 * stages * micro_batches == sum(map(len, schedule.tasks))
+    for stage, i in itertools.product(range(stages), range(micro_batches)):
+        assert clock[stage, "forward", i] < clock[stage, "backward", i]
+        assert clock[stage, "recompute", i] == clock[stage, "backward", i]
+        if stage:
+            assert clock[stage - 1, "forward", i] < clock[stage, "forward", i]
+            assert clock[stage - 1, "backward", i] > clock[stage, "backward", i]
+    assert schedule.clocks == 2 * (stages + micro_batches - 1)  # 1F1B has the same bubble
+
+
+def test_1f1b_has_fewer_micro_batches_under_way():
+    gpipe = make_schedule("gpipe", stages=4, micro_batches=8)
+    other = make_schedule("1f1b", stages=4, micro_batches=8)
+    assert [gpipe.most_in_flight(stage) for stage in range(4)] == [8, 8, 8, 8]
+    assert [other.most_in_flight(stage) for stage in range(4)] == [4, 3, 2, 1]
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "recomputed"),
+    [("always", [0, 1, 2]), ("except_last", [0, 1]), ("never", [])],
+)
+def test_which_micro_batches_are_recomputed(checkpoint, recomputed: list[int]):
+    schedule = make_schedule("gpipe", stages=2, micro_batches=3, checkpoint=checkpoint)
+    for tasks in schedule.tasks:
+        again = [task.micro_batch for task in tasks if task.kind == "recompute"]
+        assert sorted(again) == recomputed
+        for before, task in itertools.pairwise(tasks):
+            if task.kind == "backward" and task.micro_batch in recomputed:
+                assert before == Task(task.clock, "recompute", task.micro_batch)
+
+
+def test_recomputation_by_stage():
+    schedule = make_schedule("1f1b", stages=2, micro_batches=2, checkpoint=("always", "never"))
+    kinds = [{task.kind for task in tasks} for tasks in schedule.tasks]
+    assert kinds == [{"forward", "recompute", "backward"}, {"forward", "backward"}]
+
+
+def test_what_is_sent_is_received_gradients_in_reverse():
+    made = Partitioner(network(6, skips={6: 1})).cut_at(["layer2", "layer4"], load_device("p40"))
+    for kind in ("forward", "backward"):
+        task = Task(0, kind, 1)
+        sent = [m for stage in range(3) for m in sends(made, stage, task)]
+        received = [m for stage in range(3) for m in receives(made, stage, task)]
+        assert sorted(sent, key=repr) == sorted(received, key=repr)
+        assert len(sent) == 3
+        pairs = {(m.source, m.target) for m in sent}
+        skip = (0, 2) if kind == "forward" else (2, 0)
+        assert skip in pairs
+    assert receives(made, 1, Task(0, "recompute", 1)) == sends(made, 1, Task(0, "recompute", 1))
+
+
+def test_bad_input_is_named():
+    with pytest.raises(UnknownNameError, match="unknown schedule 'gpip'"):
+        make_schedule("gpip", stages=1, micro_batches=1)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(UnknownNameError, match="unknown checkpoint mode 'alway'"):
+        make_schedule("gpipe", stages=1, micro_batches=1, checkpoint=("alway",))  # pyright: ignore[reportArgumentType]
+    with pytest.raises(MemtradeError, match="not 1 for 2"):
+        make_schedule("gpipe", stages=2, micro_batches=1, checkpoint=("always",))
+    with pytest.raises(MemtradeError, match="micro-batches, not 0"):
+        make_schedule("gpipe", stages=1, micro_batches=0)
+
+
+def test_micro_batches_divide_the_batch():
+    assert micro_batch_size(64, 8) == 8
+    with pytest.raises(
+        MemtradeError, match=r"batch of 64 cannot be split into 7 .* take 2 or 4 or 8"
+    ):
+        micro_batch_size(64, 7)

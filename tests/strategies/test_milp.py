@@ -1,0 +1,107 @@
+import itertools
+import math
+
+import numpy as np
+import pytest
+
+from memtrade.errors import MemtradeError
+from memtrade.strategies.milp import Model
+
+
+def knapsack(seed: int, items: int = 12) -> tuple[Model, np.ndarray, np.ndarray, int]:
+    rng = np.random.default_rng(seed)
+    values, weights = rng.integers(1, 50, items), rng.integers(1, 30, (2, items))
+    limit = int(weights.sum() // 5)
+    model = Model()
+    taken = model.columns(items, cost=-values, upper=1, integer=True)
+    model.rows(
+        2,
+        rows=np.repeat([0, 1], items),
+        columns=np.tile(taken, 2),
+        values=weights.ravel(),
+        upper=limit,
+    )
+    return model, values, weights, limit
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_optimum_is_what_trying_all_finds(seed):
+    model, values, weights, limit = knapsack(seed)
+    best = max(
+        int(np.dot(values, choice))
+        for choice in itertools.product((0, 1), repeat=len(values))
+        if (weights @ np.array(choice) <= limit).all()
+    )
+    found = model.solve()
+    assert (found.status, found.objective) == ("optimal", -best)
+    assert found.bound == pytest.approx(-best)
+    assert np.dot(values, found.values) == best
+    assert set(found.values.tolist()) <= {0.0, 1.0}
+
+
+def test_the_relaxation_is_a_bound():
+    model, *_ = knapsack(0)
+    relaxed = model.solve(relax=True)
+    assert relaxed.objective < model.solve().objective
+    assert ((relaxed.values > 0.01) & (relaxed.values < 0.99)).any()
+    assert relaxed.gap == 0.0
+
+
+def test_a_start_is_taken_and_a_wrong_one_ignored():
+    model, *_ = knapsack(1, items=40)
+    best = model.solve()
+    started = model.solve(start=best.values, node_limit=0)
+    assert started.objective <= best.objective * (1 - 1e-6)
+    assert model.solve(start=np.ones(40)).objective == best.objective
+
+
+def test_infeasible_and_unbounded():
+    model = Model()
+    x = model.columns(2, cost=1, upper=1, integer=True)
+    model.rows(1, rows=[0, 0], columns=x, values=1.0, lower=3)
+    found = model.solve()
+    assert (found.status, found.found, found.gap) == ("infeasible", False, math.inf)
+    assert found.values.size == 0
+    model = Model()
+    model.columns(1, cost=-1)
+    assert model.solve().status == "unbounded"
+
+
+def test_a_limit_leaves_the_best_so_far_and_a_bound(capfd):
+    rng = np.random.default_rng(0)
+    model = Model()
+    n, rows = 60, 8
+    x = model.columns(n, cost=-rng.integers(100, 999, n), upper=1, integer=True)
+    model.rows(
+        rows,
+        rows=np.repeat(np.arange(rows), n),
+        columns=np.tile(x, rows),
+        values=rng.integers(100, 999, rows * n),
+        upper=9000,
+    )
+    found = model.solve(node_limit=1)
+    assert found.status == "feasible"
+    assert found.bound < found.objective
+    assert found.gap > 0
+    again = model.solve(node_limit=1)
+    assert again.values.tolist() == found.values.tolist()
+    assert capfd.readouterr() == ("", "")
+
+
+def test_entries_of_one_place_add_up():
+    model = Model()
+    x = model.columns(1, cost=1)
+    model.rows(1, rows=[0, 0], columns=[x[0], x[0]], values=[1.0, 2.0], lower=6)
+    assert model.solve().values.tolist() == [2.0]
+
+
+def test_what_is_no_model_is_refused():
+    model = Model()
+    model.columns(1)
+    with pytest.raises(IndexError, match="from 0 to 0"):
+        model.rows(1, rows=0, columns=1, values=1.0)
+    with pytest.raises(IndexError, match="from 0 to 1"):
+        model.rows(2, rows=2, columns=0, values=1.0)
+    model.columns(1, cost=math.nan)
+    with pytest.raises(MemtradeError, match="nan"):
+        model.solve()

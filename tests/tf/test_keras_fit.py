@@ -1,0 +1,222 @@
+# pyright: reportArgumentType=false, reportCallIssue=false
+# (Keras and csv annotate less than they take.)
+"""memtrade.keras.optimize: fit and its friends train the same model as before."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from memtrade.errors import InfeasibleBudgetError, MemtradeError, UnsupportedGraphError
+from memtrade.keras import TrainFunction, optimize, restore
+from tests.tf.test_apply import clones
+from tools.verify_keras import verify
+
+COUNT, BATCH = 40, 16  # two full batches and one of 8
+
+
+def data(count: int = COUNT) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(0)
+    return rng.normal(size=(count, 8, 8, 3)).astype("float32"), rng.integers(0, 5, count)
+
+
+class CustomStep(keras.Model):
+    """A train_step of one's own, as Keras's guide writes it: it returns the loss it computes."""
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(y=y, y_pred=self(x, training=True))
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply(gradients, self.trainable_variables)
+        return {"loss": loss, "norm": tf.linalg.global_norm(gradients)}
+
+
+def make(kind=keras.Model, optimizer="adam", **compiling) -> keras.Model:
+    keras.utils.set_random_seed(0)
+    x = inputs = keras.Input([8, 8, 3])
+    for _ in range(4):
+        x = keras.layers.Conv2D(16, 3, padding="same")(x)
+        x = keras.layers.BatchNormalization()(x)
+        x = keras.layers.ReLU()(x)
+        x = keras.layers.Dropout(0.1)(x)
+    outputs = keras.layers.Dense(5, dtype="float32")(keras.layers.GlobalAveragePooling2D()(x))
+    model = kind(inputs, outputs)
+    # Keras's own train_step updates metrics; CustomStep does not.
+    metrics = ["accuracy"] if kind is keras.Model else None
+    compiling = {"jit_compile": False, "metrics": metrics} | compiling
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(optimizer, loss, **compiling)
+    return model
+
+
+def lean(model: keras.Model, **settings) -> keras.Model:
+    return optimize(model, strategy="ome", select="all", **settings)
+
+
+class Seen(keras.callbacks.Callback):
+    """What callbacks are told, and when."""
+
+    def __init__(self):
+        super().__init__()
+        self.batches = []
+
+    def on_train_batch_end(self, batch, logs=None):
+        assert logs is not None
+        self.batches.append((batch, *(float(logs[key]) for key in sorted(logs))))
+
+
+def trained(model: keras.Model, *given, **fitting) -> tuple[list, dict, list[np.ndarray]]:
+    seen = Seen()
+    history = model.fit(*given, epochs=2, verbose=0, callbacks=[seen], **fitting).history
+    return seen.batches, history, [v.numpy() for v in model.variables]
+
+
+def check_close(found, expected) -> None:
+    """Equal but for the last bits: Keras traces for a batch of any size, and sums otherwise."""
+    np.testing.assert_allclose(found[0], expected[0], rtol=2e-5)
+    assert found[1].keys() == expected[1].keys()
+    for key, values in expected[1].items():
+        np.testing.assert_allclose(found[1][key], values, rtol=2e-5, atol=1e-6)
+    for a, b in zip(found[2], expected[2], strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4)
+
+
+def test_a_model_of_today_is_trained_the_same_to_the_bit():
+    """The larger ones take minutes: `python tools/verify_keras.py results/keras`."""
+    row = verify("transformer")
+    assert row["max_difference"] == 0.0
+    assert int(str(row["recomputed"])) > 10
+
+
+@pytest.mark.parametrize("steps_per_execution", [1, 2])
+def test_fit_with_callbacks_validation_and_a_smaller_last_batch(steps_per_execution):
+    results = []
+    for change in (lambda model: model, lean):
+        model = change(make(steps_per_execution=steps_per_execution))
+        x, y = data()
+        results.append(trained(model, x, y, batch_size=BATCH, validation_data=(x, y)))
+    check_close(*results)
+    assert [batch for batch, *_ in results[0][0]] == [batch for batch, *_ in results[1][0]]
+
+
+@pytest.mark.parametrize("kind", [keras.Model, CustomStep])
+def test_batches_of_one_size_are_trained_on_the_same_to_the_bit(kind):
+    results = []
+    for change in (lambda model: model, lean):
+        full = tf.data.Dataset.from_tensor_slices(data()).batch(BATCH, drop_remainder=True)
+        results.append(trained(change(make(kind)), full))
+    (batches, history, variables), (found_batches, found_history, found_variables) = results
+    assert found_batches == batches
+    assert found_history == history
+    for found, expected in zip(found_variables, variables, strict=True):
+        np.testing.assert_array_equal(found, expected)
+
+
+def test_it_is_the_rewritten_step_that_keras_runs(monkeypatch):
+    """Keras calls make_train_function, and what that made for each batch: both must not move."""
+    model = lean(make())
+    runs = []
+    run = TrainFunction._run
+    monkeypatch.setattr(
+        TrainFunction, "_run", lambda self, batch: (runs.append(batch), run(self, batch))[1]
+    )
+    x, y = data(2 * BATCH)
+    model.fit(x, y, batch_size=BATCH, verbose=0)
+    model.train_on_batch(x[:BATCH], y[:BATCH])
+    assert len(runs) == 3
+    assert isinstance(model.train_function, TrainFunction)
+    assert clones(model.train_function.step, (runs[0],)) > 4
+    assert model.train_function.step.experimental_get_tracing_count() <= 2
+
+
+def test_weights_for_samples_and_classes():
+    x, y = data()
+    weights = np.linspace(0.5, 1.5, COUNT)
+    results = []
+    for change in (lambda model: model, lean):
+        model = change(make())
+        logs = model.train_on_batch(x, y, sample_weight=weights, return_dict=True)
+        more = model.train_on_batch(x, y, class_weight=dict.fromkeys(range(5), 2.0))
+        results.append([*logs.values(), *more])
+    np.testing.assert_allclose(*results, rtol=1e-5)
+
+
+def test_mixed_precision_with_loss_scaling():
+    keras.config.set_dtype_policy("mixed_float16")
+    try:
+        results = []
+        for change in (lambda model: model, lean):
+            model = change(make())
+            assert isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer)
+            results.append([model.train_on_batch(*data()) for _ in range(3)])
+    finally:
+        keras.config.set_dtype_policy("float32")
+    np.testing.assert_allclose(*results, rtol=1e-3)
+
+
+def test_a_saved_model_trains_on(tmp_path):
+    """As Keras's own does: dropout's seeds are not part of what Keras saves."""
+    results = []
+    for change in (lambda model: model, lean):
+        model = change(make())
+        model.train_on_batch(*data())
+        model.save(tmp_path / "model.keras")
+        loaded = change(keras.models.load_model(tmp_path / "model.keras"))
+        results.append(loaded.train_on_batch(*data()))
+    np.testing.assert_allclose(*results, rtol=1e-5)
+
+
+def test_restore_undoes_it():
+    model = restore(lean(make()))
+    model.train_on_batch(*data())
+    assert not isinstance(model.train_function, TrainFunction)
+    restore(model)  # twice does no harm
+
+
+def test_xla_is_turned_off_with_a_notice():
+    model = make(jit_compile=True)
+    with pytest.warns(UserWarning, match="turns jit_compile off"):
+        lean(model)
+    assert model.jit_compile is False
+    model.compile("sgd", "mse", jit_compile=True)
+    with pytest.warns(UserWarning, match="turns jit_compile off"):
+        model.make_train_function()
+    assert model.jit_compile is False
+
+
+def test_another_batch_size_than_was_said_is_noticed():
+    model = lean(make(), batch_size=BATCH)
+    x, y = data()
+    with pytest.warns(UserWarning, match="pass batch_size=16 to model.fit"):
+        model.fit(x, y, verbose=0)  # Keras's own default is 32
+
+
+def test_an_example_is_planned_at_once():
+    model = lean(make(), example_batch=data(BATCH))
+    assert isinstance(model.train_function, TrainFunction)
+    assert model.train_function.step is not None
+    with pytest.raises(InfeasibleBudgetError):
+        lean(make(), example_batch=data(BATCH), budget="10KB")
+
+
+def test_what_cannot_be_optimized_says_so():
+    with pytest.raises(MemtradeError, match=r"call model.compile"):
+        optimize(keras.Sequential([keras.Input([4]), keras.layers.Dense(1)]))
+    with pytest.raises(MemtradeError, match="runs eagerly"):
+        optimize(make(run_eagerly=True))
+    with pytest.raises(UnsupportedGraphError, match="has no make_train_function"):
+        optimize(tf.Module())  # pyright: ignore[reportArgumentType]
+
+
+class TwoLosses(CustomStep):
+    def train_step(self, data):
+        logs = super().train_step(data)
+        return {"d_loss": logs["loss"], "g_loss": 2.0 * logs["loss"]}
+
+
+def test_a_step_whose_loss_is_not_clear_says_what_to_return():
+    model = lean(make(TwoLosses))
+    with pytest.raises(UnsupportedGraphError, match=r"not clear .*\(d_loss, g_loss\)"):
+        model.fit(*data(), verbose=0)
+    restore(model).fit(*data(), verbose=0)  # the model is as it was

@@ -1,0 +1,243 @@
+# pyright: reportOptionalMemberAccess=false
+# (The context is there once TensorFlow has run anything.)
+"""TensorFlow's own ways on small models: what they change, and whether it is still the same step.
+
+None of them needs to be equal. The tests hold what each one is, so that the tables and
+`memtrade verify` tell the truth about it.
+"""
+
+import collections
+
+import pytest
+import tensorflow as tf
+from tensorflow.python.eager import context  # collects the graphs that really ran
+
+from memtrade.errors import UnsupportedGraphError
+from memtrade.models import make_model
+from memtrade.simulate.memory import Simulator
+from memtrade.strategies import make_options
+from memtrade.tf.build import make_step
+from memtrade.tf.construction import AS_USUAL, Construction
+from memtrade.tf.extract import trace
+from memtrade.tf.native import grappler_config, make_native_step
+from memtrade.tf.verify import Comparison, compare_steps
+from tests.tf.small_models import SMALL
+
+GPT2 = {"layers": 3, "width": 32, "heads": 2, "positions": 16, "vocabulary": 50, "batch_size": 4}
+DROPOUT = GPT2 | {"dropout": 0.1}
+KERAS = {"image_size": 32, "num_classes": 10, "batch_size": 4}
+
+
+def builder(model: str, options: dict):
+    def build(construction: Construction = AS_USUAL):
+        return make_step(
+            make_model(model, options), optimizer="momentum", construction=construction
+        )
+
+    return build
+
+
+def native(strategy: str, build, **options):
+    return make_native_step(make_options(strategy, options), build)
+
+
+def compare(strategy: str, build, steps: int = 2, **options) -> Comparison:
+    original, step = build(), native(strategy, build, **options)
+    return compare_steps(
+        original.function,
+        step.function,
+        original.variables(),
+        original.make_batch(),
+        steps=steps,
+        own_variables=step.variables(),
+    )
+
+
+def beyond(strategy: str, build, **options) -> set[str]:
+    """What differs by more than the strategy's own tolerance."""
+    found = compare(strategy, build, **options).beyond(make_options(strategy, options).tolerance)
+    return {name for name, _ in found}
+
+
+def simulated_peak_bytes(step) -> int:
+    return Simulator(trace(step).graph).peak_live_bytes(())
+
+
+def ran(step) -> list:
+    """The nodes that run when the step does, after all that TensorFlow made of its graph."""
+    batch = step.make_batch()
+    step.function(*batch)
+    context.context().enable_graph_collection()
+    try:
+        step.function(*batch)
+        metadata = context.context().export_run_metadata()
+    finally:
+        context.context().disable_graph_collection()
+    return [node for graph in metadata.partition_graphs for node in graph.node]
+
+
+# --- recompute_grad ---------------------------------------------------------------------------
+
+
+def test_recompute_grad_is_the_same_step_without_batch_norm_and_dropout():
+    assert beyond("recompute_grad", builder("gpt2", GPT2)) == set()
+
+
+@pytest.mark.parametrize("name", ["resnet-18", "inception-v4", "amoebanet-d"])
+def test_recompute_grad_moves_batch_norms_averages_twice(name):
+    """And changes nothing else where nothing is random."""
+    family, options = SMALL[name]
+    found = beyond("recompute_grad", builder(family, options | {"dropout": 0.0})
+                   if name == "inception-v4" else builder(family, options))  # fmt: skip
+    assert found
+    assert {variable.rpartition("/")[2] for variable in found} == {"moving_mean", "moving_variance"}
+
+
+@pytest.mark.parametrize(("model", "options"), [("gpt2", DROPOUT), SMALL["unet"]])
+def test_recompute_grad_draws_other_dropout_masks(model, options):
+    assert beyond("recompute_grad", builder(model, options))
+
+
+def test_recompute_grad_saves_activations():
+    options = {"layers": 50, "image_size": 64, "num_classes": 10, "batch_size": 8}
+    build = builder("resnet", options)
+    original, step = build(), native("recompute_grad", build)
+    assert simulated_peak_bytes(step) < 0.85 * simulated_peak_bytes(original)
+    types = [collections.Counter(op.type for op in trace(s).graph.ops) for s in (original, step)]
+    assert types[1]["Conv2D"] == 2 * types[0]["Conv2D"]
+
+
+# --- accumulate -------------------------------------------------------------------------------
+
+
+def test_accumulate_is_the_same_gradient_where_examples_are_independent():
+    build = builder("gpt2", GPT2)
+    assert beyond("accumulate", build) == set()
+    assert compare("accumulate", build).beyond(0.0)  # it adds in another order
+
+
+def test_accumulate_is_another_gradient_with_batch_norm():
+    found = beyond("accumulate", builder(*SMALL["resnet-18"]))
+    assert "stem/conv1/conv/kernel" in found
+
+
+def test_accumulate_takes_one_part_after_the_other():
+    options = {"layers": 18, "image_size": 64, "num_classes": 10, "batch_size": 16}
+    build = builder("resnet", options)
+    original, step = build(), native("accumulate", build, micro_batches=4)
+    graph = trace(step).graph
+    sizes = {graph.tensors[op.inputs[0]].shape[0] for op in graph.ops if op.type == "Conv2D"}  # pyright: ignore[reportOptionalSubscript]
+    assert sizes == {4}
+    assert sum(op.type == "ResourceApplyMomentum" for op in graph.ops) == sum(
+        op.type == "ResourceApplyMomentum" for op in trace(original).graph.ops
+    )
+    assert simulated_peak_bytes(step) < 0.8 * simulated_peak_bytes(original)
+    # Each part waits for the one before it, or they would all hold their activations at once.
+    barriers = [op.id for op in graph.ops if op.type == "NoOp" and op.controls]
+    assert len(barriers) >= 3
+
+
+def test_a_batch_that_cannot_be_split_says_so():
+    with pytest.raises(UnsupportedGraphError, match="a batch of 4 cannot be split into 3"):
+        native("accumulate", builder("gpt2", GPT2), micro_batches=3)
+    with pytest.raises(UnsupportedGraphError, match="a batch of 4 cannot be split into 8"):
+        native("accumulate", builder("keras/MobileNetV3Small", KERAS), micro_batches=8)
+
+
+# --- xla --------------------------------------------------------------------------------------
+
+
+def test_xla_is_the_same_step_within_its_tolerance():
+    build = builder("gpt2", GPT2)
+    assert beyond("xla", build) == set()
+    assert compare("xla", build).beyond(0.0)  # it fuses, and so rounds elsewhere
+
+
+def test_xla_compiles_the_whole_step():
+    step = native("xla", builder("gpt2", GPT2))
+    (call,) = (node for node in ran(step) if "Partitioned" in node.op or "Xla" in node.op)
+    assert call.op.startswith(("_Xla", "Xla")) or call.attr["_XlaMustCompile"].b
+
+
+# --- grappler ---------------------------------------------------------------------------------
+
+
+def recomputed(step) -> collections.Counter:
+    nodes = (node for node in ran(step) if node.name.startswith("Recomputed"))
+    return collections.Counter(node.op.removeprefix("_MklNative") for node in nodes)
+
+
+def test_grappler_recomputes_what_its_list_knows():
+    """Not FusedBatchNormV3 and AddV2, which TensorFlow 2 models are made of."""
+    build = builder(*SMALL["resnet-18"])
+    assert set(recomputed(native("grappler", build))) == {"Relu"}
+    hinted = recomputed(native("grappler", build, mode="manual", hints="cheap"))
+    assert {"Relu", "AddV2", "FusedBatchNormV3"} <= set(hinted)
+    assert "Conv2D" not in hinted
+
+
+def test_grappler_finds_the_gradients_of_a_tape_by_their_scope():
+    build = builder("keras/MobileNetV3Small", KERAS)
+    assert recomputed(native("grappler", build))
+    assert not recomputed(
+        native("grappler", build, scope="gradients/")
+    )  # what it looks for unless told
+
+
+@pytest.mark.parametrize("mode", ["heuristics", "swapping_heuristics", "scheduling_heuristics"])
+def test_grapplers_other_modes_find_nothing_to_do(mode):
+    """They act only where the memory is known to be too small, and swap from GPUs only."""
+    step = native("grappler", builder(*SMALL["resnet-18"]), mode=mode)
+    assert not any("Swap" in node.op or "Copy" in node.op for node in ran(step))
+
+
+@pytest.mark.parametrize("options", [{}, {"mode": "manual", "hints": "cheap"}])
+def test_grappler_computes_the_same(options):
+    assert beyond("grappler", builder(*SMALL["resnet-18"]), **options) == set()
+
+
+def test_grappler_needs_a_scope_to_look_in():
+    step = builder("gpt2", GPT2)()
+
+    @tf.function(autograph=False, input_signature=step.specs)
+    def no_gradients(tokens):
+        return tf.reduce_mean(tf.cast(tokens, tf.float32))
+
+    def build(_):
+        return type(step)("plain", no_gradients, step.specs, step.make_batch, tuple)
+
+    with pytest.raises(UnsupportedGraphError, match="name it by the option scope"):
+        native("grappler", build)
+
+
+def test_grappler_does_nothing_else():
+    rewrite = grappler_config("manual", "gradients/").graph_options.rewrite_options
+    toggles = [f for f in rewrite.DESCRIPTOR.fields if f.enum_type and f.enum_type.name == "Toggle"]
+    assert len(toggles) > 10
+    assert all(getattr(rewrite, field.name) == rewrite.OFF for field in toggles)
+
+
+# --- keras_remat ------------------------------------------------------------------------------
+
+
+def test_keras_remat_is_for_keras_models():
+    with pytest.raises(UnsupportedGraphError, match=r"gpt2.* is none: try --model keras/"):
+        native("keras_remat", builder("gpt2", GPT2))
+
+
+@pytest.mark.parametrize("mode", ["full", "larger_than"])
+def test_keras_remat_fails_on_layers_that_know_training(mode):
+    """Batch norm and dropout: tf.recompute_grad takes no keyword arguments in a graph."""
+    step = native("keras_remat", builder("keras/MobileNetV3Small", KERAS), mode=mode)
+    with pytest.raises(UnsupportedGraphError, match="keywords arguments only when eager"):
+        step.function(*step.make_batch())
+
+
+def test_keras_remat_by_layers():
+    """The same step, with those layers' convolutions run twice."""
+    build = builder("keras/MobileNetV3Small", KERAS)
+    names = "conv,expanded_conv_project"
+    assert beyond("keras_remat", build, mode="list_of_layers", layer_names=names) == set()
+    step = native("keras_remat", build, mode="list_of_layers", layer_names=names)
+    counts = [sum(op.type == "Conv2D" for op in trace(each).graph.ops) for each in (build(), step)]
+    assert counts[1] - counts[0] == 2

@@ -1,0 +1,155 @@
+"""A step that a user's function makes: what it may return, and what is said if it does not."""
+
+import sys
+import textwrap
+
+import pytest
+import tensorflow as tf
+
+from memtrade.errors import MemtradeError, UnsupportedGraphError
+from memtrade.models import make_model
+from memtrade.strategies import PLANNED, make_options
+from memtrade.tf.build import make_step
+from memtrade.tf.construction import Construction
+from memtrade.tf.extract import trace
+from memtrade.tf.rewrite import apply_plan
+from memtrade.tf.swap import SerializeTransfer
+from memtrade.tf.verify import compare_steps
+
+MODULE = """
+import tensorflow as tf
+
+class Steps:
+    @staticmethod
+    def make(batch_size):
+        return make_step(batch_size)
+
+def make_step(batch_size=7):
+    weights = [tf.Variable(tf.random.normal([32, 32]) / 6) for _ in range(6)]
+
+    @tf.function
+    def train_step(batch, scale):
+        x, y = batch["x"], batch["y"]
+        with tf.GradientTape() as tape:
+            for w in weights:
+                x = tf.nn.dropout(tf.nn.tanh(x @ w), 0.1)
+            loss = scale * tf.reduce_mean((x - y) ** 2)
+        for w, gradient in zip(weights, tape.gradient(loss, weights)):
+            w.assign_sub(0.1 * gradient)
+        return {"loss": loss, "scale": scale * tf.ones([])}
+
+    return train_step, ({"y": tf.zeros([batch_size, 32]), "x": tf.ones([batch_size, 32])}, 2.0)
+
+def fixed():
+    return make_step(5)
+
+def python():
+    return (lambda x: tf.reduce_sum(x)), tf.TensorSpec([32, 3])
+
+def failing(batch_size):
+    return {}["here"]
+
+def untraceable(batch_size):
+    return (lambda x: tf.reduce_sum(x @ x)), tf.ones([batch_size, 3])
+
+def unclear(batch_size):
+    return (lambda x: (tf.reduce_sum(x), tf.reduce_max(x))), tf.ones([batch_size, 3])
+
+def open_shape(batch_size):
+    return (lambda x: tf.reduce_sum(x)), tf.TensorSpec([None, 3])
+
+def lossless(batch_size):
+    return (lambda x: tf.cast(x[0, 0], tf.int32)), tf.ones([batch_size, 3])
+
+def with_python(batch_size):
+    def step(x):
+        return tf.ensure_shape(tf.py_function(tf.reduce_sum, [x], tf.float32), [])
+    return step, tf.ones([batch_size, 3])
+
+def number():
+    return 3
+"""
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path, monkeypatch):
+    (tmp_path / "my_steps.py").write_text(textwrap.dedent(MODULE))
+    (tmp_path / "my_missing.py").write_text("import no_such_thing")
+    (tmp_path / "my_syntax.py").write_text("def f(:\n")
+    monkeypatch.delitem(sys.modules, "my_steps", raising=False)  # of the test before
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+
+def step_of(target: str, **options):
+    return make_step(make_model(f"target/{target}", options))
+
+
+@pytest.mark.parametrize("function", ["make_step", "Steps.make"])
+def test_a_target_is_a_step_like_any_other(function):
+    step = step_of(f"my_steps:{function}", batch_size=64, seed=3)
+    assert step.name == f"my_steps:{function}"
+    assert [spec.shape[0] for spec in step.specs] == [64, 64]
+    assert len(step.variables()) == 6
+    traced = trace(step)
+    plan = PLANNED["ome"].plan(traced.graph, make_options("ome", {"select": "all"}), "pinned")
+    assert plan.tensors("recompute")
+    rewritten = apply_plan(traced, plan, SerializeTransfer())
+    found = compare_steps(step.function, rewritten, step.variables(), step.make_batch(), steps=2)
+    assert found.beyond(0.0) == []
+    again = step_of(f"my_steps:{function}", batch_size=64, seed=3)
+    for a, b in zip(step.variables(), again.variables(), strict=True):
+        tf.debugging.assert_equal(a, b)
+
+
+def test_a_python_function_and_specs_will_do():
+    step = step_of("my_steps:python")
+    assert float(step.function(*step.make_batch())) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        ("my_missing:f", r"^cannot import my_missing:f: ModuleNotFoundError: No module named "
+                         r"'no_such_thing' \(my_missing.py, line 1\)$"),
+        ("my_syntax:f", r"^cannot import my_syntax:f: SyntaxError: invalid syntax"),
+        ("my_steps:no_such", r"^cannot import my_steps:no_such: AttributeError: .*'no_such'"),
+        ("no_such_module:f", r"^cannot import .* No module named 'no_such_module'$"),
+        ("my_steps:failing", r"^my_steps:failing failed: KeyError: 'here' \(my_steps.py, line"),
+        ("my_steps:untraceable", r"^tracing the step of my_steps:untraceable failed: .*equal"),
+        ("my_steps:number", r"^my_steps:number must return a training step and an example"),
+        ("my_steps:fixed", r"^my_steps:fixed made a batch of 5, not of 32: let it take"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_with_a_target_is_said_in_a_line(target, message):
+    with pytest.raises(MemtradeError, match=message) as caught:
+        step_of(target)
+    assert len(str(caught.value).splitlines()) == 1
+    assert len(str(caught.value)) < 400
+
+
+def test_a_step_without_one_loss_or_size_says_so():
+    with pytest.raises(UnsupportedGraphError, match="not clear which"):
+        trace(step_of("my_steps:unclear"))
+    with pytest.raises(UnsupportedGraphError, match=r"no loss found.*Return the loss"):
+        trace(step_of("my_steps:lossless"))
+    with pytest.raises(UnsupportedGraphError, match="input 'x' has the unknown shape"):
+        step_of("my_steps:open_shape")
+
+
+def test_a_step_that_calls_python_says_so():
+    with pytest.raises(UnsupportedGraphError, match=r"EagerPyFunc.* calls back into Python"):
+        trace(step_of("my_steps:with_python"))
+
+
+@pytest.mark.parametrize("target", ["", "my_steps", "my_steps:", ":f", "a b:c", "my steps:f"])
+def test_a_name_must_be_a_function_of_a_module(target):
+    with pytest.raises(MemtradeError, match=r"write it as mypackage.train:make_step"):
+        make_model(f"target/{target}")
+
+
+def test_what_builds_models_in_another_way_is_refused():
+    with pytest.raises(UnsupportedGraphError, match="builds its step itself"):
+        make_step(
+            make_model("target/my_steps:make_step"), construction=Construction(micro_batches=2)
+        )

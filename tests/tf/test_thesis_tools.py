@@ -1,0 +1,147 @@
+"""The thesis' steps as the tools draw and run them, against what its log prints."""
+
+from __future__ import annotations
+
+import csv
+import importlib
+import math
+import statistics
+import sys
+from functools import cache
+from typing import Any
+
+import pytest
+
+from memtrade.graph import StepGraph
+from memtrade.results.published import REPOSITORY_ROOT, load_published
+from memtrade.simulate.devices import load_device
+
+PREDICTED = REPOSITORY_ROOT / "results" / "predicted" / "thesis.csv"
+# Layers of the ResNets that are quick to trace; None is InceptionV4.
+NETWORKS = (18, 50, None)
+
+
+@pytest.fixture(scope="module")
+def tools() -> Any:
+    """The modules thesis_models, thesis_plans and thesis_prediction, which are no package."""
+    sys.path.insert(0, str(REPOSITORY_ROOT / "tools"))
+    try:
+        yield {
+            name: importlib.import_module(f"thesis_{name}")
+            for name in ("models", "plans", "prediction")
+        }
+    finally:
+        sys.path.pop(0)
+
+
+@pytest.fixture(scope="module")
+def graph(tools: Any) -> Any:
+    return cache(tools["models"].trace_step)
+
+
+@pytest.mark.parametrize("layers", NETWORKS)
+def test_lms_takes_the_tensors_that_the_log_counts(tools: Any, graph: Any, layers: int | None):
+    """Which only a network that normalizes before its convolutions has, or one that does not."""
+    logged = load_published("thesis_log_lms_edits")
+    logged = logged[logged["layers"].isna() if layers is None else logged["layers"] == layers]
+    plans = tools["plans"]
+    step = plans.Step.of(graph(layers, 32))
+    assert len(plans.lms_tensors(step)) == logged["tensors_swapped"].item()
+    copies = [t for t in plans.large_model_support(step) if t.action.kind.startswith("swap")]
+    if layers is not None:
+        assert len(copies) == logged["ops_added"].item()
+
+
+def test_openai_s_rule_finds_the_checkpoints_that_the_log_prints(tools: Any, graph: Any):
+    logged = load_published("thesis_log_ome_tensors")
+    printed = {(_place(row["tensor"]), row["action"]) for row in logged.to_dict("records")}
+    plans = tools["plans"]
+    step = plans.Step.of(graph(None, 32))
+    kept = plans.checkpoints(step)
+    swapped = plans.read_once(step, kept)
+    found = {(_place(step.graph.label(t)), "swap" if t in swapped else "keep") for t in kept}
+    assert found < printed
+    assert {place for place, _ in printed - found} == {"PreLogitsFlatten/flatten/Reshape"}
+
+
+def _place(tensor: str) -> str:
+    """ "InceptionV4/InceptionV4/Mixed_5d/concat:0" -> "Mixed_5d/concat"."""
+    names = tensor.removesuffix(":0").split("/")
+    return "/".join(name for name in names if name not in ("InceptionV4", "Logits"))
+
+
+def test_the_memory_of_a_step_without_strategy_is_the_thesis(tools: Any, graph: Any):
+    """The evidence that these are the networks: no figure of memory was fitted."""
+    predictor = _predictor(tools, graph)
+    for given in tools["prediction"].published():
+        if given.strategy == "original" and given.layers in NETWORKS and given.batch_size == 32:
+            assert predictor.row(given).peak_error == pytest.approx(0, abs=0.06)
+
+
+def test_the_published_predictions_are_what_the_tool_says_today(tools: Any, graph: Any):
+    predictor = _predictor(tools, graph)
+    written = {(r["table"], r["layers"], r["strategy"]): r for r in _rows()}
+    given = [r for r in tools["prediction"].published() if r.layers == 18 and r.batch_size == 32]
+    assert len(given) == 4
+    for row in map(predictor.row, given):
+        before = written[row.table, str(row.layers), row.strategy]
+        assert float(before["predicted_seconds"]) == pytest.approx(row.predicted_seconds, rel=0.01)
+        assert float(before["predicted_peak_mb"]) == pytest.approx(row.predicted_peak_mb, rel=0.001)
+
+
+def _predictor(tools: Any, graph: Any) -> Any:
+    return tools["prediction"].Predictor(graph, load_device("gtx-1070-traced"))
+
+
+def test_no_more_rows_are_fitted_to_than_said_and_the_others_keep_the_bounds():
+    rows = _rows()
+    fitted = [(row["table"], row["strategy"]) for row in rows if row["fitted"] == "True"]
+    assert fitted == [("batch 32", "original")] * 5
+    counted = [r for r in rows if r["fitted"] == "False" and r["time_error"]]
+    assert len(counted) == 38
+    assert statistics.median(abs(float(row["time_error"])) for row in counted) <= 0.10
+    assert statistics.median(abs(float(row["peak_error"])) for row in counted) <= 0.08
+
+
+def test_errors_follow_from_the_figures_beside_them():
+    for row in _rows():
+        if row["published_seconds"]:
+            ratio = float(row["predicted_seconds"]) / float(row["published_seconds"])
+            assert float(row["time_error"]) == pytest.approx(ratio - 1, abs=0.002)
+            ratio = float(row["predicted_peak_mb"]) / float(row["published_peak_mb"])
+            assert float(row["peak_error"]) == pytest.approx(ratio - 1, abs=0.002)
+
+
+def test_orders_tell_the_pairs_that_are_the_wrong_way(tools: Any):
+    prediction = tools["prediction"]
+
+    def row(strategy: str, published: float, predicted: float) -> Any:
+        return prediction.Row(
+            "batch 32", "resnet", 18, 32, strategy, False, published, predicted, 0, 1, 1, 0, True
+        )
+
+    rows = [row("original", 1, 2), row("ome", 3, 1), row("lms", 3.001, 0.5)]
+    found = prediction.orders(
+        rows, lambda r: r.published_seconds, lambda r: r.predicted_seconds
+    )  # fmt: skip
+    assert found == {"ResNet-18, batch 32": [("original", "ome"), ("original", "lms")]}
+
+
+def test_a_bottleneck_is_what_nothing_passes_by(tools: Any, graph: Any):
+    """In a residual network the sums, not what lies beside a shortcut."""
+    plans = tools["plans"]
+    step = plans.Step.of(graph(18, 32))
+    labels = [step.graph.label(t) for t in plans.bottlenecks(step, sorted(plans._considered(step)))]
+    assert "stage2_block2/add:0" in labels
+    assert not [each for each in labels if each.startswith("stage2_block2/conv1")]
+
+
+def _rows() -> list[dict[str, str]]:
+    with PREDICTED.open(encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def test_a_step_that_reads_no_batch_is_still_a_graph(graph: Any):
+    step: StepGraph = graph(18, 32)
+    assert step.ops[step.turn].type == "SoftmaxCrossEntropyWithLogits"
+    assert math.isclose(sum(step.data.capture_bytes), 3 * 4 * 11.69e6, rel_tol=0.01)
