@@ -41,6 +41,12 @@ _STOPPED = frozenset(
 )
 # A value so close to a whole number is one.
 _WHOLE = 1e-6
+# The relaxation is rounded first where this share of its integer columns is whole, or where there
+# are so many that the whole model takes long.
+_MOSTLY = 0.95
+_LARGE = 1000
+# The whole model's tree is cut off at so many nodes: its best solution is found long before.
+_NODES = 50
 
 
 @dataclass(frozen=True)
@@ -145,6 +151,7 @@ class Model:
         absolute_gap: float = 0.0,
         start: ArrayLike | None = None,
         fixed: tuple[ArrayLike, ArrayLike] | None = None,
+        quick: bool = False,
     ) -> Solution:
         """The cheapest solution.
 
@@ -154,6 +161,7 @@ class Model:
             relative_gap, absolute_gap: when to stop: as a share of the objective, or in its unit.
             start: a feasible solution to begin with; one that is not is ignored.
             fixed: columns and the values that they must have; the bound holds for these alone.
+            quick: without the heuristic that takes longest at the root.
 
         Raises MemtradeError where a value is no number.
         """
@@ -167,6 +175,8 @@ class Model:
             solver.setOptionValue("time_limit", float(time_limit_seconds))
         if node_limit is not None:
             solver.setOptionValue("mip_max_nodes", node_limit)
+        if quick:
+            solver.setOptionValue("mip_heuristic_run_root_reduced_cost", False)
         program, integer = self._program(relax, fixed)
         solver.passModel(program)
         if start is not None:
@@ -184,37 +194,40 @@ class Model:
 
         What is whole in the linear relaxation stays as it is, and the few columns that are not are
         solved for (RENS: T. Berthold, "RENS - the optimal rounding", Math. Prog. Comp. 6, 2014).
-        Where that is not close enough to the relaxation's cost, which bounds any solution's, the
-        whole model is solved.
+        The whole model is solved where too many are not, or where the outcome is not close enough
+        to the relaxation's cost, which bounds that of any solution.
         """
         deadline = time.monotonic() + time_limit_seconds
-
-        def solve(
-            part: float, fixed: tuple[ArrayLike, ArrayLike] | None, start: ArrayLike | None
-        ) -> Solution:
-            return self.solve(
-                time_limit_seconds=max(0.0, deadline - time.monotonic()),
-                relative_gap=part * relative_gap,
-                absolute_gap=part * absolute_gap,
-                fixed=fixed,
-                start=start,
-            )
-
         relaxed = self.solve(relax=True, time_limit_seconds=time_limit_seconds)
         if relaxed.status != "optimal":
             unknown = Solution("unknown", np.empty(0), math.inf, -math.inf)
             return unknown if relaxed.found else relaxed
         nearest = np.rint(relaxed.values)
         whole = np.flatnonzero(self._integer & (abs(relaxed.values - nearest) < _WHOLE))
-        near = solve(0.5, (whole, nearest[whole]), None)
-        bound = relaxed.objective
-        allowed = max(absolute_gap, relative_gap * abs(near.objective)) if near.found else 0.0
-        if near.found and near.objective - bound <= allowed:
-            return replace(near, status="optimal", bound=bound)
-        best = solve(1.0, None, near.values if near.found else None)
-        if near.found and near.objective < best.objective:
-            best = replace(near, status="feasible", bound=best.bound)
-        return replace(best, bound=max(bound, best.bound))
+        many = int(self._integer.sum())
+        start = None
+        if len(whole) >= _MOSTLY * many or many >= _LARGE:
+            near = self.solve(
+                time_limit_seconds=max(0.0, deadline - time.monotonic()),
+                node_limit=1,
+                relative_gap=relative_gap / 2,
+                absolute_gap=absolute_gap / 2,
+                fixed=(whole, nearest[whole]),
+                quick=True,
+            )
+            missed = near.objective - relaxed.objective
+            if near.found and missed <= max(absolute_gap, relative_gap * abs(near.objective)):
+                return replace(near, status="optimal", bound=relaxed.objective)
+            start = near.values if near.found else None
+        best = self.solve(
+            time_limit_seconds=max(0.0, deadline - time.monotonic()),
+            relative_gap=relative_gap,
+            absolute_gap=absolute_gap,
+            node_limit=_NODES,
+            start=start,
+            quick=True,
+        )
+        return replace(best, bound=max(relaxed.objective, best.bound))
 
     @property
     def _integer(self) -> NDArray[np.bool_]:

@@ -52,6 +52,8 @@ SHORTEST_WINDOW, LONGEST_WINDOW = 12, 24
 # A solution is good enough within this share of what the best choice adds, or of the step's time.
 GAP = 0.02
 STEP_GAP = 0.002
+# Or, where memory is minimized, within this share of the peak.
+PEAK_GAP = 0.005
 # Of solutions that take the same time, the one that moves and holds less: ms per MB.
 TIE = 1e-6
 # Where memory is minimized, a longer step counts too, lest it become absurd: twice the time weighs
@@ -126,7 +128,7 @@ class Chooser:
         built = _Programme(self, budget_mb, minimize)
         solution = built.model.solve_near_relaxation(
             time_limit_seconds=time_limit_seconds,
-            relative_gap=GAP,
+            relative_gap=GAP if minimize == "time" else PEAK_GAP,
             absolute_gap=built.per_second * STEP_GAP * self.problem.step_seconds,
         )
         return built.read(solution) if solution.found else None

@@ -40,6 +40,16 @@ GOALS = ("time", "memory")
 # The programme is corrected and solved anew at most so many times, with this much to spare.
 ROUNDS = 5
 SPARE = 0.001
+# For the smallest peak, the order of the plan that came out is taken up so often.
+ORDERS = 3
+# To swap all is worth a search of its own where its peak is so close to the smallest.
+NEAR = 0.05
+# What other strategies choose is not looked at where the smallest peak is proven to be so close.
+CLOSE_PEAK = 0.1
+# A plan proven to be within this share of the best is not searched around, unless the graph is so
+# small that the search is exhaustive.
+ENOUGH = 0.005
+FEW_ITEMS = 20
 # A choice is close enough below the budget with so much of it left; else this share of what is left
 # is tried, too.
 CLOSE = 0.01
@@ -72,7 +82,7 @@ class Options(BudgetOptions):
         "", "the most host memory for swapped tensors; empty: 80% of what is free"
     )
     swap: bool = option(True, "whether tensors may be swapped")
-    time_limit: float = option(10.0, "seconds of planning after which the best so far counts")
+    time_limit: float = option(60.0, "seconds of planning after which the best so far counts")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -104,6 +114,7 @@ class _Search:
     best: tuple[Verdict, Plan] | None = None
     # The longest that it took to finish a program: so much is left for the last one.
     finish_seconds: float = 0.0
+    _finish_count: int = 0
     _last_finished: tuple[Verdict, tuple[Verdict, Plan]] | None = None
     # What no plan of the programme's kind goes below, as far as it is known.
     least_seconds: float | None = None
@@ -144,7 +155,8 @@ class _Search:
             self.least_seconds = self.original_seconds  # nothing is faster than to do no more
             return self._result()
         self._solve(budget)
-        self._consider_others(budget)
+        if not self._good_enough:
+            self._consider_others(budget)
         if self.best is None:
             self._say(f"no plan found within {megabytes(budget)} MB: looking for the smallest")
             least = time.monotonic() + EXTENSION * self.options.time_limit
@@ -152,13 +164,15 @@ class _Search:
             smallest = self._least_memory()
             if smallest.peak_bytes > budget:
                 raise InfeasibleBudgetError(smallest.peak_bytes, budget, smallest.peak_op)
-        self._improve(budget)
+        if not self._good_enough:
+            self._improve(budget)
         return self._result()
 
     def smallest(self) -> Plan:
         peak_bytes = self._least_memory().peak_bytes
         self._solve(peak_bytes)
-        self._consider_others(peak_bytes)
+        if self.gap is None or self.gap > CLOSE_PEAK:
+            self._consider_others(peak_bytes)
         self._improve(peak_bytes)
         return self._result()
 
@@ -167,14 +181,14 @@ class _Search:
     def _least_memory(self) -> Verdict:
         """The smallest peak of a finished plan, which is remembered.
 
-        Solved, then once more with the order of the plan that came out; then local search. Small
+        Solved, then again with the order of the plan that came out; then local search. Small
         tensors, which the programme leaves alone, count where everything else is gone: to swap
         all is tried, too.
         """
-        everything = self._judge(dict.fromkeys(worth_deciding(self.graph), "swap"))
+        everything = self._swapped()
         may_swap = self.options.swap and everything.host_bytes <= self.host_limit_bytes
         tried = [self._judge({}), *([everything] if may_swap else [])]
-        for _ in range(2):
+        for _ in range(ORDERS):
             choice = self._choose(None)
             if choice is None:
                 break
@@ -186,7 +200,11 @@ class _Search:
             self.chooser.problem = self._problem(choice.decisions)
         leanest = sorted(tried, key=lambda verdict: verdict.peak_bytes)[:2]
         finished = [self._finished(leanest[0])]
-        for each in (*leanest[1:], self._shrink(leanest[0])):
+        starts = [leanest[0]]
+        near = (1 + NEAR) * leanest[0].peak_bytes
+        if may_swap and everything is not leanest[0] and everything.peak_bytes <= near:
+            starts.append(everything)
+        for each in (*leanest[1:], *map(self._shrink, starts)):
             if self._seconds_left > 0 and each is not leanest[0]:
                 finished.append(self._finished(each))
         self._remember(min(finished, key=lambda each: each[0].peak_bytes))
@@ -208,7 +226,7 @@ class _Search:
     def _solve(self, budget: int) -> None:
         """Choices for the budget; what the simulator finds above it corrects the programme."""
         loosened = False
-        for _ in range(ROUNDS):
+        for turn in range(ROUNDS):
             choice = self._choose(int(budget * (1 - SPARE)))
             if choice is None:
                 return
@@ -225,11 +243,13 @@ class _Search:
             elif loosened:
                 return
             else:
-                self._correct(verdict, budget)
+                self._correct(verdict, budget, weight=turn + 1)
 
     def _consider_others(self, budget: int) -> None:
-        """What the rules of `checkpoints` and `ome` choose: their recomputations may span more than
-        the programme's windows."""
+        """What the rules of `lms`, `checkpoints` and `ome` choose: small tensors, which the programme
+        leaves alone, may count, and recomputations may span more than its windows."""
+        if self.options.swap:
+            self._finish(self._swapped(), budget)
         for choose in (_checkpoints, _ome):
             if self._seconds_left <= 0:
                 return
@@ -239,8 +259,9 @@ class _Search:
                 continue
             self._finish(self._judge({fate.tensor: fate.decision for fate in fates}), budget)
 
-    def _correct(self, verdict: Verdict, budget: int) -> None:
-        """Where the judged program takes more than the budget, the programme counts that much more.
+    def _correct(self, verdict: Verdict, budget: int, weight: int) -> None:
+        """Where the judged program takes more than the budget, the programme counts that much more,
+        `weight` times: what was not enough at first is more than padding that comes and goes.
 
         What has no place counts everywhere: padding that is left after reservations, and copies
         beside compute, which hold a tensor's memory until its last byte has moved.
@@ -254,10 +275,10 @@ class _Search:
                 if action.kind == "run":
                     place = problem.place[action.id]
                 if size > budget:
-                    excess[place] = max(excess.get(place, 0.0), (size - budget) / MB)
+                    excess[place] = max(excess.get(place, 0.0), weight * (size - budget) / MB)
         if not excess:
             peak = self._finished(verdict)[0].peak_bytes
-            self._everywhere(peak - budget)
+            self._everywhere(weight * (peak - budget))
         else:
             self.chooser.problem = problem.corrected(excess)
 
@@ -287,6 +308,9 @@ class _Search:
             )
         return choice
 
+    def _swapped(self) -> Verdict:
+        return self._judge(dict.fromkeys(worth_deciding(self.graph), "swap"))
+
     def _judge(self, decisions: Mapping[int, Decision]) -> Verdict:
         return self.judge.judge(decisions)
 
@@ -295,6 +319,7 @@ class _Search:
             begun = time.monotonic()
             self._last_finished = verdict, self._finish_program(verdict)
             self.finish_seconds = max(self.finish_seconds, time.monotonic() - begun)
+            self._finish_count += 1
         return self._last_finished[1]
 
     def _finish_program(self, verdict: Verdict) -> tuple[Verdict, Plan]:
@@ -340,6 +365,12 @@ class _Search:
     @property
     def minimizes_memory(self) -> bool:
         return self.options.minimize == "memory" or self.options.budget_bytes is None
+
+    @property
+    def _good_enough(self) -> bool:
+        if self.best is None or self.gap is None or len(self.chooser.problem.items) <= FEW_ITEMS:
+            return False
+        return self.gap <= ENOUGH
 
     @property
     def gap(self) -> float | None:
@@ -393,10 +424,11 @@ class _Search:
                     continue
                 if evaluations <= 0 or self._seconds_left <= 0:
                     return current
-                evaluations -= 1
                 tried = self._judge({**current.decisions, **dict(changed)})
+                count = self._finish_count
                 if tried.host_bytes <= self.host_limit_bytes and better(tried, current):
                     current, improved = tried, True
+                evaluations -= 1 if self._finish_count == count else FINISH_COST // cost
         return current
 
     def _moves(self, most: int) -> list[tuple[tuple[int, Decision], ...]]:
