@@ -4,6 +4,7 @@ import doctest
 import importlib
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tensorflow as tf
@@ -21,15 +22,13 @@ def test_the_examples_of_the_library(name):
 
 def test_your_own_model(capsys):
     """The blocks of the page, one after the other, as a reader would type them."""
-    names: dict[str, object] = {}
+    names: dict[str, Any] = {}
     blocks = BLOCK.findall(PAGE.read_text())
     assert len(blocks) == 3
     for block in blocks:
         exec(compile(block, str(PAGE), "exec"), names)
     assert capsys.readouterr().out == "['largest', 'loss']\n"
-    make_step = names["make_step"]
-    assert callable(make_step)
-    step, batch = make_step(8)
+    step, batch = names["make_step"](8)
     assert isinstance(step(*batch)["loss"], tf.Tensor)
 
 

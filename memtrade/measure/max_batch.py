@@ -50,7 +50,7 @@ _BOUND_OF: dict[Status, Bound] = {
 # Of the limit, what a budget leaves free, tried in this order until the plan fits when simulated: a
 # pinned plan's peak is known to a few parts in 10,000 (results/measured), but holes between the
 # pieces in use can keep a request from fitting where their sum would do.
-_MARGINS = {"pinned": (0.001, 0.02, 0.05, 0.1, 0.15), "dataflow": (0.02, 0.05, 0.1, 0.15)}
+_MARGINS = {"pinned": (0.001, 0.02, 0.05, 0.1, 0.15, 0.2), "dataflow": (0.02, 0.05, 0.1, 0.15)}
 
 # Of what the machine has free, the share that a trial may take; the rest is for what else runs.
 SAFE_SHARE = 0.9

@@ -3,7 +3,7 @@ import itertools
 import pytest
 
 from memtrade.errors import InfeasibleBudgetError
-from memtrade.plan import check_plan
+from memtrade.plan import Decision, check_plan
 from memtrade.simulate.devices import load_device
 from memtrade.simulate.memory import Simulator
 from memtrade.simulate.timeline import TimeSimulator
@@ -41,7 +41,7 @@ def test_hidden_swaps_cost_no_time():
     graph = chain(40, size=8 * MIB)
     judge = Judge(graph, "gtx-1070", "pinned")
     one = greedy.choose(graph, judge.clock)[:1]
-    decisions = {fate.tensor: fate.decision for fate in one}
+    decisions: dict[int, Decision] = {fate.tensor: fate.decision for fate in one}
     actions = greedy.overlap(judge, greedy.lower(graph, decisions), 1 << 40)
     assert any(action.kind == "swap_in" for action in actions)
     # But for the host's time to start the copies' neighbours.

@@ -246,7 +246,7 @@ class _Search:
                 self._correct(verdict, budget, weight=turn + 1)
 
     def _consider_others(self, budget: int) -> None:
-        """What the rules of `lms`, `checkpoints` and `ome` choose: small tensors, which the programme
+        """What the rules of other strategies choose: small tensors, which the programme
         leaves alone, may count, and recomputations may span more than its windows."""
         if self.options.swap:
             self._finish(self._swapped(), budget)
