@@ -26,92 +26,81 @@ from memtrade.results.thesis import conditions, machines_text
 
 plot = App(name="plot", help="Plot records: a file in PDF, SVG or PNG, by the suffix of --output.")
 
+Results = Annotated[Path, Parameter(help="A folder of records.")]
+Output = Annotated[Path, Parameter(help="The file to write: .pdf, .svg or .png.")]
+BatchSize = Annotated[
+    int | None,
+    Parameter(
+        help="Records of this batch size. Unless given: the one that was measured at most depths."
+    ),
+]
 Sources = Annotated[list[Source] | None, Parameter(negative="", consume_multiple=False)]
-Flag = Annotated[bool, Parameter(negative="")]
+NoCaption = Annotated[
+    bool,
+    Parameter(negative="", help="Leave out the line that says where the figures come from."),
+]
 
 _PUBLISHED = "published: the thesis, results/published"
 
 
 @plot.command
 def peak(
-    results: Path = Path("runs"),
+    results: Results = Path("runs"),
     /,
     *,
-    output: Path,
-    batch_size: int | None = None,
+    output: Output,
+    batch_size: BatchSize = None,
     source: Sources = None,
-    no_caption: Flag = False,
+    no_caption: NoCaption = False,
 ) -> int:
     """Peak memory by depth, a line per strategy: published beside measured.
 
     Parameters
     ----------
-    results
-        A folder of records.
-    output
-        The file to write: .pdf, .svg or .png.
-    batch_size
-        Records of this batch size. Unless given: the one that was measured at most depths.
     source
         published, measured or predicted; repeatable. Unless given: published and measured.
-    no_caption
-        Leave out the line that says where the figures come from.
     """
     return _by_depth("peak", results, output, batch_size, source, no_caption)
 
 
 @plot.command
 def time(
-    results: Path = Path("runs"),
+    results: Results = Path("runs"),
     /,
     *,
-    output: Path,
-    batch_size: int | None = None,
+    output: Output,
+    batch_size: BatchSize = None,
     source: Sources = None,
-    no_caption: Flag = False,
+    no_caption: NoCaption = False,
 ) -> int:
     """Step time by depth, a line per strategy: published beside measured.
 
     Parameters
     ----------
-    results
-        A folder of records.
-    output
-        The file to write: .pdf, .svg or .png.
-    batch_size
-        Records of this batch size. Unless given: the one that was measured at most depths.
     source
         published, measured or predicted; repeatable. Unless given: published and measured.
-    no_caption
-        Leave out the line that says where the figures come from.
     """
     return _by_depth("time", results, output, batch_size, source, no_caption)
 
 
 @plot.command
 def pareto(
-    results: Path = Path("runs"),
+    results: Results = Path("runs"),
     /,
     *,
-    output: Path,
+    output: Output,
     step: str | None = None,
     source: Sources = None,
-    no_caption: Flag = False,
+    no_caption: NoCaption = False,
 ) -> int:
     """Memory against time, a panel per step and a point per strategy.
 
     Parameters
     ----------
-    results
-        A folder of records.
-    output
-        The file to write: .pdf, .svg or .png.
     step
         Only this model, such as resnet-50.
     source
         published, measured or predicted; repeatable. Unless given: measured.
-    no_caption
-        Leave out the line that says where the figures come from.
     """
     kind = format_of(output)
     check_folder(output)
@@ -133,18 +122,10 @@ def pareto(
 
 
 @plot.command
-def max_batch(results: Path = Path("runs"), /, *, output: Path, no_caption: Flag = False) -> int:
-    """The largest batch under a memory limit, a bar per strategy: published beside measured.
-
-    Parameters
-    ----------
-    results
-        A folder of records.
-    output
-        The file to write: .pdf, .svg or .png.
-    no_caption
-        Leave out the line that says where the figures come from.
-    """
+def max_batch(
+    results: Results = Path("runs"), /, *, output: Output, no_caption: NoCaption = False
+) -> int:
+    """The largest batch under a memory limit, a bar per strategy: published beside measured."""
     kind = format_of(output)
     check_folder(output)
     records, searches = read_records(results), read_searches(results)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,6 +21,7 @@ from memtrade.results.records import (
     json_name,
     load_json,
     save_json,
+    short_hash,
 )
 from memtrade.results.sheets import NONE, Sheet
 from memtrade.results.tables import ratio, seconds, spec_label, step_text
@@ -124,7 +124,7 @@ def _predicted_bound(predicted: Found[Obstacle] | None) -> Bound | None:
 def _search_id(spec: TrialSpec, step: int, most: int | None, machine: Machine) -> str:
     versions = (machine.memtrade_version, machine.tensorflow_version)
     identity = (SCHEMA_VERSION, "max batch", spec, step, most, versions)
-    return hashlib.sha256(msgspec.json.encode(identity, order="sorted")).hexdigest()[:12]
+    return short_hash(identity)
 
 
 def save_max_batch(record: MaxBatchRecord, folder: Path) -> None:

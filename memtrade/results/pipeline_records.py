@@ -6,7 +6,6 @@ trial, the machine's versions and the schema, so the same trial run again replac
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -25,6 +24,7 @@ from memtrade.results.records import (
     json_name,
     load_json,
     save_json,
+    short_hash,
 )
 from memtrade.results.sheets import NONE, Sheet
 
@@ -86,10 +86,9 @@ def make_pipeline_record(
     """The record of a trial that ends now, driven from this machine."""
     machine = describe_machine()
     identity = (SCHEMA_VERSION, trial, machine.memtrade_version, machine.tensorflow_version)
-    encoded = msgspec.json.encode(identity, order="sorted")
     return PipelineRecord(
         schema_version=SCHEMA_VERSION,
-        id=hashlib.sha256(encoded).hexdigest()[:12],
+        id=short_hash(identity),
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         command=command,
         model=make_model(trial.model, trial.model_options).name,

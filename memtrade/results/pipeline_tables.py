@@ -9,14 +9,16 @@ measured or simulated again here.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import NamedTuple
 
 import pandas as pd
 
 from memtrade.errors import MemtradeError
-from memtrade.measure.pipeline_protocol import PipelineTrial
+from memtrade.measure.pipeline_protocol import PipelineMeasured, PipelineTrial
 from memtrade.pipeline.planned import KEEP
+from memtrade.pipeline.predict import PipelinePrediction
 from memtrade.pipeline.published import checkpoint_of
 from memtrade.pipeline.schedule import Checkpoint, make_schedule
 from memtrade.results.pipeline_records import PipelineRecord
@@ -123,9 +125,9 @@ def published_sheet(
                 f"{line['peak_activation_bytes'] / MIB:,.0f}",
                 *_our_bytes(record),
                 f"{theirs.activation:.3f}",
-                *_our_activations(record, base),
+                *_ours_over(record, base, attrgetter("activation_bytes")),
                 f"{theirs.throughput:.3f}",
-                *_our_throughputs(record, base),
+                *_ours_over(record, base, attrgetter("samples_per_second")),
             )
         )
     return Sheet(
@@ -184,24 +186,18 @@ def _our_bytes(record: PipelineRecord | None) -> tuple[str, str]:
     return measured, _mib(record.predicted.activation_bytes)
 
 
-def _our_activations(record: PipelineRecord | None, base: PipelineRecord) -> tuple[str, str]:
+def _ours_over(
+    record: PipelineRecord | None,
+    base: PipelineRecord,
+    value: Callable[[PipelineMeasured | PipelinePrediction], float],
+) -> tuple[str, str]:
+    """The value over the base's: measured, predicted."""
     if record is None or base.measured is None:
         return NONE, NONE
-    predicted = record.predicted.activation_bytes / base.predicted.activation_bytes
+    predicted = value(record.predicted) / value(base.predicted)
     if record.measured is None:
         return NONE, f"{predicted:.3f}"
-    measured = record.measured.activation_bytes / base.measured.activation_bytes
-    return f"{measured:.3f}", f"{predicted:.3f}"
-
-
-def _our_throughputs(record: PipelineRecord | None, base: PipelineRecord) -> tuple[str, str]:
-    if record is None or base.measured is None:
-        return NONE, NONE
-    predicted = record.predicted.samples_per_second / base.predicted.samples_per_second
-    if record.measured is None:
-        return NONE, f"{predicted:.3f}"
-    measured = record.measured.samples_per_second / base.measured.samples_per_second
-    return f"{measured:.3f}", f"{predicted:.3f}"
+    return f"{value(record.measured) / value(base.measured):.3f}", f"{predicted:.3f}"
 
 
 def _schedules_row(record: PipelineRecord) -> tuple[str, ...]:

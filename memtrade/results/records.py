@@ -140,8 +140,12 @@ def trial_id(spec: TrialSpec, machine: Machine) -> str:
         machine.memtrade_version,
         machine.tensorflow_version,
     )
-    encoded = msgspec.json.encode(identity, order="sorted")
-    return hashlib.sha256(encoded).hexdigest()[:12]
+    return short_hash(identity)
+
+
+def short_hash(identity: tuple[Any, ...]) -> str:
+    """12 hexadecimal digits of what makes a record another than the next."""
+    return hashlib.sha256(msgspec.json.encode(identity, order="sorted")).hexdigest()[:12]
 
 
 def save_record(record: Record, folder: Path) -> Path:
