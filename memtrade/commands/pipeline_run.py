@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import msgspec
 from cyclopts import Parameter
 
-from memtrade.commands.flags import ModelFlags, StrategyFlags, check_writable
+from memtrade.commands.flags import DeviceFlags, ModelFlags, StrategyFlags, check_writable
 from memtrade.commands.partition import CutFlags, trace_step
 from memtrade.commands.progress import ignore, log
 from memtrade.commands.run import Flag
@@ -21,7 +21,7 @@ from memtrade.errors import MemtradeError
 from memtrade.graph import StepGraph
 from memtrade.measure.environment import default_limit_bytes
 from memtrade.measure.pipeline import check_reachable, run_pipeline, serve_stage
-from memtrade.measure.pipeline_protocol import PipelineEvent, PipelineTrial, Serving
+from memtrade.measure.pipeline_protocol import PipelineEvent, PipelineTrial, Serving, StageDevice
 from memtrade.measure.protocol import Progress
 from memtrade.models.options import Value
 from memtrade.pipeline.planned import KEEP, plan_stages
@@ -41,7 +41,7 @@ from memtrade.results.pipeline_records import (
     runs_sheet,
     save_pipeline_record,
 )
-from memtrade.simulate.devices import load_device
+from memtrade.simulate.devices import device_names, load_device
 from memtrade.strategies import find_planned, make_options
 from memtrade.units import parse_bytes
 
@@ -52,13 +52,19 @@ class StageFlags:
     """Where the stages are.
 
     Attributes:
+        device: arena or gpu. Each stage has a GPU of its own: stage 1 has gpu:0, and so on, or the
+            one that its server was given.
+        profile: A device profile, by whose rates stages are cut, planned and predicted: a name out
+            of `memtrade devices`, or a .toml file. Unless given: arena, which gpu may not have.
         memory_limit: Of each stage, such as 2GiB. Unless given: an equal share of what a single
-            arena would get.
+            arena would get, or what the smallest GPU has free.
         cluster: host:port of each stage, separated by commas, where `memtrade pipeline serve` runs.
             Unless given: processes of this machine.
         timeout: Seconds that one trial may take.
     """
 
+    device: StageDevice = "arena"
+    profile: str | None = None
     memory_limit: str | None = None
     cluster: str | None = None
     timeout: float = 3600.0
@@ -68,7 +74,24 @@ class StageFlags:
             return ()
         return tuple(each.strip() for each in self.cluster.split(","))
 
+    def chosen_profile(self) -> str:
+        """Raises MemtradeError where there is no such profile, or none was named for GPUs."""
+        if self.profile is None and self.device == "gpu":
+            raise MemtradeError(
+                "stages on GPUs are cut and planned by a device profile: name it with --profile, "
+                f"one of {', '.join(device_names())} or a .toml file by `memtrade calibrate`"
+            )
+        profile = self.profile or "arena"
+        load_device(profile)
+        return profile
+
     def limit_bytes(self, stages: int) -> int:
+        if self.device == "gpu" and self.cluster is None:
+            flags = [
+                DeviceFlags(device=f"gpu:{i}", memory_limit=self.memory_limit)
+                for i in range(stages)
+            ]
+            return min(limit_bytes for _, limit_bytes in (each.resolve() for each in flags))
         if self.memory_limit is None:
             return default_limit_bytes() // stages
         return parse_bytes(self.memory_limit)
@@ -101,7 +124,7 @@ class _Runner:
                 verbose=self.verbose,
                 batch_size=size,
             )
-        graph, device = self.graphs[size], load_device("arena")
+        graph, device = self.graphs[size], load_device(self.where.chosen_profile())
         mode = schedule.checkpoint[0]
         in_flight = schedule.micro_batches if mode == "never" else 1
         partition = self.cutting.cut(graph, schedule.stages, device, in_flight=in_flight)
@@ -123,6 +146,7 @@ class _Runner:
             strategy=self.strategy,
             strategy_options=dataclasses.asdict(options) if options is not None else {},
             deferred_batch_norm=self.deferred_batch_norm,
+            device=self.where.device,
             memory_limit_bytes=self.where.limit_bytes(schedule.stages),
             cluster=self.where.addresses(),
             steps=self.steps,
@@ -201,7 +225,8 @@ def run(
     planned = make_schedule(
         schedule, stages=partitions, micro_batches=micro_batches, checkpoint=checkpoint
     )
-    name, options = _one_strategy(strategy or StrategyFlags())
+    name, options = _one_strategy(strategy or StrategyFlags(), where.chosen_profile())
+    where.limit_bytes(partitions)
     check_reachable(where.addresses())
     check_writable(results)
     runner = _Runner(
@@ -259,6 +284,7 @@ def sweep(
         Pass on what TensorFlow logs.
     """
     where = stages or StageFlags()
+    profile = where.chosen_profile()
     check_writable(results)
     plans: list[tuple[_Runner, Schedule]] = []
     for each in load_grids(grid):
@@ -281,7 +307,7 @@ def sweep(
             verbose=verbose,
             command_line=command_line,
             strategy=find_planned(each.strategy).name,
-            options=for_device(make_options(each.strategy, each.strategy_options), "arena"),
+            options=for_device(make_options(each.strategy, each.strategy_options), profile),
         )
         plans += [(runner, planned) for planned in each.schedules(size)]
     records: list[PipelineRecord] = []
@@ -306,6 +332,7 @@ def serve(
     *,
     cluster: str,
     stage: int,
+    device: str = "arena",
     memory_limit: str | None = None,
     verbose: Flag = False,
 ) -> int:
@@ -319,12 +346,15 @@ def serve(
         host:port of all stages, in order, separated by commas: the same for every server.
     stage
         Which of them this one is, from 1.
+    device
+        arena or gpu:N, out of `memtrade devices`.
     memory_limit
         Of the stage, such as 2GiB.
     verbose
         Pass on what TensorFlow logs.
     """
-    where = StageFlags(cluster=cluster, memory_limit=memory_limit)
+    where = StageFlags(cluster=cluster)
+    name, limit_bytes = DeviceFlags(device=device, memory_limit=memory_limit).resolve()
 
     def tell(event: PipelineEvent) -> None:
         if isinstance(event, Serving):
@@ -333,7 +363,8 @@ def serve(
     outcome = serve_stage(
         stage - 1,
         where.addresses(),
-        memory_limit_bytes=where.limit_bytes(1),
+        device=name,
+        memory_limit_bytes=limit_bytes,
         on_event=tell,
         on_log=log if verbose else ignore,
     )
@@ -341,7 +372,7 @@ def serve(
     return 1
 
 
-def _one_strategy(flags: StrategyFlags) -> tuple[str, Any]:
+def _one_strategy(flags: StrategyFlags, profile: str) -> tuple[str, Any]:
     """The strategy that plans the stages, and its options.
 
     Raises MemtradeError for several, for one without a plan, and for an order of the executor's.
@@ -352,7 +383,7 @@ def _one_strategy(flags: StrategyFlags) -> tuple[str, Any]:
     if flags.order != "pinned":
         raise MemtradeError(f"stages run in one fixed order: --order {flags.order} is not for them")
     find_planned(names[0])
-    return names[0], for_device(flags.typed_options(names)[names[0]], "arena")
+    return names[0], for_device(flags.typed_options(names)[names[0]], profile)
 
 
 def for_device(options: Any, device: str) -> Any:

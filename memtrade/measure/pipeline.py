@@ -90,7 +90,10 @@ def run_pipeline(
         if not trial.cluster:
             for i in range(trial.partitions):
                 order = StageSpec(
-                    stage=i, addresses=addresses, memory_limit_bytes=trial.memory_limit_bytes
+                    stage=i,
+                    device=f"gpu:{i}" if trial.device == "gpu" else "arena",
+                    addresses=addresses,
+                    memory_limit_bytes=trial.memory_limit_bytes,
                 )
                 children.append(_start_stage(order))
         driver_order = DriverSpec(
@@ -114,11 +117,14 @@ def serve_stage(
     stage: int,
     addresses: Sequence[str],
     *,
+    device: str = "arena",
     memory_limit_bytes: int,
     on_event: Callable[[PipelineEvent], None] = lambda event: None,
     on_log: Callable[[str], None] = lambda line: None,
 ) -> PipelineOutcome:
     """Serves one stage for pipelines that are driven from elsewhere, until it is stopped.
+
+    `device` is "arena" or "gpu:N".
 
     Raises MemtradeError where the limit or the number of the stage is bad.
     """
@@ -128,7 +134,10 @@ def serve_stage(
             "number the stages from 1, in the order of --cluster"
         )
     order = StageSpec(
-        stage=stage, addresses=tuple(addresses), memory_limit_bytes=memory_limit_bytes
+        stage=stage,
+        device=device,
+        addresses=tuple(addresses),
+        memory_limit_bytes=memory_limit_bytes,
     )
     with signals_raise(), _children() as children:
         child = _start_stage(order)
@@ -177,7 +186,7 @@ class _Child:
 
 def _start_stage(order: StageSpec) -> _Child:
     environment = child_environment(
-        TrialSpec(device="arena", memory_limit_bytes=order.memory_limit_bytes)
+        TrialSpec(device=order.device, memory_limit_bytes=order.memory_limit_bytes)
     )
     return _start("stage", order, environment, f"stage {order.stage + 1}", order.stage)
 

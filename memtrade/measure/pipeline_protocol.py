@@ -19,6 +19,8 @@ from memtrade.pipeline.partition import Partition
 from memtrade.pipeline.schedule import Checkpoint, Schedule, ScheduleName
 from memtrade.plan import Action
 
+StageDevice = Literal["arena", "gpu"]
+
 
 class PipelineTrial(msgspec.Struct, frozen=True, kw_only=True):
     """What makes a pipelined trial the same trial.
@@ -28,6 +30,7 @@ class PipelineTrial(msgspec.Struct, frozen=True, kw_only=True):
         boundaries: the ops that end the stages but the last, as `Partition` names them.
         strategy: that plans each stage, with all its options; "original" keeps activations.
         deferred_batch_norm: moving averages move once per step.
+        device: what each stage is: an arena, or a GPU of its own.
         memory_limit_bytes: of each stage.
         cluster: host:port of each stage's server; empty where they are children of this machine.
         steps: the counted steps; `warmup` more come before them.
@@ -48,6 +51,7 @@ class PipelineTrial(msgspec.Struct, frozen=True, kw_only=True):
     strategy: str = "original"
     strategy_options: dict[str, Any] = {}
     deferred_batch_norm: bool = False
+    device: StageDevice = "arena"
     memory_limit_bytes: int
     cluster: tuple[str, ...] = ()
     steps: int = 5
@@ -61,9 +65,15 @@ class PipelineTrial(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StageSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """Which stage a process is. `addresses` are host:port of all stages, in order."""
+    """Which stage a process is.
+
+    Attributes:
+        device: "arena" or "gpu:N", as in a trial.
+        addresses: host:port of all stages, in order.
+    """
 
     stage: int
+    device: str = "arena"
     addresses: tuple[str, ...]
     memory_limit_bytes: int
 

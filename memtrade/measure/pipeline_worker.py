@@ -1,12 +1,15 @@
 """The processes of a pipelined trial: servers that hold a stage each, and the driver.
 
-Each stage is a `tf.distribute.Server` in a process with an arena of its own, so that its allocator
-measures the stage's peak. The server's devices take their memory from the arena that the process
-set up, and its statistics are those of the process. To ask for them from wherever the driver runs,
-a question and its answer travel through TensorFlow, too, by two queues on the stage:
+Each stage is a `tf.distribute.Server` in a process with an arena or a GPU of its own, so that its
+allocator measures the stage's peak. The server's devices take their memory from the arena that the
+process set up, and its statistics are those of the process. To ask for them from wherever the
+driver runs, a question and its answer travel through TensorFlow, too, by two queues on the stage:
 
     driver   enqueue "reset" ──► questions ──► stage: look, reset
              dequeue ◄───────── answers ◄───── [peak bytes, bytes in use]
+
+A GPU computes behind the clock that a graph can read: there the times of tasks say when their
+kernels were queued, and only those of whole steps are the GPU's.
 """
 
 from __future__ import annotations
@@ -34,6 +37,7 @@ from memtrade.measure.pipeline_protocol import (
     PipelineMeasured,
     PipelineStepDone,
     Serving,
+    StageDevice,
     StageMeasured,
     StageSpec,
 )
@@ -72,9 +76,9 @@ def main(role: str) -> int:
     return 0
 
 
-def stage_device(stage: int) -> str:
-    """TensorFlow's name of a stage's device."""
-    return f"/job:{JOB}/task:{stage}/device:CPU:0"
+def stage_device(stage: int, device: StageDevice = "arena") -> str:
+    """TensorFlow's name of a stage's device. A process sees one GPU, its own."""
+    return f"/job:{JOB}/task:{stage}/device:{'GPU' if device == 'gpu' else 'CPU'}:0"
 
 
 # A stage
@@ -82,13 +86,17 @@ def stage_device(stage: int) -> str:
 
 def _serve(spec: StageSpec, events: BinaryIO) -> None:
     """Serves the stage, and answers questions about its memory, until the process is ended."""
-    device = make_device("arena", spec.memory_limit_bytes)
+    device = make_device(spec.device, spec.memory_limit_bytes)
     device.start()
+    config = session_config()
+    if spec.device != "arena":  # a server sets its GPU up by itself; the limit is one for both
+        virtual = config.gpu_options.experimental.virtual_devices.add()
+        virtual.memory_limit_mb.append(spec.memory_limit_bytes >> 20)
     server = tf.distribute.Server(
         tf.train.ClusterSpec({JOB: list(spec.addresses)}),
         job_name=JOB,
         task_index=spec.stage,
-        config=session_config(),
+        config=config,
     )
     runtime = Runtime(
         tensorflow_version=tf.__version__,
@@ -144,7 +152,7 @@ class _Driver:
         _send(self.events, Progress("build"))
         stages = stage_graphs(step.trace.graph, self.spec.partition)
         count = len(stages)
-        devices = [stage_device(i) for i in range(count)]
+        devices = [stage_device(i, trial.device) for i in range(count)]
         pipeline = build_pipeline(
             step,
             self.spec.partition,

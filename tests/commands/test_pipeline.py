@@ -118,3 +118,18 @@ def test_an_address_where_nobody_answers_is_named(run: Run) -> None:
                              "--cluster", address)  # fmt: skip
     assert status == 2
     assert f"no server answers at {address}" in err
+
+
+def test_stages_on_gpus_need_a_profile_and_gpus(run: Run) -> None:
+    status, _, err = run("pipeline", "run", *MODEL, "--micro-batches", "2", "--device", "gpu")
+    assert status == 2
+    assert "name it with --profile, one of a100-40gb, arena," in err
+    profiled = ("--device", "gpu", "--profile", "p40")
+    status, _, err = run("pipeline", "run", *MODEL, "--micro-batches", "2", *profiled)
+    assert status == 2
+    assert "unknown device 'gpu:0'" in err
+    status, _, err = run(
+        "pipeline", "serve", "--cluster", "a:1,b:2", "--stage", "1", "--device", "gpu:7"
+    )
+    assert status == 2
+    assert "unknown device 'gpu:7'" in err
