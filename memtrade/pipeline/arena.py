@@ -4,7 +4,7 @@
     = ops of one long program, each task a copy of the stage's ops, in one StepGraph
 
 which the simulator walks like any step, padding and holes included. Handed over as the runtime does
-(`memtrade.tf.pipeline`): a tensor that a stage sends past others leaves once its reader is about to
+(`memtrade.tf.pipeline`): what a stage sends, past others too, leaves once its reader is about to
 start; gradients have arrived when the first task that may read them starts, a recomputation too.
 """
 
@@ -16,7 +16,7 @@ import msgspec
 
 from memtrade.graph import READ_TYPES, SOURCE_TYPES, GraphData, Op, StepGraph, Tensor
 from memtrade.pipeline.partition import Partition
-from memtrade.pipeline.schedule import Schedule, Task, sends
+from memtrade.pipeline.schedule import Schedule, Task, TaskKind
 from memtrade.pipeline.stages import RECEIVE, SEND, StageGraph
 from memtrade.pipeline.work import split_program
 from memtrade.plan import Action
@@ -83,6 +83,11 @@ class _Unrolled:
         self.received = [t for t, name in named.items() if name not in labels]
         self.arriving = [t for op in self.own.ops if op.type == RECEIVE for t in op.outputs]
         self.by_label = {self.own.label(t.id): t.id for t in self.own.tensors}
+        self.leaving: dict[TaskKind, list[tuple[int, int]]] = {
+            "forward": self._sent_forward(),
+            "recompute": [],
+            "backward": self._sent_backward(),
+        }
 
     def graph(self) -> StepGraph:
         own = self.own
@@ -185,17 +190,33 @@ class _Unrolled:
             (self.latest[i, t],) = self._add(op, ())
 
     def _send(self, task: Task) -> None:
-        """What leaves is held until its reader is about to start. A gradient leaves at once."""
-        for message in sends(self.partition, self.index, task):
-            own = self.by_label.get(self.whole.label(message.tensor))
-            if task.kind != "forward" or own is None:
-                continue
+        """What leaves is held until its reader is about to start."""
+        for own, target in self.leaving[task.kind]:
             clock = next(
                 each.clock
-                for each in self.schedule.tasks[message.target]
-                if (each.kind, each.micro_batch) == ("forward", task.micro_batch)
+                for each in self.schedule.tasks[target]
+                if each.micro_batch == task.micro_batch and each.clock > task.clock
             )
             self.outgoing.append((clock, self._read(task.micro_batch, own)))
+
+    def _sent_forward(self) -> list[tuple[int, int]]:
+        """(own tensor, stage that reads it) of what a forward task sends."""
+        return [
+            (self.by_label[label], target)
+            for crossing in self.partition.sends(self.index)
+            if (label := self.whole.label(crossing.tensor)) in self.by_label
+            for target in crossing.targets
+        ]
+
+    def _sent_backward(self) -> list[tuple[int, int]]:
+        """Likewise, of gradients, which a backward task sends."""
+        whole, stage_of = self.whole, self.partition.stage_of
+        ids = {whole.label(t.id): t.id for t in whole.tensors}
+        found: list[tuple[int, int]] = []
+        for t in self.own.data.outputs[1:]:
+            readers = {stage_of[c] for c in whole.consumers[ids[self.own.label(t)]]}
+            found += [(t, target) for target in readers if target not in (None, self.index)]
+        return found
 
     def _hand_over(self, clock: int) -> None:
         """Whatever is due before a task of that clock."""

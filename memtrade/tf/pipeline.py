@@ -17,7 +17,7 @@ step, and what the simulator walked is what runs.
 
 Hand-over. What a stage makes may be read later than it is ready. So that it does not pile up, it is
 sent once its reader has ended the task of the clock before, and the sender's next task waits until
-it has been received; both only where the schedule's clocks say that nobody waits longer for it.
+it has been received; this only where the schedule's clocks say that nobody waits longer for it.
 All such edges lead from one clock to a later one: there is no deadlock.
 
 Recomputation. The forward task of a recomputed micro-batch keeps nothing but what it received.
@@ -59,7 +59,7 @@ from memtrade.schedule import base_order
 from memtrade.tf.build import make_batch, make_step
 from memtrade.tf.extract import Trace, trace
 from memtrade.tf.layers import static_shape
-from memtrade.tf.swap import SerializeTransfer
+from memtrade.tf.swap import DeviceCopyTransfer, HostTransfer, SerializeTransfer
 
 NodeDef = Any  # protobuf classes, unseen by type checkers
 
@@ -162,9 +162,10 @@ def session_config() -> Any:
     """A ConfigProto under which a session runs the graph as it is, on servers too.
 
     No optimizer may fold, merge or move ops: a recomputation is there to make again what is
-    there already. One inter-op thread, as in the worker.
+    there already. One inter-op thread, as in the worker. What a GPU has no kernel for, such as a
+    look at the clock, runs on its host.
     """
-    config = tf.compat.v1.ConfigProto(inter_op_parallelism_threads=1)
+    config = tf.compat.v1.ConfigProto(inter_op_parallelism_threads=1, allow_soft_placement=True)
     config.graph_options.rewrite_options.disable_meta_optimizer = True
     config.graph_options.optimizer_options.opt_level = tf.compat.v1.OptimizerOptions.L0
     return config
@@ -210,7 +211,7 @@ class _Builder:
         self.initializers: list[str] = []
         self.initial: dict[tuple[int, int], str] = {}  # (stage, handle) -> reference
         self.losses: list[str] = []
-        self.transfer = SerializeTransfer()
+        self.transfers = [_transfer(device) for device in devices]
         self.outside: dict[tuple[int, int, int], str] = {}  # what was swapped out, by which name
         self.deferred = moving_averages(self.graph) if deferred_batch_norm else {}
         if deferred_batch_norm and not self.deferred:
@@ -299,20 +300,21 @@ class _Builder:
     def _swap_out(self, stage: int, i: int, tensor: int, scope: str) -> None:
         name = f"{scope}/out{len(self.nodes)}/{self._flat(tensor)}"
         source = self._read(stage, i, tensor, scope)
-        self._chain_nodes(stage, self.transfer.swap_out(name, source, self.graph.tensors[tensor]))
+        value = self.graph.tensors[tensor]
+        self._chain_nodes(stage, self.transfers[stage].swap_out(name, source, value))
         self.outside[stage, i, tensor] = name
 
     def _swap_in(self, stage: int, i: int, tensor: int, scope: str) -> None:
         name = f"{scope}/in{len(self.nodes)}/{self._flat(tensor)}"
-        out = self.outside[stage, i, tensor]
-        self._chain_nodes(stage, self.transfer.swap_in(name, out, self.graph.tensors[tensor]))
+        out, value = self.outside[stage, i, tensor], self.graph.tensors[tensor]
+        self._chain_nodes(stage, self.transfers[stage].swap_in(name, out, value))
         self.made[stage, i, tensor] = name
 
     def _chain_nodes(self, stage: int, nodes: Sequence[NodeDef]) -> None:
         """Puts the nodes of a swap at the end of the stage's order; the first one starts it, the
         last one ends it, and those between hang together by themselves."""
         for node in nodes:
-            node.device = self.devices[stage]
+            node.device = node.device or self.devices[stage]
             self.nodes[node.name] = node
         self._pin(stage, nodes[0])
         self.last[stage] = nodes[-1].name
@@ -413,9 +415,10 @@ class _Builder:
         before = [each for each in self.schedule.tasks[stage] if each.clock < reading.clock]
         own = self.schedule.tasks[source]
         after = own[own.index(sent) + 1 :]
-        if before and (not after or before[-1].clock < after[0].clock):
+        if before:
             out.input.append("^" + self.ends[stage, before[-1]])
-            if after and (source, after[0]) not in self.starts:
+            in_time = after and before[-1].clock < after[0].clock
+            if in_time and (source, after[0]) not in self.starts:
                 self.acknowledged[source].append(into.name)
         self.arrivals.append(into.name)
         self.made[stage, i, tensor] = into.name
@@ -807,6 +810,14 @@ def _translated(actions: Iterable[Action], own: StepGraph, whole: StepGraph) -> 
 
 # Ops of a stage's graph that stand for other stages.
 _STAND_INS = frozenset({SEND, RECEIVE, "Placeholder"})
+
+
+def _transfer(device: str) -> HostTransfer:
+    """How the tensors of a stage leave for its host."""
+    place, _, kind = device.rpartition("/device:")
+    if kind.startswith("GPU"):
+        return DeviceCopyTransfer(device=device, host=f"{place}/device:CPU:0")
+    return SerializeTransfer()
 
 
 def _output(name: str, index: int) -> str:

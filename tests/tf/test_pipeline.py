@@ -218,3 +218,26 @@ def test_a_keras_model_is_refused():
     model = make_model("keras/MobileNetV2", {"batch_size": 2})
     with pytest.raises(UnsupportedGraphError, match="a pipeline runs built-in models"):
         draw_step(model, model, optimizer="sgd")
+
+
+def test_a_stage_on_a_gpu_swaps_to_its_own_host():
+    whole = make_model("gpt2", GPT2 | {"batch_size": BATCH})
+    step = draw_step(dataclasses.replace(whole, batch_size=2), whole, optimizer="sgd")
+    graph = step.trace.graph
+    partition = Partitioner(graph).by_time(2, load_device("gtx-1070"), slack=0.1)
+    schedule = make_schedule("gpipe", stages=2, micro_batches=2, checkpoint="never")
+    gpus = [f"/job:stage/task:{i}/device:GPU:0" for i in range(2)]
+    within = plan_stages(stage_graphs(graph, partition), "lms", make_options("lms"))
+    built = build_pipeline(step, partition, schedule, gpus, plans=within).graph.as_graph_def()
+    on_hosts = [node for node in built.node if "GPU" not in node.device]
+    assert {node.device for node in on_hosts} == {gpu.replace("GPU", "CPU") for gpu in gpus}
+    assert {node.op for node in on_hosts} == {"Identity"}
+    devices = {node.name: node.device for node in built.node}
+    moved = 0
+    for node in built.node:
+        for name in (each for each in node.input if not each.startswith("^")):
+            source = devices[name.partition(":")[0]]
+            if source != node.device and "CPU" in source + node.device:
+                assert source.partition("/device")[0] == node.device.partition("/device")[0]
+                moved += 1
+    assert moved == 2 * sum(action.kind == "swap_out" for plan in within for action in plan) * 2
