@@ -44,7 +44,7 @@ SMALL = {"image_size": 75, "batch_size": 4, "num_classes": 10}
 STEPS = 2
 TIMEOUT_SECONDS = 300.0
 
-# What the issue asks of `ome`: at most this share of the original's peak, in at most so many times
+# What `ome` is held against: at most this share of the original's peak, in at most so many times
 # its step time, with a smaller peak than any of TensorFlow's own ways that compute the same.
 MOST_PEAK, MOST_TIME = 0.60, 1.40
 

@@ -12,7 +12,8 @@ from collections.abc import Callable
 from enum import StrEnum
 from typing import NamedTuple
 
-from memtrade.graph import ALIAS_TYPES, READ_TYPES, SOURCE_TYPES, Op, StepGraph
+from memtrade.graph import ALIAS_TYPES, CALL_TYPES, READ_TYPES, SOURCE_TYPES, Op, StepGraph
+from memtrade.simulate.calls import dense_filter
 
 
 class OpClass(StrEnum):
@@ -159,12 +160,22 @@ def _update(op: Op, graph: StepGraph) -> OpCost:
     )
 
 
+def _call(op: Op, graph: StepGraph) -> OpCost:
+    """A function left whole: its inputs and outputs moved once, and what XLA makes of a filter."""
+    moved = sum(graph.tensors[t].size_bytes for t in (*op.inputs, *op.outputs))
+    dense = dense_filter(op, graph)
+    if dense is None:
+        return OpCost(OpClass.ELEMENTWISE, max(1, len(op.inputs) - 1) * (moved // 4), moved)
+    return OpCost(OpClass.CONV, 2 * dense.elements * dense.places, moved)
+
+
 def _elements(graph: StepGraph, tensor: int) -> int:
     shape = graph.tensors[tensor].shape
     return math.prod(shape) if shape is not None else 0
 
 
 _CUSTOM: dict[str, Callable[[Op, StepGraph], OpCost]] = {
+    **dict.fromkeys(CALL_TYPES, _call),
     "FusedBatchNormGradV3": _batch_norm_grad,
     "FusedBatchNormV3": _batch_norm,
 }

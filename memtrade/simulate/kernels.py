@@ -17,7 +17,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from memtrade.graph import Op, StepGraph
+from memtrade.graph import CALL_TYPES, Op, StepGraph
+from memtrade.simulate.calls import call_scratch_bytes
 
 SCRATCH = -1
 
@@ -173,11 +174,18 @@ def _cross_entropy(op: Op, graph: StepGraph) -> list[Request]:
     return [Request(loss), Request(loss, 0), Request(gradient, 1, reuse)]
 
 
+def _call(op: Op, graph: StepGraph) -> list[Request]:
+    """What the function takes for itself, then the outputs."""
+    taken = call_scratch_bytes(op, graph)
+    return [*([Request(taken)] if taken else []), *_outputs(op, graph)]
+
+
 def _size(op: Op, graph: StepGraph, position: int) -> int:
     return graph.tensors[op.inputs[position]].size_bytes
 
 
 _CUSTOM: dict[str, Callable[[Op, StepGraph], list[Request]]] = {
+    **dict.fromkeys(CALL_TYPES, _call),
     "BatchMatMulV2": _batch_matmul,
     "BiasAddGrad": _bias_add_grad,
     "Conv2D": _convolution,

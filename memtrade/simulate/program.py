@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from enum import IntEnum
 from typing import NamedTuple
 
-from memtrade.graph import ALIAS_TYPES, READ_TYPES, SOURCE_TYPES, StepGraph
+from memtrade.graph import ALIAS_TYPES, CALL_TYPES, READ_TYPES, SOURCE_TYPES, StepGraph
 from memtrade.plan import Action
 from memtrade.simulate.kernels import FOLDED_BYTES, PASSING, READING, SCRATCH, Request, requests
 
@@ -140,7 +140,7 @@ class Linker:
             return Spec(Code.READ, (), op.outputs, variables=variables[:1])
         if op.type == "AssignVariableOp":
             return Spec(Code.ASSIGN, inputs, (), variables=variables[:1])
-        if handles and op.type not in READING:
+        if handles and op.type not in READING | CALL_TYPES:
             return Spec(Code.UPDATE, inputs, op.outputs, variables=variables)
         passing = op.type in PASSING and self.sizes[op.inputs[0]] == self.sizes[op.outputs[0]]
         if (op.type in ALIAS_TYPES or passing) and op.inputs and op.outputs:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -35,14 +36,11 @@ class Strategy:
 
 def worth_deciding(graph: StepGraph) -> list[int]:
     """The activations that are large enough for a decision."""
-    return [t for t in graph.activations if _elements(graph, t) >= MIN_ELEMENTS]
+    return [t for t in graph.activations if is_worth_deciding(graph, t)]
 
 
-def _elements(graph: StepGraph, tensor: int) -> int:
-    elements = 1
-    for size in graph.tensors[tensor].shape or (0,):
-        elements *= size
-    return elements
+def is_worth_deciding(graph: StepGraph, tensor: int) -> bool:
+    return math.prod(graph.tensors[tensor].shape or (0,)) >= MIN_ELEMENTS
 
 
 def make_plan(

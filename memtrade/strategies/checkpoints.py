@@ -35,6 +35,9 @@ EXPENSIVE_TYPES = frozenset(
 # Of the choices with the smallest estimate, so many are simulated.
 JUDGED = 8
 
+# Why an activation between checkpoints is kept.
+STATEFUL = "its op is stateful"
+
 MODES = ("memory", "speed", "collection", "list")
 
 
@@ -101,7 +104,7 @@ def fates(graph: StepGraph, checkpoints: list[int]) -> list[Fate]:
         elif t > last:
             made.append(Fate(t, "keep", "after the last checkpoint"))
         elif graph.ops[graph.tensors[t].op].stateful:
-            made.append(Fate(t, "keep", "its op is stateful"))
+            made.append(Fate(t, "keep", STATEFUL))
         else:
             made.append(Fate(t, "recompute", "between checkpoints"))
     return made

@@ -10,22 +10,24 @@ swapped is a rule (`select`):
     all, none
 
 A swapped checkpoint costs device memory only around its two uses, so checkpoints may lie closer
-than where all are kept: here the segments are as short as the graph allows.
+than where all are kept: here the segments are as short as the graph allows. What cannot be
+recomputed (random numbers, calls that read variables) is swapped by the same rule.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from memtrade.graph import StepGraph
+from memtrade.graph import READ_TYPES, StepGraph
 from memtrade.models.options import check, option, options_of
 from memtrade.plan import Fate, Order, Plan
 from memtrade.schedule import base_order
 from memtrade.simulate.costs import op_cost
 from memtrade.simulate.devices import Device, load_device
 from memtrade.strategies import checkpoints
-from memtrade.strategies.base import Strategy, make_plan, worth_deciding
+from memtrade.strategies.base import Strategy, is_worth_deciding, make_plan, worth_deciding
 from memtrade.strategies.segments import cuts, useful
 
 SELECTIONS = ("hidable", "largest", "all", "none")
@@ -53,16 +55,34 @@ def plan(graph: StepGraph, options: Options, order: Order) -> Plan:
 
 def fates(graph: StepGraph, options: Options) -> list[Fate]:
     chosen = choose(graph, options)
-    swapped = select(graph, chosen, options)
-    made = []
-    for fate in checkpoints.fates(graph, chosen):
-        if fate.tensor in swapped:
-            made.append(Fate(fate.tensor, "swap", f"checkpoint, {swapped[fate.tensor]}"))
-        elif fate.reason == "checkpoint":
-            made.append(Fate(fate.tensor, "keep", f"checkpoint, not {options.select}"))
-        else:
-            made.append(fate)
-    return made
+    lasting = _lasting(graph, chosen)
+    swapped = select(graph, chosen, options, lasting)
+    made = {fate.tensor: fate for fate in checkpoints.fates(graph, chosen)}
+    for t in chosen:
+        made[t] = Fate(t, "keep", f"checkpoint, not {options.select}")
+    for t, why in swapped.items():
+        what = "checkpoint" if t in set(chosen) else checkpoints.STATEFUL
+        made[t] = Fate(t, "swap", f"{what}, {why}")
+    return [made[t] for t in sorted(made)]
+
+
+def _lasting(graph: StepGraph, chosen: list[int]) -> list[int]:
+    """What stateful ops make before the last checkpoint, and clones or the backward part read."""
+    last, known = max(chosen, default=-1), {*chosen}
+    found = []
+    for op_id in sorted(graph.forward):
+        op = graph.ops[op_id]
+        if not op.stateful or op.type in READ_TYPES:
+            continue
+        for t in op.outputs:
+            readers = [graph.ops[c] for view in graph.views(t) for c in graph.consumers[view]]
+            again = any(
+                reader.id in graph.backward or not known.issuperset(reader.outputs)
+                for reader in readers
+            )
+            if again and t < last and t not in known and is_worth_deciding(graph, t):
+                found.append(t)
+    return found
 
 
 def choose(graph: StepGraph, options: Options) -> list[int]:
@@ -79,20 +99,23 @@ def choose(graph: StepGraph, options: Options) -> list[int]:
     return useful(graph, cheapest.checkpoints)
 
 
-def select(graph: StepGraph, chosen: list[int], options: Options) -> dict[int, str]:
-    """The checkpoints to swap, each with the reason."""
-    sizes = {t: graph.tensors[t].size_bytes for t in chosen}
+def select(
+    graph: StepGraph, chosen: list[int], options: Options, lasting: Sequence[int] = ()
+) -> dict[int, str]:
+    """The checkpoints to swap, and of `lasting`, which cannot be recomputed; with the reason."""
+    both = sorted([*chosen, *lasting])
+    sizes = {t: graph.tensors[t].size_bytes for t in both}
     if options.select == "all":
-        return dict.fromkeys(chosen, "all are swapped")
+        return dict.fromkeys(both, "all are swapped")
     if options.select == "largest":
         largest = sorted(chosen, key=lambda t: (-sizes[t], t))[: options.count]
         return dict.fromkeys(sorted(largest), f"one of the {options.count} largest")
     if options.select == "none" or not chosen:
         return {}
     device = load_device(options.device)
-    gaps = _gap_seconds(graph, chosen, device)
+    gaps = _gap_seconds(graph, chosen, both, device)
     reasons = {}
-    for t in chosen:
+    for t in both:
         copies = sizes[t] / device.device_to_host_bytes_per_s
         copies += sizes[t] / device.host_to_device_bytes_per_s
         if copies <= gaps[t]:
@@ -100,8 +123,10 @@ def select(graph: StepGraph, chosen: list[int], options: Options) -> dict[int, s
     return reasons
 
 
-def _gap_seconds(graph: StepGraph, chosen: list[int], device: Device) -> dict[int, float]:
-    """Compute time between each checkpoint's last forward and first backward use."""
+def _gap_seconds(
+    graph: StepGraph, chosen: list[int], tensors: list[int], device: Device
+) -> dict[int, float]:
+    """Compute time between the last forward and the first backward use of each of `tensors`."""
     position = {op_id: i for i, op_id in enumerate(base_order(graph))}
     seconds = [device.seconds(op_cost(op, graph)) for op in graph.ops]
     finished = [0.0] * (len(graph.ops) + 1)
@@ -109,9 +134,12 @@ def _gap_seconds(graph: StepGraph, chosen: list[int], device: Device) -> dict[in
         finished[i + 1] = finished[i] + seconds[op_id]
     gaps = {}
     activations = worth_deciding(graph)
-    for t, following in zip(chosen, [*chosen[1:], len(graph.tensors)], strict=True):
-        # It is needed again as soon as anything of the segment behind it is.
-        segment = activations[bisect_left(activations, t) : bisect_left(activations, following)]
+    ends = [0, *chosen, len(graph.tensors)]
+    for t in tensors:
+        # It is needed again as soon as anything of its segment is.
+        place = bisect_right(chosen, t)
+        start, following = ends[place], ends[place + 1]
+        segment = activations[bisect_left(activations, start) : bisect_left(activations, following)]
         readers = [c for a in (t, *segment) for v in graph.views(a) for c in graph.consumers[v]]
         backward = [position[c] for c in readers if c in graph.backward]
         forward = [

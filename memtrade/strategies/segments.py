@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from memtrade.graph import StepGraph
+from memtrade.simulate.calls import call_scratch_bytes
 from memtrade.strategies.base import worth_deciding
 
 # What a side path may carry past a bottleneck: partial losses and counters, never activations.
@@ -116,8 +117,9 @@ def cuts(graph: StepGraph, *, resident: bool) -> list[Cut]:
         over the segments (i, j) with cost(i) + activations(i, j) + gradients(i, j) <= limit
 
     where cost(i) does not count towards the limit unless the checkpoints are `resident`, and the
-    gradients are two of the segment's largest size (an op's incoming and outgoing one). What is
-    alive at j and was made before i is alive at i too, so the sum counts each tensor once.
+    gradients are two of the segment's largest size (an op's incoming and outgoing one), or one and
+    what a compiled call takes for itself. What is alive at j and was made before i is alive at i
+    too, so the sum counts each tensor once.
     O(frontiers^2) for each of some 50 limits. Assumes that a segment's activations are all there
     at once, which is a little too many.
     """
@@ -147,8 +149,10 @@ class _Chain:
         self.total = sums[-1]
         sizes = [graph.tensors[t].size_bytes for t in activations]
         ends = [0, *(bisect_right(producers, f.op) for f in self.frontiers), len(activations)]
-        # The largest activation between each node and the one before it.
-        self.largest = [0] + [max(sizes[a:b], default=0) for a, b in itertools.pairwise(ends)]
+        largest = [0] + [max(sizes[a:b], default=0) for a, b in itertools.pairwise(ends)]
+        scratch = self._scratch(activations, ends)
+        # Beside the activations between each node and the one before it.
+        self.beside = [max(2 * a, a + b) for a, b in zip(largest, scratch, strict=True)]
         # Bytes of the activations made up to each node.
         self.made = [0, *(sums[bisect_right(producers, f.op)] for f in self.frontiers), self.total]
         # For each frontier its tensors' producers, ascending, and the bytes from each one on.
@@ -162,10 +166,24 @@ class _Chain:
             self.producers.append([op_id for op_id, _ in made_by])
             self.later_bytes.append(later[::-1])
 
+    def _scratch(self, activations: Sequence[int], ends: Sequence[int]) -> list[int]:
+        """For each node, the most that a backward call takes which reads what lies before it."""
+        graph = self.graph
+        position = {t: i for i, t in enumerate(activations)}
+        most = [0] * len(ends)
+        for op_id in graph.backward:
+            op = graph.ops[op_id]
+            taken = call_scratch_bytes(op, graph)
+            read = [position[graph.root[t]] for t in op.inputs if graph.root[t] in position]
+            if taken and read:
+                node = bisect_right(ends, max(read))
+                most[node] = max(most[node], taken)
+        return most
+
     def limits(self) -> list[int]:
         """Limits worth trying: every 5% from the largest single segment to the whole."""
         nodes = range(1, len(self.made))
-        limit = max(self.made[j] - self.made[j - 1] + 2 * self.largest[j] for j in nodes)
+        limit = max(self.made[j] - self.made[j - 1] + self.beside[j] for j in nodes)
         found = []
         while 0 < limit < self.total:
             found.append(limit)
@@ -177,10 +195,10 @@ class _Chain:
         cost: list[float] = [0.0] + [float("inf")] * (nodes - 1)
         previous = [0] * nodes
         for j in range(1, nodes):
-            largest = 0
+            beside = 0
             for i in range(j - 1, -1, -1):
-                largest = max(largest, self.largest[i + 1])
-                segment = self.made[j] - self.made[i] + 2 * largest
+                beside = max(beside, self.beside[i + 1])
+                segment = self.made[j] - self.made[i] + beside
                 if segment > limit:
                     break
                 through = cost[i] + self._added_bytes(i, j)
@@ -193,8 +211,8 @@ class _Chain:
         while j > 0:
             i = previous[j]
             behind = int(cost[i]) if self.resident else 0
-            gradients = 2 * max(self.largest[i + 1 : j + 1])
-            most = max(most, behind + self.made[j] - self.made[i] + gradients)
+            beside = max(self.beside[i + 1 : j + 1])
+            most = max(most, behind + self.made[j] - self.made[i] + beside)
             j = i
             if j > 0:
                 taken.append(self.frontiers[j - 1])

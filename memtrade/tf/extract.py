@@ -17,6 +17,7 @@ import tensorflow as tf
 
 from memtrade.errors import UnsupportedGraphError
 from memtrade.graph import GraphData, Op, StepGraph, Tensor
+from memtrade.tf.calls import Calls
 from memtrade.tf.graft import graft
 from memtrade.tf.inline import Inlined, opens
 from memtrade.tf.loss import computed_loss, find_loss
@@ -94,7 +95,9 @@ def read_graph(name: str, concrete: Any) -> GraphData:
     func_graph = concrete.graph
     operations = _alive(func_graph)
     op_ids = {operation.name: i for i, operation in enumerate(operations)}
-    attrs = {node.name: _simple_attrs(node) for node in func_graph.as_graph_def().node}
+    graph_def = func_graph.as_graph_def()
+    calls = Calls(graph_def)
+    attrs = {node.name: {**_simple_attrs(node), **calls.about(node)} for node in graph_def.node}
     is_stateful = _StatefulTypes()
     ops: list[Op] = []
     tensors: list[Tensor] = []
@@ -115,7 +118,7 @@ def read_graph(name: str, concrete: Any) -> GraphData:
                 # TensorFlow keeps them in a set: sorted, so that the same step is the same data.
                 controls=tuple(sorted(op_ids[op.name] for op in operation.control_inputs)),
                 outputs=tuple(outputs),
-                stateful=is_stateful(operation),
+                stateful=is_stateful(operation) and operation.name not in calls.pure,
                 attrs=attrs[operation.name],
             )
         )
@@ -200,8 +203,8 @@ def _captured_bytes(captured: tf.Tensor) -> int:
 class _StatefulTypes:
     """Whether an op type is stateful, asked once per type.
 
-    A call's statefulness depends on the function that it calls: TensorFlow says it in the type
-    (PartitionedCall against StatefulPartitionedCall).
+    A call's statefulness depends on the function that it calls, which TensorFlow says in the type
+    (PartitionedCall against StatefulPartitionedCall); but see `Calls.pure`.
     """
 
     def __init__(self) -> None:

@@ -39,7 +39,7 @@ class Inlined:
 
     def __init__(self, graph_def: GraphDef):
         self._library = {each.signature.name: each for each in graph_def.library.function}
-        self._op_defs = _op_defs(graph_def)
+        self._op_defs = op_defs(graph_def)
         self._names = {node.name for node in graph_def.node}
         self._nodes: list[NodeDef] = []
         self._results: dict[str, str] = {}  # reference to a call's output -> what it stands for
@@ -163,8 +163,7 @@ def is_identity(node: NodeDef) -> bool:
 
 def called_function(node: NodeDef, library: dict[str, Any]) -> Any:
     """The FunctionDef that `node` calls and whose body may take its place, or None."""
-    name = node.attr["f"].func.name if node.op in CALL_TYPES else node.op
-    function = library.get(name)
+    function = called_body(node, library)
     if function is None:
         return None
     for attributes in (node.attr, function.attr):
@@ -173,7 +172,12 @@ def called_function(node: NodeDef, library: dict[str, Any]) -> Any:
     return function
 
 
-def _op_defs(graph_def: GraphDef) -> dict[str, Any]:
+def called_body(node: NodeDef, library: dict[str, Any]) -> Any:
+    """The FunctionDef that `node` calls, or None if it is an op."""
+    return library.get(node.attr["f"].func.name if node.op in CALL_TYPES else node.op)
+
+
+def op_defs(graph_def: GraphDef) -> dict[str, Any]:
     """The definitions of all ops that the graph and its functions use.
 
     A MetaGraphDef lists them: TensorFlow's public way to ask.

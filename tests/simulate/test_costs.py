@@ -93,3 +93,19 @@ def test_a_slice_moves_only_what_it_cuts_out():
 @pytest.mark.parametrize("type_", ["Identity", "Reshape", "ReadVariableOp", "ShapeN", "NoOp"])
 def test_ops_without_a_kernel_are_free(type_):
     assert cost(type_, [Y], [Y]) == OpCost(OpClass.FREE, 0, 0)
+
+
+def test_xla_makes_the_gradient_of_a_filter_in_groups_densely():
+    images, filters = (8, 6, 6, 768), (7, 7, 1, 768)
+    found = cost(
+        "PartitionedCall",
+        [images, images, filters],
+        [images, filters],
+        images=1,
+        filter=2,
+        filter_gradient=True,
+    )
+    assert found.op_class is OpClass.CONV
+    assert found.flops == 2 * (7 * 7 * 768 * 768) * (8 * 6 * 6)
+    forward = {"images": 0, "filter": 1, "filter_gradient": False}
+    assert cost("PartitionedCall", [images, filters], [images], **forward).flops < found.flops

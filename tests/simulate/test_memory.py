@@ -123,6 +123,17 @@ def test_an_assignment_takes_the_value_over():
     assert result.peak_bytes == result.first_step_peak_bytes == result.persistent_bytes + BIG
 
 
+def test_a_call_makes_its_outputs_whatever_it_does_to_variables():
+    b = Builder()
+    handle = with_variable(b, BIG)
+    (x,) = b.op("x", "Placeholder", sizes=[4])
+    (y,) = b.op("call", "StatefulPartitionedCall", [x, handle], sizes=[BIG], stateful=True)
+    (loss,) = b.op("loss", "Dot", [y], sizes=[4])
+    graph = build_with_variable(b, handle, BIG, inputs=[x], outputs=[loss], loss=loss)
+    result = simulate(graph, everything(graph))
+    assert result.peak_bytes - result.persistent_bytes == BIG + 256
+
+
 def test_a_swapped_tensor_is_on_the_host_between_the_swaps():
     graph = chain(2)
     layer1 = graph.find(["layer1"])[0]

@@ -1,3 +1,4 @@
+from memtrade.strategies import segments
 from memtrade.strategies.segments import cuts, frontiers, useful
 from tests.graphs import Builder, chain
 
@@ -45,6 +46,20 @@ def test_finer_cuts_hold_less_when_checkpoints_leave():
     counts = [len(cut.checkpoints) for cut in cuts(chain(12), resident=False)]
     assert sizes == sorted(sizes)
     assert counts == sorted(counts, reverse=True)
+
+
+def test_a_call_that_takes_much_for_itself_makes_its_segment_shorter(monkeypatch):
+    graph = chain(12, 8192)
+    smallest = min(cut.backward_bytes for cut in cuts(graph, resident=False))
+    taken = {"grad9": 20 * 8192}
+    monkeypatch.setattr(segments, "call_scratch_bytes", lambda op, _: taken.get(op.name, 0))
+    beside = cuts(graph, resident=False)
+    assert smallest < 21 * 8192 <= min(cut.backward_bytes for cut in beside)
+    leanest = min(beside, key=lambda cut: cut.backward_bytes)
+    # The segment of what grad9 reads is as short as it can be; elsewhere there is room.
+    around = [graph.label(t) for t in leanest.checkpoints if 7 <= int(graph.label(t)[5:-2]) <= 8]
+    assert around == ["layer7:0", "layer8:0"]
+    assert len(leanest.checkpoints) < 8
 
 
 def test_a_checkpoint_that_only_makes_checkpoints_is_left_out():

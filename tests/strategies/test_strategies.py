@@ -104,6 +104,19 @@ def test_ome_says_what_it_swaps_and_why(graph):
     assert any(fate.reason == "checkpoint, not largest" for fate in made.fates)
 
 
+def test_ome_swaps_what_cannot_be_recomputed():
+    graph, named = chain(16, stateful=6), "layer4,layer8"
+    made = plan(graph, "ome", mode="list", tensors=named, select="all")
+    swapped = {graph.label(f.tensor): f.reason for f in made.fates if f.decision == "swap"}
+    assert swapped == {
+        "layer4:0": "checkpoint, all are swapped",
+        "layer6:0": "its op is stateful, all are swapped",
+        "layer8:0": "checkpoint, all are swapped",
+    }
+    kept = plan(graph, "ome", mode="list", tensors=named, select="none")
+    assert kept.tensors("swap") == []
+
+
 def test_hidable_asks_whether_the_gap_hides_the_copies(graph, tmp_path):
     """On a device with slow copies nothing is hidden; on one with fast copies, early ones are."""
     slow = plan(graph, "ome", device="gtx-1070").tensors("swap")

@@ -5,9 +5,12 @@
 import pytest
 import tensorflow as tf
 
+from memtrade.graph import CALL_TYPES
+from memtrade.simulate.calls import DenseFilter, dense_filter
 from memtrade.tf.extract import opened, trace
 from memtrade.tf.inline import Inlined
 from tests.tf.test_extract import step_of
+from tests.tf.user_steps import STEPS
 
 
 def types(function, *specs) -> list[str]:
@@ -58,6 +61,25 @@ def test_functions_that_must_stay_do(attribute):
     assert any(
         "Call" in each for each in types(lambda x: tf.reduce_sum(inner(x)), tf.TensorSpec([4]))
     )
+
+
+def test_a_compiled_call_is_stateful_only_if_its_function_is():
+    counter = tf.Variable(1.0)
+    compute = tf.function(tf.sin, jit_compile=True)
+    count = tf.function(lambda x: x + counter.assign_add(1.0), jit_compile=True, autograph=False)
+    step = step_of(lambda x: tf.reduce_sum(count(compute(x))), tf.TensorSpec([4]))
+    calls = [op for op in trace(step).graph.ops if op.type in CALL_TYPES]
+    assert [op.stateful for op in calls] == [False, True]
+
+
+def test_a_compiled_gradient_of_a_filter_in_groups_is_known():
+    step = STEPS["compiled"]()
+    specs = [tf.TensorSpec(x.shape, x.dtype) for x in step.batch]
+    graph = trace(step_of(step.function, *specs)).graph
+    calls = [op for op in graph.ops if op.type in CALL_TYPES]
+    dense = [found for op in calls if (found := dense_filter(op, graph))]
+    assert len(calls) == 2 * len(dense) == 8
+    assert set(dense) == {DenseFilter(3 * 3 * 8 * 8 * 4, 3 * 3 * 8 * 8, 8 * 16 * 16)}
 
 
 def test_effects_keep_their_order():

@@ -1,4 +1,4 @@
-"""optimal against every other strategy: at the same peak it is never slower."""
+"""optimal against every other strategy: at the same peak never slower, and no peak is smaller."""
 
 import functools
 
@@ -28,11 +28,6 @@ STEPS = {
 }
 
 
-# The other planners of the field, which take seconds each, are held against one of them.
-BASELINES = {"sqrt_n", "greedy", "rotor", "checkmate"}
-LEFT_OUT = {"resnet-18": set[str](), "gpt2": BASELINES, "unet": BASELINES}
-
-
 @functools.cache
 def graph_of(name: str) -> StepGraph:
     with tf.Graph().as_default():
@@ -51,14 +46,15 @@ def test_never_slower_than_another_strategy_at_its_peak(name):
         return peak, times.step_seconds(plan)
 
     step = times.step_seconds(())
+    smallest, _ = judged("optimal", minimize="memory")
     compared = 0
-    for other in [other for other in PLANNED if other not in {"optimal", *LEFT_OUT[name]}]:
+    for other in [other for other in PLANNED if other != "optimal"]:
         try:
             peak, seconds = judged(other)
         except UnsupportedGraphError:
             continue
         ours_peak, ours_seconds = judged("optimal", budget=f"{peak}B", time_limit="60")
-        assert ours_peak <= peak, other
+        assert smallest <= ours_peak <= peak, other
         assert ours_seconds <= seconds + TOLERANCE * step, other
         compared += 1
-    assert compared >= (4 if LEFT_OUT[name] else 8)
+    assert compared >= 7

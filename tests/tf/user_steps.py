@@ -256,6 +256,28 @@ def control_flow() -> UserStep:
     return UserStep(train_step, (images(),), lambda: layers)
 
 
+def compiled() -> UserStep:
+    """Convolutions in groups that XLA compiles, as Keras has them where there is no GPU."""
+    filters = [tf.Variable(tf.random.stateless_normal([3, 3, 1, 8], [i, 0])) for i in range(4)]
+
+    @tf.function(jit_compile=True)
+    def convolve(x, kernel):
+        return tf.nn.convolution(x, kernel, padding="SAME")
+
+    @tf.function
+    def train_step(x):
+        with tf.GradientTape() as tape:
+            for kernel in filters:
+                x = tf.nn.gelu(convolve(x, kernel)) + x
+            loss = tf.reduce_mean(x**2)
+        for kernel, gradient in zip(filters, tape.gradient(loss, filters), strict=True):
+            kernel.assign_sub(0.1 * gradient)
+        return loss
+
+    batch = tf.random.stateless_normal([8, 16, 16, 8], [1, 0])
+    return UserStep(train_step, (batch,), lambda: filters)
+
+
 STEPS: dict[str, Callable[[], UserStep]] = {
     "plain": plain,
     "tf.gradients": tf_gradients,
@@ -269,4 +291,5 @@ STEPS: dict[str, Callable[[], UserStep]] = {
     "stateful dropout": stateful_dropout,
     "nested": nested,
     "control flow": control_flow,
+    "compiled": compiled,
 }

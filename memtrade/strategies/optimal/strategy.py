@@ -11,6 +11,7 @@ the last word, and what it finds over (or far under) the budget corrects the pro
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import logging
@@ -18,6 +19,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import msgspec
 import psutil
@@ -185,9 +187,8 @@ class _Search:
         tensors, which the programme leaves alone, count where everything else is gone: to swap
         all is tried, too.
         """
-        everything = self._swapped()
-        may_swap = self.options.swap and everything.host_bytes <= self.host_limit_bytes
-        tried = [self._judge({}), *([everything] if may_swap else [])]
+        may_swap = self.options.swap and self._swapped.host_bytes <= self.host_limit_bytes
+        tried = [self._judge({}), *([self._swapped] if may_swap else [])]
         for _ in range(ORDERS):
             choice = self._choose(None)
             if choice is None:
@@ -202,9 +203,10 @@ class _Search:
         finished = [self._finished(leanest[0])]
         starts = [leanest[0]]
         near = (1 + NEAR) * leanest[0].peak_bytes
-        if may_swap and everything is not leanest[0] and everything.peak_bytes <= near:
-            starts.append(everything)
-        for each in (*leanest[1:], *map(self._shrink, starts)):
+        if may_swap and leanest[0] is not self._swapped and self._swapped.peak_bytes <= near:
+            starts.append(self._swapped)
+        close = [verdict for verdict in self._by_rules if verdict.peak_bytes <= near]
+        for each in (*leanest[1:], *close, *map(self._shrink, starts)):
             if self._seconds_left > 0 and each is not leanest[0]:
                 finished.append(self._finished(each))
         self._remember(min(finished, key=lambda each: each[0].peak_bytes))
@@ -246,18 +248,11 @@ class _Search:
                 self._correct(verdict, budget, weight=turn + 1)
 
     def _consider_others(self, budget: int) -> None:
-        """What the rules of other strategies choose: small tensors, which the programme
-        leaves alone, may count, and recomputations may span more than its windows."""
         if self.options.swap:
-            self._finish(self._swapped(), budget)
-        for choose in (_checkpoints, _ome):
-            if self._seconds_left <= 0:
-                return
-            try:
-                fates = choose(self.graph, self.options)
-            except UnsupportedGraphError:
-                continue
-            self._finish(self._judge({fate.tensor: fate.decision for fate in fates}), budget)
+            self._finish(self._swapped, budget)
+        for verdict in self._by_rules:
+            if self._seconds_left > 0:
+                self._finish(verdict, budget)
 
     def _correct(self, verdict: Verdict, budget: int, weight: int) -> None:
         """Where the judged program takes more than the budget, the programme counts that much more,
@@ -308,8 +303,23 @@ class _Search:
             )
         return choice
 
+    @cached_property
     def _swapped(self) -> Verdict:
+        """All that can be is swapped."""
         return self._judge(dict.fromkeys(worth_deciding(self.graph), "swap"))
+
+    @cached_property
+    def _by_rules(self) -> list[Verdict]:
+        """What the rules of other strategies choose: small tensors, which the programme leaves
+        alone, may count, and recomputations may span more than its windows."""
+        rules = [_checkpoints, _ome] if self.options.swap else [_checkpoints]
+        found: list[Verdict] = []
+        for choose in rules:
+            if self._seconds_left > 0:
+                with contextlib.suppress(UnsupportedGraphError):
+                    fates = choose(self.graph, self.options)
+                    found.append(self._judge({fate.tensor: fate.decision for fate in fates}))
+        return [each for each in found if each.host_bytes <= self.host_limit_bytes]
 
     def _judge(self, decisions: Mapping[int, Decision]) -> Verdict:
         return self.judge.judge(decisions)
@@ -492,8 +502,6 @@ def _checkpoints(graph: StepGraph, _: Options) -> list[Fate]:
 
 
 def _ome(graph: StepGraph, options: Options) -> list[Fate]:
-    if not options.swap:
-        return []
     return ome.fates(graph, ome.Options(device=options.device))
 
 
