@@ -79,7 +79,6 @@ def test_planning(benchmark, tmp_path, name, goal):
     path.write_bytes(graph.to_bytes())
     options = options_of(graph, *GOALS[goal])
     made = benchmark.pedantic(plan_apart, (path, options), rounds=1)
-    benchmark.group = goal
     benchmark.extra_info.update(made, step=name, ops=len(graph.ops), targets=TARGETS)
     assert made["step_peak_bytes"] < made["original_step_peak_bytes"]
     if "budget" in options:

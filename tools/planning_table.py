@@ -31,7 +31,7 @@ for run in runs:
     row = (
         made["step"],
         f"{made['ops']:,}",
-        run["group"],
+        run["params"]["goal"],
         f"{made['plan_seconds']:.1f}",
         f"{made['planning_peak_bytes'] / 1e6:,.0f}",
         f"{made['simulate_seconds']:.3f}",

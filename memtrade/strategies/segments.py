@@ -153,6 +153,7 @@ class _Chain:
         scratch = self._scratch(activations, ends)
         # Beside the activations between each node and the one before it.
         self.beside = [max(2 * a, a + b) for a, b in zip(largest, scratch, strict=True)]
+        self.whole = self.total + max(scratch)
         # Bytes of the activations made up to each node.
         self.made = [0, *(sums[bisect_right(producers, f.op)] for f in self.frontiers), self.total]
         # For each frontier its tensors' producers, ascending, and the bytes from each one on.
@@ -181,11 +182,11 @@ class _Chain:
         return most
 
     def limits(self) -> list[int]:
-        """Limits worth trying: every 5% from the largest single segment to the whole."""
+        """Limits worth trying: every 5% from the largest single segment to the whole step."""
         nodes = range(1, len(self.made))
         limit = max(self.made[j] - self.made[j - 1] + self.beside[j] for j in nodes)
         found = []
-        while 0 < limit < self.total:
+        while 0 < limit < self.whole:
             found.append(limit)
             limit = limit * 21 // 20 + 1
         return found

@@ -107,6 +107,9 @@ def plan(graph: StepGraph, options: Options, order: Order) -> Plan:
     return search.fastest(budget)
 
 
+Rule = Callable[[StepGraph, Options], list[Fate]]
+
+
 @dataclass
 class _Search:
     graph: StepGraph
@@ -117,6 +120,7 @@ class _Search:
     # The longest that it took to finish a program: so much is left for the last one.
     finish_seconds: float = 0.0
     _finish_count: int = 0
+    _ruled: dict[Rule, list[Verdict]] = field(default_factory=dict)
     _last_finished: tuple[Verdict, tuple[Verdict, Plan]] | None = None
     # What no plan of the programme's kind goes below, as far as it is known.
     least_seconds: float | None = None
@@ -205,9 +209,12 @@ class _Search:
         near = (1 + NEAR) * leanest[0].peak_bytes
         if may_swap and leanest[0] is not self._swapped and self._swapped.peak_bytes <= near:
             starts.append(self._swapped)
-        close = [verdict for verdict in self._by_rules if verdict.peak_bytes <= near]
-        for each in (*leanest[1:], *close, *map(self._shrink, starts)):
-            if self._seconds_left > 0 and each is not leanest[0]:
+        ruled = self._by_rule(_ome if self.options.swap else _checkpoints)
+        close = [verdict for verdict in ruled if verdict.peak_bytes <= near]
+        for each in itertools.chain(leanest[1:], close, map(self._shrink, starts)):
+            # Finishing takes long, and no plan needs less than its judged program.
+            least = min(plan.peak_bytes for plan, _ in finished)
+            if self._seconds_left > 0 and each.peak_bytes < least:
                 finished.append(self._finished(each))
         self._remember(min(finished, key=lambda each: each[0].peak_bytes))
 
@@ -248,10 +255,12 @@ class _Search:
                 self._correct(verdict, budget, weight=turn + 1)
 
     def _consider_others(self, budget: int) -> None:
+        """What the rules of other strategies choose: small tensors, which the programme leaves
+        alone, may count, and recomputations may span more than its windows."""
         if self.options.swap:
             self._finish(self._swapped, budget)
-        for verdict in self._by_rules:
-            if self._seconds_left > 0:
+        for choose in (_checkpoints, _ome) if self.options.swap else (_checkpoints,):
+            for verdict in self._by_rule(choose):
                 self._finish(verdict, budget)
 
     def _correct(self, verdict: Verdict, budget: int, weight: int) -> None:
@@ -308,18 +317,17 @@ class _Search:
         """All that can be is swapped."""
         return self._judge(dict.fromkeys(worth_deciding(self.graph), "swap"))
 
-    @cached_property
-    def _by_rules(self) -> list[Verdict]:
-        """What the rules of other strategies choose: small tensors, which the programme leaves
-        alone, may count, and recomputations may span more than its windows."""
-        rules = [_checkpoints, _ome] if self.options.swap else [_checkpoints]
-        found: list[Verdict] = []
-        for choose in rules:
-            if self._seconds_left > 0:
-                with contextlib.suppress(UnsupportedGraphError):
-                    fates = choose(self.graph, self.options)
-                    found.append(self._judge({fate.tensor: fate.decision for fate in fates}))
-        return [each for each in found if each.host_bytes <= self.host_limit_bytes]
+    def _by_rule(self, choose: Rule) -> list[Verdict]:
+        """What the rule of another strategy chooses, if it is for this graph, and there is time
+        and room for it."""
+        if choose not in self._ruled and self._seconds_left > 0:
+            self._ruled[choose] = []
+            with contextlib.suppress(UnsupportedGraphError):
+                fates = choose(self.graph, self.options)
+                verdict = self._judge({fate.tensor: fate.decision for fate in fates})
+                if verdict.host_bytes <= self.host_limit_bytes:
+                    self._ruled[choose].append(verdict)
+        return self._ruled.get(choose, [])
 
     def _judge(self, decisions: Mapping[int, Decision]) -> Verdict:
         return self.judge.judge(decisions)
