@@ -234,11 +234,15 @@ class _Search:
 
     def _solve(self, budget: int) -> None:
         """Choices for the budget; what the simulator finds above it corrects the programme."""
-        loosened = False
+        loosened, excess_bytes = False, 0.0
         for turn in range(ROUNDS):
             choice = self._choose(int(budget * (1 - SPARE)))
             if choice is None:
-                return
+                if not excess_bytes:
+                    return
+                excess_bytes /= 2  # the last correction left no room: half of it is taken back
+                self._everywhere(-excess_bytes)
+                continue
             if self.least_seconds is None:  # later programmes are corrected, so they prove less
                 self.least_seconds = self.original_seconds + choice.bound
             verdict = self._judge(choice.decisions)
@@ -252,7 +256,7 @@ class _Search:
             elif loosened:
                 return
             else:
-                self._correct(verdict, budget, weight=turn + 1)
+                excess_bytes = self._correct(verdict, budget, weight=turn + 1)
 
     def _consider_others(self, budget: int) -> None:
         """What the rules of other strategies choose: small tensors, which the programme leaves
@@ -263,12 +267,13 @@ class _Search:
             for verdict in self._by_rule(choose):
                 self._finish(verdict, budget)
 
-    def _correct(self, verdict: Verdict, budget: int, weight: int) -> None:
+    def _correct(self, verdict: Verdict, budget: int, weight: int) -> float:
         """Where the judged program takes more than the budget, the programme counts that much more,
         `weight` times: what was not enough at first is more than padding that comes and goes.
 
         What has no place counts everywhere: padding that is left after reservations, and copies
-        beside compute, which hold a tensor's memory until its last byte has moved.
+        beside compute, which hold a tensor's memory until its last byte has moved. Returns the
+        bytes that it counts for.
         """
         problem = self.chooser.problem
         excess: dict[int, float] = {}
@@ -280,11 +285,12 @@ class _Search:
                     place = problem.place[action.id]
                 if size > budget:
                     excess[place] = max(excess.get(place, 0.0), weight * (size - budget) / MB)
-        if not excess:
-            peak = self._finished(verdict)[0].peak_bytes
-            self._everywhere(weight * (peak - budget))
-        else:
+        if excess:
             self.chooser.problem = problem.corrected(excess)
+            return 0.0
+        excess_bytes = weight * (self._finished(verdict)[0].peak_bytes - budget)
+        self._everywhere(excess_bytes)
+        return float(excess_bytes)
 
     def _everywhere(self, excess_bytes: float) -> None:
         problem = self.chooser.problem
