@@ -1,5 +1,6 @@
 """optimal against brute force on small graphs, against its own programme, and its errors."""
 
+import dataclasses
 import logging
 import re
 
@@ -10,10 +11,13 @@ from memtrade.graph import StepGraph
 from memtrade.plan import Action, check_plan
 from memtrade.simulate.defragment import ROOMY_BYTES, defragment
 from memtrade.simulate.devices import load_device
+from memtrade.simulate.memory import Simulator
 from memtrade.simulate.timeline import TimeSimulator
 from memtrade.strategies import find_planned, make_options
-from memtrade.strategies.optimal.strategy import Options, plan
+from memtrade.strategies.optimal.choice import Choice
+from memtrade.strategies.optimal.strategy import Options, _Search, plan
 from memtrade.units import megabytes
+from tests.graphs import chain
 from tests.strategies.brute_force import candidates, random_step_graph
 
 ARENA = load_device("arena")
@@ -132,6 +136,33 @@ def test_the_log_has_the_best_so_far(caplog: pytest.LogCaptureFixture) -> None:
     best = [line for line in caplog.messages if line.startswith("best so far: ")]
     assert all(re.fullmatch(r"best so far: [+-][\d.]+% time, peak [\d.]+ MB.*", b) for b in best)
     assert best
+
+
+def test_half_of_a_correction_that_leaves_no_room_is_taken_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The first choice is far over the budget; corrected by that, the programme has no solution."""
+    graph = chain(12, size=8 << 20)
+    budget = Simulator(graph).peak_live_bytes(()) * 3 // 4
+    choose, correct = _Search._choose, _Search._everywhere
+    turns, corrections = iter(("everything", "none")), []
+
+    def choose_badly(self: _Search, budget: int | None) -> Choice | None:
+        turn, choice = next(turns, "best"), choose(self, budget)
+        if turn == "best" or choice is None:
+            return choice
+        return dataclasses.replace(choice, decisions={}) if turn == "everything" else None
+
+    def note(self: _Search, excess_bytes: float) -> None:
+        corrections.append(excess_bytes)
+        correct(self, excess_bytes)
+
+    monkeypatch.setattr(_Search, "_choose", choose_badly)
+    monkeypatch.setattr(_Search, "_everywhere", note)
+    made = plan(graph, Options(device="gtx-1070", budget=f"{budget}B"), "pinned")
+    assert corrections[1] == -corrections[0] / 2 < 0
+    assert made.gap is not None
+    assert next(turns, None) is None
 
 
 def test_no_host_memory_means_no_swaps():
