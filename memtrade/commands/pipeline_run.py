@@ -87,11 +87,10 @@ class StageFlags:
 
     def limit_bytes(self, stages: int) -> int:
         if self.device == "gpu" and self.cluster is None:
-            flags = [
-                DeviceFlags(device=f"gpu:{i}", memory_limit=self.memory_limit)
+            return min(
+                DeviceFlags(device=f"gpu:{i}", memory_limit=self.memory_limit).resolve()[1]
                 for i in range(stages)
-            ]
-            return min(limit_bytes for _, limit_bytes in (each.resolve() for each in flags))
+            )
         if self.memory_limit is None:
             return default_limit_bytes() // stages
         return parse_bytes(self.memory_limit)

@@ -60,8 +60,9 @@ def fates(graph: StepGraph, options: Options) -> list[Fate]:
     made = {fate.tensor: fate for fate in checkpoints.fates(graph, chosen)}
     for t in chosen:
         made[t] = Fate(t, "keep", f"checkpoint, not {options.select}")
+    cannot = set(lasting)
     for t, why in swapped.items():
-        what = "checkpoint" if t in set(chosen) else checkpoints.STATEFUL
+        what = checkpoints.STATEFUL if t in cannot else "checkpoint"
         made[t] = Fate(t, "swap", f"{what}, {why}")
     return [made[t] for t in sorted(made)]
 

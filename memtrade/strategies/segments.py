@@ -175,8 +175,10 @@ class _Chain:
         for op_id in graph.backward:
             op = graph.ops[op_id]
             taken = call_scratch_bytes(op, graph)
+            if not taken:
+                continue
             read = [position[graph.root[t]] for t in op.inputs if graph.root[t] in position]
-            if taken and read:
+            if read:
                 node = bisect_right(ends, max(read))
                 most[node] = max(most[node], taken)
         return most
