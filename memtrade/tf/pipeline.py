@@ -203,7 +203,7 @@ class _Builder:
         self.home = {t: j for j, s in enumerate(partition.stages) for t in s.variables}
         self.nodes: dict[str, NodeDef] = {}
         self.last: list[str] = [""] * schedule.stages  # the last op of each stage's chain
-        self.acknowledged: list[list[str]] = [[] for _ in devices]  # what the next op waits for
+        self.acknowledged: list[tuple[int, Task, str]] = []  # what a task waits for, too
         self.arrivals: list[str] = []  # what the task in the making has received
         self.ends: dict[tuple[int, Task], str] = {}
         self.starts: dict[tuple[int, Task], str] = {}
@@ -227,6 +227,8 @@ class _Builder:
         tasks = [(t, j) for j, own in enumerate(self.schedule.tasks) for t in own]
         for task, stage in sorted(tasks, key=lambda each: each[0].clock):
             self._run_task(stage, task)
+        for stage, task, received in self.acknowledged:
+            self.nodes[self.starts[stage, task]].input.append("^" + received)
         loss = self._mean_loss()
         updated = [self._update(stage) for stage in range(self.schedule.stages)]
         times = [self._times(stage) for stage in range(self.schedule.stages)]
@@ -417,9 +419,8 @@ class _Builder:
         after = own[own.index(sent) + 1 :]
         if before:
             out.input.append("^" + self.ends[stage, before[-1]])
-            in_time = after and before[-1].clock < after[0].clock
-            if in_time and (source, after[0]) not in self.starts:
-                self.acknowledged[source].append(into.name)
+            if after and before[-1].clock < after[0].clock:
+                self.acknowledged.append((source, after[0], into.name))
         self.arrivals.append(into.name)
         self.made[stage, i, tensor] = into.name
 
@@ -685,8 +686,6 @@ class _Builder:
         """Puts a node at the end of its stage's order."""
         if self.last[stage]:
             node.input.append("^" + self.last[stage])
-        node.input.extend("^" + name for name in self.acknowledged[stage])
-        self.acknowledged[stage] = []
         self.last[stage] = node.name
 
     def _add(

@@ -210,6 +210,10 @@ def test_tasks_run_one_after_the_other_and_wait_for_what_they_read():
         # A task begins when what it reads is there, which may leave before its maker's end.
         assert begin[0, "forward", i] <= begin[1, "forward", i]
         assert begin[1, "backward", i] <= begin[0, "backward", i]
+    for i in range(2, 4):
+        # Nothing piles up: a stage goes on once its reader has taken what it made last, and that
+        # leaves when the reader is through with the one before.
+        assert end[1, "forward", i - 2] <= begin[0, "forward", i]
     # GPipe: all forward, then all backward, the last micro-batch first.
     assert end[1, "forward", 3] <= begin[1, "backward", 3] <= begin[1, "backward", 0]
 
