@@ -192,12 +192,8 @@ class _Unrolled:
     def _send(self, task: Task) -> None:
         """What leaves is held until its reader is about to start."""
         for own, target in self.leaving[task.kind]:
-            clock = next(
-                each.clock
-                for each in self.schedule.tasks[target]
-                if each.micro_batch == task.micro_batch and each.clock > task.clock
-            )
-            self.outgoing.append((clock, self._read(task.micro_batch, own)))
+            reading = self.schedule.reading_task(target, task)
+            self.outgoing.append((reading.clock, self._read(task.micro_batch, own)))
 
     def _sent_forward(self) -> list[tuple[int, int]]:
         """(own tensor, stage that reads it) of what a forward task sends."""

@@ -96,6 +96,14 @@ class Schedule(msgspec.Struct, frozen=True):
         last = micro_batch == self.micro_batches - 1
         return mode == "always" or (mode == "except_last" and not last)
 
+    def reading_task(self, stage: int, sent: Task) -> Task:
+        """The first of the stage's tasks on the micro-batch that can read what `sent` made."""
+        return next(
+            task
+            for task in self.tasks[stage]
+            if task.micro_batch == sent.micro_batch and task.clock > sent.clock
+        )
+
     def most_in_flight(self, stage: int) -> int:
         """The most micro-batches that are forward but not backward on `stage` at once."""
         most = now = 0

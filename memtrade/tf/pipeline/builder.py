@@ -1,0 +1,322 @@
+"""The graph of a pipelined step, written task by task in the order of the clocks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from memtrade.errors import UnsupportedGraphError
+from memtrade.graph import READ_TYPES, SOURCE_TYPES, StepGraph
+from memtrade.pipeline.batch_norm import MovingAverage, moving_averages
+from memtrade.pipeline.partition import Partition
+from memtrade.pipeline.schedule import Schedule, Task
+from memtrade.pipeline.stages import stage_graphs
+from memtrade.plan import Action
+from memtrade.tf.pipeline.draw import DrawnStep
+from memtrade.tf.pipeline.handover import HandOver
+from memtrade.tf.pipeline.nodes import NodeWriter, output
+from memtrade.tf.pipeline.program import Program
+from memtrade.tf.pipeline.state import StageState
+from memtrade.tf.pipeline.update import StepEnd
+from memtrade.tf.swap import DeviceCopyTransfer, HostTransfer, SerializeTransfer
+
+# Between the seeds of a random op's copies for one micro-batch and the next.
+_SEED_STRIDE = 1_000_003
+
+
+@dataclass(frozen=True)
+class PipelineGraph:
+    """What a session runs.
+
+    Attributes:
+        graph: to make the session of.
+        initialize: sets the variables, the batch and the accumulators.
+        release: gives their memory back.
+        loss: the mean of the micro-batches' losses; fetching it with `times` runs one step.
+        times: for each stage, [2 x tasks]: when each of its tasks began and ended, in seconds.
+        updated: for each stage, when its update ended, in seconds.
+        values: each variable's value, by the name that it has in the unpipelined step.
+        averages: the names of batch norm's moving averages, if their update is deferred.
+        parameters: for each stage, the number of elements of its trainable variables.
+    """
+
+    graph: tf.Graph
+    initialize: tf.Operation
+    release: tf.Operation
+    loss: tf.Tensor
+    times: tuple[tf.Tensor, ...]
+    updated: tuple[tf.Tensor, ...]
+    values: dict[str, tf.Tensor]
+    averages: frozenset[str]
+    parameters: tuple[int, ...]
+
+
+def build_pipeline(
+    step: DrawnStep,
+    partition: Partition,
+    schedule: Schedule,
+    devices: Sequence[str],
+    *,
+    plans: Sequence[Sequence[Action]] = (),
+    deferred_batch_norm: bool = False,
+    apart: bool = False,
+) -> PipelineGraph:
+    """The graph that runs `schedule` over the stages of `partition`, stage j on `devices[j]`.
+
+    O(micro-batches x ops).
+
+    Args:
+        partition: of the graph of `step.trace`.
+        plans: for each stage, the actions of a plan of its graph; an empty one, or none at all,
+            keeps every activation between a forward and its backward task.
+        deferred_batch_norm: move averages once per step and not once per micro-batch.
+        apart: a recomputation waits for the gradient, as its backward task does, so with one
+            micro-batch only one stage works at a time.
+
+    Raises:
+        UnsupportedGraphError: a backward op stands on another stage than the variable it needs, or
+            batch norm is to be deferred, and there is none.
+    """
+    return _Builder(step, partition, schedule, devices, plans, deferred_batch_norm, apart).build()
+
+
+def session_config() -> Any:
+    """A ConfigProto under which a session runs the graph as it is, on servers too.
+
+    No optimizer may fold, merge or move ops: a recomputation is there to make again what is
+    there already. One inter-op thread, as in the worker. What a GPU has no kernel for, such as a
+    look at the clock, runs on its host.
+    """
+    config = tf.compat.v1.ConfigProto(inter_op_parallelism_threads=1, allow_soft_placement=True)
+    config.graph_options.rewrite_options.disable_meta_optimizer = True
+    config.graph_options.optimizer_options.opt_level = tf.compat.v1.OptimizerOptions.L0
+    return config
+
+
+class _Builder:
+    """Writes the nodes, stage by stage and task by task, in the order of the clocks.
+
+    Ids are of the whole step's graph; a reference is a tensor as a node's input names it.
+    """
+
+    def __init__(
+        self,
+        step: DrawnStep,
+        partition: Partition,
+        schedule: Schedule,
+        devices: Sequence[str],
+        plans: Sequence[Sequence[Action]],
+        deferred_batch_norm: bool,
+        apart: bool,
+    ):
+        self.step, self.partition, self.schedule = step, partition, schedule
+        self.graph: StepGraph = step.trace.graph
+        self.writer = NodeWriter(devices)
+        self.state = StageState(self.writer, step, partition, schedule.micro_batches)
+        self.hand_over = HandOver(self.writer, schedule, apart)
+        stages = stage_graphs(self.graph, partition)
+        self.programs = [
+            Program(self.graph, stage, plan)
+            for stage, plan in zip(stages, plans or [()] * len(stages), strict=True)
+        ]
+        self.transfers = [_transfer(device) for device in devices]
+        self.made: dict[tuple[int, int, int], str] = {}  # (stage, micro-batch, tensor) -> reference
+        self.sent: dict[tuple[int, int, int], str] = {}  # likewise, by a forward task
+        self.losses: list[str] = []
+        self.outside: dict[tuple[int, int, int], str] = {}  # what was swapped out, by which name
+        self.deferred = moving_averages(self.graph) if deferred_batch_norm else {}
+        if deferred_batch_norm and not self.deferred:
+            raise UnsupportedGraphError(
+                f"{self.graph.name} has no batch norm to defer: leave --deferred-batch-norm out"
+            )
+        self.skipped = {op_id for each in self.deferred.values() for op_id in each.ops}
+
+    def build(self) -> PipelineGraph:
+        # What one stage hands over is made before another one reads it: by clock, recomputation
+        # before the backward task of the same clock (the sort is stable).
+        tasks = [(t, j) for j, own in enumerate(self.schedule.tasks) for t in own]
+        for task, stage in sorted(tasks, key=lambda each: each[0].clock):
+            self._run_task(stage, task)
+        self.hand_over.close()
+        stages, count = range(self.schedule.stages), self.schedule.micro_batches
+        end = StepEnd(self.writer, self.state, count, tuple(self.deferred.values()))
+        loss = end.mean_loss(stages[-1], self.losses)
+        updated = [end.update(stage, self.programs[stage]) for stage in stages]
+        times = [self.hand_over.times(stage) for stage in stages]
+        values = self.state.values()
+        self.state.begin_and_end()
+        return self._import(loss, times, updated, values)
+
+    # Tasks
+
+    def _run_task(self, stage: int, task: Task) -> None:
+        program, i = self.programs[stage], task.micro_batch
+        scope = f"stage{stage}/batch{i}/{task.kind}"
+        self.hand_over.begin(stage, task, scope)
+        bare = task.kind == "forward" and self.schedule.recomputes(stage, i)
+        actions = program.backward if task.kind == "backward" else program.forward
+        for action in actions:
+            if bare and action.kind != "run":
+                continue
+            if task.kind == "recompute" and self._is_beside(stage, action):
+                continue
+            self._act(stage, i, action, scope)
+        if task.kind == "forward":
+            # What other stages and the mean loss read: not what a recomputation makes again.
+            for t in self.partition.stages[stage].sent:
+                self.sent[stage, i, t] = self.made[stage, i, t]
+            if stage == self.schedule.stages - 1:
+                self.losses.append(self.made[stage, i, self.graph.loss])
+        self.hand_over.end(stage, task, scope)
+
+    def _is_beside(self, stage: int, action: Action) -> bool:
+        """Whether a recomputation leaves the action out."""
+        if action.kind == "run":
+            return action.id in self.programs[stage].only_beside or self._has_state(action.id)
+        return self.graph.tensors[action.id].op in self.programs[stage].only_beside
+
+    def _act(self, stage: int, i: int, action: Action, scope: str) -> None:
+        if action.kind == "run":
+            if action.id in self.deferred:
+                self._defer(stage, i, self.deferred[action.id], scope)
+            elif action.id not in self.skipped:
+                self._run_op(stage, i, action.id, scope)
+        elif action.kind == "recompute":
+            self._copy(stage, i, action.id, f"{scope}/again{len(self.writer.nodes)}")
+        elif action.kind == "swap_out":
+            self._swap_out(stage, i, action.id, scope)
+        elif action.kind == "swap_in":
+            self._swap_in(stage, i, action.id, scope)
+
+    def _swap_out(self, stage: int, i: int, tensor: int, scope: str) -> None:
+        name = f"{scope}/out{len(self.writer.nodes)}/{self.state.flat(tensor)}"
+        source = self._read(stage, i, tensor, scope)
+        value = self.graph.tensors[tensor]
+        self.writer.chain_swap(stage, self.transfers[stage].swap_out(name, source, value))
+        self.outside[stage, i, tensor] = name
+
+    def _swap_in(self, stage: int, i: int, tensor: int, scope: str) -> None:
+        name = f"{scope}/in{len(self.writer.nodes)}/{self.state.flat(tensor)}"
+        out, value = self.outside[stage, i, tensor], self.graph.tensors[tensor]
+        self.writer.chain_swap(stage, self.transfers[stage].swap_in(name, out, value))
+        self.made[stage, i, tensor] = name
+
+    def _defer(self, stage: int, i: int, average: MovingAverage, scope: str) -> None:
+        """Adds what the micro-batch has to say of a moving average to the sums of the step.
+
+        The variance's is the mean square: E[x^2] = var + mean^2, of each, the variance over n and
+        not, as the op gives it, over n - 1.
+        """
+        scope = f"{scope}/defer{average.update}"
+        chain, dtype = self.writer.chain, self.state.dtype(average.mean)
+        mean = self._read(stage, i, average.mean, scope)
+        value, attrs = mean, {"T": dtype}
+        if average.variance is not None:
+            variance = self._read(stage, i, average.variance, scope)
+            n = average.elements
+            share = self.writer.number(stage, f"{scope}/share", (n - 1) / n, dtype)
+            within = chain(stage, f"{scope}/within", "Mul", [variance, share], attrs)
+            square = chain(stage, f"{scope}/square", "Mul", [mean, mean], attrs)
+            value = chain(stage, f"{scope}/sum", "AddV2", [within, square], attrs)
+        total = self.state.sum_of(stage, average)
+        chain(stage, f"{scope}/add", "AssignAddVariableOp", [total, value], {"dtype": dtype})
+
+    def _run_op(self, stage: int, i: int, op_id: int, scope: str) -> None:
+        gradient = self.programs[stage].gradient_of.get(op_id)
+        if gradient is None:
+            self._copy(stage, i, op_id, scope)
+            return
+        variable = self.state.trainable_of(stage, op_id)
+        inputs = [self.state.accumulator(stage, variable), self._read(stage, i, gradient, scope)]
+        name = f"{scope}/accumulate/{self.state.flat(variable)}"
+        attrs = {"dtype": self.state.dtype(gradient)}
+        self.writer.chain(stage, name, "AssignAddVariableOp", inputs, attrs)
+
+    def _copy(self, stage: int, i: int, op_id: int, scope: str) -> None:
+        """The op, behind the last one of its stage."""
+        op = self.graph.ops[op_id]
+        if op.type in SOURCE_TYPES:
+            self.state.constant(stage, op_id)
+            return
+        inputs = [self._read(stage, i, t, scope) for t in op.inputs]
+        like = self.state.sources[op.name]
+        node = self.writer.add(stage, f"{scope}/{op.name}", "", inputs, like=like)
+        if self._has_state(op_id) and "seed2" in node.attr:
+            node.attr["seed2"].i += i * _SEED_STRIDE  # each micro-batch draws its own numbers
+        self.writer.pin(stage, node)
+        for t in op.outputs:
+            self.made[stage, i, t] = output(node.name, self.graph.tensors[t].index)
+
+    def _has_state(self, op_id: int) -> bool:
+        """Whether running the op again would change what it makes, or something else."""
+        op = self.graph.ops[op_id]
+        return op.stateful and op.type not in READ_TYPES | SOURCE_TYPES
+
+    # What ops read
+
+    def _read(self, stage: int, i: int, tensor: int, scope: str) -> str:
+        """The reference to the latest version of a tensor on this stage."""
+        if tensor in self.graph.data.inputs:
+            return self.state.batch_part(stage, i, tensor, scope)
+        standing = self.state.standing(stage, tensor)
+        if standing is not None:
+            return standing
+        if (stage, i, tensor) not in self.made:
+            self.made[stage, i, tensor] = self._receive(stage, i, tensor)
+        return self.made[stage, i, tensor]
+
+    def _receive(self, stage: int, i: int, tensor: int) -> str:
+        producer = self.graph.tensors[tensor].op
+        source = self.partition.stage_of[producer]
+        if source is None or source == stage:
+            raise UnsupportedGraphError(
+                f"op {self.graph.ops[producer].name!r} has no place in the pipeline: "
+                "give other boundaries"
+            )
+        made = self.sent.get((source, i, tensor)) or self.made[source, i, tensor]
+        kind = "backward" if producer in self.graph.backward else "forward"
+        flat, dtype = self.state.flat(tensor), self.state.dtype(tensor)
+        return self.hand_over.receive(stage, source, kind, i, made, flat, dtype)
+
+    def _import(
+        self,
+        loss: str,
+        times: Sequence[str],
+        updated: Sequence[str],
+        values: dict[str, str],
+    ) -> PipelineGraph:
+        source = self.step.trace.graph_def
+        graph_def = tf.compat.v1.GraphDef(
+            node=self.writer.nodes.values(), library=source.library, versions=source.versions
+        )
+        graph = tf.Graph()
+        with graph.as_default():
+            tf.graph_util.import_graph_def(graph_def, name="")
+
+        def tensor(name: str) -> tf.Tensor:
+            return graph.get_tensor_by_name(f"{name}:0")
+
+        return PipelineGraph(
+            graph=graph,
+            initialize=graph.get_operation_by_name("initialize"),
+            release=graph.get_operation_by_name("release"),
+            loss=tensor(loss),
+            times=tuple(map(tensor, times)),
+            updated=tuple(map(tensor, updated)),
+            values={name: tensor(value) for name, value in values.items()},
+            averages=frozenset(
+                self.state.variable_of(each.variable).name for each in self.deferred.values()
+            ),
+            parameters=tuple(map(self.state.parameters, range(self.schedule.stages))),
+        )
+
+
+def _transfer(device: str) -> HostTransfer:
+    """How the tensors of a stage leave for its host."""
+    place, _, kind = device.rpartition("/device:")
+    if kind.startswith("GPU"):
+        return DeviceCopyTransfer(device=device, host=f"{place}/device:CPU:0")
+    return SerializeTransfer()

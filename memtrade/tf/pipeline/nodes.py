@@ -1,0 +1,110 @@
+"""The nodes of a graph in the making, each on its stage's device, in its stage's order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+NodeDef = Any  # a protobuf class, unseen by type checkers
+
+
+class NodeWriter:
+    """Writes nodes. Those that are pinned form, stage by stage, one total order.
+
+    A *reference* is a tensor as a node's input names it, "op" or "op:1".
+
+    Attributes:
+        devices: of the stages.
+        nodes: by name.
+    """
+
+    def __init__(self, devices: Sequence[str]):
+        self.devices = devices
+        self.nodes: dict[str, NodeDef] = {}
+        self._last = [""] * len(devices)  # the last op in each stage's order
+
+    def add(
+        self,
+        stage: int,
+        name: str,
+        op: str,
+        inputs: Iterable[str],
+        attrs: dict[str, Any] | None = None,
+        *,
+        like: NodeDef = None,
+    ) -> NodeDef:
+        """A node on the stage, outside its order; a copy of `like`, whatever `op` says."""
+        node = tf.compat.v1.NodeDef()
+        if like is None:
+            node.op = op
+        else:
+            node.CopyFrom(like)
+            node.attr.pop("_class", None)  # colocation with ops by their old names
+            del node.input[:]
+        node.name = name
+        node.device = self.devices[stage]
+        node.input.extend(inputs)
+        for key, value in (attrs or {}).items():
+            node.attr[key].CopyFrom(_attr(value))
+        self.nodes[name] = node
+        return node
+
+    def pin(self, stage: int, node: NodeDef) -> None:
+        """Puts a node at the end of its stage's order."""
+        if self._last[stage]:
+            node.input.append("^" + self._last[stage])
+        self._last[stage] = node.name
+
+    def chain(
+        self, stage: int, name: str, op: str, inputs: Sequence[str], attrs: dict[str, Any]
+    ) -> str:
+        """A node at the end of its stage's order. Its name."""
+        self.pin(stage, self.add(stage, name, op, inputs, attrs))
+        return name
+
+    def chain_swap(self, stage: int, nodes: Sequence[NodeDef]) -> None:
+        """Puts the nodes of a swap at the end of the stage's order; the first one starts it, the
+        last one ends it, and those between hang together by themselves."""
+        for node in nodes:
+            node.device = node.device or self.devices[stage]
+            self.nodes[node.name] = node
+        self.pin(stage, nodes[0])
+        self._last[stage] = nodes[-1].name
+
+    def timestamp(self, stage: int, name: str) -> str:
+        """Seconds since the epoch, when the stage has come that far."""
+        return self.chain(stage, name, "Timestamp", [], {})
+
+    def number(self, stage: int, name: str, value: float, dtype: tf.DType) -> str:
+        """A constant of the stage, written once."""
+        if name not in self.nodes:
+            self.add(stage, name, "Const", [], const(value, dtype))
+        return name
+
+
+def output(name: str, index: int) -> str:
+    """The reference to an output of a node."""
+    return f"{name}:{index}" if index else name
+
+
+def const(value: Any, dtype: tf.DType) -> dict[str, Any]:
+    """The attributes of a Const."""
+    return {"dtype": dtype, "value": tf.make_tensor_proto(value, dtype)}
+
+
+def _attr(value: Any) -> Any:
+    """An AttrValue of a dtype, shape, tensor, string or whole number."""
+    made = tf.compat.v1.AttrValue()
+    if isinstance(value, tf.DType):
+        made.type = value.as_datatype_enum
+    elif isinstance(value, tf.TensorShape):
+        made.shape.CopyFrom(value.as_proto())
+    elif isinstance(value, str):
+        made.s = value.encode()
+    elif isinstance(value, int):
+        made.i = value
+    else:
+        made.tensor.CopyFrom(value)
+    return made

@@ -1,0 +1,220 @@
+"""What lies on the stages from step to step: variables, sums of gradients, the batch, constants."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from memtrade.errors import UnsupportedGraphError
+from memtrade.graph import SOURCE_TYPES, StepGraph
+from memtrade.pipeline.batch_norm import MovingAverage
+from memtrade.pipeline.partition import Partition
+from memtrade.tf.layers import static_shape
+from memtrade.tf.pipeline.draw import DrawnStep
+from memtrade.tf.pipeline.nodes import NodeWriter, const, output
+
+
+class StageState:
+    """Writes what lies on a stage when it is first asked for. Ids are of the whole step's graph.
+
+    Args:
+        writer: of the nodes.
+        micro_batches: into which the batch is cut.
+    """
+
+    def __init__(
+        self, writer: NodeWriter, step: DrawnStep, partition: Partition, micro_batches: int
+    ):
+        self.writer, self.step, self.partition = writer, step, partition
+        self.micro_batches = micro_batches
+        self.graph: StepGraph = step.trace.graph
+        self.sources = {node.name: node for node in step.trace.graph_def.node}
+        self._outer_nodes = {node.name: node for node in step.outer.as_graph_def().node}
+        concrete = step.trace.concrete
+        self.captured = dict(zip(self.graph.data.captures, concrete.captured_inputs, strict=True))
+        self._home = {t: j for j, s in enumerate(partition.stages) for t in s.variables}
+        self._variables = {v.handle.name: v for v in step.variables}
+        self._initializers: list[str] = []
+        self._handles: dict[tuple[int, int], str] = {}  # (stage, handle) -> reference
+
+    # What ops read
+
+    def standing(self, stage: int, tensor: int) -> str | None:
+        """The reference to what no task makes: a constant, or what the step captured."""
+        if tensor in self.captured:
+            return self._capture(stage, tensor)
+        producer = self.graph.ops[self.graph.tensors[tensor].op]
+        if producer.type in SOURCE_TYPES:
+            return output(self.constant(stage, producer.id), self.graph.tensors[tensor].index)
+        return None
+
+    def constant(self, stage: int, op_id: int) -> str:
+        """One copy for each stage: a constant lies in memory for as long as its kernel does."""
+        op = self.graph.ops[op_id]
+        name = f"stage{stage}/constant/{op.name}"
+        if name not in self.writer.nodes:
+            self.writer.add(stage, name, "", [], like=self.sources[op.name])
+        return name
+
+    def batch_part(self, stage: int, i: int, tensor: int, scope: str) -> str:
+        """A micro-batch's part of an input of the step, read behind the stage's last op."""
+        name = f"{scope}/batch/{self.flat(tensor)}"
+        if name not in self.writer.nodes:
+            handle = self._batch_variable(stage, i, tensor)
+            dtype = {"dtype": self.dtype(tensor)}
+            self.writer.chain(stage, name, "ReadVariableOp", [handle], dtype)
+        return name
+
+    # Variables of the pipeline's own
+
+    def accumulator(self, stage: int, variable: int) -> str:
+        """The sum of a variable's gradients over the micro-batches of a step."""
+        name = f"stage{stage}/gradient/{self.flat(variable)}"
+        if name not in self.writer.nodes:
+            value = self.variable_of(variable)
+            self._add_zeros(stage, name, static_shape(value), value.dtype)
+        return name
+
+    def sum_of(self, stage: int, average: MovingAverage) -> str:
+        """The sum, over the micro-batches of a step, of what a moving average will move by."""
+        name = f"stage{stage}/average/{average.update}"
+        if name not in self.writer.nodes:
+            shape = self.graph.tensors[average.mean].shape or ()
+            self._add_zeros(stage, name, shape, self.dtype(average.mean))
+        return name
+
+    # Names and types
+
+    def variable_of(self, handle: int) -> tf.Variable:
+        return self._variables[self.captured[handle].name]
+
+    def trainable_of(self, stage: int, update: int) -> int:
+        """The handle of the weight that the op updates."""
+        trainable = self.partition.stages[stage].trainable
+        return next(t for t in self.graph.ops[update].inputs if t in trainable)
+
+    def parameters(self, stage: int) -> int:
+        """The number of elements of the stage's trainable variables."""
+        trainable = self.partition.stages[stage].trainable
+        return sum(math.prod(static_shape(self.variable_of(t))) for t in trainable)
+
+    def bookkeeping(self, stage: int) -> list[int]:
+        """Updates of what belongs to no stage, such as powers of Adam's decay, where it is used."""
+        found = []
+        for op in self.graph.ops:
+            handles = [t for t in op.inputs if t in self.captured and t not in self._home]
+            here = any((stage, t) in self._handles for t in handles)
+            if op.stateful and not op.outputs and here and op.type != "NoOp":
+                found.append(op.id)
+        return found
+
+    def dtype(self, tensor: int) -> tf.DType:
+        return tf.as_dtype(self.graph.tensors[tensor].dtype)
+
+    def flat(self, tensor: int) -> str:
+        """A name for the tensor that can be part of a node's."""
+        if tensor in self.captured:
+            return self.captured[tensor].name.replace(":", "_")
+        return self.graph.label(tensor).replace(":", "_")
+
+    # All of it
+
+    def values(self) -> dict[str, str]:
+        """Reads of all variables of the step, to be fetched between steps."""
+        found = {}
+        for (stage, handle), reference in sorted(self._handles.items()):
+            variable = self.variable_of(handle)
+            name = f"stage{stage}/value/{self.flat(handle)}"
+            dtype = {"dtype": variable.dtype}
+            self.writer.add(stage, name, "ReadVariableOp", [reference], dtype)
+            found.setdefault(variable.name, name)
+        return found
+
+    def begin_and_end(self) -> None:
+        """The ops "initialize" and "release", of all that was asked for."""
+        add = self.writer.add
+        add(0, "initialize", "NoOp", [f"^{name}" for name in self._initializers])
+        handles = [node for node in self.writer.nodes.values() if node.op == "VarHandleOp"]
+        stages = {device: stage for stage, device in enumerate(self.writer.devices)}
+        released = [
+            add(stages[node.device], f"{node.name}/release", "DestroyResourceOp", [node.name]).name
+            for node in handles
+        ]
+        add(0, "release", "NoOp", [f"^{name}" for name in released])
+
+    def _capture(self, stage: int, tensor: int) -> str:
+        """A captured constant, or the handle of a variable that lives here."""
+        if self.graph.tensors[tensor].dtype != "resource":
+            return self._outer(stage, self.captured[tensor].name)
+        # A variable that no op of the line reads serves all updates: each stage has its own.
+        if self._home.get(tensor, stage) != stage:
+            raise UnsupportedGraphError(
+                f"a variable of stage {self._home[tensor] + 1} ({self.flat(tensor)}) is used by an "
+                f"op on stage {stage + 1}: give other boundaries"
+            )
+        key = (stage, tensor)
+        if key not in self._handles:
+            handle = self._outer(stage, self.captured[tensor].name)
+            variable = self.variable_of(tensor)
+            self._initializers.append(self._outer(stage, variable.initializer.name))
+            self._handles[key] = handle
+        return self._handles[key]
+
+    def _batch_variable(self, stage: int, i: int, tensor: int) -> str:
+        """The micro-batch's part of an input, in a variable of the stage: set once, it lies there
+        as a batch does in an unpipelined step."""
+        name = f"stage{stage}/batch{i}/input/{self.flat(tensor)}"
+        if name in self.writer.nodes:
+            return name
+        position = self.graph.data.inputs.index(tensor)
+        dtype = self.dtype(tensor)
+        shape = self.graph.tensors[tensor].shape or ()
+        value = self._outer(stage, self.step.batch[position].name)
+        axis = self.writer.number(stage, f"stage{stage}/axis", 0, tf.int32)
+        split = f"stage{stage}/split/{self.flat(tensor)}"
+        if split not in self.writer.nodes:
+            attrs = {"T": dtype, "num_split": self.micro_batches}
+            self.writer.add(stage, split, "Split", [axis, value], attrs)
+        return self._variable(stage, name, shape, dtype, output(split, i))
+
+    def _outer(self, stage: int, reference: str) -> str:
+        """A copy on the stage of an op of the outer graph, with all that it is computed from."""
+        name, _, index = reference.removeprefix("^").partition(":")
+        prefix = f"stage{stage}/initial/"
+        stack = [name]
+        while stack:
+            at = stack.pop()
+            if prefix + at in self.writer.nodes:
+                continue
+            source = self._outer_nodes[at]
+            inputs = []
+            for each in source.input:
+                control = "^" if each.startswith("^") else ""
+                inputs.append(control + prefix + each.removeprefix("^"))
+                stack.append(each.removeprefix("^").partition(":")[0])
+            node = self.writer.add(stage, prefix + at, "", inputs, like=source)
+            if "shared_name" in node.attr:
+                node.attr["shared_name"].s = node.name.encode()
+        return output(prefix + name, int(index or 0))
+
+    def _variable(
+        self, stage: int, name: str, shape: Sequence[int], dtype: tf.DType, initial: str
+    ) -> str:
+        """A variable on the stage. Its name is the reference to its handle."""
+        add, assign = self.writer.add, f"{name}/assign"
+        attrs = {"dtype": dtype, "shape": tf.TensorShape(shape), "shared_name": name}
+        add(stage, name, "VarHandleOp", [], attrs)
+        add(stage, assign, "AssignVariableOp", [name, initial], {"dtype": dtype})
+        self._initializers.append(assign)
+        return name
+
+    def _add_zeros(self, stage: int, name: str, shape: Sequence[int], dtype: tf.DType) -> None:
+        """A variable that starts at 0."""
+        add = self.writer.add
+        dims = add(stage, f"{name}/shape", "Const", [], const(shape, tf.int32)).name
+        zero = self.writer.number(stage, f"stage{stage}/zero/{dtype.name}", 0, dtype)
+        attrs = {"T": dtype, "index_type": tf.int32}
+        add(stage, f"{name}/zeros", "Fill", [dims, zero], attrs)
+        self._variable(stage, name, shape, dtype, f"{name}/zeros")
