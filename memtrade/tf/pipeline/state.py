@@ -15,6 +15,11 @@ from memtrade.tf.layers import static_shape
 from memtrade.tf.pipeline.draw import DrawnStep
 from memtrade.tf.pipeline.nodes import NodeWriter, const, output
 
+# In which order variables are set: the step's own, sums of gradients, the batch; within these, by
+# a number.
+_Place = tuple[int, int]
+_STEP, _SUM, _BATCH = range(3)
+
 
 class StageState:
     """Writes what lies on a stage when it is first asked for. Ids are of the whole step's graph.
@@ -36,7 +41,7 @@ class StageState:
         self.captured = dict(zip(self.graph.data.captures, concrete.captured_inputs, strict=True))
         self._home = {t: j for j, s in enumerate(partition.stages) for t in s.variables}
         self._variables = {v.handle.name: v for v in step.variables}
-        self._initializers: list[str] = []
+        self._initializers: list[list[tuple[_Place, str]]] = [[] for _ in partition.stages]
         self._handles: dict[tuple[int, int], str] = {}  # (stage, handle) -> reference
 
     # What ops read
@@ -74,7 +79,8 @@ class StageState:
         name = f"stage{stage}/gradient/{self.flat(variable)}"
         if name not in self.writer.nodes:
             value = self.variable_of(variable)
-            self._add_zeros(stage, name, static_shape(value), value.dtype)
+            position = self.partition.stages[stage].trainable.index(variable)
+            self._add_zeros(stage, name, static_shape(value), value.dtype, (_SUM, position))
         return name
 
     def sum_of(self, stage: int, average: MovingAverage) -> str:
@@ -82,7 +88,8 @@ class StageState:
         name = f"stage{stage}/average/{average.update}"
         if name not in self.writer.nodes:
             shape = self.graph.tensors[average.mean].shape or ()
-            self._add_zeros(stage, name, shape, self.dtype(average.mean))
+            key = (_SUM, len(self.graph.tensors) + average.update)
+            self._add_zeros(stage, name, shape, self.dtype(average.mean), key)
         return name
 
     # Names and types
@@ -135,7 +142,8 @@ class StageState:
     def begin_and_end(self) -> None:
         """The ops "initialize" and "release", of all that was asked for."""
         add = self.writer.add
-        add(0, "initialize", "NoOp", [f"^{name}" for name in self._initializers])
+        last = [self._chain_initializers(stage) for stage in range(len(self._initializers))]
+        add(0, "initialize", "NoOp", [f"^{name}" for name in last if name])
         handles = [node for node in self.writer.nodes.values() if node.op == "VarHandleOp"]
         stages = {device: stage for stage, device in enumerate(self.writer.devices)}
         released = [
@@ -158,7 +166,9 @@ class StageState:
         if key not in self._handles:
             handle = self._outer(stage, self.captured[tensor].name)
             variable = self.variable_of(tensor)
-            self._initializers.append(self._outer(stage, variable.initializer.name))
+            initializer = self._outer(stage, variable.initializer.name)
+            position = self.graph.data.captures.index(tensor)
+            self._initializers[stage].append(((_STEP, position), initializer))
             self._handles[key] = handle
         return self._handles[key]
 
@@ -177,7 +187,7 @@ class StageState:
         if split not in self.writer.nodes:
             attrs = {"T": dtype, "num_split": self.micro_batches}
             self.writer.add(stage, split, "Split", [axis, value], attrs)
-        return self._variable(stage, name, shape, dtype, output(split, i))
+        return self._variable(stage, name, shape, dtype, output(split, i), (_BATCH, i))
 
     def _outer(self, stage: int, reference: str) -> str:
         """A copy on the stage of an op of the outer graph, with all that it is computed from."""
@@ -200,21 +210,47 @@ class StageState:
         return output(prefix + name, int(index or 0))
 
     def _variable(
-        self, stage: int, name: str, shape: Sequence[int], dtype: tf.DType, initial: str
+        self,
+        stage: int,
+        name: str,
+        shape: Sequence[int],
+        dtype: tf.DType,
+        initial: str,
+        place: _Place,
     ) -> str:
         """A variable on the stage. Its name is the reference to its handle."""
         add, assign = self.writer.add, f"{name}/assign"
         attrs = {"dtype": dtype, "shape": tf.TensorShape(shape), "shared_name": name}
         add(stage, name, "VarHandleOp", [], attrs)
         add(stage, assign, "AssignVariableOp", [name, initial], {"dtype": dtype})
-        self._initializers.append(assign)
+        self._initializers[stage].append((place, assign))
         return name
 
-    def _add_zeros(self, stage: int, name: str, shape: Sequence[int], dtype: tf.DType) -> None:
+    def _add_zeros(
+        self, stage: int, name: str, shape: Sequence[int], dtype: tf.DType, place: _Place
+    ) -> None:
         """A variable that starts at 0."""
         add = self.writer.add
         dims = add(stage, f"{name}/shape", "Const", [], const(shape, tf.int32)).name
         zero = self.writer.number(stage, f"stage{stage}/zero/{dtype.name}", 0, dtype)
         attrs = {"T": dtype, "index_type": tf.int32}
         add(stage, f"{name}/zeros", "Fill", [dims, zero], attrs)
-        self._variable(stage, name, shape, dtype, f"{name}/zeros")
+        self._variable(stage, name, shape, dtype, f"{name}/zeros", place)
+
+    def _chain_initializers(self, stage: int) -> str:
+        """Puts a stage's into the order in which the simulator lays variables down: where they
+        lie decides on the holes between them. The last one."""
+        nodes, seen, last = self.writer.nodes, set[str](), ""
+        for _, initializer in sorted(self._initializers[stage]):
+            stack = [initializer]
+            while stack:
+                name = stack.pop()
+                if name in seen:
+                    continue
+                seen.add(name)
+                node = nodes[name]
+                stack.extend(each.removeprefix("^").partition(":")[0] for each in node.input)
+                if last and node.op not in ("Const", "VarHandleOp"):
+                    node.input.append("^" + last)
+            last = initializer
+        return last
