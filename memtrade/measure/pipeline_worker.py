@@ -188,13 +188,13 @@ class _Driver:
         trial = self.trial
         self._ask(session, "look", patient=True)
         session.run(pipeline.initialize)
-        updated = () if trial.tasks_alone else pipeline.updated
-        step = session.make_callable([pipeline.loss, pipeline.times, updated])
+        step = session.make_callable(pipeline.step)
+        look = session.make_callable([pipeline.loss, pipeline.times])
         seconds: list[float] = []
         losses: list[float] = []
         peaks: list[list[int]] = []
         in_use: list[int] = []
-        clocks: list[tuple[list[np.ndarray], list[float]]] = []
+        clocks: list[Sequence[np.ndarray]] = []
         for i in range(trial.warmup + trial.steps):
             warming = i < trial.warmup
             number = i + 1 if warming else i + 1 - trial.warmup
@@ -202,13 +202,14 @@ class _Driver:
             _send(self.events, Progress("warm-up" if warming else "step", number, of))
             self._ask(session, "reset")
             begin = time.perf_counter()
-            loss, times, updated = step()
+            step()
             seconds.append(time.perf_counter() - begin)
             seen = self._ask(session, "look")
+            loss, times = look()
             losses.append(float(loss))
             peaks.append([peak for peak, _ in seen])
             in_use = [now for _, now in seen]
-            clocks.append((times, updated))
+            clocks.append(times)
             done = PipelineStepDone(seconds[-1], tuple(peaks[-1]), _finite(losses[-1]))
             _send(self.events, done)
         difference = None
@@ -217,7 +218,7 @@ class _Driver:
             compared = {n: v for n, v in values.items() if n not in pipeline.averages}
             difference = self._difference(compared, losses)
         counted = seconds[trial.warmup :]
-        phases = [self._phases(*clock) for clock in clocks[trial.warmup :]]
+        phases = [self._phases(times) for times in clocks[trial.warmup :]]
         return PipelineMeasured(
             stages=tuple(
                 _stage_measured(
@@ -256,8 +257,9 @@ class _Driver:
             found.append((int(peak), int(now)))
         return found
 
-    def _phases(self, times: Sequence[np.ndarray], updated: Sequence[float]) -> _Phases:
+    def _phases(self, looks: Sequence[np.ndarray]) -> _Phases:
         tasks = self.spec.schedule.tasks
+        times = [own[:-1] for own in looks]
         start = min(float(own[0]) for own in times)
         forward = max(
             float(own[2 * i + 1])
@@ -271,9 +273,8 @@ class _Driver:
             spans = list(zip(tasks[i], (own[1::2] - own[::2]).tolist(), strict=True))
             early = math.fsum(span for task, span in spans if task.kind == "forward")
             late = math.fsum(span for task, span in spans if task.kind != "forward")
-            stages.append(
-                _StagePhases(early, late, float(updated[i] - own[-1]) if updated else None)
-            )
+            update = None if self.trial.tasks_alone else float(looks[i][-1] - own[-1])
+            stages.append(_StagePhases(early, late, update))
         busy = sum(each.forward + each.backward for each in stages)
         return _Phases(
             forward=forward - start,

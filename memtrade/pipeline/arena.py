@@ -4,8 +4,8 @@
     = ops of one long program, each task a copy of the stage's ops, in one StepGraph
 
 which the simulator walks like any step, padding and holes included. Handed over as the runtime does
-(`memtrade.tf.pipeline`): what a stage sends, past others too, leaves once its reader is about to
-start; gradients have arrived when the first task that may read them starts, a recomputation too.
+(`memtrade.tf.pipeline.handover`): what a stage sends, past others too, leaves once its reader is
+about to start.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class _Unrolled:
         self.actions: list[Action] = []
         self.shared: dict[int, int] = {}  # own tensor -> new one, of what all micro-batches read
         self.latest: dict[tuple[int, int], int] = {}  # (micro-batch, own tensor) -> new one
-        self.outgoing: list[tuple[int, int]] = []  # (clock of the reader, new tensor)
+        self.outgoing: list[tuple[int, int]] = []  # (moment by which it has gone, new tensor)
         program = plan or [Action("run", op_id) for op_id in base_order(self.own)]
         split = split_program(self.own, program)
         self.forward = self._without_stand_ins(program[:split])
@@ -100,13 +100,10 @@ class _Unrolled:
                     if op.type == "Const":
                         self.inputs.append(new)
         self.captures = [self.shared[t] for t in own.data.captures]
-        for i in range(self.schedule.micro_batches):
-            for t in self.batch:
-                (new,) = self._add(own.ops[own.tensors[t].op], ())
-                self.inputs.append(new)
-                self.latest[i, t] = new
+        for t in self.batch:
+            self._add_batch(t)
         for task in self.schedule.tasks[self.index]:
-            self._hand_over(task.clock)
+            self._hand_over(task)
             self._run_task(task)
         return StepGraph(
             GraphData(
@@ -122,6 +119,18 @@ class _Unrolled:
                 collection=(),
             )
         )
+
+    def _add_batch(self, t: int) -> None:
+        """An input of the step for all micro-batches: parts of one tensor, which share its
+        buffer."""
+        count = self.schedule.micro_batches
+        for i in range(count):
+            (new,) = self._add(self.own.ops[self.own.tensors[t].op], ())
+            part = self.tensors[new]
+            whole_bytes = 0 if i else part.size_bytes * count
+            self.tensors[new] = msgspec.structs.replace(part, size_bytes=whole_bytes)
+            self.inputs.append(new)
+            self.latest[i, t] = new
 
     def _without_stand_ins(self, actions: Sequence[Action]) -> list[Action]:
         ops = self.own.ops
@@ -190,10 +199,9 @@ class _Unrolled:
             (self.latest[i, t],) = self._add(op, ())
 
     def _send(self, task: Task) -> None:
-        """What leaves is held until its reader is about to start."""
         for own, target in self.leaving[task.kind]:
-            reading = self.schedule.reading_task(target, task)
-            self.outgoing.append((reading.clock, self._read(task.micro_batch, own)))
+            _, gone = self.schedule.hand_over(task, target)
+            self.outgoing.append((gone, self._read(task.micro_batch, own)))
 
     def _sent_forward(self) -> list[tuple[int, int]]:
         """(own tensor, stage that reads it) of what a forward task sends."""
@@ -214,10 +222,10 @@ class _Unrolled:
             found += [(t, target) for target in readers if target not in (None, self.index)]
         return found
 
-    def _hand_over(self, clock: int) -> None:
-        """Whatever is due before a task of that clock."""
-        due = [t for when, t in self.outgoing if when <= clock]
-        self.outgoing = [each for each in self.outgoing if each[0] > clock]
+    def _hand_over(self, task: Task) -> None:
+        """What has gone before the task."""
+        due = [t for gone, t in self.outgoing if gone < task.moment]
+        self.outgoing = [each for each in self.outgoing if each[0] >= task.moment]
         if due:
             self._add(Op(0, "send", SEND, (), (), (), False, {}), due)
 

@@ -52,6 +52,11 @@ class Task(msgspec.Struct, frozen=True, order=True):
     kind: TaskKind
     micro_batch: int
 
+    @property
+    def moment(self) -> int:
+        """The clock in halves: a recomputation comes before the backward task of its clock."""
+        return 2 * self.clock + (self.kind == "backward")
+
 
 class Message(msgspec.Struct, frozen=True):
     """A tensor on its way for one micro-batch, or the gradient of one on its way back.
@@ -96,13 +101,17 @@ class Schedule(msgspec.Struct, frozen=True):
         last = micro_batch == self.micro_batches - 1
         return mode == "always" or (mode == "except_last" and not last)
 
-    def reading_task(self, stage: int, sent: Task) -> Task:
-        """The first of the stage's tasks on the micro-batch that can read what `sent` made."""
-        return next(
-            task
-            for task in self.tasks[stage]
-            if task.micro_batch == sent.micro_batch and task.clock > sent.clock
+    def hand_over(self, sent: Task, target: int) -> tuple[Task | None, int]:
+        """When what `sent` made goes to stage `target`: behind the last task there before the one
+        that reads it, if there is any, and by which moment it has gone."""
+        own = self.tasks[target]
+        reading = next(
+            index
+            for index, task in enumerate(own)
+            if task.micro_batch == sent.micro_batch and task.moment > sent.moment
         )
+        before = own[reading - 1] if reading else None
+        return before, max(sent.moment, before.moment if before else 0)
 
     def most_in_flight(self, stage: int) -> int:
         """The most micro-batches that are forward but not backward on `stage` at once."""

@@ -73,7 +73,7 @@ def test_peaks_are_measured_and_predicted(graph, partition, tmp_path: Path):
     assert measured.max_difference is not None
     assert measured.max_difference < 1e-4
     predicted = PipelinePredictor(graph, partition, load_device("arena")).predict(
-        SCHEDULE, micro_batch_size=2
+        SCHEDULE, micro_batch_size=2, arenas=True
     )
     for seen, said in zip(measured.stages, predicted.stages, strict=True):
         assert said.peak_bytes == pytest.approx(seen.peak_bytes, rel=0.03)
@@ -88,6 +88,24 @@ def test_peaks_are_measured_and_predicted(graph, partition, tmp_path: Path):
     assert load_records(tmp_path) == []  # other tables do not trip over it
     assert len(device_sheet(record).rows) == 2
     assert runs_sheet([record]).rows[0][:5] == ("gpipe", "always", "2", "4", "ok")
+
+
+@pytest.mark.parametrize("checkpoint", ["never", "except_last"])
+def test_long_skips_take_what_is_predicted(checkpoint):
+    """Tensors of several sizes, which go past a stage in between."""
+    options = {"num_convs": 1, "base_channels": 16, "image_size": 128, "batch_size": 16}
+    whole = make_model("unet", options)
+    step = draw_step(dataclasses.replace(whole, batch_size=4), whole, optimizer="momentum")
+    made = Partitioner(step.trace.graph).by_time(3, load_device("arena"), slack=0.1)
+    schedule = make_schedule("gpipe", stages=3, micro_batches=4, checkpoint=checkpoint)
+    run = trial(model="unet", model_options=dataclasses.asdict(whole), partitions=3)
+    outcome = run_pipeline(run, made, schedule, timeout_seconds=120)
+    assert outcome.measured is not None, outcome.reason
+    predicted = PipelinePredictor(step.trace.graph, made, load_device("arena")).predict(
+        schedule, micro_batch_size=4, arenas=True
+    )
+    for seen, said in zip(outcome.measured.stages, predicted.stages, strict=True):
+        assert said.peak_bytes == pytest.approx(seen.peak_bytes, rel=0.03)
 
 
 def test_a_stage_without_room_is_named(partition):

@@ -49,6 +49,13 @@ def test_gradients_come_in_where_activations_went_out():
     assert sent == [0, 1, 2]
 
 
+def test_what_was_made_first_arrives_first_and_of_that_the_largest():
+    whole = network(6, skips={5: 1, 6: 2}, sizes={1: MIB // 2, 4: 2 * MIB})
+    *_, last = cut(whole, "layer2", "layer4")
+    sizes = [last.graph.tensors[t].size_bytes for t in last.graph.data.inputs]
+    assert sizes == [MIB, MIB // 2, 2 * MIB]  # of layers 2, 1 and 4
+
+
 def test_one_stage_has_every_op_and_the_whole_steps_peak(small_gpt2: StepGraph):
     (only,) = cut(small_gpt2)
     assert len(only.graph.forward) == len(small_gpt2.forward)

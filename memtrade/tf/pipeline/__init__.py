@@ -37,6 +37,7 @@ is the unpipelined step's update, but for the order of additions.
     state.py     variables, sums of gradients, the batch: what lies there from step to step
     program.py   a stage's order, or its plan, as tasks run it
     update.py    the end of a step
+    stopwatch.py when tasks began and ended
     nodes.py     the writer of nodes
 """
 

@@ -16,10 +16,11 @@ from memtrade.pipeline.schedule import Schedule, Task
 from memtrade.pipeline.stages import stage_graphs
 from memtrade.plan import Action
 from memtrade.tf.pipeline.draw import DrawnStep
-from memtrade.tf.pipeline.handover import HandOver
-from memtrade.tf.pipeline.nodes import NodeWriter, output
+from memtrade.tf.pipeline.handover import HandOver, Parcel
+from memtrade.tf.pipeline.nodes import NodeWriter, host_of, output
 from memtrade.tf.pipeline.program import Program
 from memtrade.tf.pipeline.state import StageState
+from memtrade.tf.pipeline.stopwatch import Stopwatch
 from memtrade.tf.pipeline.update import StepEnd
 from memtrade.tf.swap import DeviceCopyTransfer, HostTransfer, SerializeTransfer
 
@@ -35,9 +36,11 @@ class PipelineGraph:
         graph: to make the session of.
         initialize: sets the variables, the batch and the accumulators.
         release: gives their memory back.
-        loss: the mean of the micro-batches' losses; fetching it with `times` runs one step.
-        times: for each stage, [2 x tasks]: when each of its tasks began and ended, in seconds.
-        updated: for each stage, when its update ended, in seconds.
+        step: runs one step. Nothing is fetched with it: that would arrive on the first stage while
+            it computes.
+        loss: the mean of the micro-batches' losses, to be fetched once behind each step.
+        times: for each stage, [2 x tasks + 1]: when each of its tasks began and ended and when its
+            update ended, in seconds; to be fetched likewise.
         values: each variable's value, by the name that it has in the unpipelined step.
         averages: the names of batch norm's moving averages, if their update is deferred.
         parameters: for each stage, the number of elements of its trainable variables.
@@ -46,9 +49,9 @@ class PipelineGraph:
     graph: tf.Graph
     initialize: tf.Operation
     release: tf.Operation
+    step: tf.Operation
     loss: tf.Tensor
     times: tuple[tf.Tensor, ...]
-    updated: tuple[tf.Tensor, ...]
     values: dict[str, tf.Tensor]
     averages: frozenset[str]
     parameters: tuple[int, ...]
@@ -74,7 +77,7 @@ def build_pipeline(
             keeps every activation between a forward and its backward task.
         deferred_batch_norm: move averages once per step and not once per micro-batch.
         apart: a recomputation waits for the gradient, as its backward task does, so with one
-            micro-batch only one stage works at a time.
+            micro-batch only one stage works at a time; and no update follows.
 
     Raises:
         UnsupportedGraphError: a backward op stands on another stage than the variable it needs, or
@@ -112,11 +115,12 @@ class _Builder:
         deferred_batch_norm: bool,
         apart: bool,
     ):
-        self.step, self.partition, self.schedule = step, partition, schedule
+        self.step, self.partition, self.schedule, self.apart = step, partition, schedule, apart
         self.graph: StepGraph = step.trace.graph
         self.writer = NodeWriter(devices)
         self.state = StageState(self.writer, step, partition, schedule.micro_batches)
-        self.hand_over = HandOver(self.writer, schedule, apart)
+        self.stopwatch = Stopwatch(self.writer, self.state, schedule)
+        self.hand_over = HandOver(self.writer, self.stopwatch, schedule, apart)
         stages = stage_graphs(self.graph, partition)
         self.programs = [
             Program(self.graph, stage, plan)
@@ -125,7 +129,6 @@ class _Builder:
         self.transfers = [_transfer(device) for device in devices]
         self.made: dict[tuple[int, int, int], str] = {}  # (stage, micro-batch, tensor) -> reference
         self.sent: dict[tuple[int, int, int], str] = {}  # likewise, by a forward task
-        self.losses: list[str] = []
         self.outside: dict[tuple[int, int, int], str] = {}  # what was swapped out, by which name
         self.deferred = moving_averages(self.graph) if deferred_batch_norm else {}
         if deferred_batch_norm and not self.deferred:
@@ -135,20 +138,24 @@ class _Builder:
         self.skipped = {op_id for each in self.deferred.values() for op_id in each.ops}
 
     def build(self) -> PipelineGraph:
-        # What one stage hands over is made before another one reads it: by clock, recomputation
-        # before the backward task of the same clock (the sort is stable).
+        # What one stage hands over is made before another one reads it.
         tasks = [(t, j) for j, own in enumerate(self.schedule.tasks) for t in own]
-        for task, stage in sorted(tasks, key=lambda each: each[0].clock):
+        for task, stage in sorted(tasks, key=lambda each: each[0].moment):
             self._run_task(stage, task)
         self.hand_over.close()
         stages, count = range(self.schedule.stages), self.schedule.micro_batches
         end = StepEnd(self.writer, self.state, count, tuple(self.deferred.values()))
-        loss = end.mean_loss(stages[-1], self.losses)
-        updated = [end.update(stage, self.programs[stage]) for stage in stages]
-        times = [self.hand_over.times(stage) for stage in stages]
+        ends = []
+        for stage in stages:
+            ends.append(self.stopwatch.restart(stage))
+            updated = end.update(stage, self.programs[stage])
+            ends[-1] = ends[-1] if self.apart else self.stopwatch.write_end(stage, updated)
+        self.writer.add(0, "step", "NoOp", [f"^{name}" for name in ends])
+        loss = end.mean_loss(stages[-1])
+        times = [self.stopwatch.times(stage) for stage in stages]
         values = self.state.values()
         self.state.begin_and_end()
-        return self._import(loss, times, updated, values)
+        return self._import(loss, times, values)
 
     # Tasks
 
@@ -165,12 +172,17 @@ class _Builder:
                 continue
             self._act(stage, i, action, scope)
         if task.kind == "forward":
-            # What other stages and the mean loss read: not what a recomputation makes again.
+            # Other stages read what the forward task made, not what a recomputation makes again.
             for t in self.partition.stages[stage].sent:
                 self.sent[stage, i, t] = self.made[stage, i, t]
             if stage == self.schedule.stages - 1:
-                self.losses.append(self.made[stage, i, self.graph.loss])
+                self._add_loss(stage, i, scope)
         self.hand_over.end(stage, task, scope)
+
+    def _add_loss(self, stage: int, i: int, scope: str) -> None:
+        inputs = [self.state.loss_sum(stage), self.made[stage, i, self.graph.loss]]
+        attrs = {"dtype": self.state.dtype(self.graph.loss)}
+        self.writer.chain(stage, f"{scope}/add_loss", "AssignAddVariableOp", inputs, attrs)
 
     def _is_beside(self, stage: int, action: Action) -> bool:
         """Whether a recomputation leaves the action out."""
@@ -195,13 +207,13 @@ class _Builder:
         name = f"{scope}/out{len(self.writer.nodes)}/{self.state.flat(tensor)}"
         source = self._read(stage, i, tensor, scope)
         value = self.graph.tensors[tensor]
-        self.writer.chain_swap(stage, self.transfers[stage].swap_out(name, source, value))
+        self.writer.chain_group(stage, self.transfers[stage].swap_out(name, source, value))
         self.outside[stage, i, tensor] = name
 
     def _swap_in(self, stage: int, i: int, tensor: int, scope: str) -> None:
         name = f"{scope}/in{len(self.writer.nodes)}/{self.state.flat(tensor)}"
         out, value = self.outside[stage, i, tensor], self.graph.tensors[tensor]
-        self.writer.chain_swap(stage, self.transfers[stage].swap_in(name, out, value))
+        self.writer.chain_group(stage, self.transfers[stage].swap_in(name, out, value))
         self.made[stage, i, tensor] = name
 
     def _defer(self, stage: int, i: int, average: MovingAverage, scope: str) -> None:
@@ -278,14 +290,14 @@ class _Builder:
             )
         made = self.sent.get((source, i, tensor)) or self.made[source, i, tensor]
         kind = "backward" if producer in self.graph.backward else "forward"
-        flat, dtype = self.state.flat(tensor), self.state.dtype(tensor)
-        return self.hand_over.receive(stage, source, kind, i, made, flat, dtype)
+        size = self.graph.tensors[tensor].size_bytes
+        parcel = Parcel(made, self.state.flat(tensor), self.state.dtype(tensor), size)
+        return self.hand_over.receive(stage, source, kind, i, parcel)
 
     def _import(
         self,
         loss: str,
         times: Sequence[str],
-        updated: Sequence[str],
         values: dict[str, str],
     ) -> PipelineGraph:
         source = self.step.trace.graph_def
@@ -303,9 +315,9 @@ class _Builder:
             graph=graph,
             initialize=graph.get_operation_by_name("initialize"),
             release=graph.get_operation_by_name("release"),
+            step=graph.get_operation_by_name("step"),
             loss=tensor(loss),
             times=tuple(map(tensor, times)),
-            updated=tuple(map(tensor, updated)),
             values={name: tensor(value) for name, value in values.items()},
             averages=frozenset(
                 self.state.variable_of(each.variable).name for each in self.deferred.values()
@@ -316,7 +328,5 @@ class _Builder:
 
 def _transfer(device: str) -> HostTransfer:
     """How the tensors of a stage leave for its host."""
-    place, _, kind = device.rpartition("/device:")
-    if kind.startswith("GPU"):
-        return DeviceCopyTransfer(device=device, host=f"{place}/device:CPU:0")
-    return SerializeTransfer()
+    host = host_of(device)
+    return SerializeTransfer() if host == device else DeviceCopyTransfer(device, host)

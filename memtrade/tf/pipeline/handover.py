@@ -1,81 +1,104 @@
 """When tasks begin, and how tensors go from one stage to another.
 
-What a stage makes may be read later than it is ready. So that it does not pile up, it is sent once
-its reader has ended the task of the clock before, and the sender's next task waits until it has
-been received; this only where the schedule's clocks say that nobody waits longer for it. All such
-edges lead from one clock to a later one: there is no deadlock.
+What a stage makes may be read later than it is ready. So that it does not pile up, and so that a
+peak is the same in every step, it goes at a moment of the schedule: behind the last task of its
+reader before the one that reads it. The sender's first task of a later moment waits until it has
+been received. Tensors of several sizes arrive one after the other, since the order decides on where
+they lie. All such edges lead from one moment to a later one: there is no deadlock, and by the
+clocks nobody waits longer. A transfer is not hidden behind computation.
 """
 
 from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from typing import NamedTuple
 
 import tensorflow as tf
 
 from memtrade.pipeline.schedule import Schedule, Task, TaskKind
 from memtrade.tf.pipeline.nodes import NodeWriter
+from memtrade.tf.pipeline.stopwatch import Stopwatch
+
+
+class Parcel(NamedTuple):
+    """A tensor to be handed over: its reference, and a name that can be part of a node's."""
+
+    reference: str
+    name: str
+    dtype: tf.DType
+    size_bytes: int
+
+
+class _Arrival(NamedTuple):
+    turn: tuple[int, int]  # those of one turn may arrive in any order
+    sent: str  # the op that sends it
+    received: str  # the op that it is on this stage
 
 
 class HandOver:
-    """Writes the looks at the clock around each task, and what waits for what between stages.
+    """Writes where tasks begin and end, and what waits for what between stages.
 
     Args:
         apart: a recomputation waits for the gradient, as its backward task does.
     """
 
-    def __init__(self, writer: NodeWriter, schedule: Schedule, apart: bool):
-        self.writer, self.schedule, self.apart = writer, schedule, apart
+    def __init__(self, writer: NodeWriter, stopwatch: Stopwatch, schedule: Schedule, apart: bool):
+        self.writer, self.stopwatch = writer, stopwatch
+        self.schedule, self.apart = schedule, apart
         self._starts: dict[tuple[int, Task], str] = {}
         self._ends: dict[tuple[int, Task], str] = {}
-        self._arrivals: list[str] = []  # what the task in the making has received
+        self._arrivals: list[_Arrival] = []  # what the task in the making has received
         self._received: list[tuple[int, Task, str]] = []  # what a task of its sender waits for
 
     def begin(self, stage: int, task: Task, scope: str) -> None:
         """A task starts behind the stage's last op."""
-        self._starts[stage, task] = self.writer.timestamp(stage, f"{scope}/begin")
+        self._starts[stage, task] = self.stopwatch.look(stage, f"{scope}/begin")
         self._arrivals = []
 
     def end(self, stage: int, task: Task, scope: str) -> None:
         """It has ended; it begins when all that it reads has arrived: waiting is no work."""
-        self._ends[stage, task] = self.writer.timestamp(stage, f"{scope}/end")
-        starts = [self._starts[stage, task]]
+        self._ends[stage, task] = self.stopwatch.look(stage, f"{scope}/end")
+        self._wait(self._starts[stage, task], [each.received for each in self._arrivals])
         if self.apart and task.kind == "backward":
             own = self.schedule.tasks[stage]
             before = own[own.index(task) - 1]
-            starts += [self._starts[stage, before]] if before.kind == "recompute" else []
-        for start in starts:
-            self.writer.nodes[start].input.extend("^" + name for name in self._arrivals)
+            if before.kind == "recompute":
+                self._wait(self._starts[stage, before], [each.received for each in self._arrivals])
+        self._take_turns()
 
-    def receive(
-        self, stage: int, source: int, kind: TaskKind, i: int, made: str, flat: str, dtype: tf.DType
-    ) -> str:
+    def receive(self, stage: int, source: int, kind: TaskKind, i: int, parcel: Parcel) -> str:
         """What the `kind` task of micro-batch i on `source` made, on `stage`. The reference."""
         sent = next(
             task
             for task in self.schedule.tasks[source]
             if (task.kind, task.micro_batch) == (kind, i)
         )
-        reading = self.schedule.reading_task(stage, sent)
-        add, attrs = self.writer.add, {"T": dtype}
-        out = add(source, f"stage{source}/batch{i}/send{stage}/{flat}", "Identity", [made], attrs)
-        name = f"stage{stage}/batch{i}/receive/{flat}"
-        into = add(stage, name, "Identity", [out.name], attrs)
-        before = [each for each in self.schedule.tasks[stage] if each.clock < reading.clock]
-        own = self.schedule.tasks[source]
-        after = own[own.index(sent) + 1 :]
+        before, gone = self.schedule.hand_over(sent, stage)
+        name, attrs = f"stage{source}/batch{i}/send{stage}/{parcel.name}", {"T": parcel.dtype}
+        out = self.writer.add(source, name, "Identity", [parcel.reference], attrs).name
+        name = f"stage{stage}/batch{i}/receive/{parcel.name}"
+        into = self.writer.add(stage, name, "Identity", [out], attrs).name
+        self._wait(out, [self._ends[source, sent]])
         if before:
-            out.input.append("^" + self._ends[stage, before[-1]])
-            if after and before[-1].clock < after[0].clock:
-                self._received.append((source, after[0], into.name))
-        self._arrivals.append(into.name)
-        return into.name
+            self._wait(out, [self._ends[stage, before]])
+        waiting = next((task for task in self.schedule.tasks[source] if task.moment > gone), None)
+        if waiting:
+            self._received.append((source, waiting, into))
+        self._arrivals.append(_Arrival((sent.moment, -parcel.size_bytes), out, into))
+        return into
+
+    def _take_turns(self) -> None:
+        by_turn = sorted(self._arrivals, key=lambda each: each.turn)
+        turns = [list(own) for _, own in itertools.groupby(by_turn, lambda each: each.turn)]
+        for before, after in itertools.pairwise(turns):
+            for each in after:
+                self._wait(each.sent, [one.received for one in before])
 
     def close(self) -> None:
         """Behind the last task: senders wait, whichever of the two tasks was written first."""
         for stage, task, name in self._received:
-            self.writer.nodes[self._starts[stage, task]].input.append("^" + name)
+            self._wait(self._starts[stage, task], [name])
 
-    def times(self, stage: int) -> str:
-        """When each of the stage's tasks began and ended, in one tensor."""
-        own = self.schedule.tasks[stage]
-        stamps = [name[stage, task] for task in own for name in (self._starts, self._ends)]
-        attrs = {"T": tf.float64, "N": len(stamps), "axis": 0}
-        return self.writer.add(stage, f"stage{stage}/times", "Pack", stamps, attrs).name
+    def _wait(self, waiting: str, names: Iterable[str]) -> None:
+        self.writer.nodes[waiting].input.extend("^" + name for name in dict.fromkeys(names))

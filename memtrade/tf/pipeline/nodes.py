@@ -34,8 +34,10 @@ class NodeWriter:
         attrs: dict[str, Any] | None = None,
         *,
         like: NodeDef = None,
+        on_host: bool = False,
     ) -> NodeDef:
-        """A node on the stage, outside its order; a copy of `like`, whatever `op` says."""
+        """A node on the stage or its host, outside its order; a copy of `like`, whatever `op`
+        says."""
         node = tf.compat.v1.NodeDef()
         if like is None:
             node.op = op
@@ -44,7 +46,7 @@ class NodeWriter:
             node.attr.pop("_class", None)  # colocation with ops by their old names
             del node.input[:]
         node.name = name
-        node.device = self.devices[stage]
+        node.device = host_of(self.devices[stage]) if on_host else self.devices[stage]
         node.input.extend(inputs)
         for key, value in (attrs or {}).items():
             node.attr[key].CopyFrom(_attr(value))
@@ -58,30 +60,49 @@ class NodeWriter:
         self._last[stage] = node.name
 
     def chain(
-        self, stage: int, name: str, op: str, inputs: Sequence[str], attrs: dict[str, Any]
+        self,
+        stage: int,
+        name: str,
+        op: str,
+        inputs: Sequence[str],
+        attrs: dict[str, Any],
+        *,
+        on_host: bool = False,
     ) -> str:
         """A node at the end of its stage's order. Its name."""
-        self.pin(stage, self.add(stage, name, op, inputs, attrs))
+        self.pin(stage, self.add(stage, name, op, inputs, attrs, on_host=on_host))
         return name
 
-    def chain_swap(self, stage: int, nodes: Sequence[NodeDef]) -> None:
-        """Puts the nodes of a swap at the end of the stage's order; the first one starts it, the
-        last one ends it, and those between hang together by themselves."""
+    def chain_group(self, stage: int, nodes: Sequence[NodeDef]) -> None:
+        """Puts nodes at the end of the stage's order; the first one starts them, the last one ends
+        them, and those between hang together by themselves."""
         for node in nodes:
             node.device = node.device or self.devices[stage]
             self.nodes[node.name] = node
         self.pin(stage, nodes[0])
         self._last[stage] = nodes[-1].name
 
+    def last(self, stage: int) -> str:
+        """The end of the stage's order, as far as it is written."""
+        return self._last[stage]
+
     def timestamp(self, stage: int, name: str) -> str:
         """Seconds since the epoch, when the stage has come that far."""
-        return self.chain(stage, name, "Timestamp", [], {})
+        return self.chain(stage, name, "Timestamp", [], {}, on_host=True)
 
-    def number(self, stage: int, name: str, value: float, dtype: tf.DType) -> str:
+    def number(
+        self, stage: int, name: str, value: float, dtype: tf.DType, *, on_host: bool = False
+    ) -> str:
         """A constant of the stage, written once."""
         if name not in self.nodes:
-            self.add(stage, name, "Const", [], const(value, dtype))
+            self.add(stage, name, "Const", [], const(value, dtype), on_host=on_host)
         return name
+
+
+def host_of(device: str) -> str:
+    """The CPU beside a GPU; a CPU is its own host."""
+    place, _, kind = device.rpartition("/device:")
+    return f"{place}/device:CPU:0" if kind.startswith("GPU") else device
 
 
 def output(name: str, index: int) -> str:

@@ -15,10 +15,10 @@ from memtrade.tf.layers import static_shape
 from memtrade.tf.pipeline.draw import DrawnStep
 from memtrade.tf.pipeline.nodes import NodeWriter, const, output
 
-# In which order variables are set: the step's own, sums of gradients, the batch; within these, by
-# a number.
+# In which order variables are set: the step's own, sums of gradients, the batch, what is the
+# harness's own; within these, by a number.
 _Place = tuple[int, int]
-_STEP, _SUM, _BATCH = range(3)
+_STEP, _SUM, _BATCH, _OWN = range(4)
 
 
 class StageState:
@@ -74,13 +74,41 @@ class StageState:
 
     # Variables of the pipeline's own
 
+    def zeros(
+        self,
+        stage: int,
+        name: str,
+        shape: Sequence[int],
+        dtype: tf.DType,
+        place: _Place = (_OWN, 0),
+        *,
+        on_host: bool = False,
+    ) -> str:
+        """A variable on the stage, or its host, that starts at 0. The reference to its handle."""
+        add, number = self.writer.add, self.writer.number
+        where = f"stage{stage}/{'host_' if on_host else ''}zero/{dtype.name}"
+        zero = number(stage, where, 0, dtype, on_host=on_host)
+        dims = f"{name}/shape"
+        add(stage, dims, "Const", [], const(shape, tf.int32), on_host=on_host)
+        # Filled and not a constant: the first update would copy that, into any place of the arena.
+        attrs, filled = {"T": dtype, "index_type": tf.int32}, f"{name}/zeros"
+        add(stage, filled, "Fill", [dims, zero], attrs, on_host=on_host)
+        return self._variable(stage, name, shape, dtype, filled, place, on_host=on_host)
+
+    def loss_sum(self, stage: int) -> str:
+        """The sum of the losses over the micro-batches of a step."""
+        name = f"stage{stage}/loss"
+        if name not in self.writer.nodes:
+            self.zeros(stage, name, (), self.dtype(self.graph.loss))
+        return name
+
     def accumulator(self, stage: int, variable: int) -> str:
         """The sum of a variable's gradients over the micro-batches of a step."""
         name = f"stage{stage}/gradient/{self.flat(variable)}"
         if name not in self.writer.nodes:
             value = self.variable_of(variable)
             position = self.partition.stages[stage].trainable.index(variable)
-            self._add_zeros(stage, name, static_shape(value), value.dtype, (_SUM, position))
+            self.zeros(stage, name, static_shape(value), value.dtype, (_SUM, position))
         return name
 
     def sum_of(self, stage: int, average: MovingAverage) -> str:
@@ -89,7 +117,7 @@ class StageState:
         if name not in self.writer.nodes:
             shape = self.graph.tensors[average.mean].shape or ()
             key = (_SUM, len(self.graph.tensors) + average.update)
-            self._add_zeros(stage, name, shape, self.dtype(average.mean), key)
+            self.zeros(stage, name, shape, self.dtype(average.mean), key)
         return name
 
     # Names and types
@@ -145,12 +173,12 @@ class StageState:
         last = [self._chain_initializers(stage) for stage in range(len(self._initializers))]
         add(0, "initialize", "NoOp", [f"^{name}" for name in last if name])
         handles = [node for node in self.writer.nodes.values() if node.op == "VarHandleOp"]
-        stages = {device: stage for stage, device in enumerate(self.writer.devices)}
-        released = [
-            add(stages[node.device], f"{node.name}/release", "DestroyResourceOp", [node.name]).name
-            for node in handles
-        ]
-        add(0, "release", "NoOp", [f"^{name}" for name in released])
+        released = []
+        for handle in handles:
+            node = add(0, f"{handle.name}/release", "DestroyResourceOp", [handle.name])
+            node.device = handle.device
+            released.append(f"^{node.name}")
+        add(0, "release", "NoOp", released)
 
     def _capture(self, stage: int, tensor: int) -> str:
         """A captured constant, or the handle of a variable that lives here."""
@@ -217,25 +245,16 @@ class StageState:
         dtype: tf.DType,
         initial: str,
         place: _Place,
+        *,
+        on_host: bool = False,
     ) -> str:
-        """A variable on the stage. Its name is the reference to its handle."""
-        add, assign = self.writer.add, f"{name}/assign"
-        attrs = {"dtype": dtype, "shape": tf.TensorShape(shape), "shared_name": name}
-        add(stage, name, "VarHandleOp", [], attrs)
-        add(stage, assign, "AssignVariableOp", [name, initial], {"dtype": dtype})
+        assign, attrs = f"{name}/assign", {"dtype": dtype}
+        shaped = attrs | {"shape": tf.TensorShape(shape), "shared_name": name}
+        self.writer.add(stage, name, "VarHandleOp", [], shaped, on_host=on_host)
+        inputs = [name, initial]
+        self.writer.add(stage, assign, "AssignVariableOp", inputs, attrs, on_host=on_host)
         self._initializers[stage].append((place, assign))
         return name
-
-    def _add_zeros(
-        self, stage: int, name: str, shape: Sequence[int], dtype: tf.DType, place: _Place
-    ) -> None:
-        """A variable that starts at 0."""
-        add = self.writer.add
-        dims = add(stage, f"{name}/shape", "Const", [], const(shape, tf.int32)).name
-        zero = self.writer.number(stage, f"stage{stage}/zero/{dtype.name}", 0, dtype)
-        attrs = {"T": dtype, "index_type": tf.int32}
-        add(stage, f"{name}/zeros", "Fill", [dims, zero], attrs)
-        self._variable(stage, name, shape, dtype, f"{name}/zeros", place)
 
     def _chain_initializers(self, stage: int) -> str:
         """Puts a stage's into the order in which the simulator lays variables down: where they

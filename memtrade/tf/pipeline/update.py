@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import tensorflow as tf
 
 from memtrade.pipeline.batch_norm import MovingAverage
-from memtrade.tf.pipeline.nodes import NodeWriter, output
+from memtrade.tf.pipeline.nodes import NodeDef, NodeWriter, output
 from memtrade.tf.pipeline.program import Program
 from memtrade.tf.pipeline.state import StageState
 
@@ -31,13 +32,11 @@ class StepEnd:
         self.micro_batches, self.averages = micro_batches, averages
         self._means: dict[int, str] = {}  # of the whole batch, by the tensor of a micro-batch's
 
-    def mean_loss(self, stage: int, losses: Sequence[str]) -> str:
-        """The mean of the micro-batches' losses."""
+    def mean_loss(self, stage: int) -> str:
+        """The mean of the micro-batches' losses, apart from the stage's order."""
         dtype = self.state.dtype(self.state.graph.loss)
-        chain, count = self.writer.chain, len(losses)
-        chain(stage, "loss/sum", "AddN", losses, {"T": dtype, "N": count})
-        share = self.writer.number(stage, "loss/share", 1 / count, dtype)
-        return chain(stage, "loss/mean", "Mul", ["loss/sum", share], {"T": dtype})
+        nodes = self._mean(stage, self.state.loss_sum(stage), f"stage{stage}/loss", dtype)
+        return nodes[-1].name
 
     def update(self, stage: int, program: Program) -> str:
         """Runs the step's own updates on the mean gradients, and empties the accumulators. When
@@ -56,18 +55,34 @@ class StepEnd:
         return self.writer.timestamp(stage, f"{scope}/end")
 
     def _take_mean(self, stage: int, accumulator: str, flat: str, dtype: tf.DType) -> str:
+        nodes = self._mean(stage, accumulator, f"stage{stage}/update/{flat}", dtype)
+        self.writer.chain_group(stage, nodes)
+        return nodes[-1].name
+
+    def _mean(self, stage: int, accumulator: str, scope: str, dtype: tf.DType) -> list[NodeDef]:
         """The mean over the micro-batches of what was added up; the sum is 0 again."""
-        scope, chain, number = f"stage{stage}/update", self.writer.chain, self.writer.number
-        share = number(stage, f"{scope}/share/{dtype.name}", 1 / self.micro_batches, dtype)
-        one = number(stage, f"{scope}/one/{dtype.name}", 1, dtype)
-        total, copy = f"{scope}/total/{flat}", f"{scope}/copy/{flat}"
-        empty, mean = f"{scope}/empty/{flat}", f"{scope}/mean/{flat}"
+        of = f"stage{stage}/{dtype.name}"
+        share = self.writer.number(stage, f"{of}/share", 1 / self.micro_batches, dtype)
+        one = self.writer.number(stage, f"{of}/one", 1, dtype)
+        total, copy = f"{scope}/total", f"{scope}/copy"
         # Subtracted from itself, the sum is 0 in its own buffer. A new one would land in
         # another place of the arena, step by step.
-        chain(stage, total, "ReadVariableOp", [accumulator], {"dtype": dtype})
-        chain(stage, copy, "Mul", [total, one], {"T": dtype})
-        chain(stage, empty, "AssignSubVariableOp", [accumulator, copy], {"dtype": dtype})
-        return chain(stage, mean, "Mul", [copy, share], {"T": dtype})
+        add = self.writer.add
+        nodes = [
+            add(stage, total, "ReadVariableOp", [accumulator], {"dtype": dtype}),
+            add(stage, copy, "Mul", [total, one], {"T": dtype}),
+            add(
+                stage,
+                f"{scope}/empty",
+                "AssignSubVariableOp",
+                [accumulator, copy],
+                {"dtype": dtype},
+            ),
+            add(stage, f"{scope}/mean", "Mul", [copy, share], {"T": dtype}),
+        ]
+        for before, node in itertools.pairwise(nodes):
+            node.input.append("^" + before.name)
+        return nodes
 
     def _move(self, stage: int, average: MovingAverage, scope: str) -> None:
         """Moves an average by the whole batch's mean or variance, over N - 1 as the op's."""
