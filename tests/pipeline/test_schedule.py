@@ -57,16 +57,17 @@ def test_micro_batch_i_is_on_stage_j_at_clock_i_plus_j(stages: int, micro_batche
 def test_what_a_task_made_goes_behind_the_task_before_its_reader():
     schedule = make_schedule("gpipe", stages=3, micro_batches=4, checkpoint="always")
     third_forward = schedule.tasks[0][2]
-    before, gone = schedule.hand_over(third_forward, 1)
-    assert before == Task(clock=2, kind="forward", micro_batch=1)
-    assert gone == third_forward.moment == before.moment  # so the sender's next task waits for it
-    before, gone = schedule.hand_over(third_forward, 2)  # a skip: its reader is a clock behind
-    assert before == Task(clock=3, kind="forward", micro_batch=1)
-    assert gone == before.moment
+    before = Task(clock=2, kind="forward", micro_batch=1)
+    # Gone with the clock of both, so the sender's next task waits for it.
+    assert schedule.hand_over(third_forward, 1) == (before, before.moment)
+    assert before.moment == third_forward.moment
+    # A skip: its reader is a clock behind.
+    before = Task(clock=3, kind="forward", micro_batch=1)
+    assert schedule.hand_over(third_forward, 2) == (before, before.moment)
     # A gradient is there when its micro-batch is recomputed, which may start before.
     backward = next(t for t in schedule.tasks[2] if (t.kind, t.micro_batch) == ("backward", 2))
     before, _ = schedule.hand_over(backward, 1)
-    assert (before.kind, before.micro_batch) == ("backward", 3)
+    assert before == Task(clock=7, kind="backward", micro_batch=3)
     # The first one has nobody to wait for.
     assert schedule.hand_over(schedule.tasks[0][0], 1) == (None, schedule.tasks[0][0].moment)
 

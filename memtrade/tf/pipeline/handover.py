@@ -5,7 +5,8 @@ peak is the same in every step, it goes at a moment of the schedule: behind the 
 reader before the one that reads it. The sender's first task of a later moment waits until it has
 been received. Tensors of several sizes arrive one after the other, since the order decides on where
 they lie. All such edges lead from one moment to a later one: there is no deadlock, and by the
-clocks nobody waits longer. A transfer is not hidden behind computation.
+clocks nobody waits longer. Of the transfers, only a gradient's is hidden behind computation: that
+of its micro-batch's recomputation.
 """
 
 from __future__ import annotations

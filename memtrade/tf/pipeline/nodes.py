@@ -82,10 +82,6 @@ class NodeWriter:
         self.pin(stage, nodes[0])
         self._last[stage] = nodes[-1].name
 
-    def last(self, stage: int) -> str:
-        """The end of the stage's order, as far as it is written."""
-        return self._last[stage]
-
     def timestamp(self, stage: int, name: str) -> str:
         """Seconds since the epoch, when the stage has come that far."""
         return self.chain(stage, name, "Timestamp", [], {}, on_host=True)
