@@ -147,9 +147,9 @@ class _Builder:
         end = StepEnd(self.writer, self.state, count, tuple(self.deferred.values()))
         ends = []
         for stage in stages:
-            ends.append(self.stopwatch.restart(stage))
-            updated = end.update(stage, self.programs[stage])
-            ends[-1] = ends[-1] if self.apart else self.stopwatch.write_end(stage, updated)
+            restarted = self.stopwatch.restart(stage)
+            updated = self.stopwatch.write_end(stage, end.update(stage, self.programs[stage]))
+            ends.append(restarted if self.apart else updated)
         self.writer.add(0, "step", "NoOp", [f"^{name}" for name in ends])
         loss = end.mean_loss(stages[-1])
         times = [self.stopwatch.times(stage) for stage in stages]
