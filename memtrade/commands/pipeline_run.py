@@ -96,6 +96,10 @@ class StageFlags:
         return parse_bytes(self.memory_limit)
 
 
+# Ops that draw random numbers, of those that built-in models have.
+_DRAWING = frozenset({"RandomUniform", "RandomStandardNormal", "TruncatedNormal"})
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Runner:
     """Runs trials of one model. Graphs are traced once per size of a micro-batch."""
@@ -124,6 +128,8 @@ class _Runner:
                 batch_size=size,
             )
         graph, device = self.graphs[size], load_device(self.where.chosen_profile())
+        if self.verify:
+            _check_draws_nothing(graph)
         mode = schedule.checkpoint[0]
         in_flight = schedule.micro_batches if mode == "never" else 1
         partition = self.cutting.cut(graph, schedule.stages, device, in_flight=in_flight)
@@ -437,6 +443,16 @@ def _progress(event: PipelineEvent) -> None:
 
 def _say(text: str) -> None:
     print(f"memtrade: {text}", file=sys.stderr, flush=True)
+
+
+def _check_draws_nothing(graph: StepGraph) -> None:
+    """Each micro-batch draws numbers of its own, and the unpipelined step others."""
+    drawing = next((op for op in graph.ops if op.type in _DRAWING), None)
+    if drawing is not None:
+        raise MemtradeError(
+            f"--verify compares steps that draw no random numbers, and {graph.name} does "
+            f"({drawing.name}): give --model-option dropout=0"
+        )
 
 
 def _show(records: list[PipelineRecord], json: bool) -> None:

@@ -97,6 +97,11 @@ BAD = [
     ("pipeline run --model gpt2 --batch-size 8 --strategy lms,ome", "one strategy, not lms, ome"),
     ("pipeline run --model gpt2 --batch-size 8 --strategy xla", "xla has no plan"),
     ("pipeline run --model gpt2 --batch-size 8 --order dataflow", "one fixed order"),
+    (
+        "pipeline run --model gpt2 --model-option layers=2 --model-option dropout=0.1 "
+        "--batch-size 8 --verify",
+        "draw no random numbers",
+    ),
     ("pipeline table nowhere", "nowhere"),
 ]
 
