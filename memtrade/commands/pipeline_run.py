@@ -34,6 +34,7 @@ from memtrade.pipeline.schedule import (
     micro_batch_size,
 )
 from memtrade.pipeline.stages import stage_graphs
+from memtrade.pipeline.work import has_state
 from memtrade.results.pipeline_records import (
     PipelineRecord,
     device_sheet,
@@ -94,10 +95,6 @@ class StageFlags:
         if self.memory_limit is None:
             return default_limit_bytes() // stages
         return parse_bytes(self.memory_limit)
-
-
-# Ops that draw random numbers, of those that built-in models have.
-_DRAWING = frozenset({"RandomUniform", "RandomStandardNormal", "TruncatedNormal"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -447,7 +444,7 @@ def _say(text: str) -> None:
 
 def _check_draws_nothing(graph: StepGraph) -> None:
     """Each micro-batch draws numbers of its own, and the unpipelined step others."""
-    drawing = next((op for op in graph.ops if op.type in _DRAWING), None)
+    drawing = next((op for op in graph.ops if has_state(op) and op.outputs), None)
     if drawing is not None:
         raise MemtradeError(
             f"--verify compares steps that draw no random numbers, and {graph.name} does "

@@ -14,11 +14,11 @@ from collections.abc import Sequence
 
 import msgspec
 
-from memtrade.graph import READ_TYPES, SOURCE_TYPES, GraphData, Op, StepGraph, Tensor
+from memtrade.graph import SOURCE_TYPES, GraphData, Op, StepGraph, Tensor
 from memtrade.pipeline.partition import Partition
 from memtrade.pipeline.schedule import Schedule, Task, TaskKind
 from memtrade.pipeline.stages import RECEIVE, SEND, StageGraph
-from memtrade.pipeline.work import split_program
+from memtrade.pipeline.work import TaskActions, split_program
 from memtrade.plan import Action
 from memtrade.schedule import base_order
 from memtrade.simulate.memory import Simulator
@@ -74,9 +74,8 @@ class _Unrolled:
         self.outgoing: list[tuple[int, int]] = []  # (moment by which it has gone, new tensor)
         program = plan or [Action("run", op_id) for op_id in base_order(self.own)]
         split = split_program(self.own, program)
-        self.forward = self._without_stand_ins(program[:split])
-        self.backward = self._without_stand_ins(program[split:])
-        self.beside = self._beside()
+        forward = self._without_stand_ins(program[:split])
+        self.tasks = TaskActions(self.own, forward, self._without_stand_ins(program[split:]))
         labels = {whole.label(t) for t in whole.data.inputs}
         named = {t: self.own.ops[self.own.tensors[t].op].name for t in self.own.data.inputs}
         self.batch = [t for t, name in named.items() if name in labels]
@@ -141,41 +140,15 @@ class _Unrolled:
             and not (action.kind == "run" and ops[action.id].type in (SEND, RECEIVE))
         ]
 
-    def _beside(self) -> set[int]:
-        """Forward ops that a recomputation leaves out: nothing in the backward part needs them."""
-        own = self.own
-        needed = {action.id for action in self.backward if action.kind == "run"}
-        early = [action.id for action in self.forward if action.kind == "run"]
-        for op_id in reversed(early):
-            if any(c in needed for t in own.ops[op_id].outputs for c in own.consumers[t]):
-                needed.add(op_id)
-        return {*early} - needed
-
     def _run_task(self, task: Task) -> None:
-        i, again = task.micro_batch, task.kind == "recompute"
+        i, recomputed = task.micro_batch, self.schedule.recomputes(self.index, task.micro_batch)
         if task.kind == "forward":
             self._receive(i, self.received)
-            bare = self.schedule.recomputes(self.index, i)
-            for action in self.forward:
-                if action.kind == "run" or not bare:
-                    self._act(i, action)
-        elif again:
+        elif task.kind == "recompute" or not recomputed:
             self._receive(i, self.arriving)
-            for action in self.forward:
-                if not self._left_out(action):
-                    self._act(i, action)
-        else:
-            if not self.schedule.recomputes(self.index, i):
-                self._receive(i, self.arriving)
-            for action in self.backward:
-                self._act(i, action)
+        for action in self.tasks.of(task.kind, recomputed=recomputed):
+            self._act(i, action)
         self._send(task)
-
-    def _left_out(self, action: Action) -> bool:
-        own = self.own
-        op = own.ops[action.id if action.kind == "run" else own.tensors[action.id].op]
-        stateful = op.stateful and op.type not in READ_TYPES
-        return op.id in self.beside or (action.kind == "run" and stateful)
 
     def _act(self, i: int, action: Action) -> None:
         if action.kind in ("run", "recompute"):

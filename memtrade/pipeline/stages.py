@@ -89,7 +89,9 @@ class _Builder:
         batch = [t for t in whole.data.inputs if t in foreign]
         captures = [t for t in whole.data.captures if t in foreign or t in stage.variables]
         elsewhere = [t for t in foreign if t not in batch and t not in captures]
-        received, arriving = self._in_turn(elsewhere)
+        elsewhere.sort(key=self._turn)
+        received = [t for t in elsewhere if whole.tensors[t].op not in whole.backward]
+        arriving = [t for t in elsewhere if whole.tensors[t].op in whole.backward]
         for t in (*batch, *received, *captures):
             self._add(whole.label(t), "Placeholder", (), [t])
         accumulators = [self._add_accumulator(t) for t in stage.trainable]
@@ -177,17 +179,11 @@ class _Builder:
                 late.add(op_id)
         return late
 
-    def _in_turn(self, tensors: Sequence[int]) -> tuple[list[int], list[int]]:
-        """Activations and gradients of other stages, as they arrive: what was made first, and of
-        that the largest."""
-        whole, found = self.whole, ([], [])
-        for t in tensors:
-            backward = whole.tensors[t].op in whole.backward
-            stage = self.partition.stage_of[whole.tensors[t].op] or 0
-            turn = -stage if backward else stage
-            found[backward].append((turn, -whole.tensors[t].size_bytes, t))
-        activations, gradients = ([t for *_, t in sorted(each)] for each in found)
-        return activations, gradients
+    def _turn(self, tensor: int) -> tuple[int, int]:
+        """When a tensor of another stage arrives: what was made first, and of that the largest."""
+        t = self.whole.tensors[tensor]
+        stage = self.partition.stage_of[t.op] or 0
+        return (-stage if t.op in self.whole.backward else stage), -t.size_bytes
 
     def _gradients_to_send(self) -> list[int]:
         whole, stage_of = self.whole, self.partition.stage_of

@@ -17,7 +17,8 @@ from typing import Protocol
 
 import msgspec
 
-from memtrade.graph import StepGraph
+from memtrade.graph import READ_TYPES, SOURCE_TYPES, Op, StepGraph
+from memtrade.pipeline.schedule import TaskKind
 from memtrade.pipeline.stages import StageGraph
 from memtrade.plan import Action, Plan
 from memtrade.simulate.bfc import GRAIN_BYTES
@@ -223,6 +224,45 @@ def split_program(graph: StepGraph, actions: Sequence[Action]) -> int:
 def _bare(forward: Sequence[Action]) -> list[Action]:
     """The forward part of a micro-batch that is recomputed later: nothing is swapped."""
     return [action for action in forward if action.kind == "run"]
+
+
+class TaskActions:
+    """What a stage's tasks run.
+
+    Attributes:
+        forward: by a forward task that leaves what its backward task reads.
+        bare_forward: by one that keeps nothing.
+        recompute: the forward part again, without stateful ops, which run once, and without what
+            nothing in the backward part needs.
+        backward: by a backward task.
+    """
+
+    def __init__(self, graph: StepGraph, forward: Sequence[Action], backward: Sequence[Action]):
+        self.forward, self.backward = forward, backward
+        self.bare_forward = _bare(forward)
+        needed = {action.id for action in backward if action.kind == "run"}
+        for action in reversed(self.bare_forward):
+            made = graph.ops[action.id].outputs
+            if any(consumer in needed for t in made for consumer in graph.consumers[t]):
+                needed.add(action.id)
+        beside = {action.id for action in self.bare_forward} - needed
+        self.recompute: list[Action] = []
+        for action in forward:
+            runs = action.kind in ("run", "recompute")
+            op = graph.ops[action.id if runs else graph.tensors[action.id].op]
+            if op.id not in beside and not (runs and has_state(op)):
+                self.recompute.append(action)
+
+    def of(self, kind: TaskKind, *, recomputed: bool) -> Sequence[Action]:
+        """What a task runs on a micro-batch that is `recomputed`, or not."""
+        if kind == "forward":
+            return self.bare_forward if recomputed else self.forward
+        return self.recompute if kind == "recompute" else self.backward
+
+
+def has_state(op: Op) -> bool:
+    """Whether running the op again would change what it makes, or something else."""
+    return op.stateful and op.type not in READ_TYPES | SOURCE_TYPES
 
 
 def _swapped_bytes(graph: StepGraph, forward: Sequence[Action]) -> int:

@@ -9,11 +9,12 @@ from typing import Any
 import tensorflow as tf
 
 from memtrade.errors import UnsupportedGraphError
-from memtrade.graph import READ_TYPES, SOURCE_TYPES, StepGraph
+from memtrade.graph import SOURCE_TYPES, StepGraph
 from memtrade.pipeline.batch_norm import MovingAverage, moving_averages
 from memtrade.pipeline.partition import Partition
 from memtrade.pipeline.schedule import Schedule, Task
 from memtrade.pipeline.stages import stage_graphs
+from memtrade.pipeline.work import has_state
 from memtrade.plan import Action
 from memtrade.tf.pipeline.draw import DrawnStep
 from memtrade.tf.pipeline.handover import HandOver, Parcel
@@ -90,8 +91,8 @@ def session_config() -> Any:
     """A ConfigProto under which a session runs the graph as it is, on servers too.
 
     No optimizer may fold, merge or move ops: a recomputation is there to make again what is
-    there already. One inter-op thread, as in the worker. What a GPU has no kernel for, such as a
-    look at the clock, runs on its host.
+    there already. One inter-op thread, as in the worker. What a GPU has no
+    kernel for runs on its host.
     """
     config = tf.compat.v1.ConfigProto(inter_op_parallelism_threads=1, allow_soft_placement=True)
     config.graph_options.rewrite_options.disable_meta_optimizer = True
@@ -148,7 +149,8 @@ class _Builder:
         ends = []
         for stage in stages:
             restarted = self.stopwatch.restart(stage)
-            updated = self.stopwatch.write_end(stage, end.update(stage, self.programs[stage]))
+            end.update(stage, self.programs[stage])
+            updated = self.stopwatch.end(stage)
             ends.append(restarted if self.apart else updated)
         self.writer.add(0, "step", "NoOp", [f"^{name}" for name in ends])
         loss = end.mean_loss(stages[-1])
@@ -160,35 +162,21 @@ class _Builder:
     # Tasks
 
     def _run_task(self, stage: int, task: Task) -> None:
-        program, i = self.programs[stage], task.micro_batch
+        i = task.micro_batch
         scope = f"stage{stage}/batch{i}/{task.kind}"
         self.hand_over.begin(stage, task, scope)
-        bare = task.kind == "forward" and self.schedule.recomputes(stage, i)
-        actions = program.backward if task.kind == "backward" else program.forward
-        for action in actions:
-            if bare and action.kind != "run":
-                continue
-            if task.kind == "recompute" and self._is_beside(stage, action):
-                continue
+        recomputed = self.schedule.recomputes(stage, i)
+        for action in self.programs[stage].tasks.of(task.kind, recomputed=recomputed):
             self._act(stage, i, action, scope)
         if task.kind == "forward":
             # Other stages read what the forward task made, not what a recomputation makes again.
             for t in self.partition.stages[stage].sent:
                 self.sent[stage, i, t] = self.made[stage, i, t]
             if stage == self.schedule.stages - 1:
-                self._add_loss(stage, i, scope)
+                loss = self.graph.loss
+                total, value = self.state.loss_sum(stage), self.made[stage, i, loss]
+                self._add_up(stage, f"{scope}/add_loss", total, value, loss)
         self.hand_over.end(stage, task, scope)
-
-    def _add_loss(self, stage: int, i: int, scope: str) -> None:
-        inputs = [self.state.loss_sum(stage), self.made[stage, i, self.graph.loss]]
-        attrs = {"dtype": self.state.dtype(self.graph.loss)}
-        self.writer.chain(stage, f"{scope}/add_loss", "AssignAddVariableOp", inputs, attrs)
-
-    def _is_beside(self, stage: int, action: Action) -> bool:
-        """Whether a recomputation leaves the action out."""
-        if action.kind == "run":
-            return action.id in self.programs[stage].only_beside or self._has_state(action.id)
-        return self.graph.tensors[action.id].op in self.programs[stage].only_beside
 
     def _act(self, stage: int, i: int, action: Action, scope: str) -> None:
         if action.kind == "run":
@@ -234,7 +222,7 @@ class _Builder:
             square = chain(stage, f"{scope}/square", "Mul", [mean, mean], attrs)
             value = chain(stage, f"{scope}/sum", "AddV2", [within, square], attrs)
         total = self.state.sum_of(stage, average)
-        chain(stage, f"{scope}/add", "AssignAddVariableOp", [total, value], {"dtype": dtype})
+        self._add_up(stage, f"{scope}/add", total, value, average.mean)
 
     def _run_op(self, stage: int, i: int, op_id: int, scope: str) -> None:
         gradient = self.programs[stage].gradient_of.get(op_id)
@@ -242,10 +230,17 @@ class _Builder:
             self._copy(stage, i, op_id, scope)
             return
         variable = self.state.trainable_of(stage, op_id)
-        inputs = [self.state.accumulator(stage, variable), self._read(stage, i, gradient, scope)]
+        total, value = (
+            self.state.accumulator(stage, variable),
+            self._read(stage, i, gradient, scope),
+        )
         name = f"{scope}/accumulate/{self.state.flat(variable)}"
-        attrs = {"dtype": self.state.dtype(gradient)}
-        self.writer.chain(stage, name, "AssignAddVariableOp", inputs, attrs)
+        self._add_up(stage, name, total, value, gradient)
+
+    def _add_up(self, stage: int, name: str, total: str, value: str, tensor: int) -> None:
+        """Adds a value of `tensor` to a sum over the micro-batches."""
+        dtype = {"dtype": self.state.dtype(tensor)}
+        self.writer.chain(stage, name, "AssignAddVariableOp", [total, value], dtype)
 
     def _copy(self, stage: int, i: int, op_id: int, scope: str) -> None:
         """The op, behind the last one of its stage."""
@@ -256,16 +251,11 @@ class _Builder:
         inputs = [self._read(stage, i, t, scope) for t in op.inputs]
         like = self.state.sources[op.name]
         node = self.writer.add(stage, f"{scope}/{op.name}", "", inputs, like=like)
-        if self._has_state(op_id) and "seed2" in node.attr:
+        if has_state(op) and "seed2" in node.attr:
             node.attr["seed2"].i += i * _SEED_STRIDE  # each micro-batch draws its own numbers
         self.writer.pin(stage, node)
         for t in op.outputs:
             self.made[stage, i, t] = output(node.name, self.graph.tensors[t].index)
-
-    def _has_state(self, op_id: int) -> bool:
-        """Whether running the op again would change what it makes, or something else."""
-        op = self.graph.ops[op_id]
-        return op.stateful and op.type not in READ_TYPES | SOURCE_TYPES
 
     # What ops read
 

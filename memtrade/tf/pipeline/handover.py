@@ -60,12 +60,13 @@ class HandOver:
     def end(self, stage: int, task: Task, scope: str) -> None:
         """It has ended; it begins when all that it reads has arrived: waiting is no work."""
         self._ends[stage, task] = self.stopwatch.look(stage, f"{scope}/end")
-        self._wait(self._starts[stage, task], [each.received for each in self._arrivals])
+        received = [each.received for each in self._arrivals]
+        self._wait(self._starts[stage, task], received)
         if self.apart and task.kind == "backward":
             own = self.schedule.tasks[stage]
             before = own[own.index(task) - 1]
             if before.kind == "recompute":
-                self._wait(self._starts[stage, before], [each.received for each in self._arrivals])
+                self._wait(self._starts[stage, before], received)
         self._take_turns()
 
     def receive(self, stage: int, source: int, kind: TaskKind, i: int, parcel: Parcel) -> str:

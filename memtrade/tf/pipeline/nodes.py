@@ -82,10 +82,6 @@ class NodeWriter:
         self.pin(stage, nodes[0])
         self._last[stage] = nodes[-1].name
 
-    def timestamp(self, stage: int, name: str) -> str:
-        """Seconds since the epoch, when the stage has come that far."""
-        return self.chain(stage, name, "Timestamp", [], {}, on_host=True)
-
     def number(
         self, stage: int, name: str, value: float, dtype: tf.DType, *, on_host: bool = False
     ) -> str:

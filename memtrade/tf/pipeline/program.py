@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from memtrade.graph import StepGraph
 from memtrade.pipeline.stages import RECEIVE, SEND, StageGraph
-from memtrade.pipeline.work import split_program
+from memtrade.pipeline.work import TaskActions, split_program
 from memtrade.plan import Action
 from memtrade.schedule import base_order
 
@@ -18,9 +18,7 @@ class Program:
     """In ids of the whole graph.
 
     Attributes:
-        forward: the actions of a forward task and of a recomputation.
-        backward: likewise; updates stand for the addition to the accumulator.
-        only_beside: forward ops that a recomputation leaves out.
+        tasks: what they run; updates stand for the addition to the accumulator.
         gradient_of: for each update of a weight, the gradient that it applies.
     """
 
@@ -28,10 +26,11 @@ class Program:
         own = stage.graph
         program = plan or [Action("run", op_id) for op_id in base_order(own)]
         split = split_program(own, program)
-        self.forward = list(_translated(program[:split], own, whole))
-        self.backward = list(_translated(program[split:], own, whole))
+        forward = list(_translated(program[:split], own, whole))
+        backward = list(_translated(program[split:], own, whole))
+        self.tasks = TaskActions(whole, forward, backward)
         updates = set(stage.updates)
-        late = [action.id for action in self.backward if action.kind == "run"]
+        late = [action.id for action in backward if action.kind == "run"]
         self.gradient_of = {
             update: max(
                 (t for t in whole.ops[update].inputs if whole.tensors[t].op in whole.backward),
@@ -40,11 +39,6 @@ class Program:
             for update in late
             if update in updates
         }
-        needed, early = set(late), [a.id for a in self.forward if a.kind == "run"]
-        for op_id in reversed(early):
-            if any(c in needed for t in whole.ops[op_id].outputs for c in whole.consumers[t]):
-                needed.add(op_id)
-        self.only_beside = frozenset(early) - needed
 
 
 def _translated(actions: Iterable[Action], own: StepGraph, whole: StepGraph) -> Iterable[Action]:

@@ -84,7 +84,10 @@ class StageState:
         *,
         on_host: bool = False,
     ) -> str:
-        """A variable on the stage, or its host, that starts at 0. The reference to its handle."""
+        """A variable on the stage, or its host, that starts at 0; written once. The reference to
+        its handle."""
+        if name in self.writer.nodes:
+            return name
         add, number = self.writer.add, self.writer.number
         where = f"stage{stage}/{'host_' if on_host else ''}zero/{dtype.name}"
         zero = number(stage, where, 0, dtype, on_host=on_host)
@@ -97,28 +100,22 @@ class StageState:
 
     def loss_sum(self, stage: int) -> str:
         """The sum of the losses over the micro-batches of a step."""
-        name = f"stage{stage}/loss"
-        if name not in self.writer.nodes:
-            self.zeros(stage, name, (), self.dtype(self.graph.loss))
-        return name
+        return self.zeros(stage, f"stage{stage}/loss", (), self.dtype(self.graph.loss))
 
     def accumulator(self, stage: int, variable: int) -> str:
         """The sum of a variable's gradients over the micro-batches of a step."""
-        name = f"stage{stage}/gradient/{self.flat(variable)}"
-        if name not in self.writer.nodes:
-            value = self.variable_of(variable)
-            position = self.partition.stages[stage].trainable.index(variable)
-            self.zeros(stage, name, static_shape(value), value.dtype, (_SUM, position))
-        return name
+        name, value = f"stage{stage}/gradient/{self.flat(variable)}", self.variable_of(variable)
+        place = (_SUM, self.partition.stages[stage].trainable.index(variable))
+        return self.zeros(stage, name, static_shape(value), value.dtype, place)
 
     def sum_of(self, stage: int, average: MovingAverage) -> str:
         """The sum, over the micro-batches of a step, of what a moving average will move by."""
-        name = f"stage{stage}/average/{average.update}"
-        if name not in self.writer.nodes:
-            shape = self.graph.tensors[average.mean].shape or ()
-            key = (_SUM, len(self.graph.tensors) + average.update)
-            self.zeros(stage, name, shape, self.dtype(average.mean), key)
-        return name
+        name, shape = (
+            f"stage{stage}/average/{average.update}",
+            self.graph.tensors[average.mean].shape,
+        )
+        place = (_SUM, len(self.graph.tensors) + average.update)
+        return self.zeros(stage, name, shape or (), self.dtype(average.mean), place)
 
     # Names and types
 

@@ -3,7 +3,8 @@
     now ─► times[count], count += 1
 
 Kept one by one until the step has ended, they would cut the arena's free memory into pieces. They
-lie in host memory: what a look takes of an arena, it gives back at once.
+lie in host memory: what a look takes of an arena, it gives back at once. They are counted by a
+variable, since a constant for the place of each would stay there, too.
 """
 
 from __future__ import annotations
@@ -30,11 +31,10 @@ class Stopwatch:
 
     def look(self, stage: int, name: str) -> str:
         """The time behind the stage's last op. The op that tells it."""
-        now = self.writer.timestamp(stage, name)
-        times, count = self._times[stage], self._counts[stage]
-        at = self._chain(stage, f"{name}/at", "ReadVariableOp", [count], {"dtype": tf.int32})
-        attrs = {"dtype": tf.float64, "Tindices": tf.int32}
-        self._chain(stage, f"{name}/write", "ResourceScatterUpdate", [times, at, now], attrs)
+        now = self._chain(stage, name, "Timestamp", [], {})
+        count = [self._counts[stage]]
+        at = self._chain(stage, f"{name}/at", "ReadVariableOp", count, {"dtype": tf.int32})
+        self._write(stage, at, now)
         self._count(stage, f"{name}/count", "AssignAddVariableOp", 1)
         return now
 
@@ -43,18 +43,21 @@ class Stopwatch:
         by = self._looks[stage]
         return self._count(stage, f"stage{stage}/restart", "AssignSubVariableOp", by)
 
-    def write_end(self, stage: int, now: str) -> str:
-        """Writes when the update ended, behind all tasks. The op that does it."""
-        last = self._number(stage, self._looks[stage])
-        inputs = [self._times[stage], last, now]
-        attrs = {"dtype": tf.float64, "Tindices": tf.int32}
-        return self._chain(stage, f"{now}/write", "ResourceScatterUpdate", inputs, attrs)
+    def end(self, stage: int) -> str:
+        """The time behind the update, which follows all tasks. The op that writes it."""
+        now = self._chain(stage, f"stage{stage}/update/end", "Timestamp", [], {})
+        return self._write(stage, self._number(stage, self._looks[stage]), now)
 
     def times(self, stage: int) -> str:
         """All looks of the step before, in order, in seconds."""
         name, attrs = f"stage{stage}/seconds", {"dtype": tf.float64}
         inputs = [self._times[stage]]
         return self.writer.add(stage, name, "ReadVariableOp", inputs, attrs, on_host=True).name
+
+    def _write(self, stage: int, at: str, now: str) -> str:
+        attrs = {"dtype": tf.float64, "Tindices": tf.int32}
+        inputs = [self._times[stage], at, now]
+        return self._chain(stage, f"{now}/write", "ResourceScatterUpdate", inputs, attrs)
 
     def _count(self, stage: int, name: str, op: str, by: int) -> str:
         inputs = [self._counts[stage], self._number(stage, by)]

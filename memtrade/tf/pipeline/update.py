@@ -38,9 +38,8 @@ class StepEnd:
         nodes = self._mean(stage, self.state.loss_sum(stage), f"stage{stage}/loss", dtype)
         return nodes[-1].name
 
-    def update(self, stage: int, program: Program) -> str:
-        """Runs the step's own updates on the mean gradients, and empties the accumulators. When
-        that ended."""
+    def update(self, stage: int, program: Program) -> None:
+        """Runs the step's own updates on the mean gradients, and empties the accumulators."""
         scope, state = f"stage{stage}/update", self.state
         for op_id, gradient in program.gradient_of.items():
             variable = state.trainable_of(stage, op_id)
@@ -52,7 +51,6 @@ class StepEnd:
                 self._move(stage, average, scope)
         for op_id in state.bookkeeping(stage):
             self._copy(stage, op_id, scope, {})
-        return self.writer.timestamp(stage, f"{scope}/end")
 
     def _take_mean(self, stage: int, accumulator: str, flat: str, dtype: tf.DType) -> str:
         nodes = self._mean(stage, accumulator, f"stage{stage}/update/{flat}", dtype)
@@ -65,20 +63,14 @@ class StepEnd:
         share = self.writer.number(stage, f"{of}/share", 1 / self.micro_batches, dtype)
         one = self.writer.number(stage, f"{of}/one", 1, dtype)
         total, copy = f"{scope}/total", f"{scope}/copy"
+        add, held, typed = self.writer.add, {"dtype": dtype}, {"T": dtype}
         # Subtracted from itself, the sum is 0 in its own buffer. A new one would land in
         # another place of the arena, step by step.
-        add = self.writer.add
         nodes = [
-            add(stage, total, "ReadVariableOp", [accumulator], {"dtype": dtype}),
-            add(stage, copy, "Mul", [total, one], {"T": dtype}),
-            add(
-                stage,
-                f"{scope}/empty",
-                "AssignSubVariableOp",
-                [accumulator, copy],
-                {"dtype": dtype},
-            ),
-            add(stage, f"{scope}/mean", "Mul", [copy, share], {"T": dtype}),
+            add(stage, total, "ReadVariableOp", [accumulator], held),
+            add(stage, copy, "Mul", [total, one], typed),
+            add(stage, f"{scope}/empty", "AssignSubVariableOp", [accumulator, copy], held),
+            add(stage, f"{scope}/mean", "Mul", [copy, share], typed),
         ]
         for before, node in itertools.pairwise(nodes):
             node.input.append("^" + before.name)
