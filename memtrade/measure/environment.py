@@ -31,6 +31,9 @@ def child_environment(spec: TrialSpec, base: Mapping[str, str] | None = None) ->
     # Warnings, too: an abort within a kernel that ran out of memory is told by the one before it.
     env["TF_CPP_MIN_LOG_LEVEL"] = "1"
     env["GLIBC_TUNABLES"] = _HEAP_TUNABLES
+    # TensorFlow turns oneDNN's kernels on by itself only where the CPU has AVX512_VNNI or AMX.
+    # Said here, peaks are the same on every CPU, and steps faster; the user's own word stands.
+    env.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
     package = Path(__file__).resolve().parents[2]
     if "site-packages" not in package.parts:  # started from a checkout that is not installed
         env["PYTHONPATH"] = os.pathsep.join(filter(None, (str(package), env.get("PYTHONPATH"))))

@@ -102,7 +102,7 @@ def _serve(spec: StageSpec, events: BinaryIO) -> None:
         tensorflow_version=tf.__version__,
         device=device.name,
         limit_bytes=spec.memory_limit_bytes,
-        onednn=os.environ.get("TF_ENABLE_ONEDNN_OPTS", "1") != "0",
+        onednn=device.runs_onednn(),
         intra_op_threads=os.cpu_count() or 1,
         inter_op_threads=1,
     )

@@ -78,7 +78,7 @@ class Runtime(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         device: TensorFlow's name of the device ("CPU:0").
         limit_bytes: the allocator's hard limit.
-        onednn: whether oneDNN kernels may be chosen.
+        onednn: whether oneDNN's kernels run, as a convolution's own requests tell.
     """
 
     tensorflow_version: str

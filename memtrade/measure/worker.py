@@ -136,7 +136,7 @@ class _Worker:
                     tensorflow_version=tf.__version__,
                     device=device.name,
                     limit_bytes=limit_bytes,
-                    onednn=os.environ.get("TF_ENABLE_ONEDNN_OPTS", "1") != "0",
+                    onednn=device.runs_onednn(),
                     intra_op_threads=threading.get_intra_op_parallelism_threads()
                     or os.cpu_count()
                     or 1,

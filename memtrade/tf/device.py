@@ -44,6 +44,11 @@ class Device(ABC):
     def resident_bytes(self) -> int:
         """The part of the process's resident set that is this device's memory."""
 
+    @abstractmethod
+    def runs_onednn(self) -> bool:
+        """Whether convolutions are oneDNN's. Seen, not read off a variable: TensorFlow decides by
+        the CPU, too."""
+
     def peak_bytes(self) -> int:
         """Most bytes in use since the last reset, from the allocator's statistics."""
         return tf.config.experimental.get_memory_info(self.name)["peak"]
@@ -85,6 +90,22 @@ class Arena(Device):
         del whole
         self.reset_peak()
 
+    def runs_onednn(self) -> bool:
+        """oneDNN's convolution asks the allocator for a scratchpad, Eigen's for its output only."""
+
+        @tf.function(autograph=False)
+        def convolve(images: tf.Tensor, filters: tf.Tensor) -> tf.Tensor:
+            return tf.nn.conv2d(images, filters, 1, "SAME")
+
+        images, filters = tf.zeros([2, 8, 8, 16]), tf.zeros([3, 3, 16, 32])
+        before = self.in_use_bytes()
+        self.reset_peak()
+        made = convolve(images, filters)
+        scratch_bytes = self.peak_bytes() - before - made.shape.num_elements() * made.dtype.size
+        del made, images, filters
+        self.reset_peak()
+        return scratch_bytes > 0
+
     @property
     def transfer(self) -> HostTransfer:
         return SerializeTransfer()
@@ -119,6 +140,9 @@ class Gpu(Device):
             )
         limit = tf.config.LogicalDeviceConfiguration(memory_limit=self.limit_bytes // MIB)
         tf.config.set_logical_device_configuration(gpus[0], [limit])
+
+    def runs_onednn(self) -> bool:
+        return False
 
     @property
     def transfer(self) -> HostTransfer:

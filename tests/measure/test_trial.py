@@ -360,6 +360,8 @@ def test_handlers_are_restored(workers: Workers) -> None:
 
 def test_the_arena_is_switched_on_with_its_limit_in_mib() -> None:
     env = child_environment(SPEC, {"TF_FORCE_GPU_ALLOW_GROWTH": "true", "HOME": "/root"})
+    assert env["TF_ENABLE_ONEDNN_OPTS"] == "1"
+    assert child_environment(SPEC, {"TF_ENABLE_ONEDNN_OPTS": "0"})["TF_ENABLE_ONEDNN_OPTS"] == "0"
     assert env["TF_CPU_ALLOCATOR_USE_BFC"] == "true"
     assert env["TF_CPU_BFC_MEM_LIMIT_IN_MB"] == "1024"
     assert env["CUDA_VISIBLE_DEVICES"] == ""
