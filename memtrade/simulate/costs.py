@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from memtrade.graph import ALIAS_TYPES, CALL_TYPES, READ_TYPES, SOURCE_TYPES, Op, StepGraph
-from memtrade.simulate.calls import dense_filter
+from memtrade.facts.calls import dense_filter
 
 
 class OpClass(StrEnum):

@@ -3,7 +3,7 @@
 The idea. With a pinned order everything that a step asks of the allocator is determined:
 
 1. variables, batch and constants lie there already;
-2. each action's kernel asks for outputs and scratch (`kernels.py`), or takes over an input's
+2. each action's kernel asks for outputs and scratch (`memtrade.facts`), or takes over an input's
    buffer that nobody else will read;
 3. scratch goes, then the inputs that this action was the last to read, then outputs without reader;
 4. `bfc.BfcAllocator` turns requests into chunks, with padding and holes.
@@ -24,11 +24,11 @@ from typing import Literal
 
 import msgspec
 
+from memtrade.facts import Facts
 from memtrade.graph import StepGraph
 from memtrade.plan import Action, Plan
 from memtrade.schedule import base_order
 from memtrade.simulate.bfc import ArenaOutOfMemoryError, BfcAllocator
-from memtrade.simulate.kernels import TRACED
 from memtrade.simulate.program import Linker, Program
 from memtrade.simulate.walk import Holder, Lag, Peak, Walk
 
@@ -59,7 +59,7 @@ class MemoryResult(msgspec.Struct, frozen=True):
         in_use_bytes: most bytes in use during each action (of the last step), if asked for.
         out_of_memory: set if the step does not fit; the peaks are then those up to there.
         waits: the requests that waited for memory which a copy out held: (action, the copy's end).
-        assumed: op types of the graph whose kernels were never traced: their scratch counts as 0.
+        assumed: op types of the graph whose kernels nobody has looked at.
     """
 
     peak_bytes: int
@@ -76,33 +76,19 @@ class MemoryResult(msgspec.Struct, frozen=True):
     waits: tuple[tuple[int, float], ...] = ()
 
 
-def simulate_memory(
-    graph: StepGraph,
-    plan: Plan | Sequence[Action],
-    *,
-    limit_bytes: int,
-    arena: Arena = "one_region",
-    steps: int = 2,
-    series: bool = False,
-) -> MemoryResult:
-    """One plan's memory. For many plans of one graph, keep a `Simulator`."""
-    return Simulator(graph).memory(
-        plan, limit_bytes=limit_bytes, arena=arena, steps=steps, series=series
-    )
-
-
 class Simulator:
     """Predicts peaks of plans for one graph.
 
     Args:
-        onednn: the scratch memory of the CPU kernels in the arena. False leaves scratch out, as a
-            lower bound for other devices, whose kernels are not in the tables.
+        facts: what the device's kernels ask for.
     """
 
-    def __init__(self, graph: StepGraph, *, onednn: bool = True):
+    def __init__(self, graph: StepGraph, facts: Facts):
         self.graph = graph
-        self.linker = Linker(graph, onednn=onednn)
-        self.assumed = tuple(sorted({op.type for op in graph.ops} - TRACED))
+        self.facts = facts
+        self.linker = Linker(graph, facts)
+        types = {op.type for op in graph.ops}
+        self.assumed = tuple(sorted(each for each in types if not facts.is_known(each)))
         self._base: tuple[Action, ...] | None = None
 
     def actions(self, plan: Plan | Sequence[Action]) -> Sequence[Action]:

@@ -16,9 +16,9 @@ from collections.abc import Iterable, Sequence
 from enum import IntEnum
 from typing import NamedTuple
 
+from memtrade.facts import FOLDED_BYTES, READING, SCRATCH, Facts, Request, reuse
 from memtrade.graph import ALIAS_TYPES, CALL_TYPES, READ_TYPES, SOURCE_TYPES, StepGraph
 from memtrade.plan import Action
-from memtrade.simulate.kernels import FOLDED_BYTES, PASSING, READING, SCRATCH, Request, requests
 
 
 class Code(IntEnum):
@@ -40,7 +40,7 @@ class Spec(NamedTuple):
     Attributes:
         inputs: tensor ids, in the kernel's order; resources left out.
         outputs: tensor ids, a hidden output (MaxPool's workspace) last.
-        requests: see `kernels.Request`.
+        requests: see `facts.Request`; a margin is scratch.
         variables: (tensor id of the handle, bytes) of the variables read or updated.
     """
 
@@ -82,25 +82,24 @@ class Program(NamedTuple):
 class Linker:
     """Links programs of one graph. What does not depend on the plan is worked out once."""
 
-    def __init__(self, graph: StepGraph, *, onednn: bool = True):
+    def __init__(self, graph: StepGraph, facts: Facts):
         self.graph = graph
+        self.known = [facts.of(op, graph) for op in graph.ops]
         self.capture_bytes = dict(zip(graph.data.captures, graph.data.capture_bytes, strict=True))
         self.sizes = [t.size_bytes for t in graph.tensors]
         self.labels_of_hidden: list[str] = []
         self.hidden_of: dict[int, int] = {}  # MaxPool's output -> its workspace
         self.folded: dict[int, int] = {}  # constant tensor -> its copy that others read
-        if onednn:
-            self._add_workspaces()
+        self._add_workspaces()
         self._fold_constants()
-        self.specs = [self._spec(op_id, onednn) for op_id in range(len(graph.ops))]
+        self.specs = [self._spec(op_id) for op_id in range(len(graph.ops))]
 
     def _add_workspaces(self) -> None:
-        """MaxPool's kernel makes a byte per value for its gradient, which reads it if both meet."""
-        for op in self.graph.ops:
-            if op.type == "MaxPool":
-                out = op.outputs[0]
-                self.hidden_of[out] = len(self.sizes)
-                self.sizes.append(self.sizes[out] // 4)
+        """oneDNN's MaxPool makes a workspace for its gradient, which reads it if both meet."""
+        for op, fact in zip(self.graph.ops, self.known, strict=True):
+            if fact.workspace_bytes:
+                self.hidden_of[op.outputs[0]] = len(self.sizes)
+                self.sizes.append(fact.workspace_bytes)
                 self.labels_of_hidden.append(f"{op.name}:workspace")
 
     def _fold_constants(self) -> None:
@@ -126,7 +125,7 @@ class Linker:
         hidden = tensor - len(self.graph.tensors)
         return self.graph.label(tensor) if hidden < 0 else self.labels_of_hidden[hidden]
 
-    def _spec(self, op_id: int, onednn: bool) -> Spec | None:
+    def _spec(self, op_id: int) -> Spec | None:
         graph = self.graph
         op = graph.ops[op_id]
         if op.type in SOURCE_TYPES:
@@ -142,12 +141,15 @@ class Linker:
             return Spec(Code.ASSIGN, inputs, (), variables=variables[:1])
         if handles and op.type not in READING | CALL_TYPES:
             return Spec(Code.UPDATE, inputs, op.outputs, variables=variables)
-        passing = op.type in PASSING and self.sizes[op.inputs[0]] == self.sizes[op.outputs[0]]
+        passing = op.type in reuse().passing and self.sizes[op.inputs[0]] == self.sizes[op.outputs[0]]
         if (op.type in ALIAS_TYPES or passing) and op.inputs and op.outputs:
             return Spec(Code.ALIAS, inputs, op.outputs)
-        wanted = requests(op, graph, onednn=onednn)
+        fact = self.known[op_id]
+        wanted = [*fact.requests]
+        if fact.margin_bytes:
+            wanted.append(Request(fact.margin_bytes))
         outputs, workspace = op.outputs, None
-        if op.type == "MaxPool" and op.outputs[0] in self.hidden_of:
+        if fact.workspace_bytes:
             hidden = self.hidden_of[op.outputs[0]]
             outputs = (*outputs, hidden)
             wanted.append(Request(self.sizes[hidden], len(outputs) - 1))

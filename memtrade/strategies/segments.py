@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from memtrade.graph import StepGraph
-from memtrade.simulate.calls import call_scratch_bytes
+from memtrade.facts.calls import call_scratch_bytes
 from memtrade.strategies.base import worth_deciding
 
 # What a side path may carry past a bottleneck: partial losses and counters, never activations.

@@ -1,0 +1,14 @@
+"""Kernel facts: what kernels ask the allocator for, which input they reuse, how long they take.
+
+    op of a StepGraph ──Facts.of──► Fact: requests (scratch, outputs, reuse), seconds, margin
+
+Facts come from files that are shipped (`shipped.py`), or were learned where they are used.
+"""
+
+from memtrade.facts.kernel import FOLDED_BYTES, READING, SCRATCH, Fact, Facts, Request
+from memtrade.facts.shipped import CPU, OUTPUTS, ShippedFacts, reuse, shipped
+
+__all__ = [
+    "CPU", "FOLDED_BYTES", "OUTPUTS", "READING", "SCRATCH", "Fact", "Facts", "Request",
+    "ShippedFacts", "reuse", "shipped",
+]  # fmt: skip

@@ -1,0 +1,61 @@
+"""What is known of a kernel: what it asks the allocator for, and how long it takes."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+from memtrade.graph import Op, StepGraph
+
+SCRATCH = -1
+
+# Reading a variable, or its shape, leaves it alone; all other ops on a variable update it.
+READING = frozenset({"ReadVariableOp", "ResourceGather", "VarIsInitializedOp", "VariableShape"})
+
+# The runtime computes ops whose inputs are all constants once, up to this size, and lets others
+# read the results; with a pinned order the ops themselves still run.
+FOLDED_BYTES = 10 << 20
+
+
+class Request(NamedTuple):
+    """One request to the allocator. `output`: the output it is for, or SCRATCH."""
+
+    size_bytes: int
+    output: int = SCRATCH
+    forwarded: tuple[int, ...] = ()  # inputs whose buffer is taken instead, if free
+
+
+class Fact(NamedTuple):
+    """What the kernel of one op, for its shapes, is known to do.
+
+    Attributes:
+        requests: in order. Scratch is given back before the op ends.
+        seconds: what it takes; None where that is for a device profile to say.
+        margin_bytes: by how much the scratch may be larger, where nobody has asked the kernel.
+        workspace_bytes: scratch that its gradient reads, where the graph has both (MaxPool).
+        source: "asked", or the name of the shipped facts.
+    """
+
+    requests: tuple[Request, ...]
+    seconds: float | None = None
+    margin_bytes: int = 0
+    workspace_bytes: int = 0
+    source: str = ""
+
+    @property
+    def scratch_bytes(self) -> int:
+        return sum(each.size_bytes for each in self.requests if each.output == SCRATCH)
+
+
+class Facts(Protocol):
+    """One device's kernels."""
+
+    @property
+    def name(self) -> str: ...
+
+    def of(self, op: Op, graph: StepGraph) -> Fact:
+        """What the kernel of `op` does. Every op has a fact; an unknown one has a margin."""
+        ...
+
+    def is_known(self, op_type: str) -> bool:
+        """Whether kernels of the type have been looked at at all."""
+        ...

@@ -1,0 +1,81 @@
+"""What a plan is made for: one value, made once by whoever knows, and handed through.
+
+    command or library ──► Target ──► strategy ──► reservations, judge ──► rewriter
+                              └─────► simulator: allocator, kernels, clock
+
+No function in between has a default of its own: a plan for a GPU is judged by the GPU's allocator,
+kernels and rates, and so is everything that is said of it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+
+from memtrade.facts import CPU, OUTPUTS, Facts, shipped
+from memtrade.plan import Order
+from memtrade.simulate.devices import Device, load_device
+
+# The name of the device on a machine without a GPU: TensorFlow's CPU allocator with a hard limit.
+ARENA = "arena"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """A device as plans see it.
+
+    Attributes:
+        device: its rates, and whether copies to the host are in line with compute (the arena) or
+            beside it (a GPU).
+        facts: what its kernels ask the allocator for and, where they were asked, take.
+        order: whether the rewritten step runs in the plan's order, or in TensorFlow's.
+        limit_bytes: the most that the allocator gives.
+        host_bytes: the most that swapped tensors may take of the host; None is no limit.
+    """
+
+    device: Device
+    facts: Facts
+    order: Order = "pinned"
+    limit_bytes: int
+    host_bytes: int | None = None
+
+    @property
+    def copies_in_line(self) -> bool:
+        """Whether a swap holds compute up, as in the arena."""
+        return self.device.blocking_transfers
+
+    @property
+    def pads_as_known(self) -> bool:
+        """Whether reservations against padding are worth their place: the allocator's pieces are
+        known to the byte where the order is fixed."""
+        return self.order == "pinned"
+
+    def replace(self, **changes: object) -> Target:
+        return dataclasses.replace(self, **changes)  # pyright: ignore[reportArgumentType]
+
+
+def profile_target(
+    name_or_path: str | Path,
+    *,
+    order: Order = "pinned",
+    limit_bytes: int | None = None,
+    host_bytes: int | None = None,
+) -> Target:
+    """A device out of `memtrade devices`, or from a TOML file of one's own, with shipped facts.
+
+    Args:
+        limit_bytes: None is the memory that the profile says.
+
+    Raises:
+        UnknownNameError: neither a file nor the name of a device.
+        MemtradeError: the file is no profile.
+    """
+    device = load_device(name_or_path)
+    return Target(
+        device=device,
+        facts=shipped(CPU if device.blocking_transfers else OUTPUTS),
+        order=order,
+        limit_bytes=limit_bytes or device.memory_bytes,
+        host_bytes=host_bytes,
+    )
