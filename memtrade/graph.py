@@ -40,7 +40,10 @@ _LATE_BYTES = 64 * 1024
 
 
 class Op(msgspec.Struct, frozen=True, gc=False):
-    """One operation. `inputs` and `outputs` are tensor ids, `controls` op ids."""
+    """One operation. `inputs` and `outputs` are tensor ids, `controls` op ids.
+
+    `node` is the place of its definition in `GraphData.nodes`; -1 where it has none.
+    """
 
     id: int
     name: str
@@ -50,6 +53,7 @@ class Op(msgspec.Struct, frozen=True, gc=False):
     outputs: tuple[int, ...]
     stateful: bool
     attrs: dict[str, Any]
+    node: int = -1
 
 
 class Tensor(msgspec.Struct, frozen=True, gc=False):
@@ -74,6 +78,10 @@ class GraphData(msgspec.Struct, frozen=True):
         control_outputs: op ids that must run although nothing reads them (the updates).
         loss: the tensor id of the loss.
         collection: tensor ids that the model or the user named as checkpoints.
+        nodes: the distinct definitions of ops, each a NodeDef without name, inputs and device, as
+            bytes: what it takes to run such a kernel elsewhere.
+        values: tensor id -> the numbers in it, of small whole-number tensors that tracing knows
+            (shapes, axes, paddings).
     """
 
     name: str
@@ -86,6 +94,8 @@ class GraphData(msgspec.Struct, frozen=True):
     control_outputs: tuple[int, ...]
     loss: int
     collection: tuple[int, ...]
+    nodes: tuple[bytes, ...] = ()
+    values: dict[int, tuple[int, ...]] = {}
 
 
 class StepGraph:

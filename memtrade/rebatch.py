@@ -67,6 +67,11 @@ class Rebatcher:
                     self._tensor(*pair, batch) for pair in zip(a.tensors, b.tensors, strict=True)
                 ),
                 capture_bytes=tuple(self._affine(x, y, batch, "a captured size") for x, y in pairs),
+                values={
+                    t: self._shape(values, b.values[t], batch, self._first.label(t))
+                    for t, values in a.values.items()
+                    if t in b.values
+                },
             )
         )
 
@@ -77,7 +82,8 @@ class Rebatcher:
             key: self._value(value, other.attrs[key], batch, f"{key} of {one.name}")
             for key, value in one.attrs.items()
         }
-        return msgspec.structs.replace(one, attrs=attrs)
+        # The definition that the op was traced with says another batch.
+        return msgspec.structs.replace(one, attrs=attrs, node=-1)
 
     def _value(self, x: Any, y: Any, batch: int, what: str) -> Any:
         """An attribute: the same at both, or made of whole numbers."""

@@ -141,16 +141,16 @@ def measure_rates(
     for i, kernel in enumerate(chosen, start=1):
         on_step(i, of)
         costs.append(kernel.cost())
-        took.append(_seconds(*kernel.function(), seconds_each))
+        took.append(median_seconds(*kernel.function(), seconds_each))
     on_step(of - 2, of)
-    overhead = _overhead_seconds(seconds_each)
+    overhead = overhead_seconds(seconds_each)
     values = tf.random.uniform((max(images, 1), 56, 56, 64))
     size_bytes = 4 * int(tf.size(values))
     on_step(of - 1, of)
-    leave, come = _copies(device)
-    out = size_bytes / _seconds(leave, [values], seconds_each)
+    leave, come = copies(device)
+    out = size_bytes / median_seconds(leave, [values], seconds_each)
     on_step(of, of)
-    back = size_bytes / _seconds(come, [leave(values)], seconds_each)
+    back = size_bytes / median_seconds(come, [leave(values)], seconds_each)
     peak_flops, peak_bytes, shares = shares_of_peaks(costs, took)
     return Rates(
         flops_per_s=peak_flops,
@@ -183,7 +183,7 @@ def shares_of_peaks(
     return peak_flops, peak_bytes, shares
 
 
-def _seconds(
+def median_seconds(
     function: Callable[..., Any], arguments: Sequence[tf.Tensor], seconds_each: float
 ) -> float:
     """The median of the calls that fit into so many seconds, after one that is not counted."""
@@ -203,7 +203,7 @@ def _wait(made: tf.Tensor) -> None:
         tf.reshape(made, [-1])[:1].numpy()
 
 
-def _overhead_seconds(seconds_each: float) -> float:
+def overhead_seconds(seconds_each: float) -> float:
     """Of one op in a chain of those that a network is made of, with next to nothing to do."""
 
     @tf.function(autograph=False)
@@ -217,10 +217,10 @@ def _overhead_seconds(seconds_each: float) -> float:
         return x
 
     tensors = [tf.random.uniform(shape) for shape in ((1, 4, 4, 8), (1, 1, 8, 8), (8,))]
-    return _seconds(chain, tensors, seconds_each) / (3 * _LAYERS)
+    return median_seconds(chain, tensors, seconds_each) / (3 * _LAYERS)
 
 
-def _copies(device: Device) -> tuple[Callable[..., Any], Callable[..., Any]]:
+def copies(device: Device) -> tuple[Callable[..., Any], Callable[..., Any]]:
     """Out to host memory and back, as swaps do it: see `memtrade.tf.swap`."""
 
     @tf.function(autograph=False)

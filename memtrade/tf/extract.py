@@ -16,12 +16,24 @@ from typing import Any
 import tensorflow as tf
 
 from memtrade.errors import UnsupportedGraphError
-from memtrade.graph import GraphData, Op, StepGraph, Tensor
+from memtrade.graph import (
+    ALIAS_TYPES,
+    CALL_TYPES,
+    READ_TYPES,
+    SOURCE_TYPES,
+    GraphData,
+    Op,
+    StepGraph,
+    Tensor,
+)
 from memtrade.tf.calls import Calls
 from memtrade.tf.graft import graft
 from memtrade.tf.inline import Inlined, opens
 from memtrade.tf.loss import computed_loss, find_loss
 from memtrade.tf.step import CHECKPOINTS, TrainStep
+
+# Shapes, axes and paddings have no more numbers.
+_MOST_VALUES = 64
 
 # Ops that hold a Python function, which the graph cannot carry to another place.
 _PYTHON_TYPES = frozenset({"EagerPyFunc", "PyFunc", "PyFuncStateless"})
@@ -98,6 +110,7 @@ def read_graph(name: str, concrete: Any) -> GraphData:
     graph_def = func_graph.as_graph_def()
     calls = Calls(graph_def)
     attrs = {node.name: {**_simple_attrs(node), **calls.about(node)} for node in graph_def.node}
+    definitions = _Definitions(graph_def)
     is_stateful = _StatefulTypes()
     ops: list[Op] = []
     tensors: list[Tensor] = []
@@ -120,6 +133,7 @@ def read_graph(name: str, concrete: Any) -> GraphData:
                 outputs=tuple(outputs),
                 stateful=is_stateful(operation) and operation.name not in calls.pure,
                 attrs=attrs[operation.name],
+                node=definitions.place_of(operation.name),
             )
         )
     batch = len(func_graph.inputs) - len(concrete.captured_inputs)
@@ -140,6 +154,8 @@ def read_graph(name: str, concrete: Any) -> GraphData:
             for t in func_graph.get_collection(CHECKPOINTS)
             if t.name in tensor_ids
         ),
+        nodes=tuple(definitions.places),
+        values=_known_values(operations, tensor_ids),
     )
 
 
@@ -198,6 +214,45 @@ def _captured_bytes(captured: tf.Tensor) -> int:
     if not shape.is_fully_defined():
         return 0
     return shape.num_elements() * tf.as_dtype(data.shape_and_type[0].dtype).size
+
+
+def _known_values(
+    operations: Sequence[tf.Operation], tensor_ids: dict[str, int]
+) -> dict[int, tuple[int, ...]]:
+    """Of the small whole-number tensors whose values do not depend on the batch."""
+    known = {}
+    for operation in operations:
+        for t in operation.outputs:
+            small = t.dtype in (tf.int32, tf.int64) and t.shape.is_fully_defined()
+            if small and t.shape.num_elements() <= _MOST_VALUES:
+                value = tf.get_static_value(t)
+                if value is not None:
+                    known[tensor_ids[t.name]] = tuple(int(each) for each in value.flat)
+    return known
+
+
+class _Definitions:
+    """The distinct definitions of kernels, without what makes each node its own.
+
+    Attributes:
+        places: definition -> its place, in the order of first use.
+    """
+
+    def __init__(self, graph_def: Any):
+        self.places: dict[bytes, int] = {}
+        self._place_of: dict[str, int] = {}
+        for node in graph_def.node:
+            if node.op in ALIAS_TYPES | CALL_TYPES | READ_TYPES | SOURCE_TYPES:
+                continue
+            bare = tf.compat.v1.NodeDef(op=node.op)
+            for key, value in node.attr.items():
+                if not key.startswith("_"):
+                    bare.attr[key].CopyFrom(value)
+            encoded = bare.SerializeToString(deterministic=True)
+            self._place_of[node.name] = self.places.setdefault(encoded, len(self.places))
+
+    def place_of(self, name: str) -> int:
+        return self._place_of.get(name, -1)
 
 
 class _StatefulTypes:

@@ -1,0 +1,101 @@
+"""Facts that were learned where they are used, over shipped ones for what nobody has asked yet."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from memtrade.facts.kernel import SCRATCH, Fact, Facts, Request
+from memtrade.facts.shipped import reuse
+from memtrade.facts.signature import Signature, signature_of
+from memtrade.graph import Op, StepGraph
+
+
+class Learned(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What one kernel was seen to do.
+
+    Attributes:
+        key: of its signature.
+        kernel: what people read: the op type and its shapes.
+        requests: (bytes, output or -1 for scratch), in order.
+        reused: (output, position of the input whose buffer it took).
+        seconds: of one run; None where it was not run.
+        disturbed: the seconds are from a machine that was busy with other things.
+        margin_bytes: by how much the scratch may be larger.
+        source: "asked"; "fitted", from the same kernel on fewer examples; or "refused", and why.
+        on: the day.
+        op_class, flops, bytes_moved: what the cost model counts of it, for the device's rates.
+    """
+
+    key: str
+    kernel: str
+    requests: tuple[tuple[int, int], ...] = ()
+    reused: tuple[tuple[int, int], ...] = ()
+    seconds: float | None = None
+    disturbed: bool = False
+    margin_bytes: int = 0
+    source: str
+    on: str
+    op_class: str = ""
+    flops: int = 0
+    bytes_moved: int = 0
+
+
+class LearnedFacts:
+    """Facts of one device, learned, over `base`."""
+
+    def __init__(self, base: Facts, table: Mapping[str, Learned]):
+        self.base, self.table = base, table
+        self._types = {each.kernel.split(" ", 1)[0] for each in table.values() if each.requests}
+        self._reused = {
+            each.kernel.split(" ", 1)[0]: each.reused for each in table.values() if each.reused
+        }
+
+    @property
+    def name(self) -> str:
+        return f"asked here, else {self.base.name}"
+
+    def is_known(self, op_type: str) -> bool:
+        return op_type in self._types or self.base.is_known(op_type)
+
+    def of(self, op: Op, graph: StepGraph) -> Fact:
+        signature = signature_of(op, graph)
+        known = self.table.get(signature.key) if signature else None
+        if known is None:
+            return self.base.of(op, graph)
+        if not known.requests:
+            return self.base.of(op, graph)._replace(
+                margin_bytes=known.margin_bytes, source=known.source
+            )
+        hidden = len(op.outputs)
+        return Fact(
+            tuple(
+                Request(size, slot, () if slot == SCRATCH else self._positions(op, graph, slot))
+                for size, slot in known.requests
+                if slot < hidden
+            ),
+            seconds=known.seconds,
+            margin_bytes=known.margin_bytes,
+            workspace_bytes=sum(size for size, slot in known.requests if slot >= hidden),
+            source=known.source,
+        )
+
+    def _positions(self, op: Op, graph: StepGraph, output: int) -> tuple[int, ...]:
+        """Whose buffer the output may be: as the table says, or else as was seen of the type."""
+        if op.type in reuse().tried:
+            return reuse().positions(op, graph, output)
+        wanted = graph.tensors[op.outputs[output]]
+        return tuple(
+            position
+            for slot, position in self._reused.get(op.type, ())
+            if slot == output
+            and graph.tensors[op.inputs[position]].size_bytes == wanted.size_bytes
+            and graph.tensors[op.inputs[position]].dtype == wanted.dtype
+        )
+
+
+def kernel_text(signature: Signature) -> str:
+    """The op type and the shapes of its inputs, such as "Relu 32x56x56x64"."""
+    shapes = ["x".join(map(str, each.shape)) or "scalar" for each in signature.inputs]
+    return f"{signature.op_type} {', '.join(shapes)}"

@@ -1,0 +1,105 @@
+"""A kernel's signature: all that decides what it asks for and how long it takes, but the machine.
+
+    Conv2D, its attributes, float32 [32, 56, 56, 64] and [3, 3, 64, 64]  ──►  key
+
+Two ops with the same signature run the same kernel on tensors of the same shapes, so one of them
+is asked for both.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+
+import msgspec
+
+from memtrade.graph import Op, StepGraph
+
+# What a child cannot make up: handles, lists, text.
+_OPAQUE = frozenset({"resource", "string", "variant"})
+
+# Stateful ops that only draw numbers: asked like any other.
+_DRAWING = frozenset(
+    {"Multinomial", "RandomStandardNormal", "RandomUniform", "RandomUniformInt", "TruncatedNormal"}
+)
+
+# Of a shape op's output the values are the shape of its input.
+_SHAPES = frozenset({"Shape", "ShapeN"})
+
+# Smaller kernels do not make a peak; what they take is the device's time per op.
+_LEAST_BYTES = 16 * 1024
+
+
+class Operand(msgspec.Struct, frozen=True, array_like=True):
+    """An input. `values`: of a small tensor of whole numbers, where tracing knows them."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    values: tuple[int, ...] | None = None
+
+
+class Signature(msgspec.Struct, frozen=True, kw_only=True):
+    """One kernel on tensors of given shapes.
+
+    Attributes:
+        key: of all the rest, the same in every process.
+        op_type: "Conv2D".
+        node: the definition, see `GraphData.nodes`.
+        outputs: (dtype, shape) of each.
+    """
+
+    key: str
+    op_type: str
+    node: bytes
+    inputs: tuple[Operand, ...]
+    outputs: tuple[tuple[str, tuple[int, ...]], ...]
+
+    @property
+    def size_bytes(self) -> int:
+        """Of all inputs and outputs, 4 bytes a number."""
+        return sum(self._sizes())
+
+    @property
+    def largest_bytes(self) -> int:
+        """Of its largest tensor."""
+        return max(self._sizes())
+
+    def _sizes(self) -> list[int]:
+        shapes = [each.shape for each in self.inputs] + [shape for _, shape in self.outputs]
+        return [4 * math.prod(shape) for shape in shapes]
+
+
+def signature_of(op: Op, graph: StepGraph) -> Signature | None:
+    """The signature of an op that a child can run by itself; None of any other."""
+    if op.node < 0 or not op.outputs or (op.stateful and op.type not in _DRAWING):
+        return None
+    tensors = [graph.tensors[t] for t in (*op.inputs, *op.outputs)]
+    if any(t.dtype in _OPAQUE or t.shape is None for t in tensors):
+        return None
+    if sum(t.size_bytes for t in tensors) < _LEAST_BYTES:
+        return None
+    inputs = tuple(
+        Operand(graph.tensors[t].dtype, graph.tensors[t].shape or (), _values(t, graph))
+        for t in op.inputs
+    )
+    outputs = tuple((graph.tensors[t].dtype, graph.tensors[t].shape or ()) for t in op.outputs)
+    return make_signature(op.type, graph.data.nodes[op.node], inputs, outputs)
+
+
+def make_signature(
+    op_type: str,
+    node: bytes,
+    inputs: tuple[Operand, ...],
+    outputs: tuple[tuple[str, tuple[int, ...]], ...],
+) -> Signature:
+    encoded = msgspec.json.encode((op_type, hashlib.sha256(node).hexdigest(), inputs, outputs))
+    key = hashlib.sha256(encoded).hexdigest()[:20]
+    return Signature(key=key, op_type=op_type, node=node, inputs=inputs, outputs=outputs)
+
+
+def _values(tensor: int, graph: StepGraph) -> tuple[int, ...] | None:
+    made = graph.tensors[tensor]
+    producer = graph.ops[made.op]
+    if producer.type in _SHAPES:
+        return graph.tensors[producer.inputs[made.index]].shape
+    return graph.data.values.get(tensor)

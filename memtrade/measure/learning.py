@@ -1,0 +1,372 @@
+"""Learning kernel facts where they are used: children that run each kernel that nobody knows yet.
+
+    graph ──signatures──► not in the cache ──groups──► child ──answers──► the cache, LearnedFacts
+
+A kernel that is too large to be asked is asked on fewer examples, at three sizes: a line through
+two of them that meets the third is extended to the step's own size. A kernel that crashes or hangs
+costs a child, and gets a margin in place of a fact.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+import psutil
+
+from memtrade.facts.asking import Answer, Asking, Question, Rates, Refused, Said
+from memtrade.facts.cache import FactsFile
+from memtrade.facts.learned import Learned, kernel_text
+from memtrade.facts.signature import Signature, make_signature, signature_of
+from memtrade.facts.surroundings import Surroundings
+from memtrade.graph import StepGraph
+from memtrade.measure.child import PARENT_VARIABLE
+from memtrade.simulate.costs import OpCost, op_cost
+
+# What makes TensorFlow log each request to the allocator.
+LOGGING = {"TF_CPP_VMODULE": "log_memory=2,bfc_allocator=3", "TF_CPP_MIN_LOG_LEVEL": "0"}
+
+ASKER = (sys.executable, "-m", "memtrade.measure.asking_child")
+
+# Kernels in one function: tracing a function costs as much as a few of them.
+GROUP = 24
+# A group that says nothing for so long hangs.
+SILENCE_SECONDS = 120.0
+
+# A kernel that takes more than this share of the child's memory, or more work than this, is asked
+# on fewer examples.
+_SHARE = 0.2
+_MOST_FLOPS = 16e9
+# The numbers of examples that it is asked on, each twice the one before; how far the one in the
+# middle may be off the line through the others.
+_SIZES = 3
+# The machine's load per core below which it is taken to be at rest.
+_QUIET_LOAD = 0.3
+_FIT, _FIT_BYTES = 0.02, 4096
+
+
+@dataclass(frozen=True)
+class Asker:
+    """How the children are started.
+
+    Attributes:
+        device: "arena" or "gpu:N".
+        environment: of the process whose kernels are asked, with the arena's limit.
+        limit_bytes: of their memory.
+        command, silence_seconds: for tests.
+    """
+
+    device: str
+    environment: Mapping[str, str]
+    limit_bytes: int
+    command: Sequence[str] = ASKER
+    silence_seconds: float = SILENCE_SECONDS
+
+
+class Lesson(NamedTuple):
+    """A kernel to be asked, with what the cost model counts of it."""
+
+    signature: Signature
+    cost: OpCost
+    batched: tuple[bool, ...]  # the inputs whose first dimension counts examples
+    batch: int
+
+
+def learn(
+    graphs: Iterable[StepGraph],
+    where: Surroundings,
+    asker: Asker,
+    *,
+    folder: Path | None = None,
+    on_progress: Callable[[int, int], None] = lambda done, of: None,
+) -> tuple[dict[str, Learned], Rates | None]:
+    """What is known of the graphs' kernels, and the device's rates; asks for what is not known.
+
+    Args:
+        folder: of the cache; None is the user's.
+        on_progress: called with how many kernels have been asked, and how many there are.
+    """
+    file = FactsFile(where, folder)
+    kept = file.read()
+    settled = {key: each for key, each in kept.table.items() if not each.disturbed}
+    missing = _missing(graphs, settled if _is_quiet() else kept.table)
+    if missing or kept.rates is None:
+        learned, rates = _ask_all(missing, asker, ask_rates=kept.rates is None, on=on_progress)
+        file.add(learned, rates)
+        kept.table.update({each.key: each for each in learned})
+        kept.rates = kept.rates or rates
+    return kept.table, kept.rates
+
+
+def _is_quiet() -> bool:
+    """Whether times that were taken on a busy machine can be taken anew."""
+    return psutil.getloadavg()[0] < _QUIET_LOAD * (psutil.cpu_count() or 1)
+
+
+def _missing(graphs: Iterable[StepGraph], known: Mapping[str, Learned]) -> list[Lesson]:
+    """A lesson for each kernel that is not known, the smallest first."""
+    found: dict[str, Lesson] = {}
+    for graph in graphs:
+        dependent, batch = _of_the_batch(graph)
+        for op in graph.ops:
+            signature = signature_of(op, graph)
+            if signature is None or signature.key in known or signature.key in found:
+                continue
+            batched = tuple(t in dependent for t in op.inputs)
+            found[signature.key] = Lesson(signature, op_cost(op, graph), batched, batch)
+    return sorted(found.values(), key=lambda each: (each.signature.size_bytes, each.signature.key))
+
+
+def _of_the_batch(graph: StepGraph) -> tuple[set[int], int]:
+    """The tensors that the batch leads to, and how many examples it has (0: not known)."""
+    dependent = set(graph.data.inputs)
+    for op in graph.ops:
+        if not dependent.isdisjoint(op.inputs):
+            dependent.update(op.outputs)
+    shapes = [graph.tensors[t].shape for t in graph.data.inputs]
+    return dependent, next((shape[0] for shape in shapes if shape), 0)
+
+
+def _ask_all(
+    lessons: Sequence[Lesson], asker: Asker, *, ask_rates: bool, on: Callable[[int, int], None]
+) -> tuple[list[Learned], Rates | None]:
+    """Asks the lessons' kernels, or the same kernels on fewer examples."""
+    smaller = {
+        each.signature.key: sizes for each in lessons if (sizes := _fewer_examples(each, asker))
+    }
+    signatures = [
+        signature
+        for each in lessons
+        for signature in (
+            smaller[each.signature.key].values()
+            if each.signature.key in smaller
+            else [each.signature]
+        )
+    ]
+    signatures.sort(key=lambda each: (each.size_bytes, each.key))
+    talk = _Talk(asker, on, len(signatures))
+    talk.ask([signatures[i : i + GROUP] for i in range(0, len(signatures), GROUP)], ask_rates)
+    day = f"{datetime.now(UTC):%Y-%m-%d}"
+    learned = []
+    for lesson in lessons:
+        sizes = smaller.get(lesson.signature.key)
+        if sizes is None:
+            answer = talk.answers.get(lesson.signature.key)
+            source = "asked"
+        else:
+            found = {size: talk.answers.get(each.key) for size, each in sizes.items()}
+            answer = _extended(lesson, found)
+            source = f"fitted from batch {', '.join(map(str, sizes))}"
+        if answer is None:
+            refusal = talk.refused.get(lesson.signature.key, "no answer on fewer examples")
+            learned.append(_refused(lesson, refusal, day))
+        else:
+            learned.append(_learned(lesson, answer, source, day))
+    return learned, talk.rates
+
+
+def _learned(lesson: Lesson, answer: Answer, source: str, day: str) -> Learned:
+    return Learned(
+        key=lesson.signature.key,
+        kernel=kernel_text(lesson.signature),
+        requests=answer.requests,
+        reused=answer.reused,
+        seconds=answer.seconds,
+        disturbed=answer.disturbed,
+        source=source,
+        on=day,
+        op_class=lesson.cost.op_class.value,
+        flops=lesson.cost.flops,
+        bytes_moved=lesson.cost.bytes_moved,
+    )
+
+
+def _refused(lesson: Lesson, reason: str, day: str) -> Learned:
+    """A kernel that could not be asked: it may hold as much again as its largest tensor."""
+    return Learned(
+        key=lesson.signature.key,
+        kernel=kernel_text(lesson.signature),
+        margin_bytes=lesson.signature.largest_bytes,
+        source=f"refused: {reason}",
+        on=day,
+    )
+
+
+def _fewer_examples(lesson: Lesson, asker: Asker) -> dict[int, Signature]:
+    """The kernel on fewer examples, by their number, where it is too large to be asked as it is."""
+    too_large = (
+        lesson.signature.size_bytes > _SHARE * asker.limit_bytes or lesson.cost.flops > _MOST_FLOPS
+    )
+    if not too_large or lesson.batch < 2**_SIZES:
+        return {}
+    size = lesson.batch // 2
+    excess = max(
+        lesson.signature.size_bytes / (_SHARE * asker.limit_bytes), lesson.cost.flops / _MOST_FLOPS
+    )
+    while size >= 2**_SIZES and size * excess > lesson.batch:
+        size //= 2
+    sizes = [size // 2**i for i in reversed(range(_SIZES))]
+    return {each: _on_examples(lesson, each) for each in sizes}
+
+
+def _on_examples(lesson: Lesson, examples: int) -> Signature:
+    """The same kernel for fewer examples. What its outputs are then is left to TensorFlow."""
+
+    def scaled(shape: tuple[int, ...]) -> tuple[int, ...]:
+        if not shape or shape[0] < lesson.batch or shape[0] % lesson.batch:
+            return shape
+        return (shape[0] * examples // lesson.batch, *shape[1:])
+
+    whole = lesson.signature
+    output_shapes = [shape for _, shape in whole.outputs]
+    inputs = []
+    for operand, batched in zip(whole.inputs, lesson.batched, strict=True):
+        values = scaled(operand.values) if operand.values in output_shapes else operand.values
+        shape = scaled(operand.shape) if batched and values is None else operand.shape
+        inputs.append(msgspec.structs.replace(operand, shape=shape, values=values))
+    return make_signature(whole.op_type, whole.node, tuple(inputs), ())
+
+
+def _extended(lesson: Lesson, found: Mapping[int, Answer | None]) -> Answer | None:
+    """The answer for all examples, on a line through the smallest and the largest of three; None
+    where the one in the middle is not on it."""
+    (low, a), (middle, b), (high, c) = sorted(found.items())
+    if a is None or b is None or c is None:
+        return None
+    if not ([slot for _, slot in a.requests] == [slot for _, slot in b.requests]
+            == [slot for _, slot in c.requests]):  # fmt: skip
+        return None
+
+    def at(first: float, last: float, examples: int) -> float:
+        return first + (last - first) * (examples - low) / (high - low)
+
+    requests = []
+    for (x, slot), (y, _), (z, _) in zip(a.requests, b.requests, c.requests, strict=True):
+        if abs(at(x, z, middle) - y) > max(_FIT * y, _FIT_BYTES):
+            return None
+        requests.append((round(at(x, z, lesson.batch)), slot))
+    slope = (c.seconds - b.seconds) / (high - middle)
+    seconds = c.seconds + max(slope, 0.0) * (lesson.batch - high)
+    return Answer(
+        key=lesson.signature.key,
+        requests=tuple(requests),
+        seconds=seconds,
+        disturbed=b.disturbed or c.disturbed,
+    )
+
+
+class _Talk:
+    """The talk with one child after the other, until each kernel has an answer or a refusal."""
+
+    def __init__(self, asker: Asker, on: Callable[[int, int], None], of: int):
+        self.asker, self.on, self.of = asker, on, of
+        self.answers: dict[str, Answer] = {}
+        self.refused: dict[str, str] = {}
+        self.rates: Rates | None = None
+
+    def ask(self, groups: Sequence[Sequence[Signature]], rates: bool) -> None:
+        """A child that ends early has the group that it was at asked one by one, by another."""
+        waiting = [list(group) for group in groups]
+        while waiting or rates:
+            running, how = self._child(waiting, rates)
+            rates = False
+            waiting = [left for group in waiting if (left := self._unanswered(group))]
+            if how is None:
+                break
+            blamed = [each for group in waiting for each in group if each.key in running]
+            if not blamed:  # it ended before it asked anything
+                for each in (each for group in waiting for each in group):
+                    self.refused[each.key] = how
+                break
+            if len(blamed) == 1:
+                self.refused[blamed[0].key] = how
+                blamed = []
+            rest = [g for group in waiting if (g := [e for e in group if e.key not in running])]
+            waiting = [[each] for each in blamed] + rest
+
+    def _unanswered(self, group: Iterable[Signature]) -> list[Signature]:
+        return [e for e in group if e.key not in self.answers and e.key not in self.refused]
+
+    def _child(
+        self, groups: Sequence[Sequence[Signature]], rates: bool
+    ) -> tuple[frozenset[str], str | None]:
+        """Asks in one child. Returns the keys it was at when it ended, and why it ended early."""
+        question = Question(
+            device=self.asker.device,
+            limit_bytes=self.asker.limit_bytes,
+            groups=tuple(tuple(group) for group in groups),
+            rates=rates,
+        )
+        running: frozenset[str] = frozenset()
+        with _child(self.asker) as (process, lines):
+            assert process.stdin is not None
+            with contextlib.suppress(BrokenPipeError):
+                process.stdin.write(msgspec.json.encode(question))
+                process.stdin.close()
+            while True:
+                try:
+                    line = lines.get(timeout=self.asker.silence_seconds)
+                except queue.Empty:
+                    return running, f"it hung for {self.asker.silence_seconds:g} s"
+                if line is None:
+                    break
+                said = msgspec.json.decode(line, type=Said)
+                if isinstance(said, Asking):
+                    running = frozenset(said.keys)
+                else:
+                    self._take(said)
+            status = process.wait()
+        if status:
+            return running, f"the child ended with status {status}"
+        return frozenset(), None
+
+    def _take(self, said: Answer | Refused | Rates) -> None:
+        if isinstance(said, Rates):
+            self.rates = said
+            return
+        if isinstance(said, Answer):
+            self.answers[said.key] = said
+        else:
+            self.refused[said.key] = said.reason
+        self.on(len(self.answers) + len(self.refused), self.of)
+
+
+@contextlib.contextmanager
+def _child(asker: Asker) -> Iterator[tuple[subprocess.Popen[bytes], queue.Queue[bytes | None]]]:
+    """A child and its lines on standard output, None at their end. Killed where it still lives."""
+    environment = dict(asker.environment) | LOGGING | {PARENT_VARIABLE: str(os.getpid())}
+    process = subprocess.Popen(
+        asker.command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env=environment,
+        start_new_session=True,
+    )
+    lines: queue.Queue[bytes | None] = queue.Queue()
+
+    def listen() -> None:
+        assert process.stdout is not None
+        for line in process.stdout:
+            lines.put(line)
+        lines.put(None)
+
+    threading.Thread(target=listen, daemon=True).start()
+    try:
+        yield process, lines
+    finally:
+        if process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+        process.wait()

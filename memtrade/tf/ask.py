@@ -1,0 +1,300 @@
+"""The child process that runs single kernels and reads what they asked for off its own log.
+
+For each kernel a stretch of one function, held in order by control edges:
+
+    in0, in1 (Fill) ──► begin (Timestamp) ──► run (the kernel) ──► end (Timestamp) ──► held (Size)
+
+The inputs are read once more behind the end, so that no output can take their place; a second
+form without that shows whose place is taken. Kernels prepare themselves in the first run of the
+function, the second is read off the log; what a kernel takes is the median of that and some more
+runs, less what two looks at the clock take with nothing between them.
+
+Started by `memtrade.measure.learning`.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from typing import Any, BinaryIO
+
+import msgspec
+import numpy as np
+import psutil
+import tensorflow as tf
+
+from memtrade.facts.asking import Answer, Asking, Question, Rates, Refused, Said
+from memtrade.facts.shipped import reuse
+from memtrade.facts.signature import Operand, Signature
+from memtrade.tf.calibrate import copies, median_seconds, overhead_seconds
+from memtrade.tf.device import Device, make_device
+from memtrade.tf.kernel_log import Event, Granted, Output, between, read_events, requests_of
+
+# Of floats, whole numbers and truth values: what an input holds. Nothing overflows, and an index
+# of 0 is always there.
+_FILLINGS = {"bool": True}
+_FLOAT, _WHOLE = 0.5, 0
+
+# A group is run again, after the run that prepares it, until it has taken so long.
+_MOST_RUNS, _ENOUGH_SECONDS = 5, 0.5
+# Times count as disturbed where others use more than this share of the processor.
+_QUIET = 0.1
+# What is copied to tell the rate, and how long that and an op's overhead are looked at.
+_COPY_BYTES, _SECONDS_EACH = 64 << 20, 0.2
+
+
+def main() -> int:
+    said = os.fdopen(os.dup(sys.stdout.fileno()), "wb", buffering=0)
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    question = msgspec.json.decode(sys.stdin.buffer.read(), type=Question)
+    device = make_device(question.device, question.limit_bytes)
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
+    device.start()
+    _Asker(device, said).ask(question)
+    return 0
+
+
+class _Asker:
+    def __init__(self, device: Device, said: BinaryIO):
+        self.device, self.said = device, said
+
+    def ask(self, question: Question) -> None:
+        if question.rates:
+            self._say(_rates(self.device))
+        with _Log() as log:
+            for group in question.groups:
+                self._say(Asking(tuple(each.key for each in group)))
+                self._group(group, log)
+
+    def _say(self, said: Said) -> None:
+        self.said.write(msgspec.json.encode(said) + b"\n")
+
+    def _group(self, group: Sequence[Signature], log: _Log) -> None:
+        """Asks all at once, or one by one where one of them cannot be run."""
+        try:
+            answers = _answers(group, log)
+        except (tf.errors.OpError, ValueError, TypeError, _OtherShapeError) as error:
+            if len(group) > 1:
+                for each in group:
+                    self._group([each], log)
+            else:
+                reason = str(getattr(error, "message", error)).strip().splitlines()
+                self._say(Refused(group[0].key, (reason or ["it failed"])[0][:200]))
+            return
+        for answer in answers:
+            self._say(answer)
+
+
+class _OtherShapeError(Exception):
+    """The kernel makes tensors of other shapes than the step's: it is not the step's kernel."""
+
+
+class _Log:
+    """This process's own log, which goes to a file while it is open."""
+
+    def __enter__(self) -> _Log:
+        self._file = tempfile.TemporaryFile()  # noqa: SIM115: closed in __exit__
+        self._stderr = os.dup(2)
+        os.dup2(self._file.fileno(), 2)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.dup2(self._stderr, 2)
+        os.close(self._stderr)
+        self._file.close()
+
+    def forget(self) -> None:
+        os.ftruncate(self._file.fileno(), 0)
+        os.lseek(self._file.fileno(), 0, os.SEEK_SET)
+
+    def events(self) -> list[Event]:
+        length = os.lseek(self._file.fileno(), 0, os.SEEK_CUR)
+        text = os.pread(self._file.fileno(), length, 0).decode(errors="replace")
+        return list(read_events(text.splitlines()))
+
+
+def _answers(group: Sequence[Signature], log: _Log) -> list[Answer]:
+    stretches = _Stretches()
+    for i, signature in enumerate(group):
+        stretches.add(f"k{i}", signature, held=True)
+    for i, signature in enumerate(group):
+        if _may_reuse(signature):
+            stretches.add(f"free{i}", signature, held=False)
+    run = stretches.function()
+    run()
+    log.forget()
+    idle = _Others()
+    times = [run()]
+    events = log.events()
+    while len(times) < _MOST_RUNS and sum(times[0]) * len(times) < _ENOUGH_SECONDS:
+        times.append(run())
+    log.forget()
+    disturbed = idle.were_busy()
+    gap = statistics.median(t[-1] for t in times)
+    answers = []
+    for i, signature in enumerate(group):
+        own = between(events, f"k{i}/begin", f"k{i}/end")
+        reused = _reused(events, f"free{i}", signature) if _may_reuse(signature) else ()
+        answers.append(
+            Answer(
+                key=signature.key,
+                requests=tuple(requests_of(own, f"k{i}/run")),
+                reused=reused,
+                seconds=max(statistics.median(t[i] for t in times) - gap, 0.0),
+                disturbed=disturbed,
+            )
+        )
+    return answers
+
+
+class _Others:
+    """Whether other processes kept the processor busy since this was made."""
+
+    def __init__(self) -> None:
+        self._before = self._now()
+
+    def _now(self) -> tuple[float, float, float]:
+        machine, own = psutil.cpu_times(), psutil.Process().cpu_times()
+        used = sum(machine) - machine.idle - getattr(machine, "iowait", 0.0)
+        return used, own.user + own.system, sum(machine)
+
+    def were_busy(self) -> bool:
+        used, own, whole = (b - a for a, b in zip(self._before, self._now(), strict=True))
+        return whole > 0 and (used - own) / whole > _QUIET
+
+
+def _may_reuse(signature: Signature) -> bool:
+    """Whether it is to be found out whose place an output takes."""
+    return signature.op_type not in reuse().tried and any(
+        (each.dtype, each.shape) in signature.outputs and each.values is None
+        for each in signature.inputs
+    )
+
+
+def _reused(events: list[Event], name: str, signature: Signature) -> tuple[tuple[int, int], ...]:
+    """(output, input) where an output lies where an input was."""
+    granted = {e.address for e in between(events, f"{name}/begin", f"{name}/end")
+               if isinstance(e, Granted)}  # fmt: skip
+    lies = {(e.kernel, e.index): e.address for e in events if isinstance(e, Output)}
+    found = []
+    for output in range(len(signature.outputs)):
+        address = lies.get((f"{name}/run", output), 0)
+        for i in range(len(signature.inputs)):
+            if address and address not in granted and lies.get((f"{name}/in{i}", 0)) == address:
+                found.append((output, i))
+    return tuple(found)
+
+
+class _Stretches:
+    """A GraphDef in the making: see the module's picture."""
+
+    def __init__(self) -> None:
+        self.graph_def = tf.compat.v1.GraphDef()
+        self.previous = ""
+        self.timed: list[str] = []
+        self.fillings: dict[str, tf.Tensor] = {}  # placeholder of a value -> the value
+        self.wanted: dict[str, tuple[int, ...]] = {}
+
+    def add(self, name: str, signature: Signature, *, held: bool) -> None:
+        inputs = [
+            self._input(f"{name}/in{i}", operand) for i, operand in enumerate(signature.inputs)
+        ]
+        begin = self._node("Timestamp", f"{name}/begin")
+        begin.input.extend(f"^{each}" for each in inputs)
+        if self.previous:
+            begin.input.append(f"^{self.previous}")
+        run = self.graph_def.node.add()
+        run.ParseFromString(signature.node)
+        run.name = f"{name}/run"
+        run.input.extend([*inputs, f"^{begin.name}"])
+        end = self._node("Timestamp", f"{name}/end")
+        end.input.append(f"^{run.name}")
+        self.previous = end.name
+        if held:
+            for i, operand in enumerate(signature.inputs):
+                reader = self._node("Size", f"{name}/held{i}", T=operand.dtype, out_type="int32")
+                reader.input.extend([inputs[i], f"^{self.previous}"])
+                self.previous = reader.name
+            self.timed += [begin.name, end.name]
+            for i, (_, shape) in enumerate(signature.outputs):
+                self.wanted[f"{run.name}:{i}"] = shape
+
+    def _input(self, name: str, operand: Operand) -> str:
+        if operand.values is not None:
+            dtype = tf.as_dtype(operand.dtype)
+            values = np.asarray(operand.values, dtype.as_numpy_dtype).reshape(operand.shape)
+            return self._const(name, values, operand.dtype)
+        dims = self._const(f"{name}/dims", np.asarray(operand.shape, np.int64), "int64")
+        fill = self._node("Fill", name, T=operand.dtype, index_type="int64")
+        fill.input.extend([dims, self._value(operand.dtype)])
+        if self.previous:
+            fill.input.append(f"^{self.previous}")
+        return name
+
+    def _value(self, dtype: str) -> str:
+        """A placeholder for the filling: a constant would be folded, and the kernel with it."""
+        name = f"value/{dtype}"
+        if name not in self.fillings:
+            whole = tf.as_dtype(dtype).is_integer
+            filling = _FILLINGS.get(dtype, _WHOLE if whole else _FLOAT)
+            self.fillings[name] = tf.cast(filling, dtype)
+            self._node("Placeholder", name, dtype=dtype)
+        return name
+
+    def _const(self, name: str, values: np.ndarray, dtype: str) -> str:
+        node = self._node("Const", name, dtype=dtype)
+        node.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(values))
+        return name
+
+    def _node(self, op: str, name: str, **types: str) -> Any:
+        node = self.graph_def.node.add(op=op, name=name)
+        for key, dtype in types.items():
+            node.attr[key].type = tf.as_dtype(dtype).as_datatype_enum
+        return node
+
+    def function(self) -> Callable[[], list[float]]:
+        """Runs all stretches; returns the seconds of each that is held, last of an empty one."""
+        for name in ("empty/begin", "empty/end"):
+            stamp = self._node("Timestamp", name)
+            stamp.input.append(f"^{self.previous}")
+            self.previous = name
+            self.timed.append(name)
+
+        @tf.function(autograph=False)
+        def stretches(*fillings: tf.Tensor) -> tf.Tensor:
+            fetched = [*(f"{name}:0" for name in self.timed), *self.wanted]
+            made = tf.graph_util.import_graph_def(
+                self.graph_def,
+                input_map=dict(zip(self.fillings, fillings, strict=True)),
+                return_elements=fetched,
+                name="",
+            )
+            for t, shape in zip(made[len(self.timed) :], self.wanted.values(), strict=True):
+                if not t.shape.is_compatible_with(shape):
+                    raise _OtherShapeError(f"{t.name} is {t.shape}, not {shape}")
+            with tf.control_dependencies([made[0].graph.get_operation_by_name(self.previous)]):
+                return tf.stack(made[: len(self.timed)])
+
+        values = list(self.fillings.values())
+
+        def run() -> list[float]:
+            stamps = stretches(*values).numpy()
+            return [float(b - a) for a, b in zip(stamps[::2], stamps[1::2], strict=True)]
+
+        return run
+
+
+def _rates(device: Device) -> Rates:
+    rows = tf.zeros([_COPY_BYTES // 4096, 1024])
+    leave, come = copies(device)
+    out = median_seconds(leave, [rows], _SECONDS_EACH)
+    back = median_seconds(come, [leave(rows)], _SECONDS_EACH)
+    return Rates(
+        overhead_seconds=overhead_seconds(_SECONDS_EACH),
+        device_to_host_bytes_per_s=_COPY_BYTES / out,
+        host_to_device_bytes_per_s=_COPY_BYTES / back,
+        onednn=device.runs_onednn(),
+    )
