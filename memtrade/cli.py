@@ -53,6 +53,7 @@ COMMANDS = {
         "lists:models": "Models and their options",
         "lists:strategies": "Strategies and their options",
         "lists:devices": "Devices here, and device profiles",
+        "facts": "Which kernels are known here, from where, and how old",
     },
 }
 for group, commands in COMMANDS.items():

@@ -17,11 +17,10 @@ from typing import Any
 import tensorflow as tf
 
 from memtrade.graph import GraphData, Op, StepGraph, Tensor
-from memtrade.measure.calibration import Rates
+from memtrade.measure.calibration import Rates, shares_of_peaks
 from memtrade.simulate.costs import OpClass, OpCost, op_cost
 from memtrade.tf.device import Device
 
-_COMPUTE = (OpClass.CONV, OpClass.CONV_3X3, OpClass.MATMUL)
 _LAYERS = 100  # of the chain of tiny ops
 _FEWEST_REPEATS = 3
 
@@ -162,25 +161,6 @@ def measure_rates(
         blocking_transfers=device.transfer.blocking,
         efficiency=shares,
     )
-
-
-def shares_of_peaks(
-    costs: Sequence[OpCost], took: Sequence[float]
-) -> tuple[float, float, dict[str, float]]:
-    """Peak flops and bytes per second over all kernels, and each class's share of its peak."""
-    timed = list(zip(costs, took, strict=True))
-    peak_flops = max(c.flops / s for c, s in timed if c.op_class in _COMPUTE)
-    peak_bytes = max(c.bytes_moved / s for c, s in timed if c.op_class not in _COMPUTE)
-    shares = {}
-    for op_class in dict.fromkeys(cost.op_class for cost in costs):
-        own = [(cost, seconds) for cost, seconds in timed if cost.op_class is op_class]
-        total = sum(seconds for _, seconds in own)
-        if op_class in _COMPUTE:
-            rate = sum(cost.flops for cost, _ in own) / total / peak_flops
-        else:
-            rate = sum(cost.bytes_moved for cost, _ in own) / total / peak_bytes
-        shares[op_class.value] = rate
-    return peak_flops, peak_bytes, shares
 
 
 def median_seconds(

@@ -12,7 +12,8 @@ from memtrade.models import make_model
 from memtrade.simulate.costs import OpClass, OpCost, op_cost
 from memtrade.simulate.devices import parse_device
 from memtrade.tf.build import make_step
-from memtrade.tf.calibrate import Kernel, kernels, measure_rates, shares_of_peaks
+from memtrade.measure.calibration import shares_of_peaks
+from memtrade.tf.calibrate import Kernel, kernels, measure_rates
 from memtrade.tf.device import Device
 from memtrade.tf.extract import trace
 from memtrade.tf.swap import HostTransfer, SerializeTransfer
