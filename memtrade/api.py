@@ -21,11 +21,13 @@ import tensorflow as tf
 
 from memtrade.errors import InfeasibleBudgetError, UnsupportedGraphError
 from memtrade.graph import CALL_TYPES
+from memtrade.measure.here import here_target
 from memtrade.models.options import Value, options_of
 from memtrade.plan import Order, Plan
-from memtrade.simulate.defragment import ROOMY_BYTES
-from memtrade.simulate.memory import Simulator
+from memtrade.simulate.memory import ROOMY_BYTES
+from memtrade.simulate.timeline import TimeSimulator
 from memtrade.strategies import Strategy, find_planned, make_options
+from memtrade.target import ARENA, Target
 from memtrade.tf.extract import Trace, trace_concrete
 from memtrade.tf.rewrite import apply_plan
 from memtrade.tf.step import TrainStep
@@ -80,7 +82,8 @@ def apply(
             TensorFlow.
         device: "gpu:0" swaps tensors to the host's memory, "arena" (the CPU) out of TensorFlow's
             allocator. By default the first GPU, if TensorFlow sees one.
-        profile: the device profile (`memtrade devices`) by which strategies weigh time.
+        profile: the device profile (`memtrade devices`, or a .toml file) that the plan is made for.
+            By default the arena's, or the one whose name is nearest to the card's.
         options: the strategy's options, as `memtrade strategies` lists them.
 
     Returns:
@@ -97,8 +100,8 @@ def apply(
     budget_bytes = parse_bytes(budget) if isinstance(budget, str) else budget
     if budget is not None and "budget" in known:
         given["budget"] = budget if isinstance(budget, str) else f"{budget}B"
-    if profile is not None and "device" in known:
-        given["device"] = profile
+    device = device or ("gpu:0" if tf.config.list_logical_devices("GPU") else ARENA)
+    transfer = _transfer(device)
     function: Any = train_step
     if not hasattr(function, "get_concrete_function"):
         function = tf.function(train_step)
@@ -107,8 +110,8 @@ def apply(
         chosen,
         make_options(strategy, given),
         budget_bytes,
-        order,
-        _transfer(device),
+        here_target(ARENA if device == "cpu" else device, profile=profile, order=order),
+        transfer,
     )
 
     def optimized(*args: Any, **kwargs: Any) -> Any:
@@ -130,7 +133,7 @@ class _Rewriting:
     strategy: Strategy
     options: Any
     budget_bytes: int | None
-    order: Order
+    target: Target
     transfer: HostTransfer
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -150,7 +153,7 @@ class _Rewriting:
         order = _argument_order(self.function, args, kwargs)
         specs = tensors_of((args, kwargs))
         traced = self._trace(concrete, tuple(specs[i] for i in order))
-        plan = self.strategy.plan(traced.graph, self.options, self.order)
+        plan = self.strategy.plan(traced.graph, self.options, self.target)
         self._judge(traced, plan)
         if not plan.actions:
             return None, order
@@ -176,11 +179,13 @@ class _Rewriting:
         """Raises InfeasibleBudgetError where the plan is predicted to exceed the budget."""
         if self.budget_bytes is None and not log.isEnabledFor(logging.INFO):
             return
-        simulator = Simulator(traced.graph)
-        found = simulator.memory(plan, limit_bytes=ROOMY_BYTES)
+        clock = TimeSimulator(traced.graph, self.target)
+        found = clock.timeline(plan, limit_bytes=ROOMY_BYTES).memory
+        assert found is not None
         if self.budget_bytes is not None and found.peak_bytes > self.budget_bytes:
             raise InfeasibleBudgetError(found.peak_bytes, self.budget_bytes, found.peak_op)
-        original = simulator.memory((), limit_bytes=ROOMY_BYTES)
+        original = clock.timeline((), limit_bytes=ROOMY_BYTES).memory
+        assert original is not None
         log.info(
             "%s of %s: predicted peak %s MB, original %s MB",
             plan.strategy,
@@ -190,10 +195,8 @@ class _Rewriting:
         )
 
 
-def _transfer(device: str | None) -> HostTransfer:
-    if device is None:
-        device = "gpu:0" if tf.config.list_logical_devices("GPU") else "arena"
-    if device in ("arena", "cpu"):
+def _transfer(device: str) -> HostTransfer:
+    if device in (ARENA, "cpu"):
         return SerializeTransfer()
     kind, _, number = device.partition(":")
     count = len(tf.config.list_logical_devices("GPU"))

@@ -61,6 +61,7 @@ class Plan(msgspec.Struct, frozen=True, omit_defaults=True):
         gap: how much better any plan could be, as a share of this one's time, or of its peak where
             that is the goal; proven in the strategy's model. None where nothing is.
         remarks: what the strategy says of its plan as a whole, such as which limit binds.
+        target: the name of the device that it was made for.
     """
 
     strategy: str
@@ -71,6 +72,7 @@ class Plan(msgspec.Struct, frozen=True, omit_defaults=True):
     actions: tuple[Action, ...]
     gap: float | None = None
     remarks: tuple[str, ...] = ()
+    target: str = ""
 
     def save(self, path: Path) -> None:
         path.write_bytes(msgspec.json.encode(self))

@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from memtrade.facts import CPU, OUTPUTS, Facts, shipped
 from memtrade.plan import Order
@@ -19,6 +20,10 @@ from memtrade.simulate.devices import Device, load_device
 
 # The name of the device on a machine without a GPU: TensorFlow's CPU allocator with a hard limit.
 ARENA = "arena"
+
+# How an allocator gets its memory: "one_region" as memtrade's worker starts the arena, "grown" as
+# TensorFlow does by default on the CPU, "device" as on a GPU: the whole limit at once.
+Allocator = Literal["one_region", "grown", "device"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,10 +51,12 @@ class Target:
         return self.device.blocking_transfers
 
     @property
-    def pads_as_known(self) -> bool:
-        """Whether reservations against padding are worth their place: the allocator's pieces are
-        known to the byte where the order is fixed."""
-        return self.order == "pinned"
+    def name(self) -> str:
+        return self.device.name
+
+    @property
+    def allocator(self) -> Allocator:
+        return "one_region" if self.copies_in_line else "device"
 
     def replace(self, **changes: object) -> Target:
         return dataclasses.replace(self, **changes)  # pyright: ignore[reportArgumentType]

@@ -25,6 +25,7 @@ from memtrade.commands.run import Flag, in_short, refuse_small_limit
 from memtrade.commands.screen import stdout
 from memtrade.errors import MemtradeError
 from memtrade.measure.environment import default_limit_bytes
+from memtrade.measure.here import here_target
 from memtrade.measure.host import describe_machine
 from memtrade.measure.max_batch import BatchSearch
 from memtrade.measure.protocol import TrialSpec
@@ -39,7 +40,6 @@ from memtrade.results.max_batch_records import (
 )
 from memtrade.results.records import Record, load_records, save_record, trial_id
 from memtrade.results.tables import spec_label
-from memtrade.simulate.devices import load_device
 from memtrade.strategies import PLANNED
 
 # The batch sizes of the two traces from which all other graphs are made.
@@ -116,6 +116,9 @@ def max_batch(
         warmup=warmup,
     )
     check_writable(results)
+    target = here_target(
+        specs[0].device, order=specs[0].order, limit_bytes=specs[0].memory_limit_bytes
+    )
     rebatcher = None
     if any(spec.strategy in PLANNED for spec in specs):
         rebatcher = _trace(specs[0], device_flags.timeout, verbose)
@@ -130,7 +133,7 @@ def max_batch(
                 search = BatchSearch(
                     spec,
                     planned,
-                    load_device("arena") if spec.device == "arena" else None,
+                    target,
                     trials.measure,
                     start=start or before,
                     on_plan=trials.planning,

@@ -24,9 +24,9 @@ from memtrade.measure.protocol import Status, TrialSpec
 from memtrade.rebatch import Rebatcher
 from memtrade.results.records import Record
 from memtrade.search import Found, largest
-from memtrade.simulate.devices import Device
 from memtrade.simulate.predict import Predicted, Predictor
 from memtrade.strategies import PLANNED, make_options
+from memtrade.target import Target
 from memtrade.units import megabytes
 
 Bound = Literal[
@@ -94,7 +94,7 @@ class BatchSearch:
     Attributes:
         base: a trial; the search begins at its batch size unless `start` is given.
         rebatcher: of the model; None for a strategy without a plan.
-        profile: of the device; None for a GPU.
+        target: of the device, with the limit.
         measure: runs a trial, or finds the record of one that has run.
         start: the batch size where predictions begin, or trials where there are none.
         on_plan: called with each batch size before it is planned and simulated.
@@ -104,7 +104,7 @@ class BatchSearch:
 
     base: TrialSpec
     rebatcher: Rebatcher | None
-    profile: Device | None
+    target: Target
     measure: Callable[[TrialSpec], Record]
     start: int | None = None
     on_plan: Callable[[int], None] = lambda batch: None
@@ -160,35 +160,29 @@ class BatchSearch:
         if self.rebatcher is None:
             return Candidate(spec)
         graph = self.rebatcher.at(batch)
-        predictor = Predictor(graph, self.profile)
-        limit_bytes = self._limit_bytes
+        predictor = Predictor(graph, self.target)
         spec = with_default(spec, "host_memory_limit", _words(self._host_limit_bytes()))
         candidate = Candidate(spec)
         for margin in _MARGINS[spec.order]:
-            budgeted = with_default(spec, "budget", _words(int(limit_bytes * (1 - margin))))
+            budgeted = with_default(spec, "budget", _words(int(self.target.limit_bytes * (1 - margin))))
             try:
                 typed = make_options(budgeted.strategy, budgeted.strategy_options)
-                plan = PLANNED[budgeted.strategy].plan(graph, typed, budgeted.order)
+                plan = PLANNED[budgeted.strategy].plan(graph, typed, self.target)
             except InfeasibleBudgetError as error:
                 if candidate.predicted is not None:
                     break  # there is a plan, for the larger budget: a trial may tell
                 return Candidate(budgeted, obstacle=Obstacle("no plan", str(error)))
             except UnsupportedGraphError as error:
                 return Candidate(budgeted, obstacle=Obstacle("unsupported", str(error)))
-            predicted = predictor.predict(plan, limit_bytes=limit_bytes)
+            predicted = predictor.predict(plan)
             candidate = Candidate(budgeted, predicted)
             if predicted.fits or budgeted is spec:
                 break
         return candidate
 
-    @property
-    def _limit_bytes(self) -> int:
-        assert self.base.memory_limit_bytes is not None
-        return self.base.memory_limit_bytes
-
     def _host_limit_bytes(self) -> int:
         """What swapped tensors may take, by what is free now, rounded down."""
-        device_bytes = self._limit_bytes if self.base.device == "arena" else 0
+        device_bytes = self.target.limit_bytes if self.base.device == "arena" else 0
         left = SAFE_SHARE * self.free_bytes() - device_bytes - PROCESS_BYTES
         grains = int(left / _HEAP_FACTOR) // _HOST_GRAIN_BYTES
         return max(grains, 1) * _HOST_GRAIN_BYTES
@@ -199,7 +193,7 @@ class BatchSearch:
             return None
         device_bytes = 0
         if self.base.device == "arena":
-            device_bytes = min(candidate.predicted.peak_bytes, self._limit_bytes)
+            device_bytes = min(candidate.predicted.peak_bytes, self.target.limit_bytes)
         swapped = round(_HEAP_FACTOR * candidate.predicted.host_bytes)
         needed, free = device_bytes + swapped + PROCESS_BYTES, self.free_bytes()
         if needed <= SAFE_SHARE * free:

@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import BinaryIO
 
@@ -21,6 +22,7 @@ import psutil
 import tensorflow as tf
 
 from memtrade.errors import InfeasibleBudgetError, MemtradeError, UnsupportedGraphError
+from memtrade.measure.here import here_target
 from memtrade.measure.protocol import (
     Calibrated,
     Difference,
@@ -42,9 +44,9 @@ from memtrade.measure.protocol import (
 )
 from memtrade.models import DrawnModel, make_model
 from memtrade.plan import Plan, load_plan
-from memtrade.simulate.devices import load_device
 from memtrade.simulate.predict import Predictor
 from memtrade.strategies import NATIVE, NativeOptions, find_planned, make_options
+from memtrade.target import Target
 from memtrade.tf.build import make_step
 from memtrade.tf.calibrate import measure_rates
 from memtrade.tf.construction import AS_USUAL, Construction
@@ -100,6 +102,11 @@ class _Worker:
 
     def __init__(self, spec: TrialSpec, events: BinaryIO):
         self.spec, self.events = spec, events
+
+    @cached_property
+    def target(self) -> Target:
+        spec = self.spec
+        return here_target(spec.device, order=spec.order, limit_bytes=spec.memory_limit_bytes)
 
     def run(self) -> None:
         device = self._start_device()
@@ -178,7 +185,7 @@ class _Worker:
         else:
             options = make_options(self.spec.strategy, self.spec.strategy_options)
             strategy = find_planned(self.spec.strategy)
-            plan = strategy.plan(traced.graph, options, self.spec.order)
+            plan = strategy.plan(traced.graph, options, self.target)
         self._send(Planned(PlanSummary.of(plan, traced.graph)))
         return plan
 
@@ -195,13 +202,9 @@ class _Worker:
         return step
 
     def _simulate(self, traced: Trace, plan: Plan) -> None:
-        """Says what the plan will cost. The arena has a profile; a GPU's rates are not known."""
-        assert self.spec.memory_limit_bytes is not None
+        """Says what the plan will cost."""
         self._send(Progress("simulate"))
-        profile = load_device("arena") if self.spec.device == "arena" else None
-        predictor = Predictor(traced.graph, profile)
-        limit_bytes = self.spec.memory_limit_bytes
-        self._send(Simulated(predictor.predict(plan, limit_bytes=limit_bytes)))
+        self._send(Simulated(Predictor(traced.graph, self.target).predict(plan)))
 
     def _rewrite(self, traced: Trace, plan: Plan, device: Device) -> Step:
         self._send(Progress("rewrite"))

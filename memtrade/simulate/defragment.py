@@ -23,11 +23,9 @@ from collections.abc import Sequence
 
 from memtrade.plan import Action
 from memtrade.simulate.bfc import BfcAllocator
-from memtrade.simulate.memory import Arena, Simulator
+from memtrade.simulate.memory import ROOMY_BYTES, Simulator
+from memtrade.simulate.timeline import TimeSimulator
 from memtrade.simulate.walk import Lag, Walk
-
-# Room enough for every program: how the pieces split does not depend on the limit.
-ROOMY_BYTES = 1 << 42
 
 # Padding below this is not worth two more ops, and whole pieces reserved for one request, at the
 # most. Which values do best varies with the program, so all pairs are tried, the coarsest first.
@@ -38,19 +36,19 @@ MAX_PIECES = (0, 6)
 MIN_GAIN_BYTES = 1 << 20
 
 
-def defragment(
-    simulator: Simulator, actions: Sequence[Action], lag: Lag | None = None
-) -> tuple[Action, ...]:
-    """`actions` with reservations where they lower the simulated peak; else as they came.
+def defragment(clock: TimeSimulator, actions: Sequence[Action]) -> tuple[Action, ...]:
+    """`actions` with reservations where they lower the peak simulated on the clock's target; else
+    as they came.
 
-    Args:
-        lag: when copies end, on a device where they run beside compute.
+    In room enough for every program: how the pieces split does not depend on the limit.
     """
-    arena: Arena = "device" if lag else "one_region"
+    simulator, lag = clock.simulator, None
+    if not clock.target.copies_in_line:
+        timeline = clock.timeline(actions, memory=False)
+        lag = Lag(timeline.begun_seconds, timeline.end_seconds)
 
     def peak_bytes(program: Sequence[Action], lag: Lag | None) -> int:
-        memory = simulator.memory(program, limit_bytes=ROOMY_BYTES, arena=arena, lag=lag)
-        return memory.peak_bytes
+        return simulator.memory(program, limit_bytes=ROOMY_BYTES, lag=lag).peak_bytes
 
     best = tuple(actions)
     lowest = peak_bytes(best, lag)

@@ -74,10 +74,16 @@ class Device(msgspec.Struct, frozen=True):
     trace_seconds: float = 0.0
     step_overhead_seconds: float = 0.0
 
-    def seconds(self, cost: OpCost) -> float:
-        """How long one op keeps the device busy. Free ops take no time."""
+    def seconds(self, cost: OpCost, known_seconds: float | None = None) -> float:
+        """How long one op keeps the device busy. Free ops take no time.
+
+        Args:
+            known_seconds: of its kernel, where it was seen; else the roofline's.
+        """
         if cost.op_class is OpClass.FREE:
             return 0.0
+        if known_seconds is not None:
+            return known_seconds + self.launch_overhead_seconds
         own = self.efficiency[cost.op_class]
         if cost.op_class in COMPUTE_BOUND:
             compute, memory = own, self.efficiency[OpClass.MEMORY]

@@ -29,6 +29,7 @@ from memtrade.graph import StepGraph
 from memtrade.plan import Action, Plan
 from memtrade.simulate.devices import COMPUTE_BOUND, MOST, Device
 from memtrade.simulate.timeline import TimeSimulator
+from memtrade.target import Target
 
 FACTORS = ("compute", "memory")
 SECONDS = {
@@ -55,15 +56,16 @@ class Fit(NamedTuple):
 
 
 def fit_device(
-    device: Device,
+    target: Target,
     samples: Sequence[Sample],
     *,
     parameters: Sequence[str] = ("compute", "memory", "launch"),
     prior: float = 0.05,
 ) -> Fit:
-    """`device` with `parameters` fitted to `samples`; the others stay as they are.
+    """The target's device with `parameters` fitted to `samples`; the others stay as they are.
 
     Args:
+        target: whose kernels' seconds are not known: they would not move.
         prior: how much the device's own efficiencies weigh; one sample that is wrong by a factor
             e weighs 1.
 
@@ -78,7 +80,8 @@ def fit_device(
         raise MemtradeError(
             f"a fit has at most {MOST_PARAMETERS} parameters, not {len(parameters)}: choose"
         )
-    simulators = [TimeSimulator(sample.graph, device) for sample in samples]
+    device = target.device
+    simulators = [TimeSimulator(sample.graph, target) for sample in samples]
 
     def ratios(candidate: Device) -> tuple[float, ...]:
         found = []

@@ -20,19 +20,20 @@ along the same order is an approximation; for a plan without actions it follows 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
 
 import msgspec
 
-from memtrade.facts import Facts
 from memtrade.graph import StepGraph
 from memtrade.plan import Action, Plan
 from memtrade.schedule import base_order
 from memtrade.simulate.bfc import ArenaOutOfMemoryError, BfcAllocator
 from memtrade.simulate.program import Linker, Program
 from memtrade.simulate.walk import Holder, Lag, Peak, Walk
+from memtrade.target import Allocator, Target
 
-Arena = Literal["one_region", "grown", "device"]
+# More than any step needs: what a step that does not fit would take.
+ROOMY_BYTES = 1 << 42
+
 
 
 class OutOfMemory(msgspec.Struct, frozen=True):
@@ -77,18 +78,13 @@ class MemoryResult(msgspec.Struct, frozen=True):
 
 
 class Simulator:
-    """Predicts peaks of plans for one graph.
+    """Predicts peaks of plans for one graph on one target: its kernels, its allocator."""
 
-    Args:
-        facts: what the device's kernels ask for.
-    """
-
-    def __init__(self, graph: StepGraph, facts: Facts):
-        self.graph = graph
-        self.facts = facts
-        self.linker = Linker(graph, facts)
+    def __init__(self, graph: StepGraph, target: Target):
+        self.graph, self.target = graph, target
+        self.linker = Linker(graph, target.facts)
         types = {op.type for op in graph.ops}
-        self.assumed = tuple(sorted(each for each in types if not facts.is_known(each)))
+        self.assumed = tuple(sorted(each for each in types if not target.facts.is_known(each)))
         self._base: tuple[Action, ...] | None = None
 
     def actions(self, plan: Plan | Sequence[Action]) -> Sequence[Action]:
@@ -104,28 +100,23 @@ class Simulator:
         self,
         plan: Plan | Sequence[Action],
         *,
-        limit_bytes: int,
-        arena: Arena = "one_region",
+        limit_bytes: int | None = None,
+        allocator: Allocator | None = None,
         steps: int = 2,
         series: bool = False,
         lag: Lag | None = None,
     ) -> MemoryResult:
-        """Simulates `steps` steps in a fresh arena of `limit_bytes`.
+        """Simulates `steps` steps in fresh memory.
 
         Args:
-            arena: "one_region" as memtrade's worker starts it, "grown" as TensorFlow does by
-                default on the CPU, "device" as on a GPU: the whole limit at once.
+            limit_bytes, allocator: the target's unless given.
             steps: more than one, because the first one leaves holes behind.
             series: also return the bytes in use along the actions.
             lag: when copies end, on a device where they run beside compute.
         """
         actions = self.actions(plan)
         program = self.linker.link(actions, self.graph.data.outputs)
-        if arena == "one_region":
-            allocator = BfcAllocator.one_region(limit_bytes)
-        else:
-            allocator = BfcAllocator(limit_bytes, allow_growth=arena == "grown")
-        walk = Walk(self.linker, program, allocator, lag)
+        walk = Walk(self.linker, program, self.allocator(limit_bytes, allocator), lag)
         best: Peak | None = None
         first = 0
         failed: OutOfMemory | None = None
@@ -165,6 +156,15 @@ class Simulator:
             assumed=self.assumed,
             waits=tuple(walk.waits),
         )
+
+    def allocator(
+        self, limit_bytes: int | None = None, kind: Allocator | None = None
+    ) -> BfcAllocator:
+        """The target's, fresh."""
+        limit_bytes, kind = limit_bytes or self.target.limit_bytes, kind or self.target.allocator
+        if kind == "one_region":
+            return BfcAllocator.one_region(limit_bytes)
+        return BfcAllocator(limit_bytes, allow_growth=kind == "grown")
 
     def peak_live_bytes(self, plan: Plan | Sequence[Action]) -> int:
         """The peak of the bytes asked for, without the allocator: fast, for comparing plans."""

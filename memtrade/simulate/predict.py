@@ -6,19 +6,16 @@ import msgspec
 
 from memtrade.graph import StepGraph
 from memtrade.plan import Plan
-from memtrade.simulate.devices import Device
-from memtrade.simulate.memory import MemoryResult, Simulator
+from memtrade.simulate.memory import ROOMY_BYTES
 from memtrade.simulate.timeline import TimeSimulator
-
-# More than any step needs: what a step that does not fit would take.
-ROOMY_BYTES = 1 << 42
+from memtrade.target import Target
 
 
 class Predicted(msgspec.Struct, frozen=True, kw_only=True):
     """What the simulator says of a step. Never mixed with what is measured.
 
     Attributes:
-        device_profile: the profile that the times are for; None leaves them out.
+        device_profile: whose times they are; None in records of GPUs whose rates were not known.
         peak_bytes: most bytes in use on the device; of a step that does not fit, what it takes.
         persistent_bytes: in use between steps. memory_cost_bytes: peak_bytes less that.
         host_bytes: most bytes of swapped tensors in host memory.
@@ -37,42 +34,28 @@ class Predicted(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Predictor:
-    """Predicts plans for one graph.
+    """Predicts plans for one graph on one target."""
 
-    Args:
-        profile: the device. None stands for a GPU of unknown rates: its memory only, with copies
-            that take no time and kernels that take no scratch memory, which is a lower bound.
-    """
+    def __init__(self, graph: StepGraph, target: Target):
+        self.target = target
+        self.clock = TimeSimulator(graph, target)
 
-    def __init__(self, graph: StepGraph, profile: Device | None):
-        self.profile = profile
-        self._timed = TimeSimulator(graph, profile) if profile else None
-        self._untimed = Simulator(graph, onednn=False)
-
-    def predict(self, plan: Plan, *, limit_bytes: int) -> Predicted:
-        """The step under a limit of the device's memory."""
-        memory, seconds, stall = self._simulate(plan, limit_bytes)
-        fits = memory.out_of_memory is None
+    def predict(self, plan: Plan, *, limit_bytes: int | None = None) -> Predicted:
+        """The step under a limit of the device's memory, the target's unless given."""
+        timeline = self.clock.timeline(plan, limit_bytes=limit_bytes)
+        assert timeline.memory is not None
+        fits = timeline.memory.out_of_memory is None
+        memory = timeline.memory
         if not fits:
-            memory, _, _ = self._simulate(plan, ROOMY_BYTES)
+            memory = self.clock.timeline(plan, limit_bytes=ROOMY_BYTES).memory
+            assert memory is not None
         return Predicted(
-            device_profile=self.profile.name if self.profile else None,
+            device_profile=self.target.name,
             peak_bytes=memory.peak_bytes,
             persistent_bytes=memory.persistent_bytes,
             memory_cost_bytes=memory.peak_bytes - memory.persistent_bytes,
             host_bytes=memory.host_peak_bytes,
             fits=fits,
-            step_seconds=seconds,
-            stall_seconds=stall,
+            step_seconds=timeline.step_seconds,
+            stall_seconds=timeline.stall_seconds,
         )
-
-    def _simulate(
-        self, plan: Plan, limit_bytes: int
-    ) -> tuple[MemoryResult, float | None, float | None]:
-        """The memory, the step's seconds and those of them that are stalls."""
-        if self._timed is None:
-            memory = self._untimed.memory(plan, limit_bytes=limit_bytes, arena="device")
-            return memory, None, None
-        timeline = self._timed.timeline(plan, limit_bytes=limit_bytes)
-        assert timeline.memory is not None
-        return timeline.memory, timeline.step_seconds, timeline.stall_seconds

@@ -16,8 +16,8 @@ On a GPU the host walks the program and starts kernels, and runs ahead of the de
 
 In the arena a copy is an op like any other (`Device.blocking_transfers`).
 
-Assumed: one op at a time; copies reach their full rate, whatever the other direction does. Op times
-are the roofline's (`devices.py`).
+Assumed: one op at a time; copies reach their full rate, whatever the other direction does. An op
+takes what its kernel was seen to take (`memtrade.facts`), else the roofline's (`devices.py`).
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from memtrade.simulate.costs import OpClass, op_cost
 from memtrade.simulate.devices import Device
 from memtrade.simulate.memory import MemoryResult, Simulator
 from memtrade.simulate.walk import Lag
+from memtrade.target import Target
 
 COMPUTE, COPY_OUT, COPY_IN = "compute", "copy-out", "copy-in"
 _CHANNEL = {"swap_out": COPY_OUT, "swap_in": COPY_IN}  # all other actions compute
@@ -72,24 +73,23 @@ class Timeline(msgspec.Struct, frozen=True):
         return self.memory.peak_bytes if self.memory else None
 
 
-def simulate_time(graph: StepGraph, plan: Plan | Sequence[Action], device: Device) -> Timeline:
-    """One plan's step on one device. For many plans, keep a `TimeSimulator`."""
-    return TimeSimulator(graph, device).timeline(plan)
-
-
 class TimeSimulator:
-    """Predicts step times of plans for one graph on one device."""
+    """Predicts step times of plans for one graph on one target."""
 
-    def __init__(self, graph: StepGraph, device: Device):
-        self.graph = graph
-        self.simulator = Simulator(graph, onednn=device.blocking_transfers)
+    def __init__(self, graph: StepGraph, target: Target):
+        self.graph, self.target = graph, target
+        self.simulator = Simulator(graph, target)
         self._costs = [op_cost(op, graph) for op in graph.ops]
-        self.set_device(device)
+        self.set_device(target.device)
 
     def set_device(self, device: Device) -> None:
-        """Other rates from here on; the scratch memory stays that of the first device."""
+        """Other rates from here on; what kernels ask for stays the target's."""
         self.device = device
-        self.op_seconds = [device.seconds(cost) for cost in self._costs]
+        known = self.simulator.linker.known
+        self.op_seconds = [
+            device.seconds(cost, fact.seconds)
+            for cost, fact in zip(self._costs, known, strict=True)
+        ]
         self.dispatch_seconds = [
             0.0 if cost.op_class is OpClass.FREE else device.dispatch_seconds
             for cost in self._costs
@@ -109,13 +109,12 @@ class TimeSimulator:
         """Simulates one step.
 
         Args:
-            memory: also the peak, in the device's memory or under `limit_bytes`.
+            memory: also the peak, under the target's limit or `limit_bytes`.
             series: and the bytes in use along the actions.
         """
         actions = self.simulator.actions(plan)
-        limit_bytes = limit_bytes or self.device.memory_bytes
         result = None
-        if self.device.blocking_transfers:
+        if self.target.copies_in_line:
             clock = self._in_line(actions)
             if memory:
                 result = self.simulator.memory(actions, limit_bytes=limit_bytes, series=series)
@@ -140,7 +139,7 @@ class TimeSimulator:
         )
 
     def _with_memory(
-        self, actions: Sequence[Action], clock: _Clock, limit_bytes: int, series: bool
+        self, actions: Sequence[Action], clock: _Clock, limit_bytes: int | None, series: bool
     ) -> tuple[_Clock, MemoryResult]:
         """Clock and memory that agree on when the host waits for memory.
 
@@ -152,7 +151,6 @@ class TimeSimulator:
             result = self.simulator.memory(
                 actions,
                 limit_bytes=limit_bytes,
-                arena="device",
                 series=series,
                 lag=Lag(clock.begun, clock.ends),
             )
@@ -247,7 +245,7 @@ class _Clock(NamedTuple):
 
 
 def prefetch(
-    graph: StepGraph, actions: Sequence[Action], device: Device, *, lookahead: float = 1.0
+    graph: StepGraph, actions: Sequence[Action], target: Target, *, lookahead: float = 1.0
 ) -> tuple[Action, ...]:
     """The same program with each swap_in moved ahead, so that its copy ends when it is needed.
 
@@ -258,9 +256,9 @@ def prefetch(
 
     In the arena, where copies block, the program stays as it is. O(actions + swaps log actions).
     """
-    if device.blocking_transfers:
+    if target.copies_in_line:
         return tuple(actions)
-    simulator = TimeSimulator(graph, device)
+    simulator = TimeSimulator(graph, target)
     clock = _compute_clock(simulator, actions)
     earliest: dict[int, int] = {}  # index of a swap_in -> the place it may not pass
     last_use: dict[int, int] = {}  # tensor -> index after its swap_out and its last reader
@@ -293,16 +291,16 @@ def prefetch(
     return tuple(moved)
 
 
-def pace(graph: StepGraph, actions: Sequence[Action], device: Device) -> tuple[Action, ...]:
+def pace(graph: StepGraph, actions: Sequence[Action], target: Target) -> tuple[Action, ...]:
     """The same program with a `wait` for each copy out, where its memory is free again.
 
     The host starts ops long before they run, and takes their memory then. With the waits it is
     never ahead of a copy that compute has caught up with, so the peak is that of the device's own
     pace, and no op starts later than without. In the arena, the program stays as it is.
     """
-    if device.blocking_transfers:
+    if target.copies_in_line:
         return tuple(actions)
-    timeline = TimeSimulator(graph, device).timeline(actions, memory=False)
+    timeline = TimeSimulator(graph, target).timeline(actions, memory=False)
     leaving = sorted(
         (timeline.end_seconds[i], i)
         for i, action in enumerate(actions)

@@ -24,7 +24,7 @@ from typing import NamedTuple
 from memtrade.graph import StepGraph
 from memtrade.plan import Action, Plan
 from memtrade.simulate.bfc import BfcAllocator
-from memtrade.simulate.predict import ROOMY_BYTES
+from memtrade.simulate.memory import ROOMY_BYTES
 from memtrade.simulate.program import Code, Linker, Program
 from memtrade.simulate.timeline import COMPUTE, Timeline, TimeSimulator
 from memtrade.simulate.walk import Lag, Walk
@@ -98,9 +98,10 @@ class Usage(NamedTuple):
 
 
 def use_of_memory(
-    clock: TimeSimulator, plan: Plan | Sequence[Action], *, limit_bytes: int
+    clock: TimeSimulator, plan: Plan | Sequence[Action], *, limit_bytes: int | None = None
 ) -> Usage:
-    """Simulates two steps and tells the second one. `clock` knows the graph and the device."""
+    """Simulates two steps and tells the second one. `clock` knows the graph and the target, whose
+    limit it is unless one is given."""
     simulator, graph = clock.simulator, clock.graph
     actions = simulator.actions(plan)
     timeline = clock.timeline(actions, limit_bytes=limit_bytes)
@@ -127,15 +128,13 @@ def use_of_memory(
 
 
 def _walk(
-    clock: TimeSimulator, program: Program, timeline: Timeline, limit_bytes: int
+    clock: TimeSimulator, program: Program, timeline: Timeline, limit_bytes: int | None
 ) -> _Recorder:
     """Two steps of a program that is known to fit."""
-    if clock.device.blocking_transfers:
-        allocator, lag = BfcAllocator.one_region(limit_bytes), None
-    else:
-        allocator = BfcAllocator(limit_bytes, allow_growth=False)
+    simulator, lag = clock.simulator, None
+    if not clock.target.copies_in_line:
         lag = Lag(timeline.begun_seconds, timeline.end_seconds)
-    walk = _Recorder(clock.simulator.linker, program, allocator, lag)
+    walk = _Recorder(simulator.linker, program, simulator.allocator(limit_bytes), lag)
     walk.persist()
     walk.step()
     walk.step()

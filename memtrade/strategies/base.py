@@ -10,10 +10,11 @@ from typing import Any
 
 from memtrade.graph import StepGraph
 from memtrade.kernel_pairs import side_by_side
-from memtrade.plan import Action, Decision, Fate, Order, Plan
+from memtrade.plan import Action, Decision, Fate, Plan
 from memtrade.schedule import Lowering, lower
 from memtrade.simulate.defragment import defragment
-from memtrade.simulate.memory import Simulator
+from memtrade.simulate.timeline import TimeSimulator
+from memtrade.target import Target
 
 # OpenAI's MIN_CHECKPOINT_NODE_SIZE: a tensor of fewer elements is not worth a decision.
 MIN_ELEMENTS = 1024
@@ -25,13 +26,13 @@ class Strategy:
 
     Attributes:
         options: a frozen dataclass whose fields are made by `memtrade.models.options.option`.
-        plan: `(graph, options, order) -> Plan`; edits nothing and imports no TensorFlow.
+        plan: `(graph, options, target) -> Plan`; edits nothing and imports no TensorFlow.
     """
 
     name: str
     summary: str
     options: type
-    plan: Callable[[StepGraph, Any, Order], Plan]
+    plan: Callable[[StepGraph, Any, Target], Plan]
 
 
 def worth_deciding(graph: StepGraph) -> list[int]:
@@ -47,14 +48,14 @@ def make_plan(
     strategy: str,
     graph: StepGraph,
     options: Any,
-    order: Order,
+    target: Target,
     fates: Iterable[Fate],
     lowering: Lowering | None = None,
 ) -> Plan:
     """The plan that carries out `fates`. `lowering` says how, beyond the decisions."""
     fates = tuple(fates)
     actions = lower(graph, decisions(fates), lowering or Lowering())
-    return assemble(strategy, graph, options, order, fates, actions)
+    return assemble(strategy, graph, options, target, fates, actions)
 
 
 def decisions(fates: Iterable[Fate]) -> dict[int, Decision]:
@@ -65,20 +66,21 @@ def assemble(
     strategy: str,
     graph: StepGraph,
     options: Any,
-    order: Order,
+    target: Target,
     fates: Iterable[Fate],
     actions: tuple[Action, ...],
 ) -> Plan:
     """A plan of finished actions; in a pinned order, where it is known what is free when, with
     reservations against the allocator's padding, and with ops side by side that are one kernel."""
-    if order == "pinned":
+    if target.order == "pinned":
         actions = side_by_side(graph, actions)
-        actions = defragment(Simulator(graph), actions)
+        actions = defragment(TimeSimulator(graph, target), actions)
     return Plan(
         strategy=strategy,
         options=dataclasses.asdict(options),
         fingerprint=graph.fingerprint,
-        order=order,
+        order=target.order,
         fates=tuple(fates),
         actions=actions,
+        target=target.name,
     )

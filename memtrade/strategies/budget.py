@@ -14,11 +14,11 @@ from functools import cache
 from memtrade.errors import InfeasibleBudgetError, MemtradeError
 from memtrade.graph import StepGraph
 from memtrade.models.options import check, option, options_of
-from memtrade.plan import Action, Order
-from memtrade.simulate.defragment import ROOMY_BYTES, defragment
-from memtrade.simulate.devices import load_device
-from memtrade.simulate.memory import MemoryResult, Simulator
+from memtrade.plan import Action
+from memtrade.simulate.defragment import defragment
+from memtrade.simulate.memory import ROOMY_BYTES, MemoryResult
 from memtrade.simulate.timeline import TimeSimulator
+from memtrade.target import Target
 from memtrade.units import parse_bytes
 
 # The ladder is looked at in so many places before the search goes into detail.
@@ -43,12 +43,10 @@ class BudgetOptions:
     """The options of a strategy that plans for a budget."""
 
     budget: str = option("", "the peak that the plan may reach, such as 800MB; empty: least memory")
-    device: str = option("arena", "the device profile that says what an op costs")
 
     def __post_init__(self) -> None:
         for each in options_of(type(self)):
             check(each, getattr(self, each.name))
-        load_device(self.device)
         if self.budget and not self.budget_bytes:
             raise MemtradeError(f"a budget must be more than nothing, not {self.budget!r}")
 
@@ -58,24 +56,24 @@ class BudgetOptions:
 
 
 class Judge:
-    """Peak and time of programs of one graph on one device, for a plan of the given order."""
+    """Peak and time of programs of one graph on one target."""
 
-    def __init__(self, graph: StepGraph, device: str, order: Order):
-        self.graph, self.device, self.order = graph, load_device(device), order
-        self.clock = TimeSimulator(graph, self.device)
+    def __init__(self, graph: StepGraph, target: Target):
+        self.graph, self.target = graph, target
+        self.clock = TimeSimulator(graph, target)
         self.memory = self.clock.simulator
 
     def live_bytes(self, actions: tuple[Action, ...]) -> int:
         """The peak without padding: close to what `peak` says, and sooner."""
         copies = any(action.kind == "swap_out" for action in actions)
-        if copies and not self.device.blocking_transfers:
+        if copies and not self.target.copies_in_line:
             return self._memory(actions).live_peak_bytes
         return self.memory.peak_live_bytes(actions)
 
     def peak(self, actions: tuple[Action, ...]) -> MemoryResult:
         """Of the plan that `assemble` makes of `actions`."""
-        if self.order == "pinned":
-            actions = defragment(Simulator(self.graph), actions)
+        if self.target.order == "pinned":
+            actions = defragment(self.clock, actions)
         return self._memory(actions)
 
     def _memory(self, actions: tuple[Action, ...]) -> MemoryResult:

@@ -21,7 +21,7 @@ import numpy as np
 
 from memtrade.errors import InfeasibleBudgetError
 from memtrade.graph import StepGraph
-from memtrade.plan import Action, Order, Plan
+from memtrade.plan import Action, Plan
 from memtrade.strategies.base import Strategy, assemble
 from memtrade.strategies.budget import BudgetOptions, Judge
 from memtrade.strategies.chain import Chain
@@ -29,6 +29,7 @@ from memtrade.strategies.dag import Bits, Relaxed, Schedule, relax, schedule_of,
 from memtrade.strategies.nodes import NodeGraph, nodes_of_chain, nodes_of_ops
 from memtrade.strategies.rounding import round_schedule
 from memtrade.strategies.stages import fates
+from memtrade.target import Target
 
 OP_NODES = 240
 CHAIN_NODES = 200
@@ -44,17 +45,17 @@ CLOSE = 0.005
 
 @dataclass(frozen=True, kw_only=True)
 class Options(BudgetOptions):
-    """A budget and a device."""
+    """A budget."""
 
 
-def plan(graph: StepGraph, options: Options, order: Order) -> Plan:
-    judge = Judge(graph, options.device, order)
+def plan(graph: StepGraph, options: Options, target: Target) -> Plan:
+    judge = Judge(graph, target)
     planner = _Planner(judge, choose_nodes(graph, judge))
     if options.budget_bytes is None:
         actions = planner.leanest()
     else:
         actions = planner.fastest(options.budget_bytes)
-    return assemble("checkmate", graph, options, order, fates(graph, actions), actions)
+    return assemble("checkmate", graph, options, target, fates(graph, actions), actions)
 
 
 def choose_nodes(graph: StepGraph, judge: Judge) -> NodeGraph:

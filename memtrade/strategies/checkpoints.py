@@ -22,11 +22,12 @@ from dataclasses import dataclass
 from memtrade.errors import MemtradeError, UnsupportedGraphError
 from memtrade.graph import StepGraph
 from memtrade.models.options import check, option, options_of
-from memtrade.plan import Fate, Order, Plan
+from memtrade.plan import Fate, Plan
 from memtrade.schedule import lower
 from memtrade.simulate.memory import Simulator
 from memtrade.strategies.base import Strategy, decisions, make_plan, worth_deciding
 from memtrade.strategies.segments import cuts, useful
+from memtrade.target import Target
 
 # Ops that take long to run again, for mode "speed".
 EXPENSIVE_TYPES = frozenset(
@@ -56,12 +57,12 @@ class Options:
             )
 
 
-def plan(graph: StepGraph, options: Options, order: Order) -> Plan:
-    kept = choose(graph, options)
-    return make_plan("checkpoints", graph, options, order, fates(graph, kept))
+def plan(graph: StepGraph, options: Options, target: Target) -> Plan:
+    kept = choose(graph, options, target)
+    return make_plan("checkpoints", graph, options, target, fates(graph, kept))
 
 
-def choose(graph: StepGraph, options: Options) -> list[int]:
+def choose(graph: StepGraph, options: Options, target: Target) -> list[int]:
     """The checkpoints, in forward order. Raises where a mode finds none."""
     activations = worth_deciding(graph)
     if options.mode == "memory":
@@ -71,7 +72,7 @@ def choose(graph: StepGraph, options: Options) -> list[int]:
                 f"{graph.name} has no place to cut its forward pass: use mode=speed, or name "
                 "tensors with mode=list"
             )
-        simulator = Simulator(graph)
+        simulator = Simulator(graph, target)
         best = min(
             choices[:JUDGED],
             key=lambda cut: simulator.peak_live_bytes(

@@ -28,12 +28,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from memtrade.graph import StepGraph
-from memtrade.plan import Action, Decision, Fate, Order, Plan
+from memtrade.plan import Action, Decision, Fate, Plan
 from memtrade.schedule import lower
 from memtrade.simulate.timeline import TimeSimulator
 from memtrade.strategies.base import Strategy, assemble, decisions, worth_deciding
 from memtrade.strategies.budget import BudgetOptions, Judge, Ladder, fit_first
 from memtrade.strategies.stages import droppable
+from memtrade.target import Target
 
 # Of the budget, how much is planned with where copies run beside compute: the rest is for the
 # padding that late copies cause. With none of it, every copy is waited for.
@@ -42,11 +43,11 @@ SHARES = (1.0, 0.9, 0.8, 0.0)
 
 @dataclass(frozen=True, kw_only=True)
 class Options(BudgetOptions):
-    """A budget and a device."""
+    """A budget."""
 
 
-def plan(graph: StepGraph, options: Options, order: Order) -> Plan:
-    judge = Judge(graph, options.device, order)
+def plan(graph: StepGraph, options: Options, target: Target) -> Plan:
+    judge = Judge(graph, target)
     chosen = choose(graph, judge.clock)
     made: dict[tuple[Action, ...], list[Fate]] = {}
 
@@ -54,7 +55,7 @@ def plan(graph: StepGraph, options: Options, order: Order) -> Plan:
         def program(rung: int) -> tuple[Action, ...]:
             fates = _fates(graph, chosen[: len(chosen) - rung])
             actions = lower(graph, decisions(fates))
-            if not judge.device.blocking_transfers:
+            if not judge.target.copies_in_line:
                 actions = overlap(judge, actions, limit_bytes)
             made[actions] = fates
             return actions
@@ -62,11 +63,11 @@ def plan(graph: StepGraph, options: Options, order: Order) -> Plan:
         return Ladder(program, len(chosen) + 1)
 
     budget_bytes = options.budget_bytes
-    shares = SHARES if budget_bytes and not judge.device.blocking_transfers else (0.0,)
+    shares = SHARES if budget_bytes and not judge.target.copies_in_line else (0.0,)
     actions = fit_first(
         judge, (ladder((budget_bytes or 0) * share) for share in shares), budget_bytes
     )
-    return assemble("greedy", graph, options, order, made[actions], actions)
+    return assemble("greedy", graph, options, target, made[actions], actions)
 
 
 def overlap(judge: Judge, actions: tuple[Action, ...], limit_bytes: float) -> tuple[Action, ...]:

@@ -25,9 +25,10 @@ from dataclasses import dataclass
 from memtrade.errors import MemtradeError
 from memtrade.graph import StepGraph
 from memtrade.models.options import check, option, options_of
-from memtrade.plan import Action, Fate, Order, Plan
+from memtrade.plan import Action, Fate, Plan
 from memtrade.schedule import Lowering, lower
 from memtrade.strategies.base import Strategy, assemble, decisions, worth_deciding
+from memtrade.target import Target
 
 CONTROLS = ("chain_rule", "direct_order")
 
@@ -56,13 +57,13 @@ class Options:
             raise MemtradeError(f"lb must not exceed ub: lb is {self.lb}, ub is {self.ub}")
 
 
-def plan(graph: StepGraph, options: Options, order: Order) -> Plan:
+def plan(graph: StepGraph, options: Options, target: Target) -> Plan:
     lowering = Lowering(
         branch_threshold=options.branch_threshold if options.swap_branches else None
     )
     decided = fates(graph, options)
     actions = lower(graph, decisions(decided), lowering)
-    return assemble("lms", graph, options, order, decided, start_early(graph, actions, options))
+    return assemble("lms", graph, options, target, decided, start_early(graph, actions, options))
 
 
 def fates(graph: StepGraph, options: Options) -> list[Fate]:

@@ -22,13 +22,13 @@ from dataclasses import dataclass
 
 from memtrade.graph import READ_TYPES, StepGraph
 from memtrade.models.options import check, option, options_of
-from memtrade.plan import Fate, Order, Plan
+from memtrade.plan import Fate, Plan
 from memtrade.schedule import base_order
-from memtrade.simulate.costs import op_cost
-from memtrade.simulate.devices import Device, load_device
+from memtrade.simulate.timeline import TimeSimulator
 from memtrade.strategies import checkpoints
 from memtrade.strategies.base import Strategy, is_worth_deciding, make_plan, worth_deciding
 from memtrade.strategies.segments import cuts, useful
+from memtrade.target import Target
 
 SELECTIONS = ("hidable", "largest", "all", "none")
 
@@ -42,21 +42,20 @@ class Options:
     tensors: str = option("", "for mode list: tensor names, separated by commas")
     select: str = option("hidable", "which checkpoints are swapped", choices=SELECTIONS)
     count: int = option(4, "for select largest: how many")
-    device: str = option("arena", "for select hidable: the device profile with the rates")
 
     def __post_init__(self) -> None:
         for each in options_of(type(self)):
             check(each, getattr(self, each.name))
 
 
-def plan(graph: StepGraph, options: Options, order: Order) -> Plan:
-    return make_plan("ome", graph, options, order, fates(graph, options))
+def plan(graph: StepGraph, options: Options, target: Target) -> Plan:
+    return make_plan("ome", graph, options, target, fates(graph, options, target))
 
 
-def fates(graph: StepGraph, options: Options) -> list[Fate]:
-    chosen = choose(graph, options)
+def fates(graph: StepGraph, options: Options, target: Target) -> list[Fate]:
+    chosen = choose(graph, options, target)
     lasting = _lasting(graph, chosen)
-    swapped = select(graph, chosen, options, lasting)
+    swapped = select(graph, chosen, options, target, lasting)
     made = {fate.tensor: fate for fate in checkpoints.fates(graph, chosen)}
     for t in chosen:
         made[t] = Fate(t, "keep", f"checkpoint, not {options.select}")
@@ -86,14 +85,14 @@ def _lasting(graph: StepGraph, chosen: list[int]) -> list[int]:
     return found
 
 
-def choose(graph: StepGraph, options: Options) -> list[int]:
+def choose(graph: StepGraph, options: Options, target: Target) -> list[int]:
     """The checkpoints; in mode memory, those with the smallest segments, cheapest to swap."""
     if options.mode != "memory" or options.select == "none":
         given = checkpoints.Options(mode=options.mode, tensors=options.tensors)
-        return checkpoints.choose(graph, given)
+        return checkpoints.choose(graph, given, target)
     choices = cuts(graph, resident=False)
     if not choices:
-        return checkpoints.choose(graph, checkpoints.Options())  # says what is missing
+        return checkpoints.choose(graph, checkpoints.Options(), target)  # says what is missing
     smallest = min(cut.backward_bytes for cut in choices)
     fine = [cut for cut in choices if cut.backward_bytes <= SEGMENT_SLACK * smallest]
     cheapest = min(fine, key=lambda cut: cut.checkpoint_bytes)
@@ -101,7 +100,11 @@ def choose(graph: StepGraph, options: Options) -> list[int]:
 
 
 def select(
-    graph: StepGraph, chosen: list[int], options: Options, lasting: Sequence[int] = ()
+    graph: StepGraph,
+    chosen: list[int],
+    options: Options,
+    target: Target,
+    lasting: Sequence[int] = (),
 ) -> dict[int, str]:
     """The checkpoints to swap, and of `lasting`, which cannot be recomputed; with the reason."""
     both = sorted([*chosen, *lasting])
@@ -113,26 +116,25 @@ def select(
         return dict.fromkeys(sorted(largest), f"one of the {options.count} largest")
     if options.select == "none" or not chosen:
         return {}
-    device = load_device(options.device)
-    gaps = _gap_seconds(graph, chosen, both, device)
+    times = TimeSimulator(graph, target)
+    gaps = _gap_seconds(times, chosen, both)
     reasons = {}
     for t in both:
-        copies = sizes[t] / device.device_to_host_bytes_per_s
-        copies += sizes[t] / device.host_to_device_bytes_per_s
+        copies = times.out_seconds[t] + times.in_seconds[t]
         if copies <= gaps[t]:
             reasons[t] = f"{1e3 * copies:.1f} ms of copies in a gap of {1e3 * gaps[t]:.1f} ms"
     return reasons
 
 
 def _gap_seconds(
-    graph: StepGraph, chosen: list[int], tensors: list[int], device: Device
+    times: TimeSimulator, chosen: list[int], tensors: list[int]
 ) -> dict[int, float]:
     """Compute time between the last forward and the first backward use of each of `tensors`."""
+    graph = times.graph
     position = {op_id: i for i, op_id in enumerate(base_order(graph))}
-    seconds = [device.seconds(op_cost(op, graph)) for op in graph.ops]
     finished = [0.0] * (len(graph.ops) + 1)
     for op_id, i in sorted(position.items(), key=lambda item: item[1]):
-        finished[i + 1] = finished[i] + seconds[op_id]
+        finished[i + 1] = finished[i] + times.op_seconds[op_id]
     gaps = {}
     activations = worth_deciding(graph)
     ends = [0, *chosen, len(graph.tensors)]

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from memtrade.graph import StepGraph
-from memtrade.plan import Fate, Order, Plan
+from memtrade.plan import Fate, Plan
 from memtrade.strategies.base import Strategy, worth_deciding
+from memtrade.target import Target
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -14,10 +15,10 @@ class Options:
     """None: there is nothing to decide."""
 
 
-def plan(graph: StepGraph, options: Options, order: Order) -> Plan:
+def plan(graph: StepGraph, options: Options, target: Target) -> Plan:
     """Keeps every activation. The plan has no actions, so the step runs as it came."""
     fates = tuple(Fate(t, "keep", "as TensorFlow does") for t in worth_deciding(graph))
-    return Plan("original", {}, graph.fingerprint, order, fates, ())
+    return Plan("original", {}, graph.fingerprint, target.order, fates, (), target=target.name)
 
 
 STRATEGY = Strategy("original", "the graph as it is: every activation is kept", Options, plan)

@@ -35,11 +35,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memtrade.graph import StepGraph
-from memtrade.plan import Action, Order, Plan
+from memtrade.plan import Action, Plan
 from memtrade.strategies.base import Strategy, assemble
 from memtrade.strategies.budget import BudgetOptions, Judge, Ladder, fit
 from memtrade.strategies.chain import Chain
 from memtrade.strategies.stages import fates
+from memtrade.target import Target
 
 # Memory is counted in this many slots, of which the whole step without recomputation takes all.
 SLOTS = 300
@@ -51,13 +52,13 @@ Table = NDArray[np.float32]
 
 @dataclass(frozen=True, kw_only=True)
 class Options(BudgetOptions):
-    """A budget and a device."""
+    """A budget."""
 
 
-def plan(graph: StepGraph, options: Options, order: Order) -> Plan:
-    judge = Judge(graph, options.device, order)
+def plan(graph: StepGraph, options: Options, target: Target) -> Plan:
+    judge = Judge(graph, target)
     actions = fit(judge, ladders(graph, judge), options.budget_bytes)
-    return assemble("rotor", graph, options, order, fates(graph, actions), actions)
+    return assemble("rotor", graph, options, target, fates(graph, actions), actions)
 
 
 def ladders(graph: StepGraph, judge: Judge) -> list[Ladder]:

@@ -4,7 +4,7 @@ After T. Chen, B. Xu, C. Zhang, C. Guestrin, "Training deep nets with sublinear 
 arXiv 1604.06174. Places to cut are the articulation points, as in the baseline "AP sqrt(n)" of
 Checkmate (P. Jain et al., 2020, arXiv 1910.02653), where they are spread well enough over the
 forward pass; else, as in a U-Net, which has them at its ends only, all frontiers ("linearized
-sqrt(n)"). There is nothing to set but the device, whose profile says what an op costs.
+sqrt(n)"). What an op costs is the target's to say, so there is nothing to set.
 """
 
 from __future__ import annotations
@@ -18,13 +18,12 @@ from itertools import accumulate
 
 from memtrade.errors import UnsupportedGraphError
 from memtrade.graph import StepGraph
-from memtrade.models.options import check, option, options_of
-from memtrade.plan import Order, Plan
-from memtrade.simulate.devices import load_device
+from memtrade.plan import Plan
 from memtrade.simulate.timeline import TimeSimulator
 from memtrade.strategies.base import Strategy, make_plan
 from memtrade.strategies.checkpoints import fates
 from memtrade.strategies.segments import Frontier, frontiers, useful
+from memtrade.target import Target
 
 # A stretch without articulation points may be so many times as long as a part.
 UNEVEN = 1.5
@@ -32,18 +31,13 @@ UNEVEN = 1.5
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    device: str = option("arena", "the device profile that says what an op costs")
-
-    def __post_init__(self) -> None:
-        for each in options_of(type(self)):
-            check(each, getattr(self, each.name))
-        load_device(self.device)
+    """None."""
 
 
-def plan(graph: StepGraph, options: Options, order: Order) -> Plan:
-    taken = choose(graph, TimeSimulator(graph, load_device(options.device)))
+def plan(graph: StepGraph, options: Options, target: Target) -> Plan:
+    taken = choose(graph, TimeSimulator(graph, target))
     checkpoints = useful(graph, sorted({t for f in taken for t in f.tensors}))
-    return make_plan("sqrt_n", graph, options, order, fates(graph, checkpoints))
+    return make_plan("sqrt_n", graph, options, target, fates(graph, checkpoints))
 
 
 def choose(graph: StepGraph, times: TimeSimulator) -> list[Frontier]:

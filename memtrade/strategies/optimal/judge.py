@@ -9,11 +9,10 @@ from memtrade.graph import StepGraph
 from memtrade.kernel_pairs import side_by_side
 from memtrade.plan import Action, Decision
 from memtrade.schedule import lower
-from memtrade.simulate.defragment import ROOMY_BYTES, defragment
-from memtrade.simulate.devices import Device
-from memtrade.simulate.memory import Simulator
+from memtrade.simulate.defragment import defragment
+from memtrade.simulate.memory import ROOMY_BYTES, Simulator
 from memtrade.simulate.timeline import TimeSimulator, pace, prefetch
-from memtrade.simulate.walk import Lag
+from memtrade.target import Target
 
 
 @dataclass(frozen=True)
@@ -39,17 +38,17 @@ class Verdict:
 
 
 class Judge:
-    """Judges choices for one graph on one device."""
+    """Judges choices for one graph on one target."""
 
-    def __init__(self, graph: StepGraph, device: Device):
-        self.graph, self.device = graph, device
-        self.times = TimeSimulator(graph, device)
+    def __init__(self, graph: StepGraph, target: Target):
+        self.graph, self.target = graph, target
+        self.times = TimeSimulator(graph, target)
         self.simulator: Simulator = self.times.simulator
 
     def judge(self, decisions: Mapping[int, Decision]) -> Verdict:
         """The peak is what is live: reservations bring the allocator's close to it."""
         actions = side_by_side(self.graph, lower(self.graph, decisions))
-        if not self.device.blocking_transfers:
+        if not self.target.copies_in_line:
             return self._on_device(decisions, self._paced(actions), padded=False)
         swapped = {action.id for action in actions if action.kind == "swap_out"}
         return Verdict(
@@ -62,7 +61,7 @@ class Judge:
         )
 
     def _paced(self, actions: tuple[Action, ...]) -> tuple[Action, ...]:
-        return pace(self.graph, prefetch(self.graph, actions, self.device), self.device)
+        return pace(self.graph, prefetch(self.graph, actions, self.target), self.target)
 
     def _on_device(
         self, decisions: Mapping[int, Decision], actions: tuple[Action, ...], *, padded: bool
@@ -81,15 +80,11 @@ class Judge:
 
     def finish(self, actions: tuple[Action, ...]) -> tuple[Action, ...]:
         """With reservations against the allocator's padding."""
-        lag = None
-        if not self.device.blocking_transfers:
-            timeline = self.times.timeline(actions, memory=False)
-            lag = Lag(timeline.begun_seconds, timeline.end_seconds)
-        return defragment(self.simulator, actions, lag)
+        return defragment(self.times, actions)
 
     def finished(self, decisions: Mapping[int, Decision], actions: tuple[Action, ...]) -> Verdict:
         """Of a finished program, with the allocator's own peak."""
-        if not self.device.blocking_transfers:
+        if not self.target.copies_in_line:
             return self._on_device(decisions, actions, padded=True)
         memory = self.simulator.memory(actions, limit_bytes=ROOMY_BYTES)
         return Verdict(

@@ -22,19 +22,18 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 import msgspec
-import psutil
 
 from memtrade.errors import InfeasibleBudgetError, MemtradeError, UnsupportedGraphError
 from memtrade.graph import StepGraph
 from memtrade.models.options import option
-from memtrade.plan import Decision, Fate, Order, Plan
-from memtrade.simulate.devices import load_device
+from memtrade.plan import Decision, Fate, Plan
 from memtrade.strategies import checkpoints, ome
 from memtrade.strategies.base import Strategy, worth_deciding
 from memtrade.strategies.budget import BudgetOptions
 from memtrade.strategies.optimal.choice import Choice, Chooser
 from memtrade.strategies.optimal.judge import Judge, Verdict
 from memtrade.strategies.optimal.problem import MB, Item, Problem, make_problem, reference_order
+from memtrade.target import Target
 from memtrade.units import megabytes, parse_bytes
 
 GOALS = ("time", "memory")
@@ -69,8 +68,6 @@ SEARCH_ACTIONS = 150_000
 FINISH_COST = 13
 # A limit binds where so much of it is used.
 BINDING = 0.95
-# Of what the machine has free, the share that swapped tensors may take.
-HOST_SHARE = 0.8
 
 log = logging.getLogger(__name__)
 
@@ -81,7 +78,7 @@ class Options(BudgetOptions):
         "time", "time: the fastest plan within the budget; memory: the smallest peak", choices=GOALS
     )
     host_memory_limit: str = option(
-        "", "the most host memory for swapped tensors; empty: 80% of what is free"
+        "", "the most host memory for swapped tensors; empty: what the target has"
     )
     swap: bool = option(True, "whether tensors may be swapped")
     time_limit: float = option(60.0, "seconds of planning after which the best so far counts")
@@ -94,27 +91,27 @@ class Options(BudgetOptions):
             raise MemtradeError(f"time_limit is a positive number, not {self.time_limit:g}")
 
 
-def plan(graph: StepGraph, options: Options, order: Order) -> Plan:
+def plan(graph: StepGraph, options: Options, target: Target) -> Plan:
     """The fastest plan within the budget, or the smallest peak and the fastest plan with it.
 
     Raises:
         InfeasibleBudgetError: no plan was found within the budget.
     """
-    search = _Search(graph, options, order)
+    search = _Search(graph, options, target)
     budget = options.budget_bytes
     if budget is None or search.minimizes_memory:
         return search.smallest()
     return search.fastest(budget)
 
 
-Rule = Callable[[StepGraph, Options], list[Fate]]
+Rule = Callable[[StepGraph, Target], list[Fate]]
 
 
 @dataclass
 class _Search:
     graph: StepGraph
     options: Options
-    order: Order
+    target: Target
     deadline: float = field(init=False)
     best: tuple[Verdict, Plan] | None = None
     # The longest that it took to finish a program: so much is left for the last one.
@@ -128,12 +125,11 @@ class _Search:
 
     def __post_init__(self) -> None:
         self.deadline = time.monotonic() + BEGIN_SHARE * self.options.time_limit
-        self.device = load_device(self.options.device)
-        self.judge = Judge(self.graph, self.device)
+        self.judge = Judge(self.graph, self.target)
         self.original_seconds = self.judge.times.step_seconds(())
         self.host_limit_bytes = self._host_limit_bytes()
         self.chooser = Chooser(
-            self._problem(None), self.device, host_limit_mb=self.host_limit_bytes / MB
+            self._problem(None), self.target.device, host_limit_mb=self.host_limit_bytes / MB
         )
 
     def _problem(self, decisions: Mapping[int, Decision] | None) -> Problem:
@@ -145,13 +141,10 @@ class _Search:
     def _seconds_left(self) -> float:
         return self.deadline - time.monotonic() - self.finish_seconds
 
-    def _host_limit_bytes(self) -> int:
+    def _host_limit_bytes(self) -> float:
         if self.options.host_memory_limit:
             return parse_bytes(self.options.host_memory_limit)
-        free = psutil.virtual_memory().available
-        if self.device.blocking_transfers:  # the arena's memory is the machine's own
-            free -= self.device.memory_bytes
-        return max(0, int(free * HOST_SHARE))
+        return math.inf if self.target.host_bytes is None else self.target.host_bytes
 
     # The two goals.
 
@@ -277,7 +270,7 @@ class _Search:
         """
         problem = self.chooser.problem
         excess: dict[int, float] = {}
-        if self.device.blocking_transfers:
+        if self.target.copies_in_line:
             place = 0
             in_use = self.judge.simulator.live_bytes(verdict.actions)
             for action, size in zip(verdict.actions, in_use, strict=True):
@@ -329,7 +322,7 @@ class _Search:
         if choose not in self._ruled and self._seconds_left > 0:
             self._ruled[choose] = []
             with contextlib.suppress(UnsupportedGraphError):
-                fates = choose(self.graph, self.options)
+                fates = choose(self.graph, self.target)
                 verdict = self._judge({fate.tensor: fate.decision for fate in fates})
                 if verdict.host_bytes <= self.host_limit_bytes:
                     self._ruled[choose].append(verdict)
@@ -347,14 +340,15 @@ class _Search:
         return self._last_finished[1]
 
     def _finish_program(self, verdict: Verdict) -> tuple[Verdict, Plan]:
-        actions = self.judge.finish(verdict.actions) if self.order == "pinned" else verdict.actions
+        actions = self.judge.finish(verdict.actions) if self.target.order == "pinned" else verdict.actions
         made = Plan(
             strategy="optimal",
             options=dataclasses.asdict(self.options),
             fingerprint=self.graph.fingerprint,
-            order=self.order,
+            order=self.target.order,
             fates=tuple(self._fates(verdict)),
             actions=actions,
+            target=self.target.name,
         )
         return self.judge.finished(verdict.decisions, made.actions), made
 
@@ -479,7 +473,7 @@ class _Search:
     def _remarks(self, found: Verdict) -> Iterator[str]:
         """What the plan is predicted to come to, which limits bind, and what was left undone."""
         yield (
-            f"predicted on {self.device.name}: {self._added(found)}, "
+            f"predicted on {self.target.name}: {self._added(found)}, "
             f"peak {megabytes(found.peak_bytes)} MB at {found.peak_op}"
         )
         budget = self.options.budget_bytes
@@ -511,12 +505,12 @@ class _Search:
         return sorted(made, key=lambda fate: fate.tensor)
 
 
-def _checkpoints(graph: StepGraph, _: Options) -> list[Fate]:
-    return checkpoints.fates(graph, checkpoints.choose(graph, checkpoints.Options()))
+def _checkpoints(graph: StepGraph, target: Target) -> list[Fate]:
+    return checkpoints.fates(graph, checkpoints.choose(graph, checkpoints.Options(), target))
 
 
-def _ome(graph: StepGraph, options: Options) -> list[Fate]:
-    return ome.fates(graph, ome.Options(device=options.device))
+def _ome(graph: StepGraph, target: Target) -> list[Fate]:
+    return ome.fates(graph, ome.Options(), target)
 
 
 def _allowed(item: Item) -> list[Decision]:
