@@ -3,9 +3,18 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
+from memtrade.facts import CPU, OUTPUTS, shipped
+from memtrade.facts.learned import LearnedFacts
+from memtrade.facts.surroundings import ONEDNN, surroundings
+from memtrade.graph import StepGraph
 from memtrade.measure import host
+from memtrade.measure.calibration import measured_device
+from memtrade.measure.environment import child_environment
+from memtrade.measure.learning import Asker, learn
+from memtrade.measure.protocol import TrialSpec
 from memtrade.plan import Order
 from memtrade.simulate.devices import device_names
 from memtrade.target import ARENA, Target, profile_target
@@ -13,6 +22,9 @@ from memtrade.target import ARENA, Target, profile_target
 # What stands for a card like none that has a profile: the slowest copies, so that none is taken
 # for hidden that is not.
 GENERIC = "gtx-1070"
+
+# What the child that asks kernels may take, at most and of what is free.
+_ASKER_BYTES, _ASKER_SHARE = 4 << 30, 0.4
 
 # Of what the machine has free, the share that swapped tensors may take.
 HOST_SHARE = 0.8
@@ -37,6 +49,45 @@ def here_target(
     if device_name == ARENA:  # its memory is the machine's own
         free_bytes -= target.limit_bytes
     return target.replace(host_bytes=max(0, int(free_bytes * HOST_SHARE)))
+
+
+def learned_target(
+    target: Target,
+    device_name: str,
+    graphs: Iterable[StepGraph],
+    *,
+    environment: Mapping[str, str] | None = None,
+    on_progress: Callable[[int, int], None] = lambda done, of: None,
+) -> Target:
+    """`target` with what its own kernels do: those of the graphs that nobody knows yet are asked.
+
+    Args:
+        environment: of the process that will run the step; None is that of a trial's child.
+        on_progress: called with how many kernels have been asked, and how many there are.
+    """
+    limit_bytes = min(_ASKER_BYTES, int(host.free_memory_bytes() * _ASKER_SHARE))
+    spec = TrialSpec(device=device_name, memory_limit_bytes=limit_bytes)
+    made = child_environment(spec, environment)
+    if environment is not None and ONEDNN not in environment:
+        del made[ONEDNN]  # TensorFlow is imported already, and has decided for itself
+    where = surroundings(_device_text(device_name), host.tensorflow_version() or "", made)
+    asker = Asker(device_name, made, limit_bytes)
+    table, rates = learn(graphs, where, asker, on_progress=on_progress)
+    if rates is None:
+        return target
+    shipped_too = CPU if rates.onednn else OUTPUTS
+    return target.replace(
+        facts=LearnedFacts(shipped(shipped_too), table),
+        device=measured_device(target.device, table, rates),
+    )
+
+
+def _device_text(device_name: str) -> str:
+    """What facts are kept under: "cpu", or the card's name and its driver."""
+    if device_name == ARENA:
+        return "cpu"
+    card = next((gpu for gpu in host.gpus() if f"gpu:{gpu.index}" == device_name), None)
+    return f"{card.name}, driver {card.driver or 'unknown'}" if card else device_name
 
 
 def profile_of(device_name: str) -> str:

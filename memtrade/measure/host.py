@@ -59,6 +59,7 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     memory_bytes: int | None = None
     free_bytes: int | None = None
+    driver: str | None = None
 
 
 def gpus() -> list[Gpu]:
@@ -79,7 +80,10 @@ def gpus() -> list[Gpu]:
             memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
             name = str(pynvml.nvmlDeviceGetName(handle))
             total, free = int(memory.total), int(memory.free)
-            found.append(Gpu(index=index, name=name, memory_bytes=total, free_bytes=free))
+            driver = str(pynvml.nvmlSystemGetDriverVersion())
+            found.append(
+                Gpu(index=index, name=name, memory_bytes=total, free_bytes=free, driver=driver)
+            )
         return found
     finally:
         pynvml.nvmlShutdown()

@@ -14,7 +14,6 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import BinaryIO
 
@@ -22,7 +21,7 @@ import psutil
 import tensorflow as tf
 
 from memtrade.errors import InfeasibleBudgetError, MemtradeError, UnsupportedGraphError
-from memtrade.measure.here import here_target
+from memtrade.measure.here import here_target, learned_target
 from memtrade.measure.protocol import (
     Calibrated,
     Difference,
@@ -103,10 +102,16 @@ class _Worker:
     def __init__(self, spec: TrialSpec, events: BinaryIO):
         self.spec, self.events = spec, events
 
-    @cached_property
-    def target(self) -> Target:
+    def _target(self, traced: Trace) -> Target:
+        """What the plan is made for: this device, and what the step's kernels do on it."""
         spec = self.spec
-        return here_target(spec.device, order=spec.order, limit_bytes=spec.memory_limit_bytes)
+        target = here_target(spec.device, order=spec.order, limit_bytes=spec.memory_limit_bytes)
+        return learned_target(
+            target,
+            spec.device,
+            [traced.graph],
+            on_progress=lambda i, of: self._send(Progress("ask kernel", i, of)),
+        )
 
     def run(self) -> None:
         device = self._start_device()
@@ -178,14 +183,14 @@ class _Worker:
         step = self._make_step()
         return trace(step), step.variables()
 
-    def _plan(self, traced: Trace) -> Plan:
+    def _plan(self, traced: Trace, target: Target) -> Plan:
         self._send(Progress("plan"))
         if self.spec.plan_path is not None:
             plan = load_plan(Path(self.spec.plan_path))
         else:
             options = make_options(self.spec.strategy, self.spec.strategy_options)
             strategy = find_planned(self.spec.strategy)
-            plan = strategy.plan(traced.graph, options, self.target)
+            plan = strategy.plan(traced.graph, options, target)
         self._send(Planned(PlanSummary.of(plan, traced.graph)))
         return plan
 
@@ -201,10 +206,10 @@ class _Worker:
         step.variables()  # traces, if nothing has yet
         return step
 
-    def _simulate(self, traced: Trace, plan: Plan) -> None:
+    def _simulate(self, traced: Trace, plan: Plan, target: Target) -> None:
         """Says what the plan will cost."""
         self._send(Progress("simulate"))
-        self._send(Simulated(Predictor(traced.graph, self.target).predict(plan)))
+        self._send(Simulated(Predictor(traced.graph, target).predict(plan)))
 
     def _rewrite(self, traced: Trace, plan: Plan, device: Device) -> Step:
         self._send(Progress("rewrite"))
@@ -220,16 +225,18 @@ class _Worker:
             return _Prepared(native.function, native.make_batch, time.perf_counter() - started)
         traced, _ = self._trace()
         traced_at = time.perf_counter()
-        plan = self._plan(traced)
+        target = self._target(traced)
+        known_at = time.perf_counter()
+        plan = self._plan(traced, target)
         planned_at = time.perf_counter()
-        self._simulate(traced, plan)
+        self._simulate(traced, plan, target)
         simulated_at = time.perf_counter()
         step = self._rewrite(traced, plan, device)
         return _Prepared(
             step,
             traced.step.make_batch,
             traced_at - started,
-            planned_at - traced_at,
+            planned_at - known_at,
             time.perf_counter() - simulated_at,
         )
 
@@ -278,7 +285,7 @@ class _Worker:
         else:
             traced, variables = self._trace()
             original, own_variables = traced.step, None
-            step = self._rewrite(traced, self._plan(traced), device)
+            step = self._rewrite(traced, self._plan(traced, self._target(traced)), device)
         comparison = compare_steps(
             original.function,
             step,
