@@ -1,4 +1,4 @@
-"""The facts that come with memtrade, for whoever cannot ask: `shipped/*.toml`, each with its source.
+"""The facts that come with memtrade, for whoever cannot ask: `shipped/*.toml`, with their sources.
 
 `onednn-cpu` holds what oneDNN's kernels ask for on CPUs; `outputs` takes every kernel to ask for
 its outputs alone, which is a lower bound for a device that nobody has looked at, such as a GPU
@@ -134,9 +134,7 @@ def _requests(rule: dict[str, Any], op: Op, graph: StepGraph) -> tuple[Request, 
     return tuple(_each_request(rule["requests"], op, graph))
 
 
-def _each_request(
-    wanted: Sequence[Sequence[str]], op: Op, graph: StepGraph
-) -> Iterator[Request]:
+def _each_request(wanted: Sequence[Sequence[str]], op: Op, graph: StepGraph) -> Iterator[Request]:
     for what, *rest in wanted:
         if what == "scratch":
             yield Request(_size(rest[0], op, graph))

@@ -141,7 +141,9 @@ class Linker:
             return Spec(Code.ASSIGN, inputs, (), variables=variables[:1])
         if handles and op.type not in READING | CALL_TYPES:
             return Spec(Code.UPDATE, inputs, op.outputs, variables=variables)
-        passing = op.type in reuse().passing and self.sizes[op.inputs[0]] == self.sizes[op.outputs[0]]
+        passing = (
+            op.type in reuse().passing and self.sizes[op.inputs[0]] == self.sizes[op.outputs[0]]
+        )
         if (op.type in ALIAS_TYPES or passing) and op.inputs and op.outputs:
             return Spec(Code.ALIAS, inputs, op.outputs)
         fact = self.known[op_id]
