@@ -15,7 +15,9 @@ from pathlib import Path
 from typing import Literal
 
 from memtrade.facts import CPU, OUTPUTS, Facts, shipped
+from memtrade.graph import StepGraph
 from memtrade.plan import Order
+from memtrade.simulate.costs import op_cost
 from memtrade.simulate.devices import Device, load_device
 
 # The name of the device on a machine without a GPU: TensorFlow's CPU allocator with a hard limit.
@@ -57,6 +59,13 @@ class Target:
     @property
     def allocator(self) -> Allocator:
         return "one_region" if self.copies_in_line else "device"
+
+    def op_seconds(self, graph: StepGraph) -> list[float]:
+        """What each op takes: as its kernel was seen to, else by the device's roofline."""
+        return [
+            self.device.seconds(op_cost(op, graph), self.facts.of(op, graph).seconds)
+            for op in graph.ops
+        ]
 
     def replace(self, **changes: object) -> Target:
         return dataclasses.replace(self, **changes)  # pyright: ignore[reportArgumentType]

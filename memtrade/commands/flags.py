@@ -7,11 +7,12 @@ anything is written. Only what takes a traced step to know is left to the child.
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import errno
 import math
 import os
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -22,12 +23,15 @@ from cyclopts import Parameter
 from memtrade.errors import MemtradeError, UnknownNameError
 from memtrade.measure import host
 from memtrade.measure.environment import default_limit_bytes
+from memtrade.measure.here import here_target
 from memtrade.measure.protocol import Task, TrialSpec
 from memtrade.models import OPTIMIZERS, Model, make_model, options_of
 from memtrade.models.options import Value
-from memtrade.models.target import Target
+from memtrade.models.target import Target as OwnStep
 from memtrade.plan import Order, load_plan
+from memtrade.simulate.devices import device_names
 from memtrade.strategies import STRATEGIES, find_strategy, make_options
+from memtrade.target import ARENA, Target, profile_target
 from memtrade.units import parse_bytes
 
 # What a comparison runs unless it is told: the strategies of the thesis.
@@ -80,12 +84,12 @@ class ModelFlags:
         given = {name: getattr(self, name) for name in named if getattr(self, name) is not None}
         if self.target is not None and self.model != ModelFlags.model:
             raise MemtradeError(f"--target is in place of --model {self.model}: give one of them")
-        name = self.model if self.target is None else f"{Target.family}/{self.target}"
+        name = self.model if self.target is None else f"{OwnStep.family}/{self.target}"
         return make_model(name, given | key_values(self.model_option, "--model-option"))
 
     def update_rule(self, model: Model) -> tuple[str, float | None]:
         """The optimizer and its learning rate; a target has its own."""
-        if not isinstance(model, Target):
+        if not isinstance(model, OwnStep):
             return self.optimizer, self.checked_learning_rate()
         if self.optimizer != ModelFlags.optimizer or self.learning_rate is not None:
             raise MemtradeError(
@@ -181,14 +185,16 @@ def _option_names(strategy: str) -> set[str]:
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class DeviceFlags:
-    """On what, and how long.
+    """On what, or for what, and how long.
 
     Attributes:
-        device: arena or gpu:N, out of `memtrade devices`. Unless given: gpu:0 if there is one,
-            else arena.
-        memory_limit: A hard limit of the device's memory, such as 7254MiB. Unless given: 7254MiB
-            in the arena if the machine has that much to spare, else a share of what is free.
-        timeout: Seconds that each trial may take.
+        device: arena or gpu:N, which are here, or a profile, for commands that run nothing: a name
+            out of `memtrade devices`, or a .toml file of one's own (`memtrade calibrate`). Unless
+            given: gpu:0 if there is one, else arena.
+        memory_limit: A hard limit of the device's memory, such as 7254MiB. Unless given: what the
+            profile says; for runs in the arena 7254MiB if the machine has that much to spare, else
+            a share of what is free, as on a GPU.
+        timeout: Seconds that each trial, or tracing the step, may take.
     """
 
     device: str | None = None
@@ -196,32 +202,80 @@ class DeviceFlags:
     timeout: float = 3600.0
 
     def resolve(self) -> tuple[str, int]:
-        """The device, which is there, and the limit in bytes, a whole number of MiB."""
+        """The device to run on, which is here, and the limit in bytes, a whole number of MiB."""
+        self._check_timeout()
+        gpus = _gpus()
+        device = self.device or _first(gpus)
+        if device != ARENA and device not in gpus:
+            raise _not_there(device, gpus)
+        limit_bytes = self._limit_bytes()
+        if limit_bytes is None:
+            limit_bytes = default_limit_bytes() if device == ARENA else _share(gpus[device], device)
+        return device, limit_bytes >> 20 << 20
+
+    def target(self, order: Order = "pinned") -> Target:
+        """What is planned and simulated for: a device that is here, or a profile.
+
+        Raises:
+            MemtradeError: neither; the profile or the limit is wrong, and which field.
+        """
+        self._check_timeout()
+        gpus = _gpus()
+        device = self.device or _first(gpus)
+        limit_bytes = self._limit_bytes()
+        if device == ARENA:
+            return here_target(device, order=order, limit_bytes=limit_bytes)
+        if device in gpus:
+            limit_bytes = limit_bytes or _share(gpus[device], device)
+            return here_target(device, order=order, limit_bytes=limit_bytes)
+        try:
+            return profile_target(device, order=order, limit_bytes=limit_bytes)
+        except UnknownNameError:
+            raise _not_there(device, gpus) from None
+
+    def _check_timeout(self) -> None:
         if not self.timeout > 0:
             raise MemtradeError(f"--timeout is a positive number of seconds, not {self.timeout:g}")
-        gpus = {f"gpu:{gpu.index}": gpu for gpu in host.gpus()}
-        # A GPU whose size is known has the extra [gpu] installed, so TensorFlow can use it.
-        usable = [name for name, gpu in gpus.items() if gpu.memory_bytes is not None]
-        device = self.device or next(iter(usable), "arena")
-        if device != "arena" and device not in gpus:
-            raise UnknownNameError("device", device, ["arena", *gpus])
-        if self.memory_limit is not None:
-            limit_bytes = parse_bytes(self.memory_limit)
-            if limit_bytes < 1 << 20:
-                raise MemtradeError(
-                    f"--memory-limit must be at least 1MiB, not {self.memory_limit}"
-                )
-        elif device == "arena":
-            limit_bytes = default_limit_bytes()
-        else:
-            free_bytes = gpus[device].free_bytes
-            if free_bytes is None:
-                raise MemtradeError(
-                    f"the size of {device} is not known without nvidia-ml-py: "
-                    "install it, or say --memory-limit"
-                )
-            limit_bytes = int(free_bytes * GPU_SHARE)
-        return device, limit_bytes >> 20 << 20
+
+    def _limit_bytes(self) -> int | None:
+        if self.memory_limit is None:
+            return None
+        limit_bytes = parse_bytes(self.memory_limit)
+        if limit_bytes < 1 << 20:
+            raise MemtradeError(f"--memory-limit must be at least 1MiB, not {self.memory_limit}")
+        return limit_bytes
+
+
+def _gpus() -> dict[str, host.Gpu]:
+    return {f"gpu:{gpu.index}": gpu for gpu in host.gpus()}
+
+
+def _first(gpus: Mapping[str, host.Gpu]) -> str:
+    """A GPU whose size is known has the extra [gpu] installed, so TensorFlow can use it."""
+    return next((name for name, gpu in gpus.items() if gpu.memory_bytes is not None), ARENA)
+
+
+def _share(gpu: host.Gpu, name: str) -> int:
+    if gpu.free_bytes is None:
+        raise MemtradeError(
+            f"the size of {name} is not known without nvidia-ml-py: "
+            "install it, or say --memory-limit"
+        )
+    return int(gpu.free_bytes * GPU_SHARE)
+
+
+def _not_there(device: str, gpus: Iterable[str]) -> MemtradeError:
+    """What is neither here nor a profile, or a profile where something is to be run."""
+    here, profiles = [ARENA, *gpus], device_names()
+    what = f"unknown device {device!r}"
+    if device in profiles or Path(device).is_file():
+        what = f"{device} is a profile, and nothing can run on it"
+    near = difflib.get_close_matches(device, [*here, *profiles], n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]!r}? " if near and near[0] != device else ""
+    return MemtradeError(
+        f"{what}: {hint}Here are {', '.join(here)}; profiles, to plan and predict for, are "
+        f"{', '.join(profiles)}, or a .toml file by `memtrade calibrate`"
+    )
 
 
 def make_specs(

@@ -10,8 +10,8 @@ import msgspec
 from cyclopts import Parameter
 from rich.table import Table
 
-from memtrade.commands.flags import ModelFlags, StrategyFlags
-from memtrade.commands.profiles import Foresight, ProfileFlags, foresee
+from memtrade.commands.flags import DeviceFlags, ModelFlags, StrategyFlags
+from memtrade.commands.profiles import Foresight, foresee
 from memtrade.commands.progress import reporting
 from memtrade.commands.reading import check_folder, write_output
 from memtrade.commands.run import Flag
@@ -32,7 +32,7 @@ def pareto(
     *,
     model: ModelFlags | None = None,
     strategy: StrategyFlags | None = None,
-    device: ProfileFlags | None = None,
+    device: DeviceFlags | None = None,
     budgets: int = 6,
     output: Path | None = None,
     verbose: Flag = False,
@@ -64,13 +64,13 @@ def pareto(
     foresight = foresee(
         model or ModelFlags(),
         strategy or StrategyFlags(),
-        device or ProfileFlags(),
+        device or DeviceFlags(),
         default=DEFAULT,
         verbose=verbose,
     )
     made = Pareto(
         step=step_text(foresight.specs[0]),
-        device=foresight.device.name,
+        device=foresight.target.name,
         points=_points(foresight, budgets),
         command=command_line,
     )
@@ -82,7 +82,7 @@ def pareto(
 
 
 def _points(foresight: Foresight, budgets: int) -> tuple[Point, ...]:
-    predictor = Predictor(foresight.graph, foresight.device)
+    predictor = Predictor(foresight.graph, foresight.target)
     nothing = Plan("original", {}, foresight.graph.fingerprint, "pinned", (), ())
     original = predictor.predict(nothing, limit_bytes=ROOMY_BYTES)
     assert original.step_seconds is not None

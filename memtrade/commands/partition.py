@@ -23,7 +23,6 @@ from memtrade.commands.flags import (
     check_writable,
     make_specs,
 )
-from memtrade.commands.profiles import ProfileFlags
 from memtrade.commands.progress import ignore, log, reporting
 from memtrade.commands.reading import check_folder, write_output
 from memtrade.commands.run import Flag
@@ -43,7 +42,7 @@ from memtrade.pipeline.schedule import make_schedule
 from memtrade.pipeline.tables import report_sheets
 from memtrade.results.plots import format_of, render
 from memtrade.results.tables import status_text
-from memtrade.simulate.devices import Device
+from memtrade.target import ARENA, Target
 from memtrade.units import parse_bytes
 
 DEFAULT_PARTITIONS = 2
@@ -90,16 +89,16 @@ class CutFlags:
         given = [f"{name}={number}" for name, number in zip(own, numbers, strict=False)]
         return dataclasses.replace(model, model_option=[*given, *model.model_option])
 
-    def link_bytes_per_s(self, device: Device) -> float:
+    def link_bytes_per_s(self, target: Target) -> float:
         if self.bandwidth is None:
-            return device.device_to_host_bytes_per_s
+            return target.device.device_to_host_bytes_per_s
         rate = parse_bytes(self.bandwidth.removesuffix("/s"))
         if not rate:
             raise MemtradeError(f"--bandwidth must be more than 0, not {self.bandwidth}")
         return rate
 
     def cut(
-        self, graph: StepGraph, partitions: int | None, device: Device, *, in_flight: int = 1
+        self, graph: StepGraph, partitions: int | None, target: Target, *, in_flight: int = 1
     ) -> Partition:
         """The graph in stages: as many as the boundaries make, or 2, unless it is said.
 
@@ -116,11 +115,11 @@ class CutFlags:
                     f"{made - 1} boundaries make {made} partitions, not {partitions}: "
                     "give as many boundaries, or none"
                 )
-            return partitioner.cut_at(self.boundary, device)
+            return partitioner.cut_at(self.boundary, target)
         count = DEFAULT_PARTITIONS if partitions is None else partitions
         if self.balance == "memory":
             return partitioner.by_memory(count, in_flight=in_flight, slack=self.slack)
-        return partitioner.by_time(count, device, slack=self.slack)
+        return partitioner.by_time(count, target, slack=self.slack)
 
 
 def trace_step(
@@ -132,7 +131,7 @@ def trace_step(
     specs = make_specs(
         model,
         StrategyFlags(),
-        DeviceFlags(device="arena", timeout=timeout_seconds),
+        DeviceFlags(device=ARENA, timeout=timeout_seconds),
         task="extract",
         names=["original"],
     )
@@ -206,7 +205,7 @@ def partition(
     *,
     model: ModelFlags | None = None,
     cut: CutFlags | None = None,
-    device: ProfileFlags | None = None,
+    device: DeviceFlags | None = None,
     partitions: int | None = None,
     iterations: int = 0,
     recomputation: bool = True,
@@ -243,8 +242,8 @@ def partition(
     verbose
         Pass on what TensorFlow logs.
     """
-    flags, cutting, profile = model or ModelFlags(), cut or CutFlags(), device or ProfileFlags()
-    target, _ = profile.resolve()
+    flags, cutting, where = model or ModelFlags(), cut or CutFlags(), device or DeviceFlags()
+    target = where.target()
     link = cutting.link_bytes_per_s(target)
     kind = None
     if picture is not None:
@@ -255,11 +254,11 @@ def partition(
     if iterations < 0:
         raise MemtradeError(f"--iterations is a number from 0 on, not {iterations}")
     sized = cutting.sized(flags)
-    graph = trace_step(sized, timeout_seconds=profile.timeout, verbose=verbose)
+    graph = trace_step(sized, timeout_seconds=where.timeout, verbose=verbose)
     made = cutting.cut(graph, partitions, target)
     samples = None
     if iterations:
-        samples = _time_stages(sized, made, iterations, recomputation, profile.timeout, verbose)
+        samples = _time_stages(sized, made, iterations, recomputation, where.timeout, verbose)
     report = analyse(
         graph,
         made,

@@ -10,10 +10,9 @@ from typing import Annotated, Any, Literal
 import msgspec
 from cyclopts import App, Parameter
 
-from memtrade.commands.flags import ModelFlags, StrategyFlags, check_writable
+from memtrade.commands.flags import DeviceFlags, ModelFlags, StrategyFlags, check_writable
 from memtrade.commands.partition import DEFAULT_PARTITIONS, CutFlags, trace_step
-from memtrade.commands.pipeline_run import for_device, run, serve, sweep
-from memtrade.commands.profiles import ProfileFlags
+from memtrade.commands.pipeline_run import run, serve, sweep
 from memtrade.commands.reading import check_folder, write_output
 from memtrade.commands.run import Flag
 from memtrade.commands.screen import stdout
@@ -29,13 +28,12 @@ from memtrade.pipeline.schedule import Schedule, make_schedule, micro_batch_size
 from memtrade.pipeline.stages import stage_graphs
 from memtrade.pipeline.tables import prediction_sheet, stages_sheet
 from memtrade.pipeline.timing import Hosts
-from memtrade.plan import Order
 from memtrade.results.pipeline_records import load_pipeline_records
 from memtrade.results.pipeline_tables import PUBLISHED_RUNS, published_sheet, schedules_sheet
 from memtrade.results.plots import format_of, render
 from memtrade.results.published import load_published
-from memtrade.simulate.devices import Device, load_device
 from memtrade.strategies import find_planned
+from memtrade.target import Target, profile_target
 
 pipeline = App(name="pipeline", help="Pipelined training: GPipe and 1F1B over stages of a model.")
 for _measured in (run, sweep, serve):
@@ -109,7 +107,7 @@ def predict(
     cut: CutFlags | None = None,
     flags: PipelineFlags | None = None,
     strategy: StrategyFlags | None = None,
-    device: ProfileFlags | None = None,
+    device: DeviceFlags | None = None,
     picture: Path | None = None,
     format: Literal["terminal", "markdown"] = "terminal",
     json: Flag = False,
@@ -131,7 +129,7 @@ def predict(
     verbose
         Pass on what TensorFlow logs.
     """
-    cutting, profile = cut or CutFlags(), device or ProfileFlags()
+    cutting, where = cut or CutFlags(), device or DeviceFlags()
     wanted, planning = flags or PipelineFlags(), strategy or StrategyFlags()
     sized = cutting.sized(model or ModelFlags())
     batch_size = sized.make_model().batch_size
@@ -140,8 +138,7 @@ def predict(
         find_planned(name)
     options = planning.typed_options(names)
     cases = wanted.cases(batch_size=batch_size, boundaries=len(cutting.boundary), strategies=names)
-    target, limit_bytes = profile.resolve()
-    target = msgspec.structs.replace(target, memory_bytes=limit_bytes)
+    target = where.target(planning.order)
     link = cutting.link_bytes_per_s(target)
     kind = None
     if picture is not None:
@@ -151,10 +148,9 @@ def predict(
     predictors = _Predictors(
         model=sized,
         cutting=cutting,
-        device=target,
-        options={name: for_device(options[name], profile.device) for name in names},
-        order=planning.order,
-        timeout_seconds=profile.timeout,
+        target=target,
+        options=options,
+        timeout_seconds=where.timeout,
         verbose=verbose,
     )
     predictions: list[tuple[Case, PipelinePrediction]] = []
@@ -172,7 +168,8 @@ def predict(
         return 0
     title = (
         f"Predicted, not measured: {sized.make_model().name}, batch {batch_size}, "
-        f"{sized.optimizer}; device profile {target.name}, {limit_bytes / 2**20:,.0f} MiB a stage"
+        f"{sized.optimizer}; device profile {target.name}, "
+        f"{target.limit_bytes / 2**20:,.0f} MiB a stage"
     )
     sheets = [prediction_sheet(title, predictions, command=command_line)]
     if len(predictions) == 1:
@@ -218,7 +215,7 @@ def published(
     """
     comparison = load_comparison(comparisons, name)
     beside = comparisons.parent / comparison.device
-    profile = load_device(device or (beside if beside.is_file() else comparison.device))
+    target = profile_target(device or (beside if beside.is_file() else comparison.device))
     folder = results / "predicted"
     check_writable(folder)
 
@@ -227,7 +224,7 @@ def published(
         flags = ModelFlags(model=model, model_option=given, optimizer=optimizer)
         return trace_step(flags, timeout_seconds=timeout, verbose=verbose)
 
-    compared = compare_published(comparison, profile, trace, results_dir=results)
+    compared = compare_published(comparison, target, trace, results_dir=results)
     folder.mkdir(parents=True, exist_ok=True)
     page = to_markdown(compared, command=command_line)
     write_output(folder / f"{name}.md", page.encode())
@@ -290,9 +287,8 @@ class _Predictors:
 
     model: ModelFlags
     cutting: CutFlags
-    device: Device
+    target: Target
     options: dict[str, Any]
-    order: Order
     timeout_seconds: float
     verbose: bool
     graphs: dict[int, StepGraph] = field(default_factory=dict)
@@ -311,10 +307,10 @@ class _Predictors:
 
     def _make(self, case: Case, size: int, in_flight: int) -> PipelinePredictor:
         graph = self._graph(size)
-        partition = self.cutting.cut(graph, case.partitions, self.device, in_flight=in_flight)
+        partition = self.cutting.cut(graph, case.partitions, self.target, in_flight=in_flight)
         stages = stage_graphs(graph, partition)
-        plans = plan_stages(stages, case.strategy, self.options[case.strategy], self.order)
-        return PipelinePredictor(graph, partition, self.device, stages=stages, plans=plans)
+        plans = plan_stages(stages, case.strategy, self.options[case.strategy], self.target)
+        return PipelinePredictor(graph, partition, self.target, stages=stages, plans=plans)
 
     def _graph(self, size: int) -> StepGraph:
         if size not in self.graphs:

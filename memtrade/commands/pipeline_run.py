@@ -20,6 +20,7 @@ from memtrade.commands.screen import stdout
 from memtrade.errors import MemtradeError
 from memtrade.graph import StepGraph
 from memtrade.measure.environment import default_limit_bytes
+from memtrade.measure.here import here_target
 from memtrade.measure.pipeline import check_reachable, run_pipeline, serve_stage
 from memtrade.measure.pipeline_protocol import PipelineEvent, PipelineTrial, Serving, StageDevice
 from memtrade.measure.protocol import Progress
@@ -42,8 +43,9 @@ from memtrade.results.pipeline_records import (
     runs_sheet,
     save_pipeline_record,
 )
-from memtrade.simulate.devices import device_names, load_device
+from memtrade.simulate.devices import device_names
 from memtrade.strategies import find_planned, make_options
+from memtrade.target import ARENA, Target, profile_target
 from memtrade.units import parse_bytes
 
 
@@ -56,7 +58,8 @@ class StageFlags:
         device: arena or gpu. Each stage has a GPU of its own: stage 1 has gpu:0, and so on, or the
             one that its server was given.
         profile: A device profile, by whose rates stages are cut, planned and predicted: a name out
-            of `memtrade devices`, or a .toml file. Unless given: arena, which gpu may not have.
+            of `memtrade devices`, or a .toml file. Unless given: the arena's, or the nearest to the
+            card; servers elsewhere with GPUs need it said.
         memory_limit: Of each stage, such as 2GiB. Unless given: an equal share of what a single
             arena would get, or what the smallest GPU has free.
         cluster: host:port of each stage, separated by commas, where `memtrade pipeline serve` runs.
@@ -75,16 +78,20 @@ class StageFlags:
             return ()
         return tuple(each.strip() for each in self.cluster.split(","))
 
-    def chosen_profile(self) -> str:
-        """Raises MemtradeError where there is no such profile, or none was named for GPUs."""
+    def target(self, stages: int) -> Target:
+        """Of each stage. Raises MemtradeError where there is no such profile, or none was named
+        for GPUs elsewhere."""
+        limit_bytes = self.limit_bytes(stages)
+        if self.cluster is None:
+            name = "gpu:0" if self.device == "gpu" else ARENA
+            return here_target(name, profile=self.profile, limit_bytes=limit_bytes)
         if self.profile is None and self.device == "gpu":
             raise MemtradeError(
-                "stages on GPUs are cut and planned by a device profile: name it with --profile, "
-                f"one of {', '.join(device_names())} or a .toml file by `memtrade calibrate`"
+                "stages on GPUs elsewhere are cut and planned by a device profile: name it with "
+                f"--profile, one of {', '.join(device_names())} or a .toml file by "
+                "`memtrade calibrate`"
             )
-        profile = self.profile or "arena"
-        load_device(profile)
-        return profile
+        return profile_target(self.profile or ARENA, limit_bytes=limit_bytes)
 
     def limit_bytes(self, stages: int) -> int:
         if self.device == "gpu" and self.cluster is None:
@@ -124,15 +131,15 @@ class _Runner:
                 verbose=self.verbose,
                 batch_size=size,
             )
-        graph, device = self.graphs[size], load_device(self.where.chosen_profile())
+        graph, target = self.graphs[size], self.where.target(schedule.stages)
         if self.verify:
             _check_draws_nothing(graph)
         mode = schedule.checkpoint[0]
         in_flight = schedule.micro_batches if mode == "never" else 1
-        partition = self.cutting.cut(graph, schedule.stages, device, in_flight=in_flight)
+        partition = self.cutting.cut(graph, schedule.stages, target, in_flight=in_flight)
         stages, options = stage_graphs(graph, partition), self.options
-        plans = plan_stages(stages, self.strategy, options)
-        predicted = PipelinePredictor(graph, partition, device, stages=stages, plans=plans).predict(
+        plans = plan_stages(stages, self.strategy, options, target)
+        predicted = PipelinePredictor(graph, partition, target, stages=stages, plans=plans).predict(
             schedule, micro_batch_size=size, arenas=True
         )
         trial = PipelineTrial(
@@ -149,7 +156,7 @@ class _Runner:
             strategy_options=dataclasses.asdict(options) if options is not None else {},
             deferred_batch_norm=self.deferred_batch_norm,
             device=self.where.device,
-            memory_limit_bytes=self.where.limit_bytes(schedule.stages),
+            memory_limit_bytes=target.limit_bytes,
             cluster=self.where.addresses(),
             steps=self.steps,
             warmup=self.warmup,
@@ -227,8 +234,8 @@ def run(
     planned = make_schedule(
         schedule, stages=partitions, micro_batches=micro_batches, checkpoint=checkpoint
     )
-    name, options = _one_strategy(strategy or StrategyFlags(), where.chosen_profile())
-    where.limit_bytes(partitions)
+    name, options = _one_strategy(strategy or StrategyFlags())
+    where.target(partitions)
     check_reachable(where.addresses())
     check_writable(results)
     runner = _Runner(
@@ -286,7 +293,6 @@ def sweep(
         Pass on what TensorFlow logs.
     """
     where = stages or StageFlags()
-    profile = where.chosen_profile()
     check_writable(results)
     plans: list[tuple[_Runner, Schedule]] = []
     for each in load_grids(grid):
@@ -309,9 +315,11 @@ def sweep(
             verbose=verbose,
             command_line=command_line,
             strategy=find_planned(each.strategy).name,
-            options=for_device(make_options(each.strategy, each.strategy_options), profile),
+            options=make_options(each.strategy, each.strategy_options),
         )
         plans += [(runner, planned) for planned in each.schedules(size)]
+    for stages_each in sorted({planned.stages for _, planned in plans}):
+        where.target(stages_each)
     records: list[PipelineRecord] = []
     try:
         for number, (runner, planned) in enumerate(plans, start=1):
@@ -374,7 +382,7 @@ def serve(
     return 1
 
 
-def _one_strategy(flags: StrategyFlags, profile: str) -> tuple[str, Any]:
+def _one_strategy(flags: StrategyFlags) -> tuple[str, Any]:
     """The strategy that plans the stages, and its options.
 
     Raises MemtradeError for several, for one without a plan, and for an order of the executor's.
@@ -385,15 +393,7 @@ def _one_strategy(flags: StrategyFlags, profile: str) -> tuple[str, Any]:
     if flags.order != "pinned":
         raise MemtradeError(f"stages run in one fixed order: --order {flags.order} is not for them")
     find_planned(names[0])
-    return names[0], for_device(flags.typed_options(names)[names[0]], profile)
-
-
-def for_device(options: Any, device: str) -> Any:
-    """A strategy that asks what things cost has an option `device`: this one, unless told."""
-    for each in dataclasses.fields(options):
-        if each.name == "device" and options.device == each.default:
-            return dataclasses.replace(options, device=device)
-    return options
+    return names[0], flags.typed_options(names)[names[0]]
 
 
 class Grid(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -8,18 +8,19 @@ from pathlib import Path
 import msgspec
 from rich.table import Table
 
-from memtrade.commands.extract import extract_graph
-from memtrade.commands.flags import DeviceFlags, ModelFlags, StrategyFlags, make_specs
+from memtrade.commands.flags import DeviceFlags, ModelFlags, StrategyFlags
+from memtrade.commands.profiles import foresee
 from memtrade.commands.progress import planning
 from memtrade.commands.run import Flag
 from memtrade.commands.screen import stdout
 from memtrade.errors import MemtradeError
 from memtrade.graph import StepGraph
-from memtrade.measure.protocol import PlanSummary, TrialSpec
+from memtrade.measure.protocol import PlanSummary
 from memtrade.plan import Decision, Plan
-from memtrade.strategies import PLANNED, find_planned, make_options
+from memtrade.strategies import PLANNED, find_planned
 from memtrade.units import megabytes
 
+DEFAULT = ("ome",)
 DECISIONS: dict[Decision, str] = {"keep": "kept", "recompute": "recomputed", "swap": "swapped"}
 
 
@@ -34,6 +35,8 @@ def plan(
 ) -> int:
     """Show what a strategy keeps, recomputes and swaps, and why, without running it.
 
+    The plan is made for a device that is here, or for one that one does not have.
+
     Parameters
     ----------
     output
@@ -43,8 +46,8 @@ def plan(
     verbose
         Pass on what TensorFlow logs.
     """
-    flags, device_flags = strategy or StrategyFlags(), device or DeviceFlags()
-    names = [find_planned(name).name for name in flags.names(["ome"], everything=PLANNED)]
+    flags = strategy or StrategyFlags()
+    names = [find_planned(name).name for name in flags.names(DEFAULT, everything=PLANNED)]
     if output is not None:
         if len(names) > 1:
             raise MemtradeError(
@@ -52,13 +55,18 @@ def plan(
             )
         if not output.resolve().parent.is_dir():
             raise MemtradeError(f"there is no folder {str(output.parent)!r} to save the plan in")
-    specs = make_specs(model or ModelFlags(), flags, device_flags, task="extract", names=names)
-    graph = extract_graph(specs[0], timeout_seconds=device_flags.timeout, verbose=verbose)
+    foresight = foresee(
+        model or ModelFlags(),
+        flags,
+        device or DeviceFlags(),
+        default=DEFAULT,
+        verbose=verbose,
+    )
     plans: list[Plan] = []
     with planning() as begin:
-        for position, spec in enumerate(specs, start=1):
-            begin(position, len(specs), spec.strategy)
-            plans.append(make_plan(spec, graph))
+        for position, spec in enumerate(foresight.specs, start=1):
+            begin(position, len(foresight.specs), spec.strategy)
+            plans.append(foresight.plan(spec))
     if output is not None:
         try:
             plans[0].save(output)
@@ -68,20 +76,17 @@ def plan(
         print(msgspec.json.format(msgspec.json.encode(plans), indent=2).decode())
         return 0
     for made in plans:
-        _show(made, graph)
+        _show(made, foresight.graph)
     return 0
-
-
-def make_plan(spec: TrialSpec, graph: StepGraph) -> Plan:
-    options = make_options(spec.strategy, spec.strategy_options)
-    return find_planned(spec.strategy).plan(graph, options, spec.order)
 
 
 def _show(plan: Plan, graph: StepGraph) -> None:
     """The totals, what the strategy remarks, then each decision with its tensors in forward
     order."""
     summary = PlanSummary.of(plan, graph)
-    totals = Table(title=f"{plan.strategy} on {graph.name}", title_justify="left")
+    totals = Table(
+        title=f"{plan.strategy} on {graph.name}, for {plan.target}", title_justify="left"
+    )
     for name in ("decision", "activations", "MB"):
         totals.add_column(name, justify="left" if name == "decision" else "right")
     for word in DECISIONS.values():

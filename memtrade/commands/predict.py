@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 import msgspec
 from cyclopts import Parameter
 
-from memtrade.commands.flags import DEFAULT_STRATEGIES, ModelFlags, StrategyFlags
-from memtrade.commands.profiles import Foresight, ProfileFlags, foresee
+from memtrade.commands.flags import DEFAULT_STRATEGIES, DeviceFlags, ModelFlags, StrategyFlags
+from memtrade.commands.profiles import Foresight, foresee
 from memtrade.commands.progress import reporting
 from memtrade.commands.run import Flag
 from memtrade.commands.screen import stdout
@@ -26,7 +26,7 @@ def predict(
     *,
     model: ModelFlags | None = None,
     strategy: StrategyFlags | None = None,
-    device: ProfileFlags | None = None,
+    device: DeviceFlags | None = None,
     format: Literal["terminal", "markdown", "csv"] = "terminal",
     json: Flag = False,
     verbose: Flag = False,
@@ -49,15 +49,15 @@ def predict(
     foresight = foresee(
         model or ModelFlags(),
         strategy or StrategyFlags(),
-        device or ProfileFlags(),
+        device or DeviceFlags(),
         default=DEFAULT_STRATEGIES,
         verbose=verbose,
     )
     foreseen = Foreseen(
-        device=foresight.device,
-        limit_bytes=foresight.limit_bytes,
+        device=foresight.target.device,
+        limit_bytes=foresight.target.limit_bytes,
         predictions=_predict_all(foresight),
-        assumed=Simulator(foresight.graph).assumed,
+        assumed=Simulator(foresight.graph, foresight.target).assumed,
         command=command_line,
     )
     if json:
@@ -73,9 +73,9 @@ def predict(
 
 
 def _predict_all(foresight: Foresight) -> tuple[Prediction, ...]:
-    predictor = Predictor(foresight.graph, foresight.device)
+    predictor = Predictor(foresight.graph, foresight.target)
     untouched = Plan("original", {}, foresight.graph.fingerprint, "pinned", (), ())
-    original = predictor.predict(untouched, limit_bytes=foresight.limit_bytes)
+    original = predictor.predict(untouched)
     predictions = []
     with reporting() as reporter:
         for position, label in enumerate(foresight.labels):
@@ -104,7 +104,7 @@ def _predict(foresight: Foresight, position: int, predictor: Predictor) -> Predi
         )
     except UnsupportedGraphError as error:
         return Prediction(label=label, spec=spec, status="unsupported", reason=str(error))
-    predicted = predictor.predict(plan, limit_bytes=foresight.limit_bytes)
+    predicted = predictor.predict(plan)
     summary = PlanSummary.of(plan, foresight.graph)
     return Prediction(label=label, spec=spec, status="ok", predicted=predicted, plan=summary)
 

@@ -7,8 +7,8 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from memtrade.commands.flags import ModelFlags, StrategyFlags
-from memtrade.commands.profiles import ProfileFlags, foresee, use_all
+from memtrade.commands.flags import DeviceFlags, ModelFlags, StrategyFlags
+from memtrade.commands.profiles import foresee, use_all
 from memtrade.commands.reading import check_folder, write_output
 from memtrade.commands.run import Flag
 from memtrade.errors import MemtradeError
@@ -23,7 +23,7 @@ def timeline(
     *,
     model: ModelFlags | None = None,
     strategy: StrategyFlags | None = None,
-    device: ProfileFlags | None = None,
+    device: DeviceFlags | None = None,
     output: Path = Path("timeline.html"),
     verbose: Flag = False,
     command_line: Annotated[str, Parameter(parse=False)] = "",
@@ -50,15 +50,15 @@ def timeline(
     foresight = foresee(
         model or ModelFlags(),
         strategy or StrategyFlags(),
-        device or ProfileFlags(),
+        device or DeviceFlags(),
         default=("original", "ome"),
         verbose=verbose,
     )
     strips = [make_strip(label, foresight.graph, usage) for label, usage in use_all(foresight)]
     timelines = Timelines(
         step=step_text(foresight.specs[0]),
-        device=foresight.device,
-        limit_bytes=foresight.limit_bytes,
+        device=foresight.target.device,
+        limit_bytes=foresight.target.limit_bytes,
         strips=tuple(strips),
         command=command_line,
     )

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from memtrade.commands.flags import ModelFlags, StrategyFlags
-from memtrade.commands.profiles import ProfileFlags, foresee, use_all
+from memtrade.commands.flags import DeviceFlags, ModelFlags, StrategyFlags
+from memtrade.commands.profiles import foresee, use_all
 from memtrade.commands.reading import check_folder, write_output
 from memtrade.commands.run import Flag
 from memtrade.results.perfetto import Step, to_trace
@@ -15,7 +15,7 @@ def trace(
     *,
     model: ModelFlags | None = None,
     strategy: StrategyFlags | None = None,
-    device: ProfileFlags | None = None,
+    device: DeviceFlags | None = None,
     output: Path = Path("step.pftrace"),
     verbose: Flag = False,
 ) -> int:
@@ -35,12 +35,12 @@ def trace(
     foresight = foresee(
         model or ModelFlags(),
         strategy or StrategyFlags(),
-        device or ProfileFlags(),
+        device or DeviceFlags(),
         default=("original", "ome"),
         verbose=verbose,
     )
     steps = [
-        Step(f"{foresight.graph.name}, {label}, predicted for {foresight.device.name}", usage)
+        Step(f"{foresight.graph.name}, {label}, predicted for {foresight.target.name}", usage)
         for label, usage in use_all(foresight)
     ]
     write_output(output, to_trace(foresight.graph, steps))

@@ -164,7 +164,9 @@ class BatchSearch:
         spec = with_default(spec, "host_memory_limit", _words(self._host_limit_bytes()))
         candidate = Candidate(spec)
         for margin in _MARGINS[spec.order]:
-            budgeted = with_default(spec, "budget", _words(int(self.target.limit_bytes * (1 - margin))))
+            budgeted = with_default(
+                spec, "budget", _words(int(self.target.limit_bytes * (1 - margin)))
+            )
             try:
                 typed = make_options(budgeted.strategy, budgeted.strategy_options)
                 plan = PLANNED[budgeted.strategy].plan(graph, typed, self.target)

@@ -21,10 +21,9 @@ from memtrade.pipeline.stages import RECEIVE, SEND, StageGraph
 from memtrade.pipeline.work import TaskActions, split_program
 from memtrade.plan import Action
 from memtrade.schedule import base_order
-from memtrade.simulate.memory import Simulator
+from memtrade.simulate.memory import ROOMY_BYTES, Simulator
+from memtrade.target import Target
 
-# Of a simulated arena that is always large enough.
-_LIMIT_BYTES = 1 << 42
 # From so many micro-batches on, one step leaves the same holes as two.
 _MANY = 8
 
@@ -35,6 +34,7 @@ def arena_peak(
     stage: StageGraph,
     schedule: Schedule,
     index: int,
+    target: Target,
     plan: Sequence[Action] = (),
 ) -> int:
     """Bytes at the peak of stage `index`, by the allocator. O(micro-batches x ops).
@@ -46,8 +46,8 @@ def arena_peak(
     unrolled = _Unrolled(whole, partition, stage, schedule, index, plan)
     graph = unrolled.graph()
     steps = 1 if schedule.micro_batches >= _MANY else 2
-    result = Simulator(graph).memory(unrolled.actions, limit_bytes=_LIMIT_BYTES, steps=steps)
-    return result.peak_bytes
+    simulator = Simulator(graph, target)
+    return simulator.memory(unrolled.actions, limit_bytes=ROOMY_BYTES, steps=steps).peak_bytes
 
 
 class _Unrolled:

@@ -30,6 +30,7 @@ from memtrade.plan import Action, Decision
 from memtrade.schedule import base_order, lower
 from memtrade.simulate.costs import OpClass, OpCost, op_cost
 from memtrade.simulate.devices import Device
+from memtrade.target import Target
 
 
 class Fusion:
@@ -91,14 +92,14 @@ class Fusion:
 class FusedTimer:
     """The seconds of one stage's tasks, with fused kernels, on one device after another."""
 
-    def __init__(self, stage: StageGraph, whole: StepGraph, fusion: Fusion):
+    def __init__(self, stage: StageGraph, whole: StepGraph, target: Target, fusion: Fusion):
         self._fusion = fusion
         program = [Action("run", op_id) for op_id in base_order(stage.graph)]
         split = split_program(stage.graph, program)
         self._parts = [
             [action.id for action in part] for part in (program[:split], program[split:])
         ]
-        self._updates = update_costs(stage, whole)
+        self._updates = update_costs(stage, whole, target)
 
     def seconds(self, device: Device) -> StageSeconds:
         forward, backward = (self._task(part, device) for part in self._parts)

@@ -43,9 +43,9 @@ import numpy as np
 from memtrade.errors import MemtradeError
 from memtrade.graph import READ_TYPES, Op, StepGraph
 from memtrade.pipeline.anchors import find_anchors
-from memtrade.simulate.costs import OpCost, op_cost
-from memtrade.simulate.devices import Device
+from memtrade.simulate.costs import OpCost
 from memtrade.strategies.segments import frontiers
+from memtrade.target import Target
 
 Balance = Literal["time", "memory", "explicit"]
 
@@ -160,19 +160,19 @@ class Partitioner:
     def by_time(
         self,
         stages: int,
-        device: Device,
+        target: Target,
         *,
         slack: float = 0.0,
         costs: Sequence[OpCost] | None = None,
     ) -> Partition:
-        """Balances the time that a device needs for forward and backward ops.
+        """Balances the time that the target needs for forward and backward ops.
 
         Args:
             costs: of each op of the graph, where they are not those of its kernel alone.
 
         Raises MemtradeError for fewer stages than 1 or more than `most_stages`.
         """
-        return self._best(stages, self._times(device, costs), "time", slack)
+        return self._best(stages, self._times(target, costs), "time", slack)
 
     def by_memory(self, stages: int, *, in_flight: int = 1, slack: float = 0.0) -> Partition:
         """Balances the bytes of variables, their gradients and activations.
@@ -185,7 +185,7 @@ class Partitioner:
         """
         return self._best(stages, self._bytes(in_flight), "memory", slack)
 
-    def cut_at(self, names: Sequence[str], device: Device) -> Partition:
+    def cut_at(self, names: Sequence[str], target: Target) -> Partition:
         """Stages that end with the named ops of the line, in whichever order they are given.
 
         Raises MemtradeError for a name that is no such op, is given twice, or ends the line.
@@ -206,7 +206,7 @@ class Partitioner:
                     f"boundary {name!r} is the last op of the forward pass of {self.graph.name}: "
                     "nothing is left for the stage after it"
                 )
-        costs = self._times(device)
+        costs = self._times(target)
         optimum = 0
         if len(names) < self.most_stages:
             optimum = _smallest_maximum(self._prefix_sums(costs), len(names) + 1)
@@ -228,10 +228,13 @@ class Partitioner:
             [self.places[end] for end in ends], costs, balance, slack=slack, optimum=optimum
         )
 
-    def _times(self, device: Device, costs: Sequence[OpCost] | None = None) -> list[int]:
+    def _times(self, target: Target, costs: Sequence[OpCost] | None = None) -> list[int]:
         """For each op, picoseconds."""
-        known = costs or [op_cost(op, self.graph) for op in self.graph.ops]
-        return [round(device.seconds(cost) * _PICOSECONDS) for cost in known]
+        if costs is None:
+            seconds = target.op_seconds(self.graph)
+        else:
+            seconds = [target.device.seconds(cost) for cost in costs]
+        return [round(each * _PICOSECONDS) for each in seconds]
 
     def _bytes(self, in_flight: int) -> list[int]:
         """For each op, the bytes of what it makes or of the variables that live with it."""

@@ -11,14 +11,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from memtrade.pipeline.stages import StageGraph
-from memtrade.plan import Action, Order
+from memtrade.plan import Action
 from memtrade.strategies import find_planned
+from memtrade.target import Target
 
 KEEP = "original"  # the strategy that leaves stages as they are
 
 
 def plan_stages(
-    stages: Sequence[StageGraph], strategy: str, options: Any, order: Order = "pinned"
+    stages: Sequence[StageGraph], strategy: str, options: Any, target: Target
 ) -> tuple[tuple[Action, ...], ...]:
     """For each stage, the actions of its plan; empty where every activation is kept.
 
@@ -36,7 +37,7 @@ def plan_stages(
     return tuple(
         tuple(
             action
-            for action in planned.plan(stage.graph, options, order).actions
+            for action in planned.plan(stage.graph, options, target).actions
             if action.kind != "reserve"
         )
         for stage in stages

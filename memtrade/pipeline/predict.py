@@ -24,6 +24,7 @@ from memtrade.pipeline.timing import Hosts, Timing, simulate_timing
 from memtrade.pipeline.work import StageBytes, StageTimer, Timer, stage_bytes
 from memtrade.plan import Action, Plan
 from memtrade.simulate.devices import Device
+from memtrade.target import Target
 
 Kernels = Literal["ops", "fused"]
 
@@ -48,7 +49,7 @@ class PipelinePrediction(msgspec.Struct, frozen=True, kw_only=True):
         device_profile: whose rates it is.
         batch_size: of the whole batch.
         stages: for each stage, what it needs.
-        fits: for each stage, whether that is no more than the device's memory.
+        fits: for each stage, whether that is no more than the limit.
     """
 
     device_profile: str
@@ -76,7 +77,7 @@ class PipelinePrediction(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PipelinePredictor:
-    """Predicts schedules of one partition of one graph on one device.
+    """Predicts schedules of one partition of one graph, whose stages are all on such a target.
 
     Args:
         graph: of the step on one micro-batch.
@@ -91,34 +92,33 @@ class PipelinePredictor:
         self,
         graph: StepGraph,
         partition: Partition,
-        device: Device,
+        target: Target,
         *,
         stages: Sequence[StageGraph] | None = None,
         plans: Sequence[Plan | Sequence[Action]] | None = None,
         kernels: Kernels = "ops",
     ):
-        self.graph, self.partition = graph, partition
+        self.graph, self.partition, self.target = graph, partition, target
         self.plans = [
             tuple(plan.actions if isinstance(plan, Plan) else plan)
             for plan in plans or [()] * len(partition.stages)
         ]
         self.stages = tuple(stages or stage_graphs(graph, partition))
-        onednn = device.blocking_transfers
         timers: list[Timer] = []
         needs: list[StageBytes] = []
         for stage, plan in zip(self.stages, self.plans, strict=True):
             if kernels == "fused":
                 fusion = Fusion(stage.graph)
-                timers.append(FusedTimer(stage, graph, fusion))
-                needs.append(stage_bytes(stage, fusion.program(), onednn=onednn))
+                timers.append(FusedTimer(stage, graph, target, fusion))
+                needs.append(stage_bytes(stage, target, fusion.program()))
             else:
-                timers.append(StageTimer(stage, graph, device, plan))
-                needs.append(stage_bytes(stage, plan, onednn=onednn))
+                timers.append(StageTimer(stage, graph, target, plan))
+                needs.append(stage_bytes(stage, target, plan))
         self.bytes, self._timers = tuple(needs), tuple(timers)
-        self.set_device(device)
+        self.set_device(target.device)
 
     def set_device(self, device: Device) -> None:
-        """Other rates from here on. The bytes stay those of the first device's kernels."""
+        """Other rates from here on. The bytes stay those of the target's kernels."""
         self.device = device
         self.seconds = tuple(timer.seconds(device) for timer in self._timers)
 
@@ -136,7 +136,7 @@ class PipelinePredictor:
         Args:
             micro_batch_size: what the graph was traced for.
             link_bytes_per_s: between stages; by default as between the device and the host.
-            arenas: peaks by the allocator of our workers, not in live bytes.
+            arenas: peaks by the target's allocator, not in live bytes.
         """
         stages = tuple(stage_memory(b, schedule, i) for i, b in enumerate(self.bytes))
         if arenas:
@@ -145,7 +145,7 @@ class PipelinePredictor:
             device_profile=self.device.name,
             batch_size=micro_batch_size * schedule.micro_batches,
             stages=stages,
-            fits=tuple(each.peak_bytes <= self.device.memory_bytes for each in stages),
+            fits=tuple(each.peak_bytes <= self.target.limit_bytes for each in stages),
             timing=simulate_timing(
                 schedule,
                 self.partition,
@@ -157,7 +157,13 @@ class PipelinePredictor:
 
     def _in_arena(self, needed: StageMemory, schedule: Schedule, stage: int) -> StageMemory:
         peak = arena_peak(
-            self.graph, self.partition, self.stages[stage], schedule, stage, self.plans[stage]
+            self.graph,
+            self.partition,
+            self.stages[stage],
+            schedule,
+            stage,
+            self.target,
+            self.plans[stage],
         )
         return msgspec.structs.replace(
             needed,

@@ -25,6 +25,7 @@ from memtrade.pipeline.schedule import Checkpoint, make_schedule
 from memtrade.pipeline.timing import Hosts
 from memtrade.results.published import load_published
 from memtrade.simulate.devices import Device
+from memtrade.target import Target
 
 SLACK = 0.1
 
@@ -118,16 +119,16 @@ def load_comparison(path: Path, name: str) -> Comparison:
 
 
 def compare_published(
-    comparison: Comparison, device: Device, trace: Trace, *, results_dir: Path
+    comparison: Comparison, target: Target, trace: Trace, *, results_dir: Path
 ) -> Compared:
     """Predicts each row, and puts what was published beside it.
 
     Args:
-        device: the comparison's, with the rates before they are fitted.
+        target: the comparison's, with the rates before they are fitted.
         trace: asked once for each model and micro-batch size.
     """
     rows = comparison.all_rows(results_dir)
-    oracle = _Oracle(comparison, device, trace)
+    oracle = _Oracle(comparison, target, trace)
     published = [_published(row, results_dir) for row in rows]
     fit = _calibrate(oracle, rows, published)
     if fit is not None:
@@ -137,16 +138,16 @@ def compare_published(
         for row, figures in zip(rows, published, strict=True)
     ]
     return Compared(
-        comparison, device, _with_relative(pd.DataFrame(lines), comparison.relative), fit
+        comparison, target.device, _with_relative(pd.DataFrame(lines), comparison.relative), fit
     )
 
 
 class _Oracle:
     """Predicts rows; graphs, partitions and stages are made once for all rows that share them."""
 
-    def __init__(self, comparison: Comparison, device: Device, trace: Trace):
-        self.comparison, self.trace = comparison, trace
-        self.given = self.device = device
+    def __init__(self, comparison: Comparison, target: Target, trace: Trace):
+        self.comparison, self.target, self.trace = comparison, target, trace
+        self.device = target.device
         self.graphs: dict[str, StepGraph] = {}
         self.predictors: dict[tuple[str, int, Kernels], PipelinePredictor] = {}
 
@@ -180,9 +181,11 @@ class _Oracle:
                 partition = partitioner.by_memory(row.partitions, slack=SLACK)
             else:
                 partition = partitioner.by_time(
-                    row.partitions, self.given, slack=SLACK, costs=Fusion(graph).costs
+                    row.partitions, self.target, slack=SLACK, costs=Fusion(graph).costs
                 )
-            self.predictors[key] = PipelinePredictor(graph, partition, self.device, kernels=kernels)
+            made = PipelinePredictor(graph, partition, self.target, kernels=kernels)
+            made.set_device(self.device)
+            self.predictors[key] = made
         return self.predictors[key]
 
 
@@ -202,7 +205,7 @@ def _calibrate(oracle: _Oracle, rows: list[Row], published: list[Figures]) -> Ca
             oracle.predict(row, "fused").samples_per_second / speed for row, speed in chosen
         )
 
-    return calibrate(oracle.given, ratios, parameters=oracle.comparison.fit)
+    return calibrate(oracle.target.device, ratios, parameters=oracle.comparison.fit)
 
 
 def checkpoint_of(implementation: str, strategy: str) -> Checkpoint:

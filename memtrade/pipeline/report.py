@@ -32,8 +32,7 @@ import msgspec
 from memtrade.errors import MemtradeError
 from memtrade.graph import StepGraph
 from memtrade.pipeline.partition import Partition
-from memtrade.simulate.costs import op_cost
-from memtrade.simulate.devices import Device
+from memtrade.target import Target
 
 Volumes = Literal["sum", "largest"]
 
@@ -129,7 +128,7 @@ class PartitionReport(msgspec.Struct, frozen=True, kw_only=True):
 def analyse(
     graph: StepGraph,
     partition: Partition,
-    device: Device,
+    target: Target,
     *,
     link_bytes_per_s: float,
     recomputation: bool = True,
@@ -145,16 +144,16 @@ def analyse(
     Raises MemtradeError where a stage has fewer than 2 runs.
     """
     connected = [
-        (crossing.source, target) for crossing in partition.crossings for target in crossing.targets
+        (crossing.source, reader) for crossing in partition.crossings for reader in crossing.targets
     ]
-    seconds = [device.seconds(op_cost(op, graph)) for op in graph.ops]
+    seconds = target.op_seconds(graph)
     sequential = _theoretical(graph, partition, _sum, seconds, recomputation)
     parallel = _theoretical(graph, partition, _longest_path, seconds, recomputation)
     real_times = _real_times(samples) if samples is not None else None
     costs = [stage.cost for stage in partition.stages]
     return PartitionReport(
         step=graph.name,
-        device_profile=device.name,
+        device_profile=target.name,
         partitions=len(partition.stages),
         boundaries=partition.boundaries,
         balanced_by=partition.balance,

@@ -5,7 +5,7 @@ From the stage's StepGraph and a program for it, in base order or as a strategy 
     forward │ backward        the program, split where its first backward op stands
        held ┘                 what the forward part leaves for the backward part
 
-The simulator walks it for the bytes, the device profile gives the seconds. Where a micro-batch is
+The simulator walks it for the bytes, the target says the seconds. Where a micro-batch is
 recomputed, its forward task keeps nothing, and the whole program runs later, forward and backward.
 """
 
@@ -26,6 +26,7 @@ from memtrade.simulate.costs import OpClass, OpCost, op_cost
 from memtrade.simulate.devices import Device
 from memtrade.simulate.memory import Simulator
 from memtrade.simulate.timeline import TimeSimulator
+from memtrade.target import Target
 
 # Where a program is split, the simulator reads off what is held there: the reservation's bytes.
 _MARK = Action("reserve", 1)
@@ -94,16 +95,15 @@ class StageSeconds:
 
 
 def stage_bytes(
-    stage: StageGraph, plan: Plan | Sequence[Action] = (), *, onednn: bool = False
+    stage: StageGraph, target: Target, plan: Plan | Sequence[Action] = ()
 ) -> StageBytes:
-    """What the stage's tasks need.
+    """What the stage's tasks need; in the arena with the whole chunks that constants take there:
+    there are hundreds of them, of a few bytes each.
 
     Args:
         plan: of the stage's graph, by any strategy. An empty one keeps every activation.
-        onednn: count the scratch memory of the CPU kernels in the arena, and the whole chunks that
-            constants take there: there are hundreds of them, of a few bytes each.
     """
-    simulator = Simulator(stage.graph, onednn=onednn)
+    simulator = Simulator(stage.graph, target)
     actions = simulator.actions(plan)
     split = split_program(stage.graph, actions)
     base = simulator.live_bytes([_MARK])[0] - _MARK.id
@@ -118,7 +118,7 @@ def stage_bytes(
         - parameters
         - stage.batch_bytes
         - stage.received_bytes
-        + (_constants_padding(stage.graph) if onednn else 0),
+        + (_constants_padding(stage.graph) if target.copies_in_line else 0),
         batch=stage.batch_bytes,
         received=stage.received_bytes,
         held=live[split] - _MARK.id - base + stage.retained_bytes,
@@ -157,16 +157,16 @@ class StageTimer:
         self,
         stage: StageGraph,
         whole: StepGraph,
-        device: Device,
+        target: Target,
         plan: Plan | Sequence[Action] = (),
     ):
-        self._timer = TimeSimulator(stage.graph, device)
+        self._timer = TimeSimulator(stage.graph, target)
         self._program = self._timer.simulator.actions(plan)
         self._split = split_program(stage.graph, self._program)
         self._bare = _bare(self._program[: self._split])
         costs = [op_cost(op, stage.graph) for op in stage.graph.ops]
         self._kernels = [cost.op_class is not OpClass.FREE for cost in costs]
-        self._updates = update_costs(stage, whole)
+        self._updates = update_costs(stage, whole, target)
 
     def seconds(self, device: Device) -> StageSeconds:
         # Starting ops is counted apart: who starts them is not known here.
@@ -194,14 +194,19 @@ class StageTimer:
         )
 
 
-def update_costs(stage: StageGraph, whole: StepGraph) -> list[OpCost]:
+# The cost of an update, and its kernel's seconds where they are known.
+Update = tuple[OpCost, float | None]
+
+
+def update_costs(stage: StageGraph, whole: StepGraph, target: Target) -> list[Update]:
     """Of the updates that run once per step."""
-    return [op_cost(whole.ops[op_id], whole) for op_id in stage.updates]
+    ops = [whole.ops[op_id] for op_id in stage.updates]
+    return [(op_cost(op, whole), target.facts.of(op, whole).seconds) for op in ops]
 
 
-def update_seconds(updates: Sequence[OpCost], device: Device) -> TaskSeconds:
+def update_seconds(updates: Sequence[Update], device: Device) -> TaskSeconds:
     return TaskSeconds(
-        device=sum(device.seconds(cost) for cost in updates),
+        device=sum(device.seconds(*update) for update in updates),
         host=len(updates) * device.dispatch_seconds,
     )
 

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from enum import StrEnum
 from typing import NamedTuple
 
-from memtrade.graph import ALIAS_TYPES, CALL_TYPES, READ_TYPES, SOURCE_TYPES, Op, StepGraph
 from memtrade.facts.calls import dense_filter
+from memtrade.graph import ALIAS_TYPES, CALL_TYPES, READ_TYPES, SOURCE_TYPES, Op, StepGraph
 
 
 class OpClass(StrEnum):

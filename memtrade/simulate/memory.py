@@ -35,7 +35,6 @@ from memtrade.target import Allocator, Target
 ROOMY_BYTES = 1 << 42
 
 
-
 class OutOfMemory(msgspec.Struct, frozen=True):
     """Where a step fails: the op, what it asked for, and what was in use then."""
 

@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from memtrade.facts import reuse
 from memtrade.graph import StepGraph
 from memtrade.plan import Action
-from memtrade.simulate.kernels import FORWARDING
 from memtrade.simulate.timeline import TimeSimulator
 from memtrade.strategies.base import MIN_ELEMENTS, worth_deciding
 from memtrade.strategies.chain import Chain
@@ -86,7 +86,7 @@ def _is_overwritten(graph: StepGraph, tensor: int, may_drop: frozenset[int]) -> 
     op = graph.ops[min(readers)]
     return (
         op.id in graph.forward
-        and op.type in FORWARDING
+        and reuse().tried.get(op.type) is not None
         and op.outputs[0] in may_drop
         and graph.tensors[op.outputs[0]].size_bytes == graph.tensors[tensor].size_bytes
     )

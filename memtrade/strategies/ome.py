@@ -126,9 +126,7 @@ def select(
     return reasons
 
 
-def _gap_seconds(
-    times: TimeSimulator, chosen: list[int], tensors: list[int]
-) -> dict[int, float]:
+def _gap_seconds(times: TimeSimulator, chosen: list[int], tensors: list[int]) -> dict[int, float]:
     """Compute time between the last forward and the first backward use of each of `tensors`."""
     graph = times.graph
     position = {op_id: i for i, op_id in enumerate(base_order(graph))}

@@ -14,8 +14,8 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from memtrade.graph import StepGraph
 from memtrade.facts.calls import call_scratch_bytes
+from memtrade.graph import StepGraph
 from memtrade.strategies.base import worth_deciding
 
 # What a side path may carry past a bottleneck: partial losses and counters, never activations.

@@ -4,9 +4,9 @@
 
 import pytest
 import tensorflow as tf
+from memtrade.simulate.calls import DenseFilter, dense_filter
 
 from memtrade.graph import CALL_TYPES
-from memtrade.simulate.calls import DenseFilter, dense_filter
 from memtrade.tf.extract import opened, trace
 from memtrade.tf.inline import Inlined
 from tests.tf.test_extract import step_of

@@ -340,7 +340,9 @@ class _Search:
         return self._last_finished[1]
 
     def _finish_program(self, verdict: Verdict) -> tuple[Verdict, Plan]:
-        actions = self.judge.finish(verdict.actions) if self.target.order == "pinned" else verdict.actions
+        actions = (
+            self.judge.finish(verdict.actions) if self.target.order == "pinned" else verdict.actions
+        )
         made = Plan(
             strategy="optimal",
             options=dataclasses.asdict(self.options),
@@ -487,7 +489,7 @@ class _Search:
         host = self.host_limit_bytes
         if self.options.swap and found.host_bytes >= BINDING * host:
             yield (
-                f"the host memory limit of {megabytes(host)} MB binds: "
+                f"the host memory limit of {megabytes(int(host))} MB binds: "
                 f"{megabytes(found.host_bytes)} MB are swapped"
             )
         if self._seconds_left <= 0:
