@@ -23,6 +23,9 @@ _DRAWING = frozenset(
     {"Multinomial", "RandomStandardNormal", "RandomUniform", "RandomUniformInt", "TruncatedNormal"}
 )
 
+# Their last reserve space has no shape that is known, and on CPUs no bytes.
+_RESERVING = frozenset({"FusedBatchNormGradV3", "FusedBatchNormV3"})
+
 # Of a shape op's output the values are the shape of its input.
 _SHAPES = frozenset({"Shape", "ShapeN"})
 
@@ -74,15 +77,16 @@ def signature_of(op: Op, graph: StepGraph) -> Signature | None:
     if op.node < 0 or not op.outputs or (op.stateful and op.type not in _DRAWING):
         return None
     tensors = [graph.tensors[t] for t in (*op.inputs, *op.outputs)]
-    if any(t.dtype in _OPAQUE or t.shape is None for t in tensors):
+    if any(t.dtype in _OPAQUE for t in tensors):
+        return None
+    if op.type not in _RESERVING and any(t.shape is None for t in tensors):
         return None
     if sum(t.size_bytes for t in tensors) < _LEAST_BYTES:
         return None
     inputs = tuple(
-        Operand(graph.tensors[t].dtype, graph.tensors[t].shape or (), _values(t, graph))
-        for t in op.inputs
+        Operand(graph.tensors[t].dtype, _shape(t, graph), _values(t, graph)) for t in op.inputs
     )
-    outputs = tuple((graph.tensors[t].dtype, graph.tensors[t].shape or ()) for t in op.outputs)
+    outputs = tuple((graph.tensors[t].dtype, _shape(t, graph)) for t in op.outputs)
     return make_signature(op.type, graph.data.nodes[op.node], inputs, outputs)
 
 
@@ -95,6 +99,11 @@ def make_signature(
     encoded = msgspec.json.encode((op_type, hashlib.sha256(node).hexdigest(), inputs, outputs))
     key = hashlib.sha256(encoded).hexdigest()[:20]
     return Signature(key=key, op_type=op_type, node=node, inputs=inputs, outputs=outputs)
+
+
+def _shape(tensor: int, graph: StepGraph) -> tuple[int, ...]:
+    shape = graph.tensors[tensor].shape
+    return (0,) if shape is None else shape
 
 
 def _values(tensor: int, graph: StepGraph) -> tuple[int, ...] | None:
