@@ -9,7 +9,24 @@
     update1 ...         updaten
 """
 
+from memtrade.facts import CPU, OUTPUTS, shipped
 from memtrade.graph import GraphData, Op, StepGraph, Tensor
+from memtrade.plan import Order
+from memtrade.simulate.devices import Device, load_device
+from memtrade.target import Target, profile_target
+
+ARENA = profile_target("arena")
+
+
+def target(name: str, order: Order = "pinned") -> Target:
+    """A shipped profile."""
+    return on(load_device(name), order)
+
+
+def on(device: Device, order: Order = "pinned") -> Target:
+    """A device of a test's own."""
+    facts = shipped(CPU if device.blocking_transfers else OUTPUTS)
+    return Target(device=device, facts=facts, order=order, limit_bytes=device.memory_bytes)
 
 
 class Builder:
