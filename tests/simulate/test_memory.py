@@ -9,6 +9,7 @@ from memtrade.graph import StepGraph
 from memtrade.plan import Action
 from memtrade.simulate.bfc import MIB
 from memtrade.simulate.memory import MemoryResult, Simulator
+from memtrade.target import profile_target
 from tests.graphs import ARENA, Builder, chain, target
 
 LIMIT = 64 * MIB
@@ -225,7 +226,18 @@ def test_padding_is_part_of_the_peak():
 
 
 def test_op_types_that_were_never_traced_are_listed():
-    assert simulate(chain(2), []).assumed == ("AssignAddVariableOp", "Sin", "SinGrad")
+    found = Simulator(chain(2), profile_target("arena")).memory([])
+    assert found.assumed == ("AssignAddVariableOp", "Sin", "SinGrad")
+
+
+def test_a_kernel_that_nobody_has_looked_at_has_a_margin():
+    """As much as the largest tensor that it touches, while it runs."""
+    b = Builder()
+    (x,) = b.op("x", "Placeholder", sizes=[4 * MIB])
+    (made,) = b.op("made", "Dot", [x], sizes=[MIB])
+    graph = b.build(inputs=[x], outputs=[made], loss=made)
+    known, unknown = Simulator(graph, ARENA), Simulator(graph, profile_target("arena"))
+    assert unknown.peak_live_bytes(()) == known.peak_live_bytes(()) + 4 * MIB
 
 
 def test_an_empty_plan_is_the_original_program():

@@ -4,6 +4,7 @@ The bound is far below the 1% that is promised for the models of the tables: wit
 every request is known, and what is left is a handful of constants.
 """
 
+import importlib
 import json
 import os
 import subprocess
@@ -12,14 +13,15 @@ from pathlib import Path
 
 import pytest
 
-from memtrade.facts import reuse, shipped
+from memtrade.facts import reuse
 from memtrade.graph import StepGraph
 from memtrade.plan import Plan, load_plan
 from memtrade.simulate import memory
 from memtrade.simulate.bfc import MIB
 from memtrade.simulate.memory import Simulator
-from tests.graphs import ARENA
+from memtrade.target import profile_target
 
+ARENA = profile_target("arena")
 LIMIT_MIB = 1000
 
 
@@ -56,6 +58,8 @@ def test_the_test_above_can_fail(
     graph, plan, peaks = ran
     original = Simulator(graph, ARENA).memory((), limit_bytes=LIMIT_MIB * MIB)
     assert original.peak_bytes != pytest.approx(max(peaks), rel=1e-3)
-    monkeypatch.setattr(shipped, "reuse", lambda: reuse()._replace(tried={}))
+    wasteful_reuse = reuse()._replace(tried={})
+    facts = importlib.import_module("memtrade.facts.shipped")
+    monkeypatch.setattr(facts, "reuse", lambda: wasteful_reuse)
     wasteful = Simulator(graph, ARENA).memory(plan, limit_bytes=LIMIT_MIB * MIB)
     assert wasteful.peak_bytes != pytest.approx(max(peaks), rel=1e-3)

@@ -15,10 +15,10 @@ from memtrade.tf.extract import trace
 from memtrade.tf.rewrite import apply_plan
 from memtrade.tf.swap import SerializeTransfer
 from memtrade.tf.verify import compare_steps
+from tests.graphs import ARENA
 
 MODULE = """
 import tensorflow as tf
-from tests.graphs import ARENA
 
 class Steps:
     @staticmethod
