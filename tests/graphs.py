@@ -9,7 +9,33 @@
     update1 ...         updaten
 """
 
+from memtrade.facts import CPU, OUTPUTS, ShippedFacts
 from memtrade.graph import GraphData, Op, StepGraph, Tensor
+from memtrade.plan import Order
+from memtrade.simulate.devices import Device, load_device
+from memtrade.target import Target, profile_target
+
+
+class HandMade(ShippedFacts):
+    """Facts of graphs made by hand, whose ops are of types that nobody has looked at: taken for
+    known, so without a margin."""
+
+    def is_known(self, op_type: str) -> bool:
+        return True
+
+
+ARENA = profile_target("arena").replace(facts=HandMade(CPU))
+
+
+def target(name: str, order: Order = "pinned") -> Target:
+    """A shipped profile."""
+    return on(load_device(name), order)
+
+
+def on(device: Device, order: Order = "pinned") -> Target:
+    """A device of a test's own."""
+    facts = HandMade(CPU if device.blocking_transfers else OUTPUTS)
+    return Target(device=device, facts=facts, order=order, limit_bytes=device.memory_bytes)
 
 
 class Builder:

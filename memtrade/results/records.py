@@ -25,7 +25,7 @@ from memtrade.measure.host import Machine, describe_machine
 from memtrade.measure.protocol import Measured, PlanSummary, Runtime, Status, TrialSpec
 from memtrade.models import MODELS, make_model, options_of
 from memtrade.simulate.predict import Predicted
-from memtrade.strategies import STRATEGIES
+from memtrade.strategies import STRATEGIES, make_options
 
 SCHEMA_VERSION = 1
 
@@ -41,6 +41,9 @@ AnyRecord = TypeVar("AnyRecord", bound=msgspec.Struct)
 
 # Model options that every frame and table shows in a column of its own.
 SIZE_OPTIONS = ("batch_size", "layers", "image_size")
+
+# What options of strategies were by default that older records have and the target says today.
+RETIRED_OPTIONS = {"device": "arena"}
 
 
 class DamagedRecordWarning(UserWarning):
@@ -314,8 +317,16 @@ def unusual_strategy_options(spec: TrialSpec) -> dict[str, Any]:
 
 
 def _unusual(options: Mapping[str, Any], declared: type | None) -> dict[str, Any]:
-    defaults = {each.name: each.default for each in options_of(declared)} if declared else {}
+    defaults: dict[str, Any] = dict(RETIRED_OPTIONS)
+    if declared:
+        defaults |= {each.name: each.default for each in options_of(declared)}
     return {name: value for name, value in options.items() if value != defaults.get(name)}
+
+
+def planned_options(spec: TrialSpec) -> Any:
+    """The options of a record's strategy, as that strategy takes them today."""
+    given = {k: v for k, v in spec.strategy_options.items() if k not in RETIRED_OPTIONS}
+    return make_options(spec.strategy, given)
 
 
 def options_text(options: Mapping[str, Any]) -> str:

@@ -125,10 +125,15 @@ def test_an_address_where_nobody_answers_is_named(run: Run) -> None:
     assert f"no server answers at {address}" in err
 
 
-def test_stages_on_gpus_need_a_profile_and_gpus(run: Run) -> None:
-    status, _, err = run("pipeline", "run", *MODEL, "--micro-batches", "2", "--device", "gpu")
+def test_stages_on_gpus_need_gpus_and_elsewhere_a_profile(run: Run) -> None:
+    """Here the card says which profile; what cards the servers of a cluster have is not known."""
+    gpus = ("--micro-batches", "2", "--device", "gpu")
+    status, _, err = run("pipeline", "run", *MODEL, *gpus, "--cluster", "a:1,b:2")
     assert status == 2
     assert "name it with --profile, one of a100-40gb, arena," in err
+    status, _, err = run("pipeline", "run", *MODEL, *gpus)
+    assert status == 2
+    assert "unknown device 'gpu:0'" in err
     profiled = ("--device", "gpu", "--profile", "p40")
     status, _, err = run("pipeline", "run", *MODEL, "--micro-batches", "2", *profiled)
     assert status == 2

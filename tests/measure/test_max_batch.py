@@ -15,14 +15,14 @@ from memtrade.measure import max_batch as module
 from memtrade.measure.max_batch import PROCESS_BYTES, BatchSearch, Obstacle
 from memtrade.measure.protocol import Status, TrialSpec
 from memtrade.models.options import option
-from memtrade.plan import Order, Plan
+from memtrade.plan import Plan
 from memtrade.rebatch import Rebatcher
 from memtrade.results.max_batch_records import make_max_batch_record
 from memtrade.results.records import Record, make_record
-from memtrade.simulate.devices import load_device
 from memtrade.strategies import PLANNED, Strategy, lms, make_options
+from memtrade.target import Target
 from memtrade.units import parse_bytes
-from tests.graphs import chain
+from tests.graphs import ARENA, chain
 
 MIB = 1 << 20
 LIMIT = 64 * MIB
@@ -76,7 +76,7 @@ def search(
     return BatchSearch(
         base,
         rebatcher or Chains(),
-        load_device("arena"),
+        ARENA.replace(limit_bytes=LIMIT),
         device.measure,
         step=step,
         most=most,
@@ -178,11 +178,11 @@ class Planner:
         self.feasible = feasible
         self.seen: list[Budgeted] = []
 
-    def plan(self, graph: StepGraph, options: Budgeted, order: Order) -> Plan:
+    def plan(self, graph: StepGraph, options: Budgeted, target: Target) -> Plan:
         self.seen.append(options)
         if graph.tensors[0].size_bytes > self.feasible << 16:
             raise InfeasibleBudgetError(2, 1, "layer1")
-        return lms.plan(graph, lms.Options(), order)
+        return lms.plan(graph, lms.Options(), target)
 
 
 @pytest.fixture
@@ -225,8 +225,8 @@ def test_where_holes_keep_a_plan_from_fitting_a_smaller_budget_is_tried(
     predict = module.Predictor.predict
     turns = itertools.cycle((False, True))
 
-    def doubtful(self: module.Predictor, plan: Plan, *, limit_bytes: int) -> module.Predicted:
-        predicted = predict(self, plan, limit_bytes=limit_bytes)
+    def doubtful(self: module.Predictor, plan: Plan) -> module.Predicted:
+        predicted = predict(self, plan)
         return msgspec.structs.replace(predicted, fits=next(turns))
 
     monkeypatch.setattr(module.Predictor, "predict", doubtful)
@@ -243,14 +243,14 @@ def test_a_plan_that_may_not_fit_is_tried_where_a_smaller_budget_has_none(
     """The prediction does not have the last word: there is a plan, so a trial tells."""
     predict, plan = module.Predictor.predict, planner.plan
 
-    def doubtful(self: module.Predictor, plan: Plan, *, limit_bytes: int) -> module.Predicted:
-        predicted = predict(self, plan, limit_bytes=limit_bytes)
+    def doubtful(self: module.Predictor, plan: Plan) -> module.Predicted:
+        predicted = predict(self, plan)
         return msgspec.structs.replace(predicted, fits=False)
 
-    def strict(graph: StepGraph, options: Budgeted, order: Order) -> Plan:
+    def strict(graph: StepGraph, options: Budgeted, target: Target) -> Plan:
         if parse_bytes(options.budget) < 0.99 * LIMIT:
             raise InfeasibleBudgetError(2, 1, "layer1")
-        return plan(graph, options, order)
+        return plan(graph, options, target)
 
     monkeypatch.setattr(module.Predictor, "predict", doubtful)
     strategy = dataclasses.replace(PLANNED["budgeted"], plan=strict)
@@ -283,7 +283,7 @@ def test_the_search_begins_where_it_is_told(predicted: int, planner: Planner) ->
 def test_a_graph_that_a_strategy_cannot_plan_is_an_answer(
     planner: Planner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(graph: StepGraph, options: Budgeted, order: Order) -> Plan:
+    def refuse(graph: StepGraph, options: Budgeted, target: Target) -> Plan:
         raise UnsupportedGraphError("too large for this")
 
     monkeypatch.setitem(PLANNED, "budgeted", dataclasses.replace(PLANNED["budgeted"], plan=refuse))

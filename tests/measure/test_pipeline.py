@@ -23,8 +23,8 @@ from memtrade.results.pipeline_records import (
     save_pipeline_record,
 )
 from memtrade.results.records import load_records
-from memtrade.simulate.devices import load_device
 from memtrade.tf.pipeline import draw_step
+from tests.graphs import ARENA
 
 OPTIONS = {"layers": 4, "width": 128, "heads": 4, "vocabulary": 500, "batch_size": 8}
 MICRO_BATCHES = 4
@@ -40,7 +40,7 @@ def graph():
 
 @pytest.fixture(scope="module")
 def partition(graph):
-    return Partitioner(graph).by_time(2, load_device("arena"), slack=0.1)
+    return Partitioner(graph).by_time(2, ARENA, slack=0.1)
 
 
 def trial(**changes):
@@ -72,7 +72,7 @@ def test_peaks_are_measured_and_predicted(graph, partition, tmp_path: Path):
     assert measured is not None
     assert measured.max_difference is not None
     assert measured.max_difference < 1e-4
-    predicted = PipelinePredictor(graph, partition, load_device("arena")).predict(
+    predicted = PipelinePredictor(graph, partition, ARENA).predict(
         SCHEDULE, micro_batch_size=2, arenas=True
     )
     for seen, said in zip(measured.stages, predicted.stages, strict=True):
@@ -96,12 +96,12 @@ def test_long_skips_take_what_is_predicted(checkpoint):
     options = {"num_convs": 1, "base_channels": 16, "image_size": 128, "batch_size": 16}
     whole = make_model("unet", options)
     step = draw_step(dataclasses.replace(whole, batch_size=4), whole, optimizer="momentum")
-    made = Partitioner(step.trace.graph).by_time(3, load_device("arena"), slack=0.1)
+    made = Partitioner(step.trace.graph).by_time(3, ARENA, slack=0.1)
     schedule = make_schedule("gpipe", stages=3, micro_batches=4, checkpoint=checkpoint)
     run = trial(model="unet", model_options=dataclasses.asdict(whole), partitions=3)
     outcome = run_pipeline(run, made, schedule, timeout_seconds=120)
     assert outcome.measured is not None, outcome.reason
-    predicted = PipelinePredictor(step.trace.graph, made, load_device("arena")).predict(
+    predicted = PipelinePredictor(step.trace.graph, made, ARENA).predict(
         schedule, micro_batch_size=4, arenas=True
     )
     for seen, said in zip(outcome.measured.stages, predicted.stages, strict=True):

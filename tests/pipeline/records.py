@@ -11,7 +11,7 @@ from memtrade.pipeline.partition import Partitioner
 from memtrade.pipeline.predict import PipelinePredictor
 from memtrade.pipeline.schedule import make_schedule
 from memtrade.results.pipeline_records import PipelineRecord, make_pipeline_record
-from memtrade.simulate.devices import load_device
+from tests.graphs import ARENA
 from tests.pipeline.graphs import MIB, network
 
 
@@ -28,7 +28,6 @@ def record(
 ) -> PipelineRecord:
     """One trial. Each stage has 3 MiB of parameters and `activation_mib` of activations; it ran
     out of memory if that is None."""
-    device = load_device("arena")
     graph = network(4)
     plan = make_schedule(
         schedule,  # pyright: ignore[reportArgumentType]
@@ -36,8 +35,8 @@ def record(
         micro_batches=micro_batches,
         checkpoint=checkpoint,  # pyright: ignore[reportArgumentType]
     )
-    made = Partitioner(graph).by_time(partitions, device, slack=0.1)
-    predicted = PipelinePredictor(graph, made, device).predict(
+    made = Partitioner(graph).by_time(partitions, ARENA, slack=0.1)
+    predicted = PipelinePredictor(graph, made, ARENA).predict(
         plan, micro_batch_size=batch_size // micro_batches
     )
     model = {"batch_size": batch_size, "width": 64, "heads": 4}

@@ -1,6 +1,6 @@
 from memtrade.pipeline.anchors import find_anchors
 from memtrade.simulate.costs import op_cost
-from memtrade.simulate.devices import load_device
+from tests.graphs import target
 from tests.pipeline.graphs import names, network
 
 
@@ -41,7 +41,7 @@ def test_a_sum_of_gradients_stays_where_the_last_of_them_came_from():
 def test_gradients_of_a_real_model_are_anchored_where_tensorflow_says(small_gpt2):
     """TensorFlow names a gradient op after the op whose gradient it is. Few may be elsewhere, and
     those nearby: what counts is the time that a cut between the two would misplace."""
-    anchors, device = find_anchors(small_gpt2), load_device("p40")
+    anchors, device = find_anchors(small_gpt2), target("p40").device
     position = {op_id: i for i, op_id in enumerate(anchors.line)}
     by_name = {small_gpt2.ops[op_id].name: op_id for op_id in anchors.line}
     total = off = 0.0

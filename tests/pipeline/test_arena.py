@@ -9,19 +9,20 @@ from memtrade.pipeline.planned import plan_stages
 from memtrade.pipeline.predict import PipelinePredictor
 from memtrade.pipeline.schedule import make_schedule
 from memtrade.pipeline.stages import stage_graphs
-from memtrade.simulate.devices import load_device
 from memtrade.strategies import make_options
+from tests.graphs import ARENA as DEVICE
 from tests.pipeline.graphs import MIB, network
-
-DEVICE = load_device("arena")
 
 
 def peaks(graph: StepGraph, ends: list[str], strategy: str = "original", **settings) -> list[int]:
     made = Partitioner(graph).cut_at(ends, DEVICE)
     stages = stage_graphs(graph, made)
-    plans = plan_stages(stages, strategy, make_options(strategy))
+    plans = plan_stages(stages, strategy, make_options(strategy), DEVICE)
     schedule = make_schedule(stages=len(stages), **settings)
-    return [arena_peak(graph, made, stage, schedule, i, plans[i]) for i, stage in enumerate(stages)]
+    return [
+        arena_peak(graph, made, stage, schedule, i, DEVICE, plans[i])
+        for i, stage in enumerate(stages)
+    ]
 
 
 @pytest.mark.parametrize("count", [2, 4])

@@ -7,10 +7,10 @@ import pytest
 from memtrade.errors import MemtradeError
 from memtrade.graph import StepGraph
 from memtrade.pipeline.partition import Partition, Partitioner
-from memtrade.simulate.devices import load_device
+from tests.graphs import target
 from tests.pipeline.graphs import MIB, names, network
 
-DEVICE = load_device("p40")
+DEVICE = target("p40")
 
 
 def random_network(seed: int) -> StepGraph:

@@ -2,7 +2,6 @@
 
 import dataclasses
 
-import msgspec
 import pytest
 
 from memtrade.graph import StepGraph
@@ -13,12 +12,12 @@ from memtrade.pipeline.schedule import Checkpoint, Schedule, ScheduleName, make_
 from memtrade.pipeline.stages import stage_graphs
 from memtrade.pipeline.timing import Hosts, Timing, simulate_timing
 from memtrade.pipeline.work import StageBytes, StageSeconds, TaskSeconds, stage_bytes
-from memtrade.simulate.devices import load_device
 from memtrade.simulate.memory import Simulator
 from memtrade.strategies import find_planned, make_options
+from tests.graphs import ARENA, target
 from tests.pipeline.graphs import MIB, network
 
-DEVICE = load_device("p40")
+DEVICE = target("p40")
 BYTES = StageBytes(
     variables=100, gradients=100, slots=0, constants=7, batch=10, received=20, held=1000,
     forward=1100, bare_forward=300, backward=1500, swapped=0,
@@ -118,7 +117,7 @@ def test_bytes_of_a_stage_by_hand():
     """Two layers: x and the first output are kept for the backward part; a gradient is 1 MiB."""
     graph = network(4)
     made = Partitioner(graph).cut_at(["layer2"], DEVICE)
-    first, second = (stage_bytes(s) for s in stage_graphs(graph, made))
+    first, second = (stage_bytes(s, DEVICE) for s in stage_graphs(graph, made))
     assert first.received == 0
     # layer1's output, and what stands for the loss; the batch is the stage's anyway
     assert first.held == MIB + 4
@@ -145,7 +144,7 @@ def test_one_stage_one_micro_batch_is_the_step_itself(small_gpt2: StepGraph):
     made = Partitioner(small_gpt2).cut_at([], DEVICE)
     schedule = make_schedule("gpipe", stages=1, micro_batches=1, checkpoint="never")
     found = PipelinePredictor(small_gpt2, made, DEVICE).predict(schedule, micro_batch_size=2)
-    whole = Simulator(small_gpt2, onednn=False).peak_live_bytes(())
+    whole = Simulator(small_gpt2, DEVICE).peak_live_bytes(())
     gradients = stage_graphs(small_gpt2, made)[0].gradient_bytes
     assert found.peak_bytes == pytest.approx(whole + gradients, rel=0.02)
     assert found.samples_per_second == 2 / found.timing.step_seconds
@@ -154,12 +153,12 @@ def test_one_stage_one_micro_batch_is_the_step_itself(small_gpt2: StepGraph):
 def test_swapping_within_a_stage_moves_memory_to_the_host(small_gpt2: StepGraph):
     made = Partitioner(small_gpt2).by_time(2, DEVICE, slack=0.1)
     stages = stage_graphs(small_gpt2, made)
-    arena = load_device("arena")  # where nothing is computed while bytes move
     lms = find_planned("lms").plan
-    plans = [lms(stage.graph, make_options("lms"), "pinned") for stage in stages]
+    # In the arena, where nothing is computed while bytes move.
+    plans = [lms(stage.graph, make_options("lms"), ARENA) for stage in stages]
     schedule = make_schedule("gpipe", stages=2, micro_batches=4, checkpoint="never")
     plain, swapped = (
-        PipelinePredictor(small_gpt2, made, arena, stages=stages, plans=each).predict(
+        PipelinePredictor(small_gpt2, made, ARENA, stages=stages, plans=each).predict(
             schedule, micro_batch_size=2
         )
         for each in (None, plans)
@@ -185,7 +184,7 @@ def test_fused_kernels_hold_less_and_take_less_time(small_gpt2: StepGraph):
 
 def test_what_does_not_fit_is_said(small_gpt2: StepGraph):
     made = Partitioner(small_gpt2).by_time(2, DEVICE, slack=0.1)
-    small = msgspec.structs.replace(DEVICE, memory_bytes=1000)
+    small = DEVICE.replace(limit_bytes=1000)
     schedule = make_schedule("gpipe", stages=2, micro_batches=1)
     assert PipelinePredictor(small_gpt2, made, small).predict(
         schedule, micro_batch_size=2

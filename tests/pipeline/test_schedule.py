@@ -11,7 +11,7 @@ from memtrade.pipeline.schedule import (
     receives,
     sends,
 )
-from memtrade.simulate.devices import load_device
+from tests.graphs import target
 from tests.pipeline.graphs import network
 
 SIZES = [(1, 1), (1, 4), (2, 3), (3, 4), (4, 2), (4, 8)]
@@ -119,7 +119,7 @@ def test_recomputation_by_stage():
 
 
 def test_what_is_sent_is_received_gradients_in_reverse():
-    made = Partitioner(network(6, skips={6: 1})).cut_at(["layer2", "layer4"], load_device("p40"))
+    made = Partitioner(network(6, skips={6: 1})).cut_at(["layer2", "layer4"], target("p40"))
     for kind in ("forward", "backward"):
         task = Task(0, kind, 1)
         sent = [m for stage in range(3) for m in sends(made, stage, task)]

@@ -7,11 +7,11 @@ from memtrade.pipeline.stages import ACCUMULATE, RECEIVE, SEND, stage_graphs
 from memtrade.pipeline.work import split_program, stage_bytes
 from memtrade.plan import Action
 from memtrade.schedule import base_order
-from memtrade.simulate.devices import load_device
 from memtrade.simulate.memory import Simulator
+from tests.graphs import target
 from tests.pipeline.graphs import MIB, network
 
-DEVICE = load_device("p40")
+DEVICE = target("p40")
 
 
 def cut(graph: StepGraph, *ends: str):
@@ -60,8 +60,8 @@ def test_one_stage_has_every_op_and_the_whole_steps_peak(small_gpt2: StepGraph):
     (only,) = cut(small_gpt2)
     assert len(only.graph.forward) == len(small_gpt2.forward)
     assert only.slot_bytes == only.gradient_bytes == only.variable_bytes
-    accumulated = Simulator(only.graph, onednn=False).peak_live_bytes(())
-    whole = Simulator(small_gpt2, onednn=False).peak_live_bytes(())
+    accumulated = Simulator(only.graph, DEVICE).peak_live_bytes(())
+    whole = Simulator(small_gpt2, DEVICE).peak_live_bytes(())
     assert accumulated == pytest.approx(whole + only.gradient_bytes, rel=0.02)
 
 
@@ -91,8 +91,8 @@ def test_the_stages_gradients_cross_once_each(small_gpt2: StepGraph):
 
 def test_the_stages_hold_together_what_the_step_holds(small_unet: StepGraph):
     made = Partitioner(small_unet).by_time(3, DEVICE, slack=0.1)
-    parts = [stage_bytes(stage) for stage in stage_graphs(small_unet, made)]
-    (whole,) = [stage_bytes(stage) for stage in cut(small_unet)]
+    parts = [stage_bytes(stage, DEVICE) for stage in stage_graphs(small_unet, made)]
+    (whole,) = [stage_bytes(stage, DEVICE) for stage in cut(small_unet)]
     crossing = sum(c.size_bytes for c in made.crossings)
     assert whole.held <= sum(part.held for part in parts) <= whole.held + 2 * crossing
     assert sum(part.parameters for part in parts) == whole.parameters

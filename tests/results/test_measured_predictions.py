@@ -6,6 +6,7 @@ simulator cannot hide behind figures that were written before it.
 
 from __future__ import annotations
 
+import importlib
 from functools import cache
 from pathlib import Path
 
@@ -14,14 +15,14 @@ import pytest
 import tensorflow as tf
 
 import memtrade
-from memtrade.commands.plan import make_plan
+from memtrade.facts import reuse
 from memtrade.graph import StepGraph
 from memtrade.measure.protocol import PlanSummary, TrialSpec
 from memtrade.models import make_model
-from memtrade.results.records import Record, load_records
-from memtrade.simulate import kernels
-from memtrade.simulate.devices import load_device
+from memtrade.results.records import Record, load_records, planned_options
 from memtrade.simulate.predict import Predicted, Predictor
+from memtrade.strategies import find_planned
+from memtrade.target import profile_target
 from memtrade.tf.build import make_step
 from memtrade.tf.extract import trace
 
@@ -75,10 +76,10 @@ def traced(model: str, options: bytes, optimizer: str) -> StepGraph:
 def predict_anew(spec: TrialSpec) -> tuple[Predicted, PlanSummary]:
     options = msgspec.json.encode(spec.model_options, order="sorted")
     graph = traced(spec.model, options, spec.optimizer)
-    plan = make_plan(spec, graph)
     assert spec.memory_limit_bytes is not None
-    predictor = Predictor(graph, load_device(spec.device))
-    predicted = predictor.predict(plan, limit_bytes=spec.memory_limit_bytes)
+    target = profile_target(spec.device, order=spec.order, limit_bytes=spec.memory_limit_bytes)
+    plan = find_planned(spec.strategy).plan(graph, planned_options(spec), target)
+    predicted = Predictor(graph, target).predict(plan)
     return predicted, PlanSummary.of(plan, graph)
 
 
@@ -92,7 +93,9 @@ def test_the_simulator_still_says_what_the_record_says(record: Record) -> None:
 def test_a_simulator_that_is_off_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels that never take over a buffer: not within the bound any more."""
     [record] = [r for r in SMALL if r.filename.startswith("resnet-18_b32_checkpoints_")]
-    monkeypatch.setattr(kernels, "FORWARDING", {})
+    wasteful_reuse = reuse()._replace(tried={})
+    facts = importlib.import_module("memtrade.facts.shipped")
+    monkeypatch.setattr(facts, "reuse", lambda: wasteful_reuse)
     assert record.measured is not None
     predicted, _ = predict_anew(record.spec)
     error = predicted.peak_bytes / record.measured.peak_bytes - 1

@@ -11,18 +11,17 @@ from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import (  # pyright: igno
 )
 
 from memtrade.results.perfetto import DEVICE_COUNTER, HOST_COUNTER, Step, to_trace
-from memtrade.simulate.devices import load_device
 from memtrade.simulate.timeline import TimeSimulator
 from memtrade.simulate.usage import Usage, use_of_memory
 from memtrade.strategies import PLANNED, make_options
-from tests.graphs import chain
+from tests.graphs import ARENA, chain, target
 
 GRAPH = chain(8, size=4 << 20)
 
 
 def usage(strategy: str, device: str) -> Usage:
-    plan = PLANNED[strategy].plan(GRAPH, make_options(strategy), "pinned")
-    return use_of_memory(TimeSimulator(GRAPH, load_device(device)), plan, limit_bytes=1 << 30)
+    plan = PLANNED[strategy].plan(GRAPH, make_options(strategy), ARENA)
+    return use_of_memory(TimeSimulator(GRAPH, target(device)), plan, limit_bytes=1 << 30)
 
 
 @pytest.fixture(scope="module", params=["arena", "gtx-1070"])

@@ -14,20 +14,19 @@ from memtrade.results.plots import render
 from memtrade.results.timeline_page import HEIGHT, Frame, ticks, to_html
 from memtrade.results.timeline_plot import timeline_plot
 from memtrade.results.timeline_view import COLOURS, SLICES, Timelines, make_strip
-from memtrade.simulate.devices import load_device
 from memtrade.simulate.timeline import TimeSimulator
 from memtrade.simulate.usage import Usage, use_of_memory
 from memtrade.strategies import PLANNED, make_options
 from memtrade.units import megabytes
-from tests.graphs import chain
+from tests.graphs import ARENA, chain, target
 
 LONG = chain(600, size=1 << 16)
 SHORT = chain(8, size=4 << 20)
 
 
 def usage(graph: StepGraph = SHORT, strategy: str = "original") -> Usage:
-    plan = PLANNED[strategy].plan(graph, make_options(strategy), "pinned")
-    clock = TimeSimulator(graph, load_device("gtx-1070"))
+    plan = PLANNED[strategy].plan(graph, make_options(strategy), ARENA)
+    clock = TimeSimulator(graph, target("gtx-1070"))
     return use_of_memory(clock, plan, limit_bytes=1 << 30)
 
 
@@ -37,7 +36,7 @@ def timelines(*strategies: str, limit_bytes: int = 1 << 30, label: str = "") -> 
     ]
     return Timelines(
         step="chain, batch 1",
-        device=load_device("gtx-1070"),
+        device=target("gtx-1070").device,
         limit_bytes=limit_bytes,
         strips=tuple(strips),
         command="memtrade timeline",

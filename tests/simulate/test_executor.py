@@ -8,7 +8,7 @@ from memtrade.plan import Action
 from memtrade.simulate.bfc import MIB
 from memtrade.simulate.executor import Task, run_order
 from memtrade.simulate.timeline import TimeSimulator
-from tests.graphs import Builder
+from tests.graphs import Builder, on
 from tests.simulate.test_timeline import device
 
 
@@ -41,7 +41,7 @@ def names(graph: StepGraph, actions: list[Action]) -> list[str]:
 
 def test_what_is_ready_first_comes_first():
     graph = branches()
-    order = run_order(TimeSimulator(graph, device()), tasks(graph))
+    order = run_order(TimeSimulator(graph, on(device())), tasks(graph))
     assert names(graph, order) == ["x", "left1", "right1", "left2", "right2", "last"]
 
 
@@ -58,7 +58,7 @@ def with_swap(graph: StepGraph) -> list[Task]:
 
 def test_what_waits_for_a_copy_lets_others_pass():
     graph = branches()
-    order = names(graph, run_order(TimeSimulator(graph, device()), with_swap(graph)))
+    order = names(graph, run_order(TimeSimulator(graph, on(device())), with_swap(graph)))
     copies = ["swap_out left1:0", "swap_in left1:0"]
     assert [each for each in order if each in copies] == copies
     assert order[-3:] == ["right2", "left2", "last"] or order[-2:] == ["left2", "last"]
@@ -68,7 +68,7 @@ def test_what_waits_for_a_copy_lets_others_pass():
 def test_the_order_hides_copies_that_a_line_would_wait_for():
     graph = branches()
     (left1,) = graph.find(["left1"])
-    simulator = TimeSimulator(graph, device(copy=2 * MIB))  # half a second each way
+    simulator = TimeSimulator(graph, on(device(copy=2 * MIB)))  # half a second each way
     found = simulator.timeline(run_order(simulator, with_swap(graph)))
     line = [Action("run", i) for i in range(2)]
     line += [Action("swap_out", left1), Action("swap_in", left1)]
@@ -83,4 +83,4 @@ def test_a_circle_is_refused():
     given = tasks(graph)
     given[1] = Task(given[1].action, (5,))
     with pytest.raises(UnsupportedGraphError, match="waits for itself"):
-        run_order(TimeSimulator(graph, device()), given)
+        run_order(TimeSimulator(graph, on(device())), given)

@@ -8,7 +8,7 @@ from memtrade.graph import StepGraph
 from memtrade.simulate.devices import load_device
 from memtrade.simulate.fit import Sample, fit_device
 from memtrade.simulate.timeline import TimeSimulator
-from tests.graphs import Builder
+from tests.graphs import Builder, on
 
 
 def products(count: int, copies: int, size: int) -> StepGraph:
@@ -36,8 +36,8 @@ def test_the_parameters_that_made_the_times_are_found():
         },
     )
     graphs = [products(30, 1, 2000), products(1, 60, 2000), products(20, 20, 10)]
-    samples = [Sample(g, (), TimeSimulator(g, true).step_seconds(())) for g in graphs]
-    fit = fit_device(given, samples, prior=0)
+    samples = [Sample(g, (), TimeSimulator(g, on(true)).step_seconds(())) for g in graphs]
+    fit = fit_device(on(given), samples, prior=0)
     assert fit.ratios == pytest.approx((1, 1, 1), rel=0.02)
     assert fit.device.launch_overhead_seconds == pytest.approx(100e-6, rel=0.05)
     assert fit.device.efficiency["matmul"] == pytest.approx(true.efficiency["matmul"], rel=0.05)
@@ -47,8 +47,8 @@ def test_the_parameters_that_made_the_times_are_found():
 def test_what_the_samples_do_not_tell_stays_as_given():
     given = load_device("gtx-1070")
     graph = products(0, 50, 1000)  # copies only
-    sample = Sample(graph, (), 2 * TimeSimulator(graph, given).step_seconds(()))
-    fit = fit_device(given, [sample])
+    sample = Sample(graph, (), 2 * TimeSimulator(graph, on(given)).step_seconds(()))
+    fit = fit_device(on(given), [sample])
     assert fit.device.efficiency["conv"] == pytest.approx(given.efficiency["conv"], rel=0.05)
     assert fit.ratios[0] == pytest.approx(1, rel=0.05)
 
@@ -57,8 +57,8 @@ def test_other_parameters_may_be_fitted():
     given = load_device("gtx-1070")
     true = msgspec.structs.replace(given, trace_seconds=150e-6, step_overhead_seconds=0.07)
     graphs = [products(10, 1, 500), products(100, 1, 500), products(1, 400, 500)]
-    samples = [Sample(g, (), TimeSimulator(g, true).step_seconds(())) for g in graphs]
-    found = fit_device(given, samples, parameters=("trace", "step")).device
+    samples = [Sample(g, (), TimeSimulator(g, on(true)).step_seconds(())) for g in graphs]
+    found = fit_device(on(given), samples, parameters=("trace", "step")).device
     assert found.trace_seconds == pytest.approx(150e-6, rel=0.05)
     assert found.step_overhead_seconds == pytest.approx(0.07, rel=0.05)
     assert found.efficiency == given.efficiency
@@ -67,6 +67,6 @@ def test_other_parameters_may_be_fitted():
 def test_an_unknown_parameter_and_too_many_are_refused():
     given = load_device("gtx-1070")
     with pytest.raises(UnknownNameError, match="did you mean 'launch'"):
-        fit_device(given, [], parameters=("lunch",))
+        fit_device(on(given), [], parameters=("lunch",))
     with pytest.raises(MemtradeError, match="at most 3 parameters, not 4"):
-        fit_device(given, [], parameters=("compute", "memory", "launch", "step"))
+        fit_device(on(given), [], parameters=("compute", "memory", "launch", "step"))

@@ -9,15 +9,17 @@ from memtrade.schedule import lower
 from memtrade.simulate.devices import load_device
 from memtrade.simulate.timeline import TimeSimulator, pace, prefetch
 from memtrade.strategies.base import worth_deciding
-from tests.graphs import chain
+from tests.graphs import ARENA, chain, on
 
 MIB = 1 << 20
 # Copies take about as long as the ops between them.
-GPU = msgspec.structs.replace(
-    load_device("gtx-1070"),
-    dispatch_seconds=0.0,
-    device_to_host_bytes_per_s=60e9,
-    host_to_device_bytes_per_s=60e9,
+GPU = on(
+    msgspec.structs.replace(
+        load_device("gtx-1070"),
+        dispatch_seconds=0.0,
+        device_to_host_bytes_per_s=60e9,
+        host_to_device_bytes_per_s=60e9,
+    )
 )
 
 
@@ -49,7 +51,7 @@ def test_only_waits_are_added_each_behind_its_swap_out(graph, swapped):
 
 
 def test_the_arena_needs_none(graph, swapped):
-    assert pace(graph, swapped, load_device("arena")) == swapped
+    assert pace(graph, swapped, ARENA) == swapped
 
 
 def test_a_wait_without_a_swap_out_is_refused(graph):

@@ -5,28 +5,30 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from memtrade.facts import Fact
+from memtrade.graph import Op, StepGraph
 from memtrade.plan import Plan
-from memtrade.simulate.devices import Device, load_device
-from memtrade.simulate.memory import simulate_memory
-from memtrade.simulate.predict import Predictor
-from memtrade.simulate.timeline import simulate_time
+from memtrade.simulate.devices import load_device
+from memtrade.simulate.memory import Simulator
+from memtrade.simulate.predict import Predicted, Predictor
+from memtrade.simulate.timeline import TimeSimulator
 from memtrade.strategies import PLANNED, make_options
-from tests.graphs import chain
+from tests.graphs import ARENA, chain, on
 
 MIB = 1 << 20
 GRAPH = chain(8, size=4 * MIB)
 
 
 def plan(strategy: str) -> Plan:
-    return PLANNED[strategy].plan(GRAPH, make_options(strategy), "pinned")
+    return PLANNED[strategy].plan(GRAPH, make_options(strategy), ARENA)
 
 
 @pytest.mark.parametrize("strategy", ["original", "checkpoints", "lms"])
 def test_the_figures_are_the_simulators(strategy: str) -> None:
     made = plan(strategy)
-    predicted = Predictor(GRAPH, load_device("arena")).predict(made, limit_bytes=512 * MIB)
-    memory = simulate_memory(GRAPH, made, limit_bytes=512 * MIB)
-    timeline = simulate_time(GRAPH, made, load_device("arena"))
+    predicted = Predictor(GRAPH, ARENA).predict(made, limit_bytes=512 * MIB)
+    memory = Simulator(GRAPH, ARENA).memory(made, limit_bytes=512 * MIB)
+    timeline = TimeSimulator(GRAPH, ARENA).timeline(made)
     assert predicted.fits
     assert predicted.device_profile == "arena"
     assert predicted.peak_bytes == memory.peak_bytes
@@ -38,24 +40,50 @@ def test_the_figures_are_the_simulators(strategy: str) -> None:
 
 
 def test_a_step_that_does_not_fit_says_what_it_would_take() -> None:
-    predictor = Predictor(GRAPH, load_device("arena"))
+    predictor = Predictor(GRAPH, ARENA)
     roomy = predictor.predict(plan("original"), limit_bytes=512 * MIB)
     tight = predictor.predict(plan("original"), limit_bytes=roomy.peak_bytes // 2)
     assert not tight.fits
     assert msgspec.structs.replace(tight, fits=True) == roomy
 
 
-def slow_link() -> Device:
-    gpu = load_device("gtx-1070")
-    return msgspec.structs.replace(
-        gpu, host_to_device_bytes_per_s=1e8, device_to_host_bytes_per_s=1e8
-    )
+def test_the_targets_limit_counts_unless_another_is_given() -> None:
+    roomy = Predictor(GRAPH, ARENA).predict(plan("original"))
+    tight = ARENA.replace(limit_bytes=roomy.peak_bytes // 2)
+    assert roomy.fits
+    assert not Predictor(GRAPH, tight).predict(plan("original")).fits
 
 
-def test_an_unknown_gpu_has_a_peak_without_times() -> None:
-    unknown = Predictor(GRAPH, None).predict(plan("lms"), limit_bytes=512 * MIB)
-    assert (unknown.device_profile, unknown.step_seconds, unknown.stall_seconds) == (None,) * 3
-    late = Predictor(GRAPH, slow_link()).predict(plan("lms"), limit_bytes=512 * MIB)
+def test_a_kernel_that_was_seen_takes_what_it_took() -> None:
+    class Seen:
+        name = "seen"
+
+        def of(self, op: Op, graph: StepGraph) -> Fact:
+            fact = ARENA.facts.of(op, graph)
+            return fact._replace(seconds=2.0) if op.name == "layer3" else fact
+
+        def is_known(self, op_type: str) -> bool:
+            return True
+
+    [layer3] = [op.id for op in GRAPH.ops if op.name == "layer3"]
+    plain, seen = TimeSimulator(GRAPH, ARENA), TimeSimulator(GRAPH, ARENA.replace(facts=Seen()))
+    overhead = ARENA.device.launch_overhead_seconds
+    assert seen.op_seconds[layer3] == 2.0 + overhead != plain.op_seconds[layer3]
+    assert seen.op_seconds == seen.target.op_seconds(GRAPH)
+    others = [i for i in range(len(GRAPH.ops)) if i != layer3]
+    assert [seen.op_seconds[i] for i in others] == [plain.op_seconds[i] for i in others]
+
+
+def test_late_copies_hold_memory_on_a_gpu() -> None:
+    def at(bytes_per_s: float) -> Predicted:
+        gpu = msgspec.structs.replace(
+            load_device("gtx-1070"),
+            host_to_device_bytes_per_s=bytes_per_s,
+            device_to_host_bytes_per_s=bytes_per_s,
+        )
+        return Predictor(GRAPH, on(gpu)).predict(plan("lms"), limit_bytes=512 * MIB)
+
+    late, quick = at(1e8), at(1e15)
     assert late.stall_seconds is not None
     assert late.stall_seconds > 0
-    assert unknown.peak_bytes < late.peak_bytes  # copies that take no time hold nothing up
+    assert quick.peak_bytes < late.peak_bytes

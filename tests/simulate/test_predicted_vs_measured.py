@@ -4,6 +4,7 @@ The bound is far below the 1% that is promised for the models of the tables: wit
 every request is known, and what is left is a handful of constants.
 """
 
+import importlib
 import json
 import os
 import subprocess
@@ -12,12 +13,15 @@ from pathlib import Path
 
 import pytest
 
+from memtrade.facts import reuse
 from memtrade.graph import StepGraph
 from memtrade.plan import Plan, load_plan
-from memtrade.simulate import kernels, memory
+from memtrade.simulate import memory
 from memtrade.simulate.bfc import MIB
 from memtrade.simulate.memory import Simulator
+from memtrade.target import profile_target
 
+ARENA = profile_target("arena")
 LIMIT_MIB = 1000
 
 
@@ -42,7 +46,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[StepGraph, Plan, list
 
 def test_the_peak_is_predicted_to_a_thousandth(ran: tuple[StepGraph, Plan, list[int]]):
     graph, plan, peaks = ran
-    result = Simulator(graph).memory(plan, limit_bytes=LIMIT_MIB * MIB, steps=len(peaks))
+    result = Simulator(graph, ARENA).memory(plan, limit_bytes=LIMIT_MIB * MIB, steps=len(peaks))
     assert result.peak_bytes == pytest.approx(max(peaks), rel=1e-3)
     assert result.first_step_peak_bytes == pytest.approx(peaks[0], rel=1e-3)
 
@@ -52,8 +56,10 @@ def test_the_test_above_can_fail(
 ):
     """Kernels that never reuse a buffer, or the plan left out: the prediction is off."""
     graph, plan, peaks = ran
-    original = Simulator(graph).memory((), limit_bytes=LIMIT_MIB * MIB)
+    original = Simulator(graph, ARENA).memory((), limit_bytes=LIMIT_MIB * MIB)
     assert original.peak_bytes != pytest.approx(max(peaks), rel=1e-3)
-    monkeypatch.setattr(kernels, "FORWARDING", {})
-    wasteful = Simulator(graph).memory(plan, limit_bytes=LIMIT_MIB * MIB)
+    wasteful_reuse = reuse()._replace(tried={})
+    facts = importlib.import_module("memtrade.facts.shipped")
+    monkeypatch.setattr(facts, "reuse", lambda: wasteful_reuse)
+    wasteful = Simulator(graph, ARENA).memory(plan, limit_bytes=LIMIT_MIB * MIB)
     assert wasteful.peak_bytes != pytest.approx(max(peaks), rel=1e-3)

@@ -1,5 +1,7 @@
 """The timeline on hand-made graphs and a device whose every rate is a round number."""
 
+from collections.abc import Sequence
+
 import msgspec
 import pytest
 
@@ -8,8 +10,8 @@ from memtrade.plan import Action
 from memtrade.simulate.bfc import MIB
 from memtrade.simulate.costs import OpClass
 from memtrade.simulate.devices import Device
-from memtrade.simulate.timeline import prefetch, simulate_time
-from tests.graphs import Builder
+from memtrade.simulate.timeline import Timeline, TimeSimulator, prefetch
+from tests.graphs import Builder, on
 
 # Moves 3 MiB a second, so a MatMul of [1 MiB] and [1 MiB] to 1 MiB takes one second.
 SECOND = 3 * MIB
@@ -52,6 +54,10 @@ def swapped(graph: StepGraph, *, ahead: int = 0) -> list[Action]:
     actions.insert(len(actions) - 1 - ahead, Action("swap_in", op1))
     actions.insert(3, Action("swap_out", op1))
     return actions
+
+
+def simulate_time(graph: StepGraph, actions: Sequence[Action], device: Device) -> Timeline:
+    return TimeSimulator(graph, on(device)).timeline(actions)
 
 
 def originals(graph: StepGraph) -> list[Action]:
@@ -101,8 +107,8 @@ def test_where_transfers_block_they_are_in_line():
     assert timeline.stall_seconds == 0
 
 
-def peak(graph: StepGraph, actions: list[Action], on: Device) -> int:
-    memory = simulate_time(graph, actions, on).memory
+def peak(graph: StepGraph, actions: list[Action], device: Device) -> int:
+    memory = simulate_time(graph, actions, device).memory
     assert memory is not None
     assert memory.out_of_memory is None
     return memory.live_peak_bytes
@@ -155,7 +161,7 @@ def test_a_traced_step_takes_time_for_each_op_and_copy_when_it_is_over():
 def test_prefetch_moves_a_copy_ahead_by_its_duration():
     graph = chain(8)
     late = swapped(graph)
-    moved = prefetch(graph, late, device(copy=MIB / 2))
+    moved = prefetch(graph, late, on(device(copy=MIB / 2)))
     assert len(moved) == len(late)
     assert [a for a in moved if a.kind == "run"] == [a for a in late if a.kind == "run"]
     place = next(i for i, a in enumerate(moved) if a.kind == "swap_in")
@@ -166,7 +172,7 @@ def test_prefetch_moves_a_copy_ahead_by_its_duration():
 def test_prefetch_does_not_pass_the_swap_out_or_a_reader_of_the_version_before():
     graph = chain(5)
     late = swapped(graph)
-    moved = prefetch(graph, late, device(copy=MIB / 100))
+    moved = prefetch(graph, late, on(device(copy=MIB / 100)))
     kinds = [a.kind for a in moved]
     assert kinds.index("swap_in") > kinds.index("swap_out")
     assert kinds.index("swap_in") > next(
@@ -177,4 +183,4 @@ def test_prefetch_does_not_pass_the_swap_out_or_a_reader_of_the_version_before()
 def test_prefetch_leaves_blocking_transfers_alone():
     graph = chain(5)
     late = swapped(graph)
-    assert prefetch(graph, late, device(blocking=True)) == tuple(late)
+    assert prefetch(graph, late, on(device(blocking=True))) == tuple(late)

@@ -10,7 +10,7 @@ from memtrade.simulate.devices import load_device
 from memtrade.simulate.timeline import TimeSimulator
 from memtrade.simulate.usage import GROUPS, Usage, use_of_memory
 from memtrade.strategies import PLANNED, make_options
-from tests.graphs import chain
+from tests.graphs import ARENA, chain, on, target
 
 MIB = 1 << 20
 GRAPH = chain(8, size=4 * MIB)
@@ -18,11 +18,11 @@ DEVICES = ("arena", "gtx-1070")
 
 
 def plan(strategy: str) -> Plan:
-    return PLANNED[strategy].plan(GRAPH, make_options(strategy), "pinned")
+    return PLANNED[strategy].plan(GRAPH, make_options(strategy), ARENA)
 
 
 def usage(strategy: str, device: str = "arena", *, limit_mib: int = 512) -> Usage:
-    clock = TimeSimulator(GRAPH, load_device(device))
+    clock = TimeSimulator(GRAPH, target(device))
     return use_of_memory(clock, plan(strategy), limit_bytes=limit_mib * MIB)
 
 
@@ -34,7 +34,7 @@ def groups_at_any_time(found: Usage) -> set[str]:
 @pytest.mark.parametrize("strategy", ["original", "checkpoints", "lms", "ome"])
 def test_the_moments_are_the_simulators(strategy: str, device: str) -> None:
     found = usage(strategy, device)
-    clock = TimeSimulator(GRAPH, load_device(device))
+    clock = TimeSimulator(GRAPH, target(device))
     memory = clock.timeline(plan(strategy), limit_bytes=512 * MIB, series=True).memory
     assert memory is not None
     assert memory.in_use_bytes is not None
@@ -92,7 +92,7 @@ def test_a_slow_copy_out_holds_memory_longer() -> None:
     gpu = load_device("gtx-1070")
     lagging, quick = (
         use_of_memory(
-            TimeSimulator(GRAPH, msgspec.structs.replace(gpu, device_to_host_bytes_per_s=rate)),
+            TimeSimulator(GRAPH, on(msgspec.structs.replace(gpu, device_to_host_bytes_per_s=rate))),
             plan("lms"),
             limit_bytes=512 * MIB,
         )

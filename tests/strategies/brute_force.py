@@ -16,9 +16,9 @@ from memtrade.errors import InfeasibleBudgetError
 from memtrade.graph import StepGraph
 from memtrade.plan import Action, Decision
 from memtrade.schedule import lower
-from memtrade.simulate.devices import Device
 from memtrade.simulate.timeline import TimeSimulator, prefetch
 from memtrade.strategies.base import MIN_ELEMENTS
+from memtrade.target import Target
 from tests.graphs import Builder
 
 MIB = 1 << 20
@@ -27,7 +27,7 @@ Decisions = dict[int, Decision]
 
 
 def brute_force(
-    graph: StepGraph, device: Device, budget_bytes: int | None = None
+    graph: StepGraph, target: Target, budget_bytes: int | None = None
 ) -> tuple[float, int, Decisions]:
     """The least step time whose peak fits the budget, that peak, and the decisions behind it.
 
@@ -36,9 +36,9 @@ def brute_force(
 
     Raises InfeasibleBudgetError where no plan fits the budget.
     """
-    simulator = TimeSimulator(graph, device)
+    simulator = TimeSimulator(graph, target)
     tried: list[tuple[float, int, Decisions]] = []
-    for decisions, actions in candidates(graph, device):
+    for decisions, actions in candidates(graph, target):
         peak = simulator.simulator.peak_live_bytes(actions)
         tried.append((simulator.step_seconds(actions), peak, decisions))
     if budget_bytes is None:
@@ -49,14 +49,14 @@ def brute_force(
     return min(fitting, key=lambda each: (each[0], each[1]))
 
 
-def candidates(graph: StepGraph, device: Device) -> Iterator[tuple[Decisions, tuple[Action, ...]]]:
+def candidates(graph: StepGraph, target: Target) -> Iterator[tuple[Decisions, tuple[Action, ...]]]:
     """All decisions and their programs; the same program comes once."""
     tensors = decidable(graph)
     seen: set[tuple[Action, ...]] = set()
     for choice in itertools.product(*(options(graph, t) for t in tensors)):
         decisions = dict(zip(tensors, choice, strict=True))
         program = lower(graph, decisions)
-        for actions in (program, prefetch(graph, program, device)):
+        for actions in (program, prefetch(graph, program, target)):
             if actions not in seen:
                 seen.add(actions)
                 yield decisions, actions

@@ -5,7 +5,6 @@ import pytest
 
 from memtrade.errors import InfeasibleBudgetError
 from memtrade.plan import check_plan
-from memtrade.simulate.devices import load_device
 from memtrade.simulate.memory import Simulator
 from memtrade.simulate.timeline import TimeSimulator
 from memtrade.strategies import checkmate, rotor, sqrt_n
@@ -13,7 +12,7 @@ from memtrade.strategies.budget import Judge
 from memtrade.strategies.chain import Chain
 from memtrade.strategies.dag import schedule_of, solve
 from memtrade.strategies.nodes import NodeGraph, nodes_of_chain, nodes_of_ops
-from tests.graphs import chain
+from tests.graphs import ARENA, chain
 from tests.strategies.brute_force import random_step_graph
 
 GRAPHS = [chain(10), *(random_step_graph(seed, 12) for seed in range(4))]
@@ -22,7 +21,7 @@ IDS = ["chain", *(f"random {seed}" for seed in range(4))]
 
 def views(graph) -> list[NodeGraph]:
     """The step's nodes, op by op and by segments of its chain."""
-    times = TimeSimulator(graph, load_device("arena"))
+    times = TimeSimulator(graph, ARENA)
     by_ops, by_chain = nodes_of_ops(graph), nodes_of_chain(Chain(graph, times, 6))
     return [NodeGraph(times, by_ops), NodeGraph(times, by_chain)]
 
@@ -37,7 +36,7 @@ def test_every_op_runs_in_one_node_and_edges_lead_forward(graph):
 
 @pytest.mark.parametrize("graph", GRAPHS, ids=IDS)
 def test_with_everything_held_cost_and_peak_are_the_original_s(graph):
-    judge = Judge(graph, "arena", "pinned")
+    judge = Judge(graph, ARENA)
     for nodes in views(graph):
         count = len(nodes.dag)
         schedule = schedule_of(nodes.dag, np.ones((count, count), bool))
@@ -50,7 +49,7 @@ def test_with_everything_held_cost_and_peak_are_the_original_s(graph):
 
 @pytest.mark.parametrize("graph", GRAPHS, ids=IDS)
 def test_cost_and_peak_of_schedules_are_close_to_the_simulated(graph):
-    judge = Judge(graph, "arena", "pinned")
+    judge = Judge(graph, ARENA)
     for nodes in views(graph):
         count = len(nodes.dag)
         most = schedule_of(nodes.dag, np.ones((count, count), bool)).peak
@@ -65,22 +64,22 @@ def test_cost_and_peak_of_schedules_are_close_to_the_simulated(graph):
 
 
 def plan(graph, **options):
-    made = checkmate.plan(graph, checkmate.Options(**options), "pinned")
+    made = checkmate.plan(graph, checkmate.Options(**options), ARENA)
     check_plan(made, graph)
     return made
 
 
 def peak_bytes(graph, made) -> int:
-    return Simulator(graph).memory(made, limit_bytes=1 << 42).peak_bytes
+    return Simulator(graph, ARENA).memory(made, limit_bytes=1 << 42).peak_bytes
 
 
 def seconds(graph, made) -> float:
-    return TimeSimulator(graph, load_device("arena")).step_seconds(made.actions)
+    return TimeSimulator(graph, ARENA).step_seconds(made.actions)
 
 
 def test_budgets_are_kept_and_less_memory_takes_longer():
     graph = chain(12)
-    original = Simulator(graph).memory((), limit_bytes=1 << 42).peak_bytes
+    original = Simulator(graph, ARENA).memory((), limit_bytes=1 << 42).peak_bytes
     times = []
     for share in (1.0, 0.8, 0.6):
         made = plan(graph, budget=f"{int(share * original)}B")
@@ -92,11 +91,11 @@ def test_budgets_are_kept_and_less_memory_takes_longer():
 
 def at_the_peak_of_sqrt_n(graph) -> tuple[float, float, float]:
     """Seconds by the integer program, by sqrt_n, and by rotor, all within sqrt_n's peak."""
-    rule = sqrt_n.plan(graph, sqrt_n.Options(), "pinned")
+    rule = sqrt_n.plan(graph, sqrt_n.Options(), ARENA)
     budget = peak_bytes(graph, rule)
     made = plan(graph, budget=f"{budget}B")
     assert peak_bytes(graph, made) <= budget
-    by_chain = rotor.plan(graph, rotor.Options(budget=f"{budget}B"), "pinned")
+    by_chain = rotor.plan(graph, rotor.Options(budget=f"{budget}B"), ARENA)
     return seconds(graph, made), seconds(graph, rule), seconds(graph, by_chain)
 
 
@@ -114,14 +113,14 @@ def test_on_a_long_chain_of_equal_layers_the_rounding_is_not_far_off():
 
 def test_a_large_step_is_planned_by_segments(monkeypatch):
     graph = chain(24)
-    judge = Judge(graph, "arena", "pinned")
+    judge = Judge(graph, ARENA)
     fine = checkmate.choose_nodes(graph, judge)
     monkeypatch.setattr(checkmate, "OP_NODES", 20)
     monkeypatch.setattr(checkmate, "CHAIN_NODES", 40)
     monkeypatch.setattr(checkmate, "EXACT_NODES", 20)
     coarse = checkmate.choose_nodes(graph, judge)
     assert len(coarse.nodes) <= 40 < len(fine.nodes)
-    most = Simulator(graph).memory((), limit_bytes=1 << 42).peak_bytes * 6 // 10
+    most = Simulator(graph, ARENA).memory((), limit_bytes=1 << 42).peak_bytes * 6 // 10
     assert peak_bytes(graph, plan(graph, budget=f"{most}B")) <= most
 
 

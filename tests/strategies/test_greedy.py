@@ -4,18 +4,17 @@ import pytest
 
 from memtrade.errors import InfeasibleBudgetError
 from memtrade.plan import Decision, check_plan
-from memtrade.simulate.devices import load_device
 from memtrade.simulate.memory import Simulator
 from memtrade.simulate.timeline import TimeSimulator
 from memtrade.strategies import greedy
 from memtrade.strategies.budget import Judge
-from tests.graphs import Builder, chain
+from tests.graphs import ARENA, Builder, chain, target
 
 MIB = 1 << 20
 
 
-def plan(graph, **options):
-    made = greedy.plan(graph, greedy.Options(**options), "pinned")
+def plan(graph, on=ARENA, **options):
+    made = greedy.plan(graph, greedy.Options(**options), on)
     check_plan(made, graph)
     return made
 
@@ -27,7 +26,7 @@ def label(graph, fates) -> list[str]:
 def test_hidden_swaps_come_first_and_by_free_time():
     """In a chain, an early layer's output is free for longest."""
     graph = chain(40, size=8 * MIB)
-    times = TimeSimulator(graph, load_device("gtx-1070"))
+    times = TimeSimulator(graph, target("gtx-1070"))
     chosen = greedy.choose(graph, times)
     hidden = [fate for fate in chosen if fate.reason.startswith("hidden")]
     assert 2 <= len(hidden) < len(chosen)
@@ -39,7 +38,7 @@ def test_hidden_swaps_come_first_and_by_free_time():
 
 def test_hidden_swaps_cost_no_time():
     graph = chain(40, size=8 * MIB)
-    judge = Judge(graph, "gtx-1070", "pinned")
+    judge = Judge(graph, target("gtx-1070"))
     one = greedy.choose(graph, judge.clock)[:1]
     decisions: dict[int, Decision] = {fate.tensor: fate.decision for fate in one}
     actions = greedy.overlap(judge, greedy.lower(graph, decisions), 1 << 40)
@@ -50,7 +49,7 @@ def test_hidden_swaps_cost_no_time():
 
 def test_copies_block_in_the_arena_so_none_is_hidden():
     graph = chain(40, size=8 * MIB)
-    chosen = greedy.choose(graph, TimeSimulator(graph, load_device("arena")))
+    chosen = greedy.choose(graph, TimeSimulator(graph, ARENA))
     assert not [fate for fate in chosen if fate.reason.startswith("hidden")]
 
 
@@ -73,7 +72,7 @@ def two_branches():
 
 def test_the_rest_goes_by_memory_saved_per_second():
     graph = two_branches()
-    chosen = greedy.choose(graph, TimeSimulator(graph, load_device("arena")))
+    chosen = greedy.choose(graph, TimeSimulator(graph, ARENA))
     order = label(graph, chosen)
     assert order.index("cheap:0") < order.index("dear:0")
     decisions = dict(zip(order, (fate.decision for fate in chosen), strict=True))
@@ -84,7 +83,7 @@ def test_the_rest_goes_by_memory_saved_per_second():
 
 def test_a_dropped_source_makes_what_is_made_from_it_dearer():
     graph = chain(12)
-    times = TimeSimulator(graph, load_device("arena"))
+    times = TimeSimulator(graph, ARENA)
     sources = greedy._Sources(graph, times)
     layers = [t for t in graph.activations if graph.label(t).startswith("layer")]
     fourth, fifth, sixth = layers[3:6]
@@ -102,8 +101,8 @@ def test_a_dropped_source_makes_what_is_made_from_it_dearer():
 
 def test_budgets_are_kept_and_less_memory_takes_longer():
     graph = chain(40)
-    simulator = Simulator(graph)
-    times = TimeSimulator(graph, load_device("arena"))
+    simulator = Simulator(graph, ARENA)
+    times = TimeSimulator(graph, ARENA)
     original = simulator.memory((), limit_bytes=1 << 42).peak_bytes
     seconds = []
     for share in (1.0, 0.7, 0.5, 0.35):
@@ -116,9 +115,9 @@ def test_budgets_are_kept_and_less_memory_takes_longer():
 
 def test_on_a_device_with_its_own_copy_channels_the_host_waits_where_memory_is_short():
     graph = chain(40, size=8 * MIB)
-    judge = Judge(graph, "gtx-1070", "pinned")
+    judge = Judge(graph, target("gtx-1070"))
     budget = judge.peak(()).peak_bytes * 6 // 10
-    made = plan(graph, budget=f"{budget}B", device="gtx-1070")
+    made = plan(graph, judge.target, budget=f"{budget}B")
     kinds = {action.kind for action in made.actions}
     assert {"swap_out", "swap_in", "wait"} <= kinds
     memory = judge.clock.timeline(made, limit_bytes=1 << 42).memory
@@ -136,4 +135,4 @@ def test_a_budget_below_the_floor_says_the_floor():
         plan(graph, budget="1MB")
     floor = refused.value.needed_bytes
     made = plan(graph, budget=f"{floor}B")
-    assert Simulator(graph).memory(made, limit_bytes=1 << 42).peak_bytes <= floor
+    assert Simulator(graph, ARENA).memory(made, limit_bytes=1 << 42).peak_bytes <= floor

@@ -9,18 +9,15 @@ import pytest
 from memtrade.errors import InfeasibleBudgetError, MemtradeError
 from memtrade.graph import StepGraph
 from memtrade.plan import Action, check_plan
-from memtrade.simulate.defragment import ROOMY_BYTES, defragment
-from memtrade.simulate.devices import load_device
-from memtrade.simulate.memory import Simulator
+from memtrade.simulate.defragment import defragment
+from memtrade.simulate.memory import ROOMY_BYTES, Simulator
 from memtrade.simulate.timeline import TimeSimulator
 from memtrade.strategies import find_planned, make_options
 from memtrade.strategies.optimal.choice import Choice
 from memtrade.strategies.optimal.strategy import Options, _Search, plan
 from memtrade.units import megabytes
-from tests.graphs import chain
+from tests.graphs import ARENA, chain, target
 from tests.strategies.brute_force import candidates, random_step_graph
-
-ARENA = load_device("arena")
 
 
 class Finished:
@@ -35,7 +32,7 @@ class Finished:
         ]
 
     def peak(self, actions: tuple[Action, ...]) -> int:
-        finished = defragment(self.simulator, actions)
+        finished = defragment(self.times, actions)
         return self.simulator.memory(finished, limit_bytes=ROOMY_BYTES).peak_bytes
 
     def fastest(self, budget: int) -> float | None:
@@ -61,13 +58,13 @@ class Finished:
 def test_equals_brute_force(seed):
     graph = random_step_graph(seed, 4 + seed % 5)
     every = Finished(graph)
-    smallest = plan(graph, Options(time_limit=60.0), "pinned")
+    smallest = plan(graph, Options(time_limit=60.0), ARENA)
     floor = every.smallest()
     assert every.finished_peak(smallest.actions) <= floor
     original = every.peak(tuple(every.simulator.actions(())))
     for share in (0.25, 0.6):
         budget = int(floor + (original - floor) * share)
-        made = plan(graph, Options(budget=f"{budget}B", time_limit=60.0), "pinned")
+        made = plan(graph, Options(budget=f"{budget}B", time_limit=60.0), ARENA)
         check_plan(made, graph)
         assert every.finished_peak(made.actions) <= budget
         best = every.fastest(budget)
@@ -77,7 +74,7 @@ def test_equals_brute_force(seed):
 
 def test_a_roomy_budget_keeps_everything():
     graph = random_step_graph(3, 8)
-    made = plan(graph, Options(budget="4GB"), "pinned")
+    made = plan(graph, Options(budget="4GB"), ARENA)
     assert {fate.decision for fate in made.fates} == {"keep"}
     assert {action.kind for action in made.actions} <= {"run", "reserve"}
 
@@ -86,7 +83,7 @@ def test_a_budget_below_the_floor_says_the_floor_and_the_op():
     graph = random_step_graph(3, 8)
     floor = Finished(graph).smallest()
     with pytest.raises(InfeasibleBudgetError) as caught:
-        plan(graph, Options(budget="1MB"), "pinned")
+        plan(graph, Options(budget="1MB"), ARENA)
     assert caught.value.needed_bytes <= floor
     assert caught.value.op in {op.name for op in graph.ops}
 
@@ -95,7 +92,7 @@ def test_a_budget_below_the_floor_says_the_floor_and_the_op():
 def test_nothing_is_better_than_the_proven_gap_allows(seed: int) -> None:
     graph = random_step_graph(seed, 4 + seed % 3)
     every = Finished(graph)
-    smallest = plan(graph, Options(time_limit=60.0), "pinned")
+    smallest = plan(graph, Options(time_limit=60.0), ARENA)
     peak = every.finished_peak(smallest.actions)
     assert smallest.gap is not None
     assert 0 <= smallest.gap < 1
@@ -103,7 +100,7 @@ def test_nothing_is_better_than_the_proven_gap_allows(seed: int) -> None:
     assert min(live for _, live, _ in every.made) >= peak * (1 - smallest.gap - 1e-4)
     original = every.peak(tuple(every.simulator.actions(())))
     budget = (peak + original) // 2
-    made = plan(graph, Options(budget=f"{budget}B", time_limit=60.0), "pinned")
+    made = plan(graph, Options(budget=f"{budget}B", time_limit=60.0), ARENA)
     best = every.fastest(budget)
     assert best is not None
     assert made.gap is not None
@@ -113,25 +110,25 @@ def test_nothing_is_better_than_the_proven_gap_allows(seed: int) -> None:
 def test_a_plan_says_what_binds() -> None:
     graph = random_step_graph(3, 8)
     every = Finished(graph)
-    roomy = plan(graph, Options(budget="4GB"), "pinned")
+    roomy = plan(graph, Options(budget="4GB"), ARENA)
     assert (roomy.gap, roomy.remarks[1:]) == (
         0.0,
         ("everything fits: nothing is recomputed or swapped",),
     )
-    smallest = plan(graph, Options(host_memory_limit="1GB"), "pinned")
+    smallest = plan(graph, Options(host_memory_limit="1GB"), ARENA)
     assert smallest.remarks[1:] == ("memory was minimized",)
     floor = every.finished_peak(smallest.actions)
     assert f"peak {megabytes(floor)} MB at " in smallest.remarks[0]
     assert smallest.remarks[0].rpartition(" at ")[2] in {op.name for op in graph.ops}
-    tight = plan(graph, Options(budget=f"{floor}B", host_memory_limit="1GB"), "pinned")
+    tight = plan(graph, Options(budget=f"{floor}B", host_memory_limit="1GB"), ARENA)
     assert tight.remarks[1:] == (f"the budget of {megabytes(floor)} MB binds",)
-    without = plan(graph, Options(host_memory_limit="0B"), "pinned")
+    without = plan(graph, Options(host_memory_limit="0B"), ARENA)
     assert without.remarks[-1] == "the host memory limit of 0.0 MB binds: 0.0 MB are swapped"
 
 
 def test_the_log_has_the_best_so_far(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, logger="memtrade.strategies"):
-        plan(random_step_graph(3, 8), Options(), "pinned")
+        plan(random_step_graph(3, 8), Options(), ARENA)
     assert caplog.messages[0] == "solving"
     best = [line for line in caplog.messages if line.startswith("best so far: ")]
     assert all(re.fullmatch(r"best so far: [+-][\d.]+% time, peak [\d.]+ MB.*", b) for b in best)
@@ -143,7 +140,7 @@ def test_half_of_a_correction_that_leaves_no_room_is_taken_back(
 ) -> None:
     """The first choice is far over the budget; corrected by that, the programme has no solution."""
     graph = chain(12, size=8 << 20)
-    budget = Simulator(graph).peak_live_bytes(()) * 3 // 4
+    budget = Simulator(graph, ARENA).peak_live_bytes(()) * 3 // 4
     choose, correct = _Search._choose, _Search._everywhere
     turns, corrections = iter(("everything", "none")), []
 
@@ -159,7 +156,7 @@ def test_half_of_a_correction_that_leaves_no_room_is_taken_back(
 
     monkeypatch.setattr(_Search, "_choose", choose_badly)
     monkeypatch.setattr(_Search, "_everywhere", note)
-    made = plan(graph, Options(device="gtx-1070", budget=f"{budget}B"), "pinned")
+    made = plan(graph, Options(budget=f"{budget}B"), target("gtx-1070"))
     assert corrections[1] == -corrections[0] / 2 < 0
     assert made.gap is not None
     assert next(turns, None) is None
@@ -167,14 +164,14 @@ def test_half_of_a_correction_that_leaves_no_room_is_taken_back(
 
 def test_no_host_memory_means_no_swaps():
     graph = random_step_graph(5, 8)
-    made = plan(graph, Options(host_memory_limit="0B"), "pinned")
+    made = plan(graph, Options(host_memory_limit="0B"), ARENA)
     assert not made.tensors("swap")
-    assert plan(graph, Options(swap=False), "pinned").tensors("swap") == []
+    assert plan(graph, Options(swap=False), ARENA).tensors("swap") == []
 
 
 def test_same_input_same_plan():
     graph = random_step_graph(7, 8)
-    assert plan(graph, Options(), "pinned") == plan(graph, Options(), "pinned")
+    assert plan(graph, Options(), ARENA) == plan(graph, Options(), ARENA)
 
 
 def test_is_in_the_registry():
@@ -184,7 +181,7 @@ def test_is_in_the_registry():
 
 
 @pytest.mark.parametrize(
-    "given", [{"budget": "12"}, {"minimize": "money"}, {"time_limit": 0.0}, {"device": "gtx-9"}]
+    "given", [{"budget": "12"}, {"minimize": "money"}, {"time_limit": 0.0}, {"device": "arena"}]
 )
 def test_bad_options_are_refused(given):
     with pytest.raises(MemtradeError):

@@ -13,6 +13,7 @@ from memtrade.strategies.budget import Judge
 from memtrade.strategies.dag import solve
 from memtrade.strategies.nodes import NodeGraph, nodes_of_ops
 from memtrade.strategies.optimal.strategy import Options, plan
+from tests.graphs import ARENA
 from tests.strategies.brute_force import random_step_graph
 
 SEEDS = range(10)
@@ -26,16 +27,16 @@ TOLERANCE = 0.03
 def compared(seed: int) -> list[tuple[float, float]]:
     """Seconds of optimal's plan and of the exact schedule, for each budget that has a schedule."""
     graph = random_step_graph(seed, 11)
-    judge = Judge(graph, "arena", "pinned")
+    judge = Judge(graph, ARENA)
     nodes = NodeGraph(judge.clock, nodes_of_ops(graph))
     # Small ops that belong to no node's output run once, whatever is decided.
     always_seconds = judge.seconds(()) - sum(nodes.dag.costs)
-    floor = judge.peak(plan(graph, Options(swap=False), "pinned").actions).peak_bytes
+    floor = judge.peak(plan(graph, Options(swap=False), ARENA).actions).peak_bytes
     roof = judge.peak(tuple(judge.memory.actions(()))).peak_bytes
     found: list[tuple[float, float]] = []
     for share in SHARES:
         budget = int(floor + (roof - floor) * share)
-        made = plan(graph, Options(budget=f"{budget}B", swap=False, time_limit=60.0), "pinned")
+        made = plan(graph, Options(budget=f"{budget}B", swap=False, time_limit=60.0), ARENA)
         exact = solve(nodes.dag, judge.live_bytes(made.actions) - nodes.always_bytes)
         if exact is not None:
             assert exact.bound == pytest.approx(exact.cost)
@@ -54,9 +55,7 @@ def test_for_most_budgets_it_is_as_fast_as_the_exact_schedule():
     """And on most steps something has to be recomputed, or that would be no feat."""
     pairs = [pair for seed in SEEDS for pair in compared(seed)]
     equal = sum(ours <= exact * (1 + 1e-6) for ours, exact in pairs)
-    originals = [
-        Judge(random_step_graph(seed, 11), "arena", "pinned").seconds(()) for seed in SEEDS
-    ]
+    originals = [Judge(random_step_graph(seed, 11), ARENA).seconds(()) for seed in SEEDS]
     slower = sum(
         max(ours for ours, _ in compared(seed)) > 1.001 * original
         for seed, original in zip(SEEDS, originals, strict=True)

@@ -6,14 +6,13 @@ import pytest
 
 from memtrade.errors import InfeasibleBudgetError, MemtradeError
 from memtrade.plan import check_plan
-from memtrade.simulate.devices import load_device
 from memtrade.simulate.memory import Simulator
 from memtrade.simulate.timeline import TimeSimulator
 from memtrade.strategies import rotor, sqrt_n
 from memtrade.strategies.budget import Judge
 from memtrade.strategies.chain import Chain
 from memtrade.strategies.rotor import Costs, costs_of, distinct, program, solve
-from tests.graphs import chain
+from tests.graphs import ARENA, chain
 from tests.strategies.brute_force import random_step_graph
 
 
@@ -87,17 +86,17 @@ def test_the_table_is_the_recursion(seed):
 
 
 def plan(graph, **options):
-    made = rotor.plan(graph, rotor.Options(**options), "pinned")
+    made = rotor.plan(graph, rotor.Options(**options), ARENA)
     check_plan(made, graph)
     return made
 
 
 def peak_bytes(graph, made) -> int:
-    return Simulator(graph).memory(made, limit_bytes=1 << 42).peak_bytes
+    return Simulator(graph, ARENA).memory(made, limit_bytes=1 << 42).peak_bytes
 
 
-def seconds(graph, made, device="arena") -> float:
-    return TimeSimulator(graph, load_device(device)).step_seconds(made.actions)
+def seconds(graph, made, on=ARENA) -> float:
+    return TimeSimulator(graph, on).step_seconds(made.actions)
 
 
 @pytest.mark.parametrize(
@@ -107,7 +106,7 @@ def seconds(graph, made, device="arena") -> float:
 )
 def test_the_time_of_the_table_is_the_simulated_one(graph, tolerance):
     """Where branches join, what one segment recomputed may serve the next, which no table sees."""
-    judge = Judge(graph, "arena", "pinned")
+    judge = Judge(graph, ARENA)
     found = Chain(graph, judge.clock, 100)
     costs = costs_of(found)
     table = solve(costs)
@@ -122,7 +121,7 @@ def test_the_time_of_the_table_is_the_simulated_one(graph, tolerance):
 def test_budgets_are_kept_and_less_memory_takes_longer():
     graph = chain(40)
     peaks, times = [], []
-    original = Simulator(graph).memory((), limit_bytes=1 << 42).peak_bytes
+    original = Simulator(graph, ARENA).memory((), limit_bytes=1 << 42).peak_bytes
     for share in (1.0, 0.7, 0.5, 0.35):
         made = plan(graph, budget=f"{int(share * original)}B")
         assert peak_bytes(graph, made) <= share * original
@@ -138,7 +137,7 @@ def test_little_memory_needs_several_recomputations_of_one_op():
     graph = chain(60)
     least = plan(graph)
     assert any(fate.reason.endswith("times") for fate in least.fates)
-    rule = sqrt_n.plan(graph, sqrt_n.Options(), "pinned")
+    rule = sqrt_n.plan(graph, sqrt_n.Options(), ARENA)
     assert peak_bytes(graph, least) < 0.8 * peak_bytes(graph, rule)
     equal = plan(graph, budget=f"{peak_bytes(graph, rule)}B")
     assert seconds(graph, equal) <= seconds(graph, rule) * (1 + 1e-9)

@@ -2,17 +2,16 @@ import pytest
 
 from memtrade.errors import UnknownNameError, UnsupportedGraphError
 from memtrade.plan import check_plan
-from memtrade.simulate.devices import load_device
 from memtrade.simulate.memory import Simulator
 from memtrade.simulate.timeline import TimeSimulator
-from memtrade.strategies import sqrt_n
-from tests.graphs import Builder, chain
+from memtrade.strategies import make_options, sqrt_n
+from tests.graphs import ARENA, Builder, chain
 
 MIB = 1 << 20
 
 
 def checkpoints(graph, **options) -> list[str]:
-    made = sqrt_n.plan(graph, sqrt_n.Options(**options), "pinned")
+    made = sqrt_n.plan(graph, sqrt_n.Options(**options), ARENA)
     check_plan(made, graph)
     return [graph.label(f.tensor) for f in made.fates if f.reason == "checkpoint"]
 
@@ -33,8 +32,8 @@ def test_memory_grows_with_the_root_of_n():
 
     def peak(layers: int) -> int:
         graph = chain(layers)
-        return Simulator(graph).peak_live_bytes(
-            sqrt_n.plan(graph, sqrt_n.Options(), "pinned").actions
+        return Simulator(graph, ARENA).peak_live_bytes(
+            sqrt_n.plan(graph, sqrt_n.Options(), ARENA).actions
         )
 
     assert 1.5 < peak(144) / peak(36) < 2.5
@@ -55,7 +54,7 @@ def test_segments_are_equal_in_time_and_not_in_number():
         (gradient,) = b.op(f"grad{i}", "SinGrad", [gradient, made[i]], sizes=[size])
     b.op("update", "AssignAddVariableOp", [gradient], stateful=True)
     graph = b.build(inputs=[x], outputs=[loss], loss=loss, control_outputs=[len(b.ops) - 1])
-    times = TimeSimulator(graph, load_device("arena"))
+    times = TimeSimulator(graph, ARENA)
     early = [f for f in sqrt_n.choose(graph, times) if f.op <= 4]
     assert len(early) >= 2
 
@@ -75,14 +74,14 @@ def test_a_network_with_a_long_skip_is_cut_at_wider_frontiers():
         (gradient,) = b.op(f"grad{t}", "SinGrad", [gradient, t], sizes=[MIB])
     b.op("update", "AssignAddVariableOp", [gradient], stateful=True)
     graph = b.build(inputs=[x], outputs=[loss], loss=loss, control_outputs=[len(b.ops) - 1])
-    found = sqrt_n.choose(graph, TimeSimulator(graph, load_device("arena")))
+    found = sqrt_n.choose(graph, TimeSimulator(graph, ARENA))
     assert len(found) >= 3
     assert all(first in f.tensors and len(f.tensors) == 2 for f in found)
-    check_plan(sqrt_n.plan(graph, sqrt_n.Options(), "pinned"), graph)
+    check_plan(sqrt_n.plan(graph, sqrt_n.Options(), ARENA), graph)
 
 
 def test_bad_input():
-    with pytest.raises(UnknownNameError, match="unknown device"):
-        sqrt_n.Options(device="gtx-1071")
+    with pytest.raises(UnknownNameError, match="unknown option"):
+        make_options("sqrt_n", {"device": "arena"})  # the target says what ops cost
     with pytest.raises(UnsupportedGraphError, match="no place to cut"):
-        sqrt_n.plan(chain(1, size=4096), sqrt_n.Options(), "pinned")
+        sqrt_n.plan(chain(1, size=4096), sqrt_n.Options(), ARENA)

@@ -3,7 +3,7 @@
 from memtrade.plan import Plan, check_plan
 from memtrade.simulate.memory import Simulator
 from memtrade.strategies.stages import Stage, droppable, emit, fates, phases
-from tests.graphs import Builder, chain
+from tests.graphs import ARENA, Builder, chain
 
 MIB = 1 << 20
 
@@ -51,7 +51,9 @@ def test_a_tensor_comes_back_as_often_as_it_is_dropped():
     assert reasons["layer4:0"] == "once"
     plan = Plan("stages", {}, graph.fingerprint, "pinned", (), actions)
     check_plan(plan, graph)
-    assert Simulator(graph).peak_live_bytes(actions) < Simulator(graph).peak_live_bytes(())
+    assert Simulator(graph, ARENA).peak_live_bytes(actions) < Simulator(
+        graph, ARENA
+    ).peak_live_bytes(())
 
 
 def test_rebuild_comes_first_and_is_held():

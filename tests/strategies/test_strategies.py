@@ -5,7 +5,7 @@ from memtrade.models import options_of
 from memtrade.plan import Order, check_plan
 from memtrade.simulate.memory import Simulator
 from memtrade.strategies import PLANNED, STRATEGIES, find_strategy, make_options
-from tests.graphs import chain
+from tests.graphs import ARENA, chain, target
 
 MIB = 1 << 20
 
@@ -15,12 +15,12 @@ def graph():
     return chain(16)
 
 
-def plan(graph, strategy, order: Order = "pinned", **options):
-    return PLANNED[strategy].plan(graph, make_options(strategy, options), order)
+def plan(graph, strategy, order: Order = "pinned", device: str = "arena", **options):
+    return PLANNED[strategy].plan(graph, make_options(strategy, options), target(device, order))
 
 
 def peak_bytes(graph, strategy, **options) -> int:
-    return Simulator(graph).peak_live_bytes(plan(graph, strategy, **options))
+    return Simulator(graph, ARENA).peak_live_bytes(plan(graph, strategy, **options))
 
 
 @pytest.mark.parametrize("strategy", PLANNED)

@@ -19,6 +19,7 @@ from memtrade.tf.extract import trace
 from memtrade.tf.rewrite import apply_plan, import_step, rewrite
 from memtrade.tf.swap import SerializeTransfer
 from memtrade.tf.verify import compare_steps
+from tests.graphs import ARENA, target
 from tests.tf.small_models import SMALL, small_step
 
 CASES = [
@@ -73,7 +74,8 @@ def matrix():
 @pytest.mark.parametrize(("name", "strategy", "options", "order"), list(matrix()))
 def test_same_losses_and_variables(name, strategy, options, order):
     found, _, _ = traced(name)
-    plan = PLANNED[strategy].plan(found.graph, make_options(strategy, options), order)
+    options = make_options(strategy, options)
+    plan = PLANNED[strategy].plan(found.graph, options, target("arena", order))
     # Small slices, so that large tensors' way of travelling is taken too.
     transfer = SerializeTransfer(max_slice_bytes=20_000 if strategy == "lms" else 1 << 30)
     comparison = compare(name, apply_plan(found, plan, transfer))
@@ -84,7 +86,7 @@ def test_the_plans_under_test_do_something():
     """Or equality would prove nothing."""
     for name in SMALL:
         graph = traced(name)[0].graph
-        plan = PLANNED["ome"].plan(graph, make_options("ome", {"select": "all"}), "pinned")
+        plan = PLANNED["ome"].plan(graph, make_options("ome", {"select": "all"}), ARENA)
         kinds = {action.kind for action in plan.actions}
         assert kinds >= {"run", "recompute", "swap_out", "swap_in"}
 
@@ -94,7 +96,7 @@ def test_the_plans_under_test_do_something():
 
 def swapped_graph_def(name: str = "resnet-18"):
     found, _, _ = traced(name)
-    plan = PLANNED["lms"].plan(found.graph, make_options("lms", {}), "pinned")
+    plan = PLANNED["lms"].plan(found.graph, make_options("lms", {}), ARENA)
     return found, rewrite(found, plan, SerializeTransfer())
 
 
@@ -173,7 +175,7 @@ def test_a_cloned_random_op_turns_red():
 def test_a_wrong_clone_turns_red():
     """A recomputation that gives other values."""
     found, _, _ = traced("resnet-18")
-    plan = PLANNED["checkpoints"].plan(found.graph, make_options("checkpoints", {}), "pinned")
+    plan = PLANNED["checkpoints"].plan(found.graph, make_options("checkpoints", {}), ARENA)
     graph_def = rewrite(found, plan, SerializeTransfer())
     clones = [n for n in graph_def.node if n.name.startswith("memtrade/again") and n.op == "Relu"]
     clones[-1].op = "Abs"

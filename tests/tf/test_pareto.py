@@ -10,11 +10,11 @@ from memtrade.graph import StepGraph
 from memtrade.models import make_model
 from memtrade.plan import check_plan
 from memtrade.simulate.defragment import ROOMY_BYTES
-from memtrade.simulate.devices import load_device
 from memtrade.simulate.timeline import TimeSimulator
 from memtrade.strategies import PLANNED, find_planned, make_options
 from memtrade.tf.build import make_step
 from memtrade.tf.extract import trace
+from tests.graphs import ARENA
 
 # Of the step's time: the programme is solved to within 0.2% of it.
 TOLERANCE = 0.003
@@ -37,10 +37,10 @@ def graph_of(name: str) -> StepGraph:
 @pytest.mark.parametrize("name", STEPS)
 def test_never_slower_than_another_strategy_at_its_peak(name):
     graph = graph_of(name)
-    times = TimeSimulator(graph, load_device("arena"))
+    times = TimeSimulator(graph, ARENA)
 
     def judged(name: str, **options: str) -> tuple[int, float]:
-        plan = find_planned(name).plan(graph, make_options(name, options), "pinned")
+        plan = find_planned(name).plan(graph, make_options(name, options), ARENA)
         check_plan(plan, graph)
         peak = times.simulator.memory(plan, limit_bytes=ROOMY_BYTES).peak_bytes
         return peak, times.step_seconds(plan)

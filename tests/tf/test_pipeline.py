@@ -12,11 +12,11 @@ from memtrade.pipeline.partition import Partitioner
 from memtrade.pipeline.planned import plan_stages
 from memtrade.pipeline.schedule import make_schedule
 from memtrade.pipeline.stages import stage_graphs
-from memtrade.simulate.devices import load_device
 from memtrade.strategies import make_options
 from memtrade.tf.build import make_step
 from memtrade.tf.construction import Construction
 from memtrade.tf.pipeline import build_pipeline, draw_step, session_config
+from tests.graphs import ARENA, target
 
 BATCH, STEPS = 4, 3
 GPT2 = {"layers": 2, "width": 16, "heads": 2, "positions": 8, "vocabulary": 30}
@@ -35,13 +35,13 @@ def pipelined(
     whole = make_model(family, options | {"batch_size": BATCH})
     part = dataclasses.replace(whole, batch_size=BATCH // micro_batches)
     step = draw_step(part, whole, optimizer=optimizer, learning_rate=rate)
-    partition = Partitioner(step.trace.graph).by_time(stages, load_device("arena"), slack=0.1)
+    partition = Partitioner(step.trace.graph).by_time(stages, ARENA, slack=0.1)
     plan = make_schedule(
         schedule, stages=stages, micro_batches=micro_batches, checkpoint=checkpoint
     )
     devices = [f"/device:CPU:{i}" for i in range(stages)]
     within = plan_stages(
-        stage_graphs(step.trace.graph, partition), strategy, make_options(strategy)
+        stage_graphs(step.trace.graph, partition), strategy, make_options(strategy), ARENA
     )
     pipeline = build_pipeline(
         step, partition, plan, devices, plans=within, deferred_batch_norm=deferred
@@ -230,10 +230,11 @@ def test_a_stage_on_a_gpu_swaps_to_its_own_host():
     whole = make_model("gpt2", GPT2 | {"batch_size": BATCH})
     step = draw_step(dataclasses.replace(whole, batch_size=2), whole, optimizer="sgd")
     graph = step.trace.graph
-    partition = Partitioner(graph).by_time(2, load_device("gtx-1070"), slack=0.1)
+    gpu = target("gtx-1070")
+    partition = Partitioner(graph).by_time(2, gpu, slack=0.1)
     schedule = make_schedule("gpipe", stages=2, micro_batches=2, checkpoint="never")
     gpus = [f"/job:stage/task:{i}/device:GPU:0" for i in range(2)]
-    within = plan_stages(stage_graphs(graph, partition), "lms", make_options("lms"))
+    within = plan_stages(stage_graphs(graph, partition), "lms", make_options("lms"), gpu)
     built = build_pipeline(step, partition, schedule, gpus, plans=within).graph.as_graph_def()
     on_hosts = [node for node in built.node if "GPU" not in node.device]
     assert {node.device for node in on_hosts} == {gpu.replace("GPU", "CPU") for gpu in gpus}

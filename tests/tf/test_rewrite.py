@@ -13,6 +13,7 @@ from memtrade.strategies import PLANNED, make_options
 from memtrade.tf.extract import trace
 from memtrade.tf.rewrite import apply_plan, rewrite
 from memtrade.tf.swap import DeviceCopyTransfer, SerializeTransfer
+from tests.graphs import target
 from tests.tf.small_models import small_step
 
 
@@ -22,7 +23,8 @@ def found():
 
 
 def plan_of(found, strategy, options=None, order: Order = "pinned") -> Plan:
-    return PLANNED[strategy].plan(found.graph, make_options(strategy, options or {}), order)
+    options = make_options(strategy, options or {})
+    return PLANNED[strategy].plan(found.graph, options, target("arena", order))
 
 
 def controls(node) -> list[str]:
@@ -128,12 +130,13 @@ from memtrade.tf.extract import trace
 from memtrade.tf.rewrite import apply_plan
 from memtrade.tf.swap import DeviceCopyTransfer
 from memtrade.tf.verify import compare_steps
+from tests.graphs import ARENA
 from tests.tf.small_models import small_step
 with tf.device("/device:CPU:1"):
     step = small_step("resnet-18")
     found = trace(step)
     variables, batch = step.variables(), step.make_batch()
-plan = PLANNED["ome"].plan(found.graph, make_options("ome", {"select": "all"}), "pinned")
+plan = PLANNED["ome"].plan(found.graph, make_options("ome", {"select": "all"}), ARENA)
 transfer = DeviceCopyTransfer(device="/device:CPU:1", host="/device:CPU:0")
 rewritten = apply_plan(found, plan, transfer)
 comparison = compare_steps(step.function, rewritten, variables, batch, steps=2)

@@ -15,6 +15,7 @@ from memtrade.tf.extract import trace
 from memtrade.tf.rewrite import apply_plan
 from memtrade.tf.swap import SerializeTransfer
 from memtrade.tf.verify import compare_steps
+from tests.graphs import ARENA
 
 MODULE = """
 import tensorflow as tf
@@ -92,7 +93,7 @@ def test_a_target_is_a_step_like_any_other(function):
     assert [spec.shape[0] for spec in step.specs] == [64, 64]
     assert len(step.variables()) == 6
     traced = trace(step)
-    plan = PLANNED["ome"].plan(traced.graph, make_options("ome", {"select": "all"}), "pinned")
+    plan = PLANNED["ome"].plan(traced.graph, make_options("ome", {"select": "all"}), ARENA)
     assert plan.tensors("recompute")
     rewritten = apply_plan(traced, plan, SerializeTransfer())
     found = compare_steps(step.function, rewritten, step.variables(), step.make_batch(), steps=2)

@@ -14,7 +14,7 @@ import pytest
 
 from memtrade.graph import StepGraph
 from memtrade.results.published import REPOSITORY_ROOT, load_published
-from memtrade.simulate.devices import load_device
+from tests.graphs import target
 
 PREDICTED = REPOSITORY_ROOT / "results" / "predicted" / "thesis.csv"
 # Layers of the ResNets that are quick to trace; None is InceptionV4.
@@ -90,7 +90,7 @@ def test_the_published_predictions_are_what_the_tool_says_today(tools: Any, grap
 
 
 def _predictor(tools: Any, graph: Any) -> Any:
-    return tools["prediction"].Predictor(graph, load_device("gtx-1070-traced"))
+    return tools["prediction"].Predictor(graph, target("gtx-1070-traced"))
 
 
 def test_no_more_rows_are_fitted_to_than_said_and_the_others_keep_the_bounds():
