@@ -39,6 +39,7 @@ class Target:
         order: whether the rewritten step runs in the plan's order, or in TensorFlow's.
         limit_bytes: the most that the allocator gives.
         host_bytes: the most that swapped tensors may take of the host; None is no limit.
+        margin_bytes: set aside for what a step was seen to take and nothing explains.
     """
 
     device: Device
@@ -46,6 +47,7 @@ class Target:
     order: Order = "pinned"
     limit_bytes: int
     host_bytes: int | None = None
+    margin_bytes: int = 0
 
     @property
     def copies_in_line(self) -> bool:

@@ -11,7 +11,7 @@ from typing import TextIO
 import rich.progress
 from rich.console import Console
 
-from memtrade.measure.protocol import Event, Progress, StepDone
+from memtrade.measure.protocol import Corrected, Event, Progress, StepDone
 from memtrade.results.tables import seconds
 from memtrade.units import megabytes
 
@@ -35,6 +35,8 @@ class Reporter:
             case StepDone():
                 took, peak = seconds(event.seconds), megabytes(event.peak_bytes)
                 self._line(f"{self._head}: {took} s, peak {peak} MB")
+            case Corrected():
+                self._line(f"{self._head}: {_correction(event)}")
 
     def ended(self, text: str) -> None:
         """The trial is over; `text` is its result in a few words."""
@@ -59,6 +61,8 @@ class LiveReporter(Reporter):
     def event(self, event: Event) -> None:
         if isinstance(event, Progress):
             self._phase(event)
+        elif isinstance(event, Corrected):
+            self._live.console.print(f"{self._head}: {_correction(event)}")
 
     def ended(self, text: str) -> None:
         self._live.console.print(f"{self._head}: {text}")
@@ -71,6 +75,14 @@ class LiveReporter(Reporter):
             total=phase.of or None,
             completed=phase.step - 1 if phase.of else 0,
         )
+
+
+def _correction(event: Corrected) -> str:
+    return (
+        f"{megabytes(event.measured_bytes)} MB are above the budget of "
+        f"{megabytes(event.budget_bytes)} MB ({megabytes(event.predicted_bytes)} were predicted): "
+        f"planned anew; {event.remedy}"
+    )
 
 
 def on_terminal() -> bool:

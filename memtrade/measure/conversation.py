@@ -17,6 +17,7 @@ import msgspec
 from memtrade.measure.calibration import Rates
 from memtrade.measure.protocol import (
     Calibrated,
+    Corrected,
     Done,
     Event,
     Failed,
@@ -46,6 +47,7 @@ class Conversation:
     runtime: Runtime | None = None
     plan: PlanSummary | None = None
     predicted: Predicted | None = None
+    corrections: list[Corrected] = field(default_factory=list)
     verified: Verified | None = None
     rates: Rates | None = None
     phase: Progress | None = None
@@ -101,6 +103,8 @@ class Conversation:
                 self.plan = summary
             case Simulated(predicted=predicted):
                 self.predicted = predicted
+            case Corrected():
+                self.corrections.append(event)
             case Calibrated(rates=rates):
                 self.rates = rates
             case Verified():

@@ -56,12 +56,14 @@ def learned_target(
     device_name: str,
     graphs: Iterable[StepGraph],
     *,
+    anew: frozenset[str] = frozenset(),
     environment: Mapping[str, str] | None = None,
     on_progress: Callable[[int, int], None] = lambda done, of: None,
 ) -> Target:
     """`target` with what its own kernels do: those of the graphs that nobody knows yet are asked.
 
     Args:
+        anew: the keys of kernels that are asked again though they are known.
         environment: of the process that will run the step; None is that of a trial's child.
         on_progress: called with how many kernels have been asked, and how many there are.
     """
@@ -72,7 +74,7 @@ def learned_target(
         del made[ONEDNN]  # TensorFlow is imported already, and has decided for itself
     where = surroundings(_device_text(device_name), host.tensorflow_version() or "", made)
     asker = Asker(device_name, made, limit_bytes)
-    table, rates = learn(graphs, where, asker, on_progress=on_progress)
+    table, rates = learn(graphs, where, asker, anew=anew, on_progress=on_progress)
     if rates is None:
         return target
     shipped_too = CPU if rates.onednn else OUTPUTS

@@ -16,7 +16,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -53,7 +53,7 @@ _MOST_FLOPS = 16e9
 _SIZES = 3
 # The machine's load per core below which it is taken to be at rest.
 _QUIET_LOAD = 0.3
-_FIT, _FIT_BYTES = 0.02, 4096
+_FIT, _FIT_BYTES = 0.005, 256
 
 
 @dataclass(frozen=True)
@@ -88,19 +88,23 @@ def learn(
     where: Surroundings,
     asker: Asker,
     *,
+    anew: frozenset[str] = frozenset(),
     folder: Path | None = None,
     on_progress: Callable[[int, int], None] = lambda done, of: None,
 ) -> tuple[dict[str, Learned], Rates | None]:
     """What is known of the graphs' kernels, and the device's rates; asks for what is not known.
 
     Args:
+        anew: the keys of kernels that are asked again though they are known.
         folder: of the cache; None is the user's.
         on_progress: called with how many kernels have been asked, and how many there are.
     """
     file = FactsFile(where, folder)
     kept = file.read()
-    settled = {key: each for key, each in kept.table.items() if not each.disturbed}
-    missing = _missing(graphs, settled if _is_quiet() else kept.table)
+    stale = set(anew)
+    if any(each.disturbed for each in kept.table.values()) and _is_quiet():
+        stale.update(key for key, each in kept.table.items() if each.disturbed)
+    missing = _missing(graphs, kept.table.keys() - stale)
     if missing or kept.rates is None:
         learned, rates = _ask_all(missing, asker, ask_rates=kept.rates is None, on=on_progress)
         file.add(learned, rates)
@@ -114,7 +118,7 @@ def _is_quiet() -> bool:
     return psutil.getloadavg()[0] < _QUIET_LOAD * (psutil.cpu_count() or 1)
 
 
-def _missing(graphs: Iterable[StepGraph], known: Mapping[str, Learned]) -> list[Lesson]:
+def _missing(graphs: Iterable[StepGraph], known: Set[str]) -> list[Lesson]:
     """A lesson for each kernel that is not known, the smallest first."""
     found: dict[str, Lesson] = {}
     for graph in graphs:

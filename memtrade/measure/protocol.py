@@ -7,6 +7,7 @@ The child's logs go to its stderr. It speaks in this order, and may fail at any 
 
     task      events
     measure   Ready  Progress*  Planned  Simulated  (Progress | StepDone)*  Done(measured)
+              where a step breaks its budget: Corrected, and once more from Planned on
     verify    Ready  Progress*  Planned  (Progress | StepDone)*  Verified  Done
     extract   Ready  Progress*  Done                  the StepGraph is in the file spec.graph_path
     calibrate Ready  Progress*  Calibrated  Done
@@ -267,6 +268,19 @@ class Calibrated(msgspec.Struct, frozen=True, tag="calibrated"):
     rates: Rates
 
 
+class Corrected(msgspec.Struct, frozen=True, kw_only=True, tag="corrected"):
+    """A step took more than its budget: what was learned from it, before the plan is made anew.
+
+    Attributes:
+        predicted_bytes, measured_bytes: the peak of the plan that is given up.
+    """
+
+    predicted_bytes: int
+    measured_bytes: int
+    budget_bytes: int
+    remedy: str
+
+
 class Done(msgspec.Struct, frozen=True, tag="done"):
     """The end of a child that did its task. `measured` belongs to the task "measure"."""
 
@@ -280,7 +294,18 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
     reason: str
 
 
-Event = Ready | Progress | StepDone | Planned | Simulated | Verified | Calibrated | Done | Failed
+Event = (
+    Ready
+    | Progress
+    | StepDone
+    | Planned
+    | Simulated
+    | Corrected
+    | Verified
+    | Calibrated
+    | Done
+    | Failed
+)
 
 _EVENT = msgspec.json.Decoder(Event)
 

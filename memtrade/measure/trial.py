@@ -31,6 +31,7 @@ from memtrade.measure.child import PARENT_VARIABLE
 from memtrade.measure.conversation import Conversation
 from memtrade.measure.environment import child_environment
 from memtrade.measure.protocol import (
+    Corrected,
     Done,
     Event,
     Failed,
@@ -68,6 +69,7 @@ class Outcome:
     runtime: Runtime | None = None
     plan: PlanSummary | None = None
     predicted: Predicted | None = None
+    corrections: tuple[Corrected, ...] = ()
     measured: Measured | None = None
     verified: Verified | None = None
     rates: Rates | None = None
@@ -104,6 +106,7 @@ def run_trial(
         reason=outcome.reason,
         measured=outcome.measured,
         predicted=outcome.predicted,
+        corrections=outcome.corrections,
         plan=outcome.plan,
         runtime=outcome.runtime,
     )
@@ -166,6 +169,7 @@ def run_child(
         runtime=conversation.runtime,
         plan=conversation.plan,
         predicted=conversation.predicted,
+        corrections=tuple(conversation.corrections),
         measured=conversation.end.measured if isinstance(conversation.end, Done) else None,
         verified=conversation.verified,
         rates=conversation.rates,

@@ -15,15 +15,23 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 import psutil
 import tensorflow as tf
 
 from memtrade.errors import InfeasibleBudgetError, MemtradeError, UnsupportedGraphError
+from memtrade.measure.budgets import (
+    CORRECTIONS,
+    BrokenBudgetError,
+    budget_of,
+    corrected,
+    peak_op,
+)
 from memtrade.measure.here import here_target, learned_target
 from memtrade.measure.protocol import (
     Calibrated,
+    Corrected,
     Difference,
     Done,
     Event,
@@ -43,7 +51,7 @@ from memtrade.measure.protocol import (
 )
 from memtrade.models import DrawnModel, make_model
 from memtrade.plan import Plan, load_plan
-from memtrade.simulate.predict import Predictor
+from memtrade.simulate.predict import Predicted, Predictor
 from memtrade.strategies import NATIVE, NativeOptions, find_planned, make_options
 from memtrade.target import Target
 from memtrade.tf.build import make_step
@@ -76,7 +84,7 @@ def main() -> int:
         if "Cannot parse tensor from proto" not in str(error.message):
             raise
         _send(events, Failed("out_of_memory", f"no room to swap in {_node_of(error)}"))
-    except InfeasibleBudgetError as error:
+    except (BrokenBudgetError, InfeasibleBudgetError) as error:
         _send(events, Failed("infeasible", str(error)))
     except UnsupportedGraphError as error:
         _send(events, Failed("unsupported", str(error)))
@@ -94,6 +102,24 @@ class _Prepared:
     trace_seconds: float
     plan_seconds: float = 0.0
     rewrite_seconds: float = 0.0
+    foreseen: _Foreseen | None = None
+
+
+class _Foreseen(NamedTuple):
+    """What a step was planned from and predicted to do; a strategy without a plan has none."""
+
+    traced: Trace
+    target: Target
+    plan: Plan
+    predicted: Predicted
+
+
+class _OverBudgetError(Exception):
+    """A step took more than its budget."""
+
+    def __init__(self, peak_bytes: int, budget_bytes: int):
+        super().__init__()
+        self.peak_bytes, self.budget_bytes = peak_bytes, budget_bytes
 
 
 class _Worker:
@@ -206,11 +232,6 @@ class _Worker:
         step.variables()  # traces, if nothing has yet
         return step
 
-    def _simulate(self, traced: Trace, plan: Plan, target: Target) -> None:
-        """Says what the plan will cost."""
-        self._send(Progress("simulate"))
-        self._send(Simulated(Predictor(traced.graph, target).predict(plan)))
-
     def _rewrite(self, traced: Trace, plan: Plan, device: Device) -> Step:
         self._send(Progress("rewrite"))
         step = apply_plan(traced, plan, device.transfer)
@@ -224,53 +245,101 @@ class _Worker:
             native = self._make_native_step(options)
             return _Prepared(native.function, native.make_batch, time.perf_counter() - started)
         traced, _ = self._trace()
-        traced_at = time.perf_counter()
-        target = self._target(traced)
-        known_at = time.perf_counter()
+        return self._planned(traced, self._target(traced), device, time.perf_counter() - started)
+
+    def _planned(
+        self, traced: Trace, target: Target, device: Device, trace_seconds: float
+    ) -> _Prepared:
+        """Plans, predicts and rewrites."""
+        started = time.perf_counter()
         plan = self._plan(traced, target)
         planned_at = time.perf_counter()
-        self._simulate(traced, plan, target)
+        self._send(Progress("simulate"))
+        predicted = Predictor(traced.graph, target).predict(plan)
+        self._send(Simulated(predicted))
         simulated_at = time.perf_counter()
         step = self._rewrite(traced, plan, device)
         return _Prepared(
             step,
             traced.step.make_batch,
-            traced_at - started,
-            planned_at - known_at,
+            trace_seconds,
+            planned_at - started,
             time.perf_counter() - simulated_at,
+            _Foreseen(traced, target, plan, predicted),
         )
 
     def _measure(self, device: Device) -> None:
         process = psutil.Process()
         idle_bytes = process.memory_info().rss
         prepared = self._prepare(device)
-        step, batch = prepared.step, prepared.make_batch()
-        persistent_bytes = 0
-        done: list[StepDone] = []
-        total = self.spec.warmup + self.spec.steps
-        for i in range(total):
-            warming = i < self.spec.warmup
-            number = i + 1 if warming else i + 1 - self.spec.warmup
-            of = self.spec.warmup if warming else self.spec.steps
-            self._send(Progress("warm-up" if warming else "step", number, of))
-            device.reset_peak()
-            begin = time.perf_counter()
-            loss = float(step(*batch))
-            seconds = time.perf_counter() - begin
-            done.append(StepDone(seconds, device.peak_bytes(), loss))
-            persistent_bytes = device.in_use_bytes()
-            self._send(done[-1])
+        batch = prepared.make_batch()
+        for correction in range(CORRECTIONS + 1):
+            try:
+                done = self._run(prepared, batch, device)
+                break
+            except _OverBudgetError as over:
+                prepared = self._better(prepared, over, device, last=correction == CORRECTIONS)
         host_bytes = max(0, _highest_rss_bytes() - device.resident_bytes() - idle_bytes)
         measured = Measured.of(
             done,
             warmup=self.spec.warmup,
-            persistent_bytes=persistent_bytes,
+            persistent_bytes=device.in_use_bytes(),
             host_bytes=host_bytes,
             trace_seconds=prepared.trace_seconds,
             plan_seconds=prepared.plan_seconds,
             rewrite_seconds=prepared.rewrite_seconds,
         )
         self._send(Done(measured))
+
+    def _run(
+        self, prepared: _Prepared, batch: tuple[tf.Tensor, ...], device: Device
+    ) -> list[StepDone]:
+        """All steps. Raises _OverBudgetError as soon as one takes more than the budget."""
+        options = make_options(self.spec.strategy, self.spec.strategy_options)
+        budget_bytes = budget_of(options) if prepared.foreseen else None
+        done: list[StepDone] = []
+        for i in range(self.spec.warmup + self.spec.steps):
+            warming = i < self.spec.warmup
+            number = i + 1 if warming else i + 1 - self.spec.warmup
+            of = self.spec.warmup if warming else self.spec.steps
+            self._send(Progress("warm-up" if warming else "step", number, of))
+            device.reset_peak()
+            begin = time.perf_counter()
+            loss = float(prepared.step(*batch))
+            seconds = time.perf_counter() - begin
+            done.append(StepDone(seconds, device.peak_bytes(), loss))
+            self._send(done[-1])
+            if budget_bytes is not None and done[-1].peak_bytes > budget_bytes:
+                raise _OverBudgetError(done[-1].peak_bytes, budget_bytes)
+        return done
+
+    def _better(
+        self, prepared: _Prepared, over: _OverBudgetError, device: Device, *, last: bool
+    ) -> _Prepared:
+        """The step planned anew with what its peak has taught. Raises BrokenBudgetError where that
+        was the last time, and InfeasibleBudgetError where no plan fits any more."""
+        assert prepared.foreseen is not None
+        traced, target, plan, predicted = prepared.foreseen
+        if last or self.spec.plan_path is not None:
+            op = peak_op(target, traced.graph, plan)
+            raise BrokenBudgetError(over.peak_bytes, over.budget_bytes, op)
+        correction = corrected(
+            target,
+            traced.graph,
+            plan,
+            device_name=self.spec.device,
+            peak_bytes=over.peak_bytes,
+            on_progress=lambda i, of: self._send(Progress("ask kernel", i, of)),
+        )
+        self._send(
+            Corrected(
+                predicted_bytes=predicted.peak_bytes,
+                measured_bytes=over.peak_bytes,
+                budget_bytes=over.budget_bytes,
+                remedy=correction.remedy,
+            )
+        )
+        return self._planned(traced, correction.target, device, prepared.trace_seconds)
 
     def _verify(self, device: Device) -> None:
         tolerance = 0.0 if self.spec.device == "arena" else GPU_TOLERANCE

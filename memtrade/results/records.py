@@ -22,7 +22,7 @@ import pandas as pd
 
 from memtrade.errors import MemtradeError
 from memtrade.measure.host import Machine, describe_machine
-from memtrade.measure.protocol import Measured, PlanSummary, Runtime, Status, TrialSpec
+from memtrade.measure.protocol import Corrected, Measured, PlanSummary, Runtime, Status, TrialSpec
 from memtrade.models import MODELS, make_model, options_of
 from memtrade.simulate.predict import Predicted
 from memtrade.strategies import STRATEGIES, make_options
@@ -63,6 +63,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
             disturbed each other's times.
         predicted: what the simulator said of the same plan before it ran, with the profile of the
             same name as the device; None if the child ended before that.
+        corrections: plans that broke their budget, and what was learned from each; `predicted` is of
+            the plan that stood in the end, and was made before that one ran.
         plan: None if the child ended before it had planned.
         runtime: None if the child ended before TensorFlow was set up.
     """
@@ -78,6 +80,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     jobs: int = 1
     measured: Measured | None = None
     predicted: Predicted | None = None
+    corrections: tuple[Corrected, ...] = ()
     plan: PlanSummary | None = None
     runtime: Runtime | None = None
     machine: Machine
@@ -108,6 +111,7 @@ def make_record(
     reason: str = "",
     measured: Measured | None = None,
     predicted: Predicted | None = None,
+    corrections: tuple[Corrected, ...] = (),
     plan: PlanSummary | None = None,
     runtime: Runtime | None = None,
 ) -> Record:
@@ -124,6 +128,7 @@ def make_record(
         reason=reason,
         measured=measured,
         predicted=predicted,
+        corrections=corrections,
         plan=plan,
         runtime=runtime,
         machine=machine,

@@ -81,7 +81,7 @@ class Simulator:
 
     def __init__(self, graph: StepGraph, target: Target):
         self.graph, self.target = graph, target
-        self.linker = Linker(graph, target.facts)
+        self.linker = Linker(graph, target.facts, target.margin_bytes)
         types = {op.type for op in graph.ops}
         self.assumed = tuple(sorted(each for each in types if not target.facts.is_known(each)))
         self._base: tuple[Action, ...] | None = None

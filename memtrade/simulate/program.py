@@ -82,8 +82,8 @@ class Program(NamedTuple):
 class Linker:
     """Links programs of one graph. What does not depend on the plan is worked out once."""
 
-    def __init__(self, graph: StepGraph, facts: Facts):
-        self.graph = graph
+    def __init__(self, graph: StepGraph, facts: Facts, margin_bytes: int = 0):
+        self.graph, self.margin_bytes = graph, margin_bytes
         self.known = [facts.of(op, graph) for op in graph.ops]
         self.capture_bytes = dict(zip(graph.data.captures, graph.data.capture_bytes, strict=True))
         self.sizes = [t.size_bytes for t in graph.tensors]

@@ -39,7 +39,12 @@ GROUPS = (
     "scratch",
     "padding",
 )
-_ALWAYS = {"variables": "variables", "batch": "inputs", "constants": "inputs"}
+_ALWAYS = {
+    "variables": "variables",
+    "batch": "inputs",
+    "constants": "inputs",
+    "set aside": "padding",
+}
 
 
 class Held(NamedTuple):

@@ -93,7 +93,8 @@ class Walk:
         self._owner, self._died = [-1], [math.inf]
         self._variable: dict[int, int] = {}  # handle's tensor id -> buffer
         self._sources = [0] * len(linker.sizes)  # tensor id -> buffer, of what is always there
-        self._groups: dict[str, list[int]] = {"variables": [], "batch": [], "constants": []}
+        groups = ("variables", "batch", "constants", "set aside")
+        self._groups: dict[str, list[int]] = {group: [] for group in groups}
 
     def persist(self) -> None:
         """Puts variables, batch and constants into the arena, in that order.
@@ -101,6 +102,8 @@ class Walk:
         Raises ArenaOutOfMemoryError where they do not fit.
         """
         graph, allocator = self.linker.graph, self.allocator
+        if self.linker.margin_bytes:
+            self._always("set aside", self.linker.margin_bytes)
         for t, size in zip(graph.data.captures, graph.data.capture_bytes, strict=True):
             if graph.tensors[t].dtype != "resource":
                 self._sources[t] = self._always("constants", size)

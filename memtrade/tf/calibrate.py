@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from memtrade.graph import GraphData, Op, StepGraph, Tensor
 from memtrade.measure.calibration import Rates, shares_of_peaks
-from memtrade.simulate.costs import OpClass, OpCost, op_cost
+from memtrade.simulate.costs import OpCost, op_cost
 from memtrade.tf.device import Device
 
 _LAYERS = 100  # of the chain of tiny ops

@@ -1,0 +1,105 @@
+"""A budget that a step broke: what is learned from that, before the plan is made anew.
+
+plan ──► first step ──peak above the budget──► kernels near the peak asked anew
+ ▲                                             what they leave unexplained set aside
+ └───────────────── a corrected target ◄───────┘        at most CORRECTIONS times
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from memtrade.errors import MemtradeError
+from memtrade.facts.signature import signature_of
+from memtrade.graph import StepGraph
+from memtrade.measure.here import learned_target
+from memtrade.plan import Plan
+from memtrade.simulate.predict import Predictor
+from memtrade.simulate.timeline import TimeSimulator
+from memtrade.target import Target
+from memtrade.units import megabytes
+
+CORRECTIONS = 2
+
+# Kernels that run where so much of the peak is in use are asked anew.
+_NEAR = 0.85
+
+
+class BrokenBudgetError(MemtradeError):
+    """A step that takes more than its budget, whatever was learned."""
+
+    def __init__(self, peak_bytes: int, budget_bytes: int, op: str):
+        super().__init__(
+            f"the step takes {megabytes(peak_bytes)} MB, above the budget of "
+            f"{megabytes(budget_bytes)} MB, after {CORRECTIONS} corrections of its plan; at the "
+            f"peak stands {op}. Give a larger budget or a smaller batch"
+        )
+
+
+class Correction(NamedTuple):
+    """A target that knows better, and what was learned, in a few words."""
+
+    target: Target
+    remedy: str
+
+
+def budget_of(options: Any) -> int | None:
+    """The budget among a strategy's options, in bytes, if it has one."""
+    return getattr(options, "budget_bytes", None)
+
+
+def corrected(
+    target: Target,
+    graph: StepGraph,
+    plan: Plan,
+    *,
+    device_name: str,
+    peak_bytes: int,
+    environment: Mapping[str, str] | None = None,
+    on_progress: Callable[[int, int], None] = lambda done, of: None,
+) -> Correction:
+    """What a measured peak says of the target that the plan was made for.
+
+    Args:
+        peak_bytes: that the plan's step took.
+    """
+    near = [graph.ops[op_id] for op_id in _near_the_peak(target, graph, plan)]
+    asked = [op for op in near if signature_of(op, graph)]
+    keys = frozenset(s.key for op in asked if (s := signature_of(op, graph)))
+    better = learned_target(
+        target, device_name, [graph], anew=keys, environment=environment, on_progress=on_progress
+    )
+    changed = sum(
+        better.facts.of(op, graph).requests != target.facts.of(op, graph).requests for op in asked
+    )
+    predicted = Predictor(graph, better).predict(plan)
+    unexplained = max(0, peak_bytes - predicted.peak_bytes)
+    if unexplained:
+        better = better.replace(margin_bytes=better.margin_bytes + unexplained)
+    remedy = f"{len(keys)} kernels asked anew, {changed} ops' requests are others than was thought"
+    if unexplained:
+        remedy += f"; {megabytes(unexplained)} MB that nothing explains set aside"
+    return Correction(better, remedy)
+
+
+def peak_op(target: Target, graph: StepGraph, plan: Plan) -> str:
+    """Who stands at the plan's predicted peak."""
+    memory = TimeSimulator(graph, target).timeline(plan).memory
+    return memory.peak_op if memory else ""
+
+
+def _near_the_peak(target: Target, graph: StepGraph, plan: Plan) -> list[int]:
+    """The ops that run while nearly as much is in use as at the peak."""
+    simulator = TimeSimulator(graph, target)
+    actions = simulator.simulator.actions(plan)
+    memory = simulator.timeline(actions, series=True).memory
+    assert memory is not None
+    assert memory.in_use_bytes is not None
+    return sorted(
+        {
+            action.id
+            for action, in_use in zip(actions, memory.in_use_bytes, strict=True)
+            if action.kind in ("run", "recompute") and in_use >= _NEAR * memory.peak_bytes
+        }
+    )

@@ -1,0 +1,155 @@
+"""Learning, with children that answer, crash and hang as they are told."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from memtrade.facts.surroundings import Surroundings
+from memtrade.graph import GraphData, Op, StepGraph, Tensor
+from memtrade.measure import learning
+from memtrade.measure.learning import Asker, learn
+
+HERE = Surroundings(
+    device="cpu", tensorflow="2.21.0", cpu="a", onednn="1", instructions="", threads=2
+)
+
+# Scratch is 1,000 bytes an example, and a second an example; op types say what else happens.
+CHILD = """
+import json, os, sys, time
+question = json.loads(sys.stdin.read())
+open(os.environ["CHILDREN"], "a").write("x")
+def say(type, **fields):
+    print(json.dumps({"type": type, **fields}), flush=True)
+if question["rates"]:
+    say("rates", overhead_seconds=1e-5, device_to_host_bytes_per_s=1e9,
+        host_to_device_bytes_per_s=1e9, onednn=True)
+for group in question["groups"]:
+    say("asking", keys=[each["key"] for each in group])
+    for each in group:
+        if each["op_type"] == "Crash": os.abort()
+        if each["op_type"] == "Hang": time.sleep(60)
+    for each in group:
+        examples = each["inputs"][0][1][0]
+        if each["op_type"] == "Refuse":
+            say("refused", key=each["key"], reason="no such kernel")
+            continue
+        scratch = 1000 * examples ** (2 if each["op_type"] == "Square" else 1)
+        say("answer", key=each["key"], requests=[[40000 * examples, 0], [scratch, -1]],
+            seconds=float(examples))
+"""
+
+
+def chain(*types: str, batch: int = 4) -> StepGraph:
+    """One op after the other on [batch, 10000] floats."""
+    shape = (batch, 10_000)
+    ops = [Op(0, "x", "Placeholder", (), (), (0,), False, {})]
+    tensors = [Tensor(0, 0, 0, "float32", shape, 40_000 * batch)]
+    for i, each in enumerate(types, start=1):
+        ops.append(Op(i, f"{each}{i}", each, (i - 1,), (), (i,), False, {}, i - 1))
+        tensors.append(Tensor(i, i, 0, "float32", shape, 40_000 * batch))
+    last = len(types)
+    nodes = tuple(each.encode() for each in types)
+    data = GraphData(
+        "chain", tuple(ops), tuple(tensors), (0,), (), (), (last,), (), last, (), nodes
+    )
+    return StepGraph(data)
+
+
+@pytest.fixture
+def asker(tmp_path, monkeypatch) -> Asker:
+    script = tmp_path / "child.py"
+    script.write_text(CHILD)
+    monkeypatch.setattr(learning, "_is_quiet", lambda: True)
+    return Asker(
+        "arena",
+        {"CHILDREN": str(tmp_path / "children")},
+        1 << 30,
+        (sys.executable, str(script)),
+        silence_seconds=2.0,
+    )
+
+
+def children(asker: Asker) -> int:
+    path = Path(asker.environment["CHILDREN"])
+    return len(path.read_text()) if path.exists() else 0
+
+
+def sources(graph: StepGraph, asker: Asker, folder: Path) -> list[str]:
+    table, _ = learn([graph], HERE, asker, folder=folder)
+    found = {each.kernel.split()[0]: each.source for each in table.values()}
+    return [found[op.type].split(":")[0] for op in graph.ops[1:]]
+
+
+def test_kernels_are_asked_once_for_all_processes(tmp_path, asker):
+    graph = chain("Relu", "Tanh", "Relu")
+    seen = []
+    table, rates = learn(
+        [graph], HERE, asker, folder=tmp_path, on_progress=lambda *each: seen.append(each)
+    )
+    assert {each.requests for each in table.values()} == {((160_000, 0), (4000, -1))}
+    assert len(table) == 2
+    assert rates is not None
+    assert rates.onednn
+    assert seen == [(1, 2), (2, 2)]
+    assert learn([graph], HERE, asker, folder=tmp_path) == (table, rates)
+    assert children(asker) == 1
+
+
+def test_only_what_is_new_is_asked(tmp_path, asker):
+    learn([chain("Relu")], HERE, asker, folder=tmp_path)
+    table, _ = learn([chain("Relu", "Refuse")], HERE, asker, folder=tmp_path)
+    assert sorted(each.source for each in table.values()) == ["asked", "refused: no such kernel"]
+
+
+@pytest.mark.parametrize("fault", ["Crash", "Hang"])
+def test_a_kernel_that_ends_its_child_gets_a_margin_and_the_others_their_facts(
+    tmp_path, asker, fault
+):
+    graph = chain("Relu", fault, "Tanh")
+    assert sources(graph, asker, tmp_path) == ["asked", "refused", "asked"]
+    table, _ = learn([graph], HERE, asker, folder=tmp_path)
+    margin = next(each for each in table.values() if each.kernel.startswith(fault))
+    assert margin.margin_bytes == 160_000
+    assert not margin.requests
+
+
+def test_a_child_that_cannot_start_leaves_margins(tmp_path, asker):
+    broken = Asker("arena", {}, 1 << 30, (sys.executable, "-c", "raise SystemExit(3)"))
+    table, rates = learn([chain("Relu")], HERE, broken, folder=tmp_path)
+    assert [each.source for each in table.values()] == ["refused: the child ended with status 3"]
+    assert rates is None
+
+
+def test_what_is_too_large_is_asked_on_fewer_examples(tmp_path, asker):
+    small = Asker("arena", asker.environment, 1 << 20, asker.command)
+    table, _ = learn([chain("Relu", batch=64)], HERE, small, folder=tmp_path)
+    (only,) = table.values()
+    assert only.source == "fitted from batch 1, 2, 4"
+    assert only.requests == ((64 * 40_000, 0), (64_000, -1))
+    assert only.seconds == pytest.approx(64.0)
+
+
+def test_a_fit_that_does_not_hold_is_none(tmp_path, asker):
+    small = Asker("arena", asker.environment, 1 << 20, asker.command)
+    table, _ = learn([chain("Square", batch=512)], HERE, small, folder=tmp_path)
+    (only,) = table.values()
+    assert only.source.startswith("refused")
+    assert only.margin_bytes == 512 * 40_000
+
+
+def test_what_was_timed_on_a_busy_machine_is_asked_again_at_rest(tmp_path, asker, monkeypatch):
+    busy = asker.command[1]
+    text = Path(busy).read_text()
+    Path(busy).write_text(text.replace("seconds=float(examples)", "seconds=9.0, disturbed=True"))
+    graph = chain("Relu")
+    table, _ = learn([graph], HERE, asker, folder=tmp_path)
+    assert [each.disturbed for each in table.values()] == [True]
+    Path(busy).write_text(text)
+    monkeypatch.setattr(learning, "_is_quiet", lambda: False)
+    assert learn([graph], HERE, asker, folder=tmp_path)[0] == table
+    monkeypatch.setattr(learning, "_is_quiet", lambda: True)
+    table, _ = learn([graph], HERE, asker, folder=tmp_path)
+    assert [each.seconds for each in table.values()] == [4.0]
