@@ -12,6 +12,7 @@ alone; whatever else runs in the process is optimized as before.
 from __future__ import annotations
 
 import logging
+import os
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,7 +22,8 @@ import tensorflow as tf
 
 from memtrade.errors import InfeasibleBudgetError, UnsupportedGraphError
 from memtrade.graph import CALL_TYPES
-from memtrade.measure.here import here_target
+from memtrade.measure.budgets import CORRECTIONS, BrokenBudgetError, corrected, peak_op
+from memtrade.measure.here import here_target, learned_target
 from memtrade.models.options import Value, options_of
 from memtrade.plan import Order, Plan
 from memtrade.simulate.memory import ROOMY_BYTES
@@ -29,6 +31,7 @@ from memtrade.simulate.timeline import TimeSimulator
 from memtrade.strategies import Strategy, find_planned, make_options
 from memtrade.target import ARENA, Target
 from memtrade.tf.extract import Trace, trace_concrete
+from memtrade.tf.rehearsal import can_be_rehearsed, rehearse
 from memtrade.tf.rewrite import apply_plan
 from memtrade.tf.step import TrainStep
 from memtrade.tf.structure import arguments_of, check_shapes, packed, specs_of, tensors_of
@@ -77,7 +80,10 @@ def apply(
         example_batch: the arguments, as a tuple if there are several. Tensors, arrays or
             `tf.TensorSpec`s.
         strategy: a name out of `memtrade strategies` that makes plans.
-        budget: the peak that the plan may reach, in bytes or as text ("6GB").
+        budget: the peak that the plan may reach, in bytes or as text ("6GB"). On a GPU the step is
+            run once, and undone, before it trains; a plan that breaks the budget there is made
+            anew with what was learned. TensorFlow's CPU allocator counts nothing, so there the
+            prediction decides.
         order: "pinned" runs the rewritten step in one fixed order, "dataflow" leaves the order to
             TensorFlow.
         device: "gpu:0" swaps tensors to the host's memory, "arena" (the CPU) out of TensorFlow's
@@ -92,6 +98,7 @@ def apply(
     Raises:
         UnknownNameError: no such strategy or option.
         InfeasibleBudgetError: no plan reaches the budget.
+        BrokenBudgetError: the step takes more than the budget, whatever was learned.
         UnsupportedGraphError: the step cannot be rewritten; the message names the op or input.
     """
     chosen = find_planned(strategy)
@@ -110,6 +117,7 @@ def apply(
         chosen,
         make_options(strategy, given),
         budget_bytes,
+        "arena" if device == "cpu" else device,
         here_target(ARENA if device == "cpu" else device, profile=profile, order=order),
         transfer,
     )
@@ -133,6 +141,7 @@ class _Rewriting:
     strategy: Strategy
     options: Any
     budget_bytes: int | None
+    device_name: str
     target: Target
     transfer: HostTransfer
 
@@ -153,8 +162,7 @@ class _Rewriting:
         order = _argument_order(self.function, args, kwargs)
         specs = tensors_of((args, kwargs))
         traced = self._trace(concrete, tuple(specs[i] for i in order))
-        plan = self.strategy.plan(traced.graph, self.options, self.target)
-        self._judge(traced, plan)
+        plan = self._plan(traced)
         if not plan.actions:
             return None, order
         if "_XlaMustCompile" in concrete.function_def.attr:
@@ -175,24 +183,74 @@ class _Rewriting:
         )
         return trace_concrete(step, concrete)
 
-    def _judge(self, traced: Trace, plan: Plan) -> None:
-        """Raises InfeasibleBudgetError where the plan is predicted to exceed the budget."""
-        if self.budget_bytes is None and not log.isEnabledFor(logging.INFO):
-            return
-        clock = TimeSimulator(traced.graph, self.target)
+    def _plan(self, traced: Trace) -> Plan:
+        """A plan that keeps the budget: by prediction and, where the device counts, by a rehearsal.
+
+        What a rehearsal above the budget teaches corrects the target, and the plan is made anew.
+        """
+        target = learned_target(
+            self.target, self.device_name, [traced.graph], environment=os.environ
+        )
+        for correction in range(CORRECTIONS + 1):
+            plan = self.strategy.plan(traced.graph, self.options, target)
+            persistent_bytes = self._judge(traced, plan, target)
+            peak_bytes = self._rehearse(traced, plan, persistent_bytes)
+            if self.budget_bytes is None or peak_bytes <= self.budget_bytes:
+                return plan
+            if correction == CORRECTIONS:
+                break
+            learned = corrected(
+                target,
+                traced.graph,
+                plan,
+                device_name=self.device_name,
+                peak_bytes=peak_bytes,
+                environment=os.environ,
+            )
+            log.warning(
+                "%s took %s MB of a budget of %s MB when it was rehearsed: planned anew; %s",
+                traced.step.name,
+                megabytes(peak_bytes),
+                megabytes(self.budget_bytes),
+                learned.remedy,
+            )
+            target = learned.target
+        op = peak_op(target, traced.graph, plan)
+        raise BrokenBudgetError(peak_bytes, self.budget_bytes, op)
+
+    def _rehearse(self, traced: Trace, plan: Plan, persistent_bytes: int) -> int:
+        """The peak of one run that leaves nothing behind; 0 where nobody asks, or nobody counts."""
+        if self.budget_bytes is None or not plan.actions or not can_be_rehearsed(traced.graph):
+            return 0
+        concrete = apply_plan(traced, plan, self.transfer).get_concrete_function()  # pyright: ignore[reportFunctionMemberAccess]
+        device = "CPU:0" if self.device_name == ARENA else self.device_name.upper()
+        with tf.init_scope():
+            batch = traced.step.make_batch()
+        captured = traced.concrete.captured_inputs
+        taken = rehearse(lambda *values: _call_alone(concrete, values), batch, captured, device)
+        return 0 if taken is None else taken + persistent_bytes
+
+    def _judge(self, traced: Trace, plan: Plan, target: Target) -> int:
+        """The bytes that lie there between steps, as predicted.
+
+        Raises InfeasibleBudgetError where the plan is predicted to exceed the budget.
+        """
+        clock = TimeSimulator(traced.graph, target)
         found = clock.timeline(plan, limit_bytes=ROOMY_BYTES).memory
         assert found is not None
         if self.budget_bytes is not None and found.peak_bytes > self.budget_bytes:
             raise InfeasibleBudgetError(found.peak_bytes, self.budget_bytes, found.peak_op)
-        original = clock.timeline((), limit_bytes=ROOMY_BYTES).memory
-        assert original is not None
-        log.info(
-            "%s of %s: predicted peak %s MB, original %s MB",
-            plan.strategy,
-            traced.step.name,
-            megabytes(found.peak_bytes),
-            megabytes(original.peak_bytes),
-        )
+        if log.isEnabledFor(logging.INFO):
+            original = clock.timeline((), limit_bytes=ROOMY_BYTES).memory
+            assert original is not None
+            log.info(
+                "%s of %s: predicted peak %s MB, original %s MB",
+                plan.strategy,
+                traced.step.name,
+                megabytes(found.peak_bytes),
+                megabytes(original.peak_bytes),
+            )
+        return found.persistent_bytes
 
 
 def _transfer(device: str) -> HostTransfer:

@@ -63,7 +63,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
             disturbed each other's times.
         predicted: what the simulator said of the same plan before it ran, with the profile of the
             same name as the device; None if the child ended before that.
-        corrections: plans that broke their budget, and what was learned from each; `predicted` is of
+        corrections: plans that broke their budget, and what was learned of each; `predicted` is of
             the plan that stood in the end, and was made before that one ran.
         plan: None if the child ended before it had planned.
         runtime: None if the child ended before TensorFlow was set up.

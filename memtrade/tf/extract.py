@@ -205,15 +205,21 @@ def _captured_bytes(captured: tf.Tensor) -> int:
     """Bytes of a captured constant, or of the variable behind a captured handle."""
     if captured.dtype != tf.resource:
         return _read_tensor(0, 0, 0, captured).size_bytes
+    found = variable_spec(captured)
+    if found is None or not found.shape.is_fully_defined():
+        return 0
+    return found.shape.num_elements() * found.dtype.size
+
+
+def variable_spec(captured: tf.Tensor) -> tf.TensorSpec | None:
+    """What lies behind a captured handle, if that is a variable."""
     # The handle's shape_and_type is what TensorFlow itself infers variables' shapes from; there
     # is no public accessor. tests/tf/test_extract.py notices when it moves.
-    data = captured._handle_data
+    data = captured._handle_data if captured.dtype == tf.resource else None
     if data is None or not data.is_set or len(data.shape_and_type) != 1:
-        return 0
-    shape = tf.TensorShape(data.shape_and_type[0].shape)
-    if not shape.is_fully_defined():
-        return 0
-    return shape.num_elements() * tf.as_dtype(data.shape_and_type[0].dtype).size
+        return None
+    behind = data.shape_and_type[0]
+    return tf.TensorSpec(tf.TensorShape(behind.shape), tf.as_dtype(behind.dtype))
 
 
 def _known_values(

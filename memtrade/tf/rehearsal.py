@@ -1,0 +1,66 @@
+"""One run of a rewritten step before it trains: what its device says of it, and nothing remains.
+
+Variables are read to the host before and written back after. The run has a function of its own, so
+that the random numbers of the training to come are not drawn. A step that does more than compute
+and update variables is not rehearsed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from memtrade.graph import CALL_TYPES, StepGraph
+from memtrade.tf.extract import variable_spec
+
+_DRAWING = ("Random", "StatelessRandom", "TruncatedNormal", "Multinomial", "Bitcast")
+_UPDATING = ("Assign", "ResourceApply", "ResourceScatter", "ResourceSparseApply", "ResourceGather")
+_HARMLESS = frozenset({"ReadVariableOp", "VarHandleOp", "VariableShape", "VarIsInitializedOp"})
+
+
+def can_be_rehearsed(graph: StepGraph) -> bool:
+    """Whether all that the step changes are variables."""
+    return all(
+        op.type in _HARMLESS
+        or op.type.startswith(_DRAWING + _UPDATING)
+        or (op.type in CALL_TYPES and "filter" in op.attrs)
+        for op in graph.ops
+        if op.stateful
+    )
+
+
+def rehearse(
+    function: Any, values: Sequence[tf.Tensor], captured: Sequence[tf.Tensor], device: str
+) -> int | None:
+    """Most bytes that one call took on `device` ("GPU:0") beyond what was in use before it.
+
+    Args:
+        captured: what the step closes over; handles of variables are those that are written back.
+
+    Returns:
+        None where the device's allocator keeps no count, as TensorFlow's for the CPU does not
+    unless it is told to (TF_CPU_ALLOCATOR_USE_BFC).
+
+    Raises:
+        tf.errors.ResourceExhaustedError: the call does not fit the device.
+    """
+    with tf.init_scope():  # apply is called while a function is being traced
+        try:
+            tf.config.experimental.reset_memory_stats(device)
+        except ValueError:
+            return None
+        specs = [(each, spec) for each in captured if (spec := variable_spec(each))]
+        before = [tf.raw_ops.ReadVariableOp(resource=handle, dtype=spec.dtype).numpy()
+                  for handle, spec in specs]  # fmt: skip
+        in_use = tf.config.experimental.get_memory_info(device)["current"]
+        try:
+            results = function(*values)
+            for result in tf.nest.flatten(results):
+                result.numpy()  # until the device is done
+            peak = tf.config.experimental.get_memory_info(device)["peak"]
+        finally:
+            for (handle, _), value in zip(specs, before, strict=True):
+                tf.raw_ops.AssignVariableOp(resource=handle, value=tf.constant(value))
+    return peak - in_use
