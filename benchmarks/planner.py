@@ -1,6 +1,6 @@
 """Plans one step with `optimal` in a process of its own, so that its memory is planning's alone.
 
-    python benchmarks/planner.py GRAPH '{"budget": "800MB", "device": "gtx-1070"}'
+    python benchmarks/planner.py GRAPH gtx-1070 '{"budget": "800MB"}'
 
 GRAPH is a file of `StepGraph.to_bytes`. Prints a JSON object: the seconds of planning (imports and
 reading the graph are not counted), the most memory that the process ever held, what one simulation
@@ -14,9 +14,9 @@ import time
 from pathlib import Path
 
 from memtrade.graph import StepGraph
-from memtrade.simulate.devices import load_device
 from memtrade.simulate.predict import ROOMY_BYTES, Predictor
 from memtrade.strategies import PLANNED, make_options
+from memtrade.target import profile_target
 
 SIMULATIONS = 5
 
@@ -29,20 +29,21 @@ def peak_memory_bytes() -> int:
     raise RuntimeError("the peak of the resident set is only known on Linux")
 
 
-def main(graph_path: str, options_json: str) -> None:
+def main(graph_path: str, device: str, options_json: str) -> None:
     graph = StepGraph.from_bytes(Path(graph_path).read_bytes())
     options = make_options("optimal", json.loads(options_json))
+    target = profile_target(device)
     start = time.perf_counter()
-    plan = PLANNED["optimal"].plan(graph, options, "pinned")
+    plan = PLANNED["optimal"].plan(graph, options, target)
     plan_seconds = time.perf_counter() - start
     peak_bytes = peak_memory_bytes()
-    predictor = Predictor(graph, load_device(options.device))
+    predictor = Predictor(graph, target)
     simulate_seconds = []
     for _ in range(SIMULATIONS):
         start = time.perf_counter()
         predicted = predictor.predict(plan, limit_bytes=ROOMY_BYTES)
         simulate_seconds.append(time.perf_counter() - start)
-    nothing = PLANNED["original"].plan(graph, make_options("original"), "pinned")
+    nothing = PLANNED["original"].plan(graph, make_options("original"), target)
     original = predictor.predict(nothing, limit_bytes=ROOMY_BYTES)
     made = {
         "plan_seconds": plan_seconds,

@@ -22,9 +22,9 @@ import tensorflow as tf
 
 from memtrade.graph import StepGraph
 from memtrade.models import make_model
-from memtrade.simulate.devices import load_device
 from memtrade.simulate.predict import ROOMY_BYTES, Predictor
 from memtrade.strategies import PLANNED, make_options
+from memtrade.target import profile_target
 from memtrade.tf.build import make_step
 from memtrade.tf.extract import trace
 
@@ -56,18 +56,19 @@ def graph_of(name: str) -> StepGraph:
 
 
 def options_of(graph: StepGraph, device: str, share: float | None) -> dict[str, str]:
-    made = {"device": device, "host_memory_limit": HOST_MEMORY}
+    made = {"host_memory_limit": HOST_MEMORY}
     if share is not None:
-        nothing = PLANNED["original"].plan(graph, make_options("original"), "pinned")
-        predictor = Predictor(graph, load_device(device))
+        target = profile_target(device)
+        nothing = PLANNED["original"].plan(graph, make_options("original"), target)
+        predictor = Predictor(graph, target)
         original = predictor.predict(nothing, limit_bytes=ROOMY_BYTES)
         budget = int(original.persistent_bytes + share * original.memory_cost_bytes)
         made["budget"] = f"{budget}B"
     return made
 
 
-def plan_apart(path: Path, options: dict[str, str]) -> dict[str, float]:
-    words = [sys.executable, str(PLANNER), str(path), json.dumps(options)]
+def plan_apart(path: Path, device: str, options: dict[str, str]) -> dict[str, float]:
+    words = [sys.executable, str(PLANNER), str(path), device, json.dumps(options)]
     return json.loads(subprocess.run(words, check=True, stdout=subprocess.PIPE, text=True).stdout)
 
 
@@ -77,8 +78,9 @@ def test_planning(benchmark, tmp_path, name, goal):
     graph = graph_of(name)
     path = tmp_path / "graph.msgpack"
     path.write_bytes(graph.to_bytes())
-    options = options_of(graph, *GOALS[goal])
-    made = benchmark.pedantic(plan_apart, (path, options), rounds=1)
+    device, share = GOALS[goal]
+    options = options_of(graph, device, share)
+    made = benchmark.pedantic(plan_apart, (path, device, options), rounds=1)
     benchmark.extra_info.update(made, step=name, ops=len(graph.ops), targets=TARGETS)
     assert made["step_peak_bytes"] < made["original_step_peak_bytes"]
     if "budget" in options:

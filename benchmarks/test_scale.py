@@ -21,11 +21,13 @@ import tensorflow as tf
 from memtrade.graph import StepGraph
 from memtrade.models import make_model
 from memtrade.strategies import PLANNED, make_options
+from memtrade.target import profile_target
 from memtrade.tf.build import make_step
 from memtrade.tf.extract import Trace, read_graph, trace
 from memtrade.tf.rewrite import rewrite
 from memtrade.tf.swap import SerializeTransfer
 
+ARENA = profile_target("arena")
 LIMIT_SECONDS = 20.0
 LARGE = 50_000  # ops
 
@@ -77,7 +79,7 @@ def test_plan_and_rewrite(benchmark, strategy, name):
         start = time.perf_counter()
         graph = extract(name)
         extracted = time.perf_counter()
-        plan = PLANNED[strategy].plan(graph, make_options(strategy), "pinned")
+        plan = PLANNED[strategy].plan(graph, make_options(strategy), ARENA)
         planned = time.perf_counter()
         made = rewrite(traced(name), plan, SerializeTransfer())
         seconds.update(

@@ -15,11 +15,13 @@ import tensorflow as tf
 from memtrade.models import make_model
 from memtrade.simulate.memory import Simulator
 from memtrade.strategies import PLANNED, make_options
+from memtrade.target import profile_target
 from memtrade.tf.build import make_step
 from memtrade.tf.extract import Trace, trace
 from memtrade.tf.rewrite import rewrite
 from memtrade.tf.swap import SerializeTransfer
 
+ARENA = profile_target("arena")
 DEPTHS = (18, 34, 50, 101, 152, 200)
 
 
@@ -31,7 +33,7 @@ def traced(layers: int) -> Trace:
 
 @functools.cache
 def planned(layers: int, strategy: str):
-    return PLANNED[strategy].plan(traced(layers).graph, make_options(strategy), "pinned")
+    return PLANNED[strategy].plan(traced(layers).graph, make_options(strategy), ARENA)
 
 
 def label(benchmark, layers: int) -> None:
@@ -59,14 +61,14 @@ def test_plan(benchmark, strategy, layers):
     label(benchmark, layers)
     benchmark.group = f"plan {strategy}"
     plan = benchmark.pedantic(
-        PLANNED[strategy].plan, (graph, make_options(strategy), "pinned"), rounds=2
+        PLANNED[strategy].plan, (graph, make_options(strategy), ARENA), rounds=2
     )
     assert plan.actions
 
 
 @pytest.mark.parametrize("layers", DEPTHS)
 def test_simulate(benchmark, layers):
-    simulator = Simulator(traced(layers).graph)
+    simulator = Simulator(traced(layers).graph, ARENA)
     plan = planned(layers, "ome")
     label(benchmark, layers)
     benchmark.group = "simulate one step of ome"

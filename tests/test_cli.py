@@ -22,11 +22,11 @@ import pytest
 
 import memtrade
 from memtrade import cli
-from memtrade.commands import flags, plan
+from memtrade.commands import flags, profiles
 from memtrade.commands.flags import StrategyFlags, check_writable
 from memtrade.errors import InfeasibleBudgetError, MemtradeError
 from memtrade.graph import GraphData, Op, StepGraph, Tensor
-from memtrade.measure import host, trial
+from memtrade.measure import here, host, trial
 from memtrade.plan import load_plan
 from memtrade.results.records import load_records
 
@@ -387,6 +387,50 @@ def test_a_gpu_is_the_default_where_there_is_one(
     assert flags.DeviceFlags(device="arena").resolve()[0] == "arena"
 
 
+def test_what_is_neither_here_nor_a_profile_names_both_lists() -> None:
+    both = "Here are arena; profiles, to plan and predict for, are a100-40gb, arena, gtx-1070"
+    for ask in (flags.DeviceFlags.resolve, flags.DeviceFlags.target):
+        with pytest.raises(MemtradeError) as refused:
+            ask(flags.DeviceFlags(device="gtx1070"))
+        assert str(refused.value).startswith("unknown device 'gtx1070': did you mean 'gtx-1070'? H")
+        assert both in str(refused.value)
+        assert "\n" not in str(refused.value)
+    with pytest.raises(MemtradeError, match="h100 is a profile, and nothing can run") as refused:
+        flags.DeviceFlags(device="h100").resolve()
+    assert both in str(refused.value)
+
+
+def test_a_target_is_made_of_the_flags(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Host memory counts where steps can run; who plans for another machine has to say it."""
+    monkeypatch.setattr(host, "free_memory_bytes", lambda: 20_000_000_000)
+    arena = flags.DeviceFlags(device="arena", memory_limit="1GB").target("dataflow")
+    assert (arena.name, arena.order, arena.limit_bytes) == ("arena", "dataflow", 1_000_000_000)
+    assert arena.host_bytes == 0.8 * 19_000_000_000
+    elsewhere = flags.DeviceFlags(device="h100").target()
+    assert (elsewhere.name, elsewhere.host_bytes) == ("h100", None)
+    assert elsewhere.limit_bytes == elsewhere.device.memory_bytes == 80_000_000_000
+    assert not elsewhere.copies_in_line
+    assert elsewhere.allocator != arena.allocator
+    assert elsewhere.facts.name != arena.facts.name
+
+
+def test_a_gpu_here_has_the_profile_whose_name_is_nearest(monkeypatch: pytest.MonkeyPatch) -> None:
+    cards = {
+        "NVIDIA A100-SXM4-40GB": "a100-40gb",
+        "NVIDIA H100 80GB HBM3": "h100",
+        "NVIDIA GeForce GTX 1070": "gtx-1070",
+        "Tesla V100-SXM2-16GB": "v100-16gb",
+        "NVIDIA GPU": here.GENERIC,
+    }
+    names = list(cards)
+    gpus = [host.Gpu(index=i, name=n, free_bytes=10 << 30) for i, n in enumerate(names)]
+    monkeypatch.setattr(host, "gpus", lambda: gpus)
+    for i, name in enumerate(names):
+        target = flags.DeviceFlags(device=f"gpu:{i}").target()
+        assert (target.name, target.limit_bytes) == (cards[name], int(0.9 * (10 << 30)))
+        assert target.host_bytes is not None
+
+
 def test_a_gpu_of_unknown_size_needs_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host, "gpus", lambda: [host.Gpu(index=0, name="A GPU")])
     assert flags.DeviceFlags().resolve()[0] == "arena"
@@ -460,7 +504,7 @@ def test_a_plan_that_reaches_no_budget_exits_with_3(
     def none_fits(*arguments: object) -> None:
         raise InfeasibleBudgetError(2_000_000, 1_000_000, "square")
 
-    monkeypatch.setattr(plan, "make_plan", none_fits)
+    monkeypatch.setattr(profiles.Foresight, "plan", none_fits)
     status, out, err = shell.run("plan")
     assert (status, out) == (3, "")
     assert err.splitlines()[-1].startswith("memtrade: no plan fits a budget of 1.0 MB")

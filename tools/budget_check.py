@@ -23,9 +23,9 @@ from memtrade.measure.protocol import TrialSpec
 from memtrade.models import MODELS
 from memtrade.models.options import Value
 from memtrade.plan import Plan
-from memtrade.simulate.devices import load_device
 from memtrade.simulate.predict import ROOMY_BYTES, Predicted, Predictor
 from memtrade.strategies import PLANNED, make_options
+from memtrade.target import profile_target
 
 NETWORKS = (("resnet", {"layers": 50}), ("resnet", {"layers": 101}), ("inception-v4", {}))
 DEVICES = ("gtx-1070", "v100-16gb", "arena")
@@ -67,10 +67,11 @@ def steps() -> Iterator[tuple[str, StepGraph]]:
 
 
 def rows(network: str, graph: StepGraph, device: str) -> Iterator[Row]:
-    predictor = Predictor(graph, load_device(device))
+    target = profile_target(device)
+    predictor = Predictor(graph, target)
 
     def make_plan(strategy: str, options: dict[str, Value]) -> Plan:
-        return PLANNED[strategy].plan(graph, make_options(strategy, options), "pinned")
+        return PLANNED[strategy].plan(graph, make_options(strategy, options), target)
 
     def predict(plan: Plan) -> Predicted:
         return predictor.predict(plan, limit_bytes=ROOMY_BYTES)
@@ -89,7 +90,6 @@ def rows(network: str, graph: StepGraph, device: str) -> Iterator[Row]:
     )
     for question, budget, swap in questions:
         options: dict[str, Value] = {
-            "device": device,
             "budget": f"{budget}B" if budget else "",
             "host_memory_limit": HOST_MEMORY,
             "swap": swap,

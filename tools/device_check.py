@@ -18,8 +18,8 @@ from memtrade.graph import StepGraph
 from memtrade.measure.protocol import TrialSpec
 from memtrade.models.resnet import ResNet
 from memtrade.results.published import load_published
-from memtrade.simulate.devices import load_device
 from memtrade.simulate.timeline import TimeSimulator
+from memtrade.target import profile_target
 
 COLUMNS = ("device", "precision", "batch_size", "published_images_per_second",
            "predicted_images_per_second", "error")  # fmt: skip
@@ -42,7 +42,7 @@ def compare() -> list[tuple[str, str, int, float, float, float]]:
     rows = []
     for given in load_published("nvidia_resnet50").itertuples():
         batch_size = int(given.batch_size)
-        simulator = TimeSimulator(step(batch_size), load_device(given.device))
+        simulator = TimeSimulator(step(batch_size), profile_target(given.device))
         speed = batch_size / simulator.step_seconds(())
         error = speed / given.images_per_second - 1
         rows.append((given.device, given.precision, batch_size, float(given.images_per_second),

@@ -15,13 +15,14 @@ from pathlib import Path
 import msgspec
 
 from memtrade.commands.extract import extract_graph
-from memtrade.commands.plan import make_plan
 from memtrade.errors import MemtradeError
 from memtrade.graph import StepGraph
+from memtrade.measure.here import profile_of
 from memtrade.measure.protocol import PlanSummary, TrialSpec
-from memtrade.results.records import Record, load_records, save_record
-from memtrade.simulate.devices import load_device
+from memtrade.results.records import Record, load_records, planned_options, save_record
 from memtrade.simulate.predict import Predictor
+from memtrade.strategies import find_planned
+from memtrade.target import profile_target
 
 TIMEOUT_SECONDS = 600.0
 
@@ -32,12 +33,13 @@ def predict_record(record: Record, graph: StepGraph) -> Record:
     Raises:
         MemtradeError: the strategy plans otherwise today than it did when it was measured.
     """
-    plan = make_plan(record.spec, graph)
+    spec = record.spec
+    profile = profile_of(spec.device)
+    target = profile_target(profile, order=spec.order, limit_bytes=spec.memory_limit_bytes)
+    plan = find_planned(spec.strategy).plan(graph, planned_options(spec), target)
     if record.plan is not None and PlanSummary.of(plan, graph) != record.plan:
         raise MemtradeError(f"{record.filename}: the plan is another one today: measure again")
-    assert record.spec.memory_limit_bytes is not None
-    profile = load_device("arena") if record.spec.device == "arena" else None
-    predicted = Predictor(graph, profile).predict(plan, limit_bytes=record.spec.memory_limit_bytes)
+    predicted = Predictor(graph, target).predict(plan)
     return msgspec.structs.replace(record, predicted=predicted)
 
 

@@ -30,11 +30,12 @@ from memtrade.graph import StepGraph
 from memtrade.plan import Action
 from memtrade.results.published import load_published
 from memtrade.simulate import devices
-from memtrade.simulate.devices import Device, load_device
+from memtrade.simulate.devices import Device
 from memtrade.simulate.executor import run_order
 from memtrade.simulate.fit import Sample, fit_device
 from memtrade.simulate.timeline import TimeSimulator
 from memtrade.strategies import ome
+from memtrade.target import Target, profile_target
 
 CARD = "gtx-1070"
 FITTED = "gtx-1070-traced"
@@ -125,11 +126,12 @@ def _number(value: float) -> float | None:
 class Predictor:
     """Predicts rows with one profile, and with a step's overhead where `aged` says so."""
 
-    def __init__(self, graph: Graphs, traced: Device, aged: frozenset[str] = AGED):
+    def __init__(self, graph: Graphs, traced: Target, aged: frozenset[str] = AGED):
         self.graph = graph
         self.aged = aged
         self.traced = traced
-        self.fresh = msgspec.structs.replace(traced, step_overhead_seconds=0.0)
+        fresh = msgspec.structs.replace(traced.device, step_overhead_seconds=0.0)
+        self.fresh = traced.replace(device=fresh)
 
     def row(self, given: Published, *, largest: bool = True) -> Row:
         """One row; `largest`: in the table of largest batches, also look for that."""
@@ -193,7 +195,7 @@ def actions_of(
         swapped = plans.read_once(step, kept)
     elif strategy == "ome":
         roots = sorted(step.graph.root[t] for t in kept)
-        swapped = ome.select(step.graph, roots, ome.Options(select="hidable", device=CARD))
+        swapped = ome.select(step.graph, roots, ome.Options(select="hidable"), profile_target(CARD))
     return run_order(simulator, plans.checkpointed(step, kept, frozenset(swapped)))
 
 
@@ -201,7 +203,7 @@ def _error(predicted: float, given: float | None) -> float | None:
     return None if given is None else predicted / given - 1
 
 
-def fit(graph: Graphs, rows: Sequence[Published], card: Device) -> Device:
+def fit(graph: Graphs, rows: Sequence[Published], card: Target) -> Target:
     """`card` with its two overheads fitted to the rows that are for that."""
     samples = []
     for row in rows:
@@ -210,7 +212,7 @@ def fit(graph: Graphs, rows: Sequence[Published], card: Device) -> Device:
             actions = actions_of(TimeSimulator(step, card), row.strategy)
             samples.append(Sample(step, actions, row.seconds))
     fitted = fit_device(card, samples, parameters=("trace", "step")).device
-    return msgspec.structs.replace(fitted, name=FITTED)
+    return card.replace(device=msgspec.structs.replace(fitted, name=FITTED))
 
 
 # What comes out
@@ -401,17 +403,17 @@ channels_first = {str(device.channels_first).lower()}
 {shares}'''  # noqa: E501
 
 
-def scaled(device: Device, factor: float) -> Device:
-    """The device with all its shares of the peak rates changed."""
-    efficiency = {name: share * factor for name, share in device.efficiency.items()}
-    return msgspec.structs.replace(device, efficiency=efficiency)
+def scaled(card: Target, factor: float) -> Target:
+    """The card with all its shares of the peak rates changed."""
+    efficiency = {name: share * factor for name, share in card.device.efficiency.items()}
+    return card.replace(device=msgspec.structs.replace(card.device, efficiency=efficiency))
 
 
 def _again(
-    graph: Graphs, device: Device, rows: Sequence[Published], *, aged: frozenset[str] = AGED
+    graph: Graphs, target: Target, rows: Sequence[Published], *, aged: frozenset[str] = AGED
 ) -> list[Row]:
     """All rows with another profile; their largest batches are not looked for."""
-    predictor = Predictor(graph, device, aged)
+    predictor = Predictor(graph, target, aged)
     return [predictor.row(row, largest=False) for row in rows]
 
 
@@ -419,23 +421,24 @@ def main(folder: Path) -> int:
     from thesis_models import trace_step
 
     graph = lru_cache(maxsize=None)(trace_step)
-    card = load_device(CARD)
+    card = profile_target(CARD)
     rows = published()
-    device = fit(graph, rows, card)
-    predictor = Predictor(graph, device)
+    fitted = fit(graph, rows, card)
+    predictor = Predictor(graph, fitted)
     predicted = [predictor.row(row) for row in rows]
     slow, fast = (fit(graph, rows, scaled(card, factor)) for factor in (0.9, 1.1))
     strategies = frozenset(row.strategy for row in rows)
     others = {
-        "a step's overhead with every strategy": _again(graph, device, rows, aged=strategies),
-        "a step's overhead with none": _again(graph, device, rows, aged=frozenset()),
+        "a step's overhead with every strategy": _again(graph, fitted, rows, aged=strategies),
+        "a step's overhead with none": _again(graph, fitted, rows, aged=frozenset()),
         "the card's rates a tenth lower": _again(graph, slow, rows),
         "the card's rates a tenth higher": _again(graph, fast, rows),
     }
     folder.mkdir(parents=True, exist_ok=True)
     write_csv(predicted, folder / "thesis.csv")
-    (folder / "thesis.md").write_text(markdown(predicted, device, others), encoding="utf-8")
-    (Path(devices.__file__).parent / "devices" / f"{FITTED}.toml").write_text(profile(device))
+    (folder / "thesis.md").write_text(markdown(predicted, fitted.device, others), encoding="utf-8")
+    profiles = Path(devices.__file__).parent / "devices"
+    (profiles / f"{FITTED}.toml").write_text(profile(fitted.device))
     return 0
 
 

@@ -29,6 +29,7 @@ import memtrade.keras
 from memtrade.results.sheets import Sheet
 from memtrade.simulate.memory import Simulator
 from memtrade.strategies import STRATEGIES, make_options
+from memtrade.target import profile_target
 from memtrade.tf.extract import trace_concrete
 from memtrade.tf.step import TrainStep
 from memtrade.tf.verify import compare_steps
@@ -120,8 +121,9 @@ def verify(name: str, strategy: str = "ome") -> Row:
     concrete = original.get_concrete_function(batch)  # pyright: ignore[reportFunctionMemberAccess]
     specs = tuple(tf.TensorSpec(part.shape, part.dtype) for part in batch)
     graph = trace_concrete(TrainStep(name, original, specs, lambda: batch, tuple), concrete).graph
-    plan = STRATEGIES[strategy].plan(graph, make_options(strategy), "pinned")
-    simulator = Simulator(graph)
+    target = profile_target("arena")
+    plan = STRATEGIES[strategy].plan(graph, make_options(strategy), target)
+    simulator = Simulator(graph, target)
     row = (
         name, "x".join(map(str, model.input_shape[1:])), BATCH, len(graph.ops), len(variables),
         strategy, len(plan.tensors("recompute")), len(plan.tensors("swap")), STEPS,

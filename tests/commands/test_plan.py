@@ -10,11 +10,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from memtrade.commands import plan as module
-from memtrade.commands import progress
+from memtrade.commands import profiles, progress
 from memtrade.measure.protocol import Event, Progress
 from memtrade.plan import Plan, load_plan
+from memtrade.simulate.predict import Predictor
+from memtrade.units import megabytes
 from tests.commands.conftest import SMALL, Run
+from tests.graphs import target
 from tests.strategies.brute_force import random_step_graph
 
 OPTIMAL = [*SMALL, "--strategy", "optimal"]
@@ -23,7 +25,7 @@ GRAPH = random_step_graph(3, 8)
 
 @pytest.fixture(autouse=True)
 def _tiny(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "extract_graph", lambda spec, **_: GRAPH)
+    monkeypatch.setattr(profiles, "extract_graph", lambda spec, **_: GRAPH)
 
 
 def smallest(run: Run) -> Plan:
@@ -43,6 +45,24 @@ def test_the_gap_and_the_remarks_are_in_the_table_and_in_the_saved_plan(run: Run
     assert made.remarks
     for remark in made.remarks:
         assert remark in " ".join(out.split())
+
+
+def test_a_plan_for_a_device_that_is_not_here_is_judged_for_that_device(run: Run) -> None:
+    """It runs nowhere: rates, kernels and allocator are the profile's, as in `predict`."""
+    plans = {}
+    for device in ("arena", "gtx-1070"):
+        status, out, _ = run("plan", *OPTIMAL, "--device", device, "--json")
+        assert status == 0
+        [plans[device]] = msgspec.json.decode(out, type=list[Plan])
+        assert plans[device].target == device
+        assert f"predicted on {device}:" in plans[device].remarks[0]
+    peaks = {}
+    for device, made in plans.items():
+        found = Predictor(GRAPH, target(device)).predict(made)
+        peaks[device] = f"peak {megabytes(found.peak_bytes)} MB"
+        assert peaks[device] in made.remarks[0]
+    status, out, _ = run("plan", *OPTIMAL, "--device", "gtx-1070")
+    assert "for gtx-1070" in out
 
 
 def test_a_strategy_that_proves_nothing_says_nothing_of_a_gap(run: Run) -> None:

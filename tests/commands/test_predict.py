@@ -78,14 +78,16 @@ def test_a_budget_that_no_plan_reaches_is_a_row_with_the_floor(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Stubborn:
+        name = "ome"
+
         def plan(self, *_: object) -> None:
             raise InfeasibleBudgetError(200_000_000, 1_000_000, "stem/conv1")
 
-    from memtrade.commands import plan
+    from memtrade.commands import profiles
 
-    find = plan.find_planned
+    find = profiles.find_planned
     monkeypatch.setattr(
-        plan, "find_planned", lambda name: Stubborn() if name == "ome" else find(name)
+        profiles, "find_planned", lambda name: Stubborn() if name == "ome" else find(name)
     )
     status, out, _ = run("predict", *SMALL, "--strategy", "original,ome", "--format", "markdown")
     assert status == 3

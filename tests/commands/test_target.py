@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from memtrade.commands import plan, profiles
+from memtrade.commands import profiles
 from memtrade.graph import StepGraph
 from memtrade.measure.protocol import TrialSpec
 from memtrade.models import make_model
@@ -52,8 +52,7 @@ def _traced_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "own_steps", raising=False)
-    for module in (plan, profiles):
-        monkeypatch.setattr(module, "extract_graph", trace_here)
+    monkeypatch.setattr(profiles, "extract_graph", trace_here)
 
 
 def test_run_measures_it_in_children(run: Run, tmp_path: Path) -> None:

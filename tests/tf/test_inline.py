@@ -4,8 +4,8 @@
 
 import pytest
 import tensorflow as tf
-from memtrade.simulate.calls import DenseFilter, dense_filter
 
+from memtrade.facts.calls import DenseFilter, dense_filter
 from memtrade.graph import CALL_TYPES
 from memtrade.tf.extract import opened, trace
 from memtrade.tf.inline import Inlined
