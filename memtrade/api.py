@@ -188,9 +188,7 @@ class _Rewriting:
 
         What a rehearsal above the budget teaches corrects the target, and the plan is made anew.
         """
-        target = learned_target(
-            self.target, self.device_name, [traced.graph], environment=os.environ
-        )
+        target = learned_target(self.target, [traced.graph], environment=os.environ)
         for correction in range(CORRECTIONS + 1):
             plan = self.strategy.plan(traced.graph, self.options, target)
             persistent_bytes = self._judge(traced, plan, target)
@@ -203,7 +201,6 @@ class _Rewriting:
                 target,
                 traced.graph,
                 plan,
-                device_name=self.device_name,
                 peak_bytes=peak_bytes,
                 environment=os.environ,
             )

@@ -39,6 +39,7 @@ class Target:
         order: whether the rewritten step runs in the plan's order, or in TensorFlow's.
         limit_bytes: the most that the allocator gives.
         host_bytes: the most that swapped tensors may take of the host; None is no limit.
+        here: the device of this machine that it stands for, "arena" or "gpu:N"; "" for a profile.
         margin_bytes: set aside for what a step was seen to take and nothing explains.
     """
 
@@ -47,6 +48,7 @@ class Target:
     order: Order = "pinned"
     limit_bytes: int
     host_bytes: int | None = None
+    here: str = ""
     margin_bytes: int = 0
 
     @property

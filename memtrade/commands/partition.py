@@ -30,6 +30,7 @@ from memtrade.commands.screen import stdout
 from memtrade.errors import MemtradeError
 from memtrade.graph import StepGraph
 from memtrade.measure.environment import default_limit_bytes
+from memtrade.measure.here import learned_target
 from memtrade.measure.host import describe_machine
 from memtrade.measure.pipeline import run_pipeline
 from memtrade.measure.pipeline_protocol import PipelineTrial
@@ -255,6 +256,7 @@ def partition(
         raise MemtradeError(f"--iterations is a number from 0 on, not {iterations}")
     sized = cutting.sized(flags)
     graph = trace_step(sized, timeout_seconds=where.timeout, verbose=verbose)
+    target = learned_target(target, [graph])
     made = cutting.cut(graph, partitions, target)
     samples = None
     if iterations:

@@ -18,6 +18,7 @@ from memtrade.commands.run import Flag
 from memtrade.commands.screen import stdout
 from memtrade.errors import MemtradeError, UnknownNameError
 from memtrade.graph import StepGraph
+from memtrade.measure.here import learned_target
 from memtrade.models.options import Value
 from memtrade.pipeline.picture import Strip, draw_schedules
 from memtrade.pipeline.planned import plan_stages
@@ -307,10 +308,11 @@ class _Predictors:
 
     def _make(self, case: Case, size: int, in_flight: int) -> PipelinePredictor:
         graph = self._graph(size)
-        partition = self.cutting.cut(graph, case.partitions, self.target, in_flight=in_flight)
+        target = learned_target(self.target, [graph])
+        partition = self.cutting.cut(graph, case.partitions, target, in_flight=in_flight)
         stages = stage_graphs(graph, partition)
-        plans = plan_stages(stages, case.strategy, self.options[case.strategy], self.target)
-        return PipelinePredictor(graph, partition, self.target, stages=stages, plans=plans)
+        plans = plan_stages(stages, case.strategy, self.options[case.strategy], target)
+        return PipelinePredictor(graph, partition, target, stages=stages, plans=plans)
 
     def _graph(self, size: int) -> StepGraph:
         if size not in self.graphs:

@@ -20,7 +20,7 @@ from memtrade.commands.screen import stdout
 from memtrade.errors import MemtradeError
 from memtrade.graph import StepGraph
 from memtrade.measure.environment import default_limit_bytes
-from memtrade.measure.here import here_target
+from memtrade.measure.here import here_target, learned_target
 from memtrade.measure.pipeline import check_reachable, run_pipeline, serve_stage
 from memtrade.measure.pipeline_protocol import PipelineEvent, PipelineTrial, Serving, StageDevice
 from memtrade.measure.protocol import Progress
@@ -131,7 +131,8 @@ class _Runner:
                 verbose=self.verbose,
                 batch_size=size,
             )
-        graph, target = self.graphs[size], self.where.target(schedule.stages)
+        graph = self.graphs[size]
+        target = learned_target(self.where.target(schedule.stages), [graph])
         if self.verify:
             _check_draws_nothing(graph)
         mode = schedule.checkpoint[0]

@@ -12,8 +12,9 @@ import msgspec
 
 from memtrade.commands.extract import extract_graph
 from memtrade.commands.flags import DeviceFlags, ModelFlags, StrategyFlags, make_specs
-from memtrade.commands.progress import reporting
+from memtrade.commands.progress import asking, reporting
 from memtrade.graph import StepGraph
+from memtrade.measure.here import learned_target
 from memtrade.measure.protocol import Progress, TrialSpec
 from memtrade.plan import Plan
 from memtrade.results.tables import seconds, spec_label
@@ -58,6 +59,9 @@ def foresee(
     tracing = DeviceFlags(device=ARENA, timeout=device.timeout)
     specs = make_specs(model, strategy, tracing, task="extract", names=names)
     graph = extract_graph(specs[0], timeout_seconds=device.timeout, verbose=verbose)
+    with reporting() as reporter:
+        reporter.trial(1, 1, target.name, phase="know its kernels")
+        target = learned_target(target, [graph], on_progress=asking(reporter))
     planned = tuple(
         msgspec.structs.replace(spec, device=target.name, memory_limit_bytes=target.limit_bytes)
         for spec in specs

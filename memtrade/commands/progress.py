@@ -77,6 +77,11 @@ class LiveReporter(Reporter):
         )
 
 
+def asking(reporter: Reporter) -> Callable[[int, int], None]:
+    """Shows how many kernels have been asked."""
+    return lambda done, of: reporter.event(Progress("ask kernel", done, of))
+
+
 def _correction(event: Corrected) -> str:
     return (
         f"{megabytes(event.measured_bytes)} MB are above the budget of "

@@ -54,7 +54,6 @@ def corrected(
     graph: StepGraph,
     plan: Plan,
     *,
-    device_name: str,
     peak_bytes: int,
     environment: Mapping[str, str] | None = None,
     on_progress: Callable[[int, int], None] = lambda done, of: None,
@@ -68,7 +67,7 @@ def corrected(
     asked = [op for op in near if signature_of(op, graph)]
     keys = frozenset(s.key for op in asked if (s := signature_of(op, graph)))
     better = learned_target(
-        target, device_name, [graph], anew=keys, environment=environment, on_progress=on_progress
+        target, [graph], anew=keys, environment=environment, on_progress=on_progress
     )
     changed = sum(
         better.facts.of(op, graph).requests != target.facts.of(op, graph).requests for op in asked

@@ -40,7 +40,7 @@ def here_target(
     """The target of "arena" or "gpu:N", with the host memory that is free now.
 
     Args:
-        profile: in place of the device's own.
+        profile: in place of the device's own; then nothing is learned of its kernels.
         limit_bytes: None is the memory that the profile says.
     """
     chosen = profile or profile_of(device_name)
@@ -48,12 +48,12 @@ def here_target(
     free_bytes = host.free_memory_bytes()
     if device_name == ARENA:  # its memory is the machine's own
         free_bytes -= target.limit_bytes
-    return target.replace(host_bytes=max(0, int(free_bytes * HOST_SHARE)))
+    here = "" if profile else device_name
+    return target.replace(host_bytes=max(0, int(free_bytes * HOST_SHARE)), here=here)
 
 
 def learned_target(
     target: Target,
-    device_name: str,
     graphs: Iterable[StepGraph],
     *,
     anew: frozenset[str] = frozenset(),
@@ -62,11 +62,16 @@ def learned_target(
 ) -> Target:
     """`target` with what its own kernels do: those of the graphs that nobody knows yet are asked.
 
+    A target that is not here stays as it is.
+
     Args:
         anew: the keys of kernels that are asked again though they are known.
         environment: of the process that will run the step; None is that of a trial's child.
         on_progress: called with how many kernels have been asked, and how many there are.
     """
+    device_name = target.here
+    if not device_name:
+        return target
     limit_bytes = min(_ASKER_BYTES, int(host.free_memory_bytes() * _ASKER_SHARE))
     spec = TrialSpec(device=device_name, memory_limit_bytes=limit_bytes)
     made = child_environment(spec, environment)

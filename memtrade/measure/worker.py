@@ -134,7 +134,6 @@ class _Worker:
         target = here_target(spec.device, order=spec.order, limit_bytes=spec.memory_limit_bytes)
         return learned_target(
             target,
-            spec.device,
             [traced.graph],
             on_progress=lambda i, of: self._send(Progress("ask kernel", i, of)),
         )
@@ -327,7 +326,6 @@ class _Worker:
             target,
             traced.graph,
             plan,
-            device_name=self.spec.device,
             peak_bytes=over.peak_bytes,
             on_progress=lambda i, of: self._send(Progress("ask kernel", i, of)),
         )

@@ -66,6 +66,7 @@ class _Unrolled:
         self.own = stage.graph
         self.ops: list[Op] = []
         self.tensors: list[Tensor] = []
+        self.values: dict[int, tuple[int, ...]] = {}
         self.inputs: list[int] = []
         self.captures: list[int] = []
         self.actions: list[Action] = []
@@ -116,6 +117,8 @@ class _Unrolled:
                 control_outputs=(),
                 loss=len(self.tensors) - 1,
                 collection=(),
+                nodes=own.data.nodes,
+                values=self.values,
             )
         )
 
@@ -209,9 +212,11 @@ class _Unrolled:
             made.append(len(self.tensors))
             changes = {"id": made[-1], "op": op_id, "index": position}
             self.tensors.append(msgspec.structs.replace(self.own.tensors[t], **changes))
+            if t in self.own.data.values:
+                self.values[made[-1]] = self.own.data.values[t]
         self.ops.append(
             Op(op_id, f"{op.name}#{op_id}", op.type, tuple(inputs), (), tuple(made), op.stateful,
-               op.attrs)
+               op.attrs, op.node)
         )  # fmt: skip
         if op.type not in SOURCE_TYPES:
             self.actions.append(Action("run", op_id))

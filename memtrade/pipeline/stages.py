@@ -120,6 +120,12 @@ class _Builder:
                     collection=tuple(
                         self.new_tensor[t] for t in whole.data.collection if t in self.new_tensor
                     ),
+                    nodes=whole.data.nodes,
+                    values={
+                        self.new_tensor[t]: known
+                        for t, known in whole.data.values.items()
+                        if t in self.new_tensor
+                    },
                 )
             ),
             batch_bytes=self._bytes(batch),
@@ -205,6 +211,7 @@ class _Builder:
         controls: Sequence[int] = (),
         stateful: bool = False,
         attrs: dict[str, Any] | None = None,
+        node: int = -1,
     ) -> int:
         """A new op. `inputs` and `controls` are new ids, `outputs` what it makes. Its new id."""
         op_id = len(self.ops)
@@ -226,6 +233,7 @@ class _Builder:
                 tuple(made),
                 stateful,
                 attrs or {},
+                node,
             )
         )
         return op_id
@@ -248,6 +256,7 @@ class _Builder:
             controls=[self.new_op[c] for c in self._controls(op) if c in self.new_op],
             stateful=op.stateful,
             attrs=op.attrs,
+            node=op.node,
         )
 
     def _controls(self, op: Op) -> list[int]:

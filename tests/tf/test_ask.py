@@ -61,7 +61,7 @@ def test_pinned_peaks_are_predicted_with_either_kernels(monkeypatch, onednn, str
 
 
 def test_every_kernel_that_matters_is_asked(small_graph):
-    target = learned_target(here_target("arena"), "arena", [small_graph], environment=os.environ)
+    target = learned_target(here_target("arena"), [small_graph], environment=os.environ)
     matters = [
         op
         for op in small_graph.ops
