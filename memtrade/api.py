@@ -11,6 +11,7 @@ alone; whatever else runs in the process is optimized as before.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import warnings
@@ -189,14 +190,15 @@ class _Rewriting:
         What a rehearsal above the budget teaches corrects the target, and the plan is made anew.
         """
         target = learned_target(self.target, [traced.graph], environment=os.environ)
-        for correction in range(CORRECTIONS + 1):
+        for correction in itertools.count():
             plan = self.strategy.plan(traced.graph, self.options, target)
             persistent_bytes = self._judge(traced, plan, target)
             peak_bytes = self._rehearse(traced, plan, persistent_bytes)
             if self.budget_bytes is None or peak_bytes <= self.budget_bytes:
                 return plan
             if correction == CORRECTIONS:
-                break
+                op = peak_op(target, traced.graph, plan)
+                raise BrokenBudgetError(peak_bytes, self.budget_bytes, op)
             learned = corrected(
                 target,
                 traced.graph,
@@ -212,8 +214,7 @@ class _Rewriting:
                 learned.remedy,
             )
             target = learned.target
-        op = peak_op(target, traced.graph, plan)
-        raise BrokenBudgetError(peak_bytes, self.budget_bytes, op)
+        raise AssertionError("the loop ends by itself")
 
     def _rehearse(self, traced: Trace, plan: Plan, persistent_bytes: int) -> int:
         """The peak of one run that leaves nothing behind; 0 where nobody asks, or nobody counts."""

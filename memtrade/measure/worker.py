@@ -271,7 +271,7 @@ class _Worker:
         process = psutil.Process()
         idle_bytes = process.memory_info().rss
         prepared = self._prepare(device)
-        batch = prepared.make_batch()
+        batch, done = prepared.make_batch(), []
         for correction in range(CORRECTIONS + 1):
             try:
                 done = self._run(prepared, batch, device)

@@ -178,7 +178,7 @@ def _reused(events: list[Event], name: str, signature: Signature) -> tuple[tuple
     """(output, input) where an output lies where an input was."""
     granted = {e.address for e in between(events, f"{name}/begin", f"{name}/end")
                if isinstance(e, Granted)}  # fmt: skip
-    lies = {(e.kernel, e.index): e.address for e in events if isinstance(e, Output)}
+    lies = {(e.kernel, e.slot): e.address for e in events if isinstance(e, Output)}
     found = []
     for output in range(len(signature.outputs)):
         address = lies.get((f"{name}/run", output), 0)

@@ -39,7 +39,7 @@ class Output(NamedTuple):
     """A tensor that a kernel handed on; address 0 where it has no bytes."""
 
     kernel: str
-    index: int
+    slot: int
     address: int
 
 
@@ -78,7 +78,7 @@ def requests_of(events: list[Event], kernel: str) -> list[tuple[int, int]]:
     was asked for, the sum of all would be more than the kernel ever held: then the scratch is one
     piece of what was held beyond the outputs at most.
     """
-    outputs = {e.address: e.index for e in events if isinstance(e, Output) and e.kernel == kernel}
+    outputs = {e.address: e.slot for e in events if isinstance(e, Output) and e.kernel == kernel}
     outputs.pop(0, None)
     made: list[tuple[int, int]] = []
     held = most = 0

@@ -33,6 +33,9 @@ class PlainCpu(Device):
     def resident_bytes(self) -> int:
         return 0
 
+    def runs_onednn(self) -> bool:
+        return False
+
 
 def test_every_class_is_measured() -> None:
     assert {kernel.cost().op_class for kernel in kernels(2)} == CLASSES
