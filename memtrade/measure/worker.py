@@ -81,6 +81,10 @@ def main() -> int:
         _send(events, Failed("unsupported", str(error)))
     except MemtradeError as error:
         _send(events, Failed("bad_input", str(error)))
+    except (OverflowError, ValueError) as error:
+        if "2**63" not in str(error):  # what TensorFlow and msgpack count to
+            raise
+        _send(events, Failed("unsupported", f"the step is too large: {_first_line(error)}"))
     return 0
 
 
