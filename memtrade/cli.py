@@ -23,7 +23,6 @@ from memtrade import __version__
 from memtrade.errors import InfeasibleBudgetError, MemtradeError
 
 
-
 def _typed(kind: Any, tokens: Sequence[Token]) -> Any:
     """A flag's value as cyclopts converts it, but that 50.5 is no whole number: cyclopts makes it
     50, and another model runs than was asked for."""

@@ -132,7 +132,9 @@ class StepGraph:
             digest.update(repr(told).encode())
         data = self.data
         digest.update(
-            repr((data.inputs, data.captures, data.outputs, data.control_outputs, data.loss)).encode()
+            repr(
+                (data.inputs, data.captures, data.outputs, data.control_outputs, data.loss)
+            ).encode()
         )
         return digest.hexdigest()[:16]
 

@@ -57,9 +57,9 @@ elif spec["task"] == "extract":
     say("done")
 elif spec["task"] == "verify":
     wrong = trick == "wrong" and strategy == "ome"
-    say("verified", equal=not wrong, tolerance=0.0, max_difference=0.5 if wrong else 0.0,
-        steps=spec["steps"], variables=3,
-        differing=[{"name": f"w{i}", "max_difference": 0.5} for i in range(7 * wrong)])
+    gap = {"max_difference": wrong / 2, "of_update": wrong / 2}
+    say("verified", equal=not wrong, tolerance=0.0, steps=spec["steps"], variables=3, **gap,
+        differing=[{"name": f"w{i}", **gap} for i in range(7 * wrong)])
     say("done")
 else:
     say("planned", summary=dict(kept=1, recomputed=2, swapped=3, kept_bytes=10,

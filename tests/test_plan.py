@@ -80,7 +80,9 @@ def test_nothing_stateful_is_recomputed(plan, graph):
 @pytest.mark.parametrize("kind", ["run", "recompute", "swap_out", "wait", "swap_in"])
 @pytest.mark.parametrize("far", [-1, -3, 10_000])
 def test_an_id_that_the_graph_does_not_have_is_refused(plan, graph, kind, far):
-    with pytest.raises(InvalidPlanError, match=rf"says {kind} {far}, but the graph's \w+s are 0 to"):
+    with pytest.raises(
+        InvalidPlanError, match=rf"says {kind} {far}, but the graph's \w+s are 0 to"
+    ):
         check_plan(replaced(plan, [*plan.actions, Action(kind, far)]), graph)
 
 
@@ -96,6 +98,6 @@ def test_a_reservation_is_of_something(plan, graph, size_bytes):
 
 
 def test_waiting_for_what_stays_is_refused(plan, graph):
-    with pytest.raises(InvalidPlanError, match="waits for .* never swapped it out"):
-        wait = Action("wait", graph.find(["layer3"])[0])
-        check_plan(replaced(plan, [*plan.actions, wait]), graph)
+    made = replaced(plan, [*plan.actions, Action("wait", graph.find(["layer3"])[0])])
+    with pytest.raises(InvalidPlanError, match=r"waits for .* never swapped it out"):
+        check_plan(made, graph)

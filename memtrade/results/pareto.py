@@ -98,7 +98,10 @@ def to_html(pareto: Pareto) -> str:
             hovertemplate="<b>%{fullData.name}</b><br>%{text}<extra></extra>",
         )
     drawing.update_layout(
-        title={"text": pareto.title, "subtitle": {"text": html.escape(pareto.command, quote=False)}},
+        title={
+            "text": pareto.title,
+            "subtitle": {"text": html.escape(pareto.command, quote=False)},
+        },
         xaxis={"title": "peak memory in MB", "rangemode": "tozero"},
         yaxis={"title": "step time, relative to original"},
         template="plotly_white",
