@@ -1,8 +1,10 @@
 """Records: one JSON file per trial, which every table, plot and report reads.
 
 A record's id is a hash of what makes the trial this trial: the model and its options, the
-optimizer, the strategy and its options, the device and its limit, the steps, and the versions of
-memtrade and TensorFlow. The same trial run again replaces its record.
+optimizer, the strategy and its options, the device and its limit, the steps, and of the machine
+what can change a figure: the source of memtrade and the version of TensorFlow, the CPU and its
+features, its threads, and the variables that choose kernels. The same trial run again replaces its
+record. An id is made once and never again: older ones knew less.
 """
 
 from __future__ import annotations
@@ -137,8 +139,7 @@ def trial_id(spec: TrialSpec, machine: Machine) -> str:
         SCHEMA_VERSION,
         msgspec.structs.replace(spec, plan_path=None, graph_path=None),
         hashlib.sha256(plan).hexdigest(),
-        machine.memtrade_version,
-        machine.tensorflow_version,
+        *machine.identity,
     )
     return short_hash(identity)
 
