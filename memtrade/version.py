@@ -5,9 +5,9 @@ checkout, files change after that, so git is asked each time: the last commit th
 package, and a digest of what is not committed. Commits of results and pages change no figure, and
 leave it as it is.
 
-    0.1.dev740+g37779f3ab            built there
-    0.1+g37779f3ab                   a checkout of the same
-    0.1+g37779f3ab.d4c2f0a           with changes of one's own
+    0.1+g37779f3ab                   built at that commit, or a checkout of it
+    0.1+g37779f3ab.d4c2f0a           a checkout with changes of one's own
+    0.1                              built from a folder without git
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def version_of(package: Path) -> str:
             path = checkout / name.decode()
             digest.update(name + (path.read_bytes() if path.is_file() else b""))
         local += f".d{digest.hexdigest()[:6]}"
-    return f"{built.partition('+')[0].partition('.dev')[0]}+{local}"
+    return f"{built.partition('+')[0]}+{local}"
 
 
 def _built() -> str:

@@ -39,11 +39,14 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     settings: tuple[str, ...] = ()
 
     @property
+    def versions(self) -> tuple[str, str | None]:
+        return self.memtrade_version, self.tensorflow_version
+
+    @property
     def identity(self) -> tuple[object, ...]:
         """What of it can change a figure, the memory aside: part of a record's id."""
         return (
-            self.memtrade_version,
-            self.tensorflow_version,
+            *self.versions,
             self.cpu_model,
             self.cpu_features,
             self.cores,
