@@ -199,7 +199,7 @@ def _of_record(record: Record, where: str) -> list[Figure]:
             )
         ]
     if (predicted := record.shown_prediction) is not None:
-        afterwards = f", made after the run by memtrade {by}" if (by := record.predicted_by) else ""
+        afterwards = f" (after the run, by memtrade {by})" if (by := record.predicted_by) else ""
         figures.append(
             replace(
                 base,

@@ -99,7 +99,7 @@ def test_a_variable_that_should_not_move_is_named() -> None:
 
 
 def test_whole_numbers_and_words_are_compared_too() -> None:
-    comparison = Comparison({"step": np.int64(4), "word": np.array(b"a")})
+    comparison = Comparison({"step": np.array(4), "word": np.array(b"a")})
     comparison.add(
         {"step": np.array(5), "word": np.array(b"a")}, {"step": np.array(4), "word": np.array(b"a")}
     )
