@@ -57,14 +57,15 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
 # Flags of /proc/cpuinfo that begin so are sets of vector instructions.
 _VECTOR_FLAGS = ("amx", "avx", "f16c", "fma", "sse", "ssse")
 
-# What TensorFlow, oneDNN and OpenMP choose kernels and the number of threads by.
-_SETTINGS = (
-    "ONEDNN_MAX_CPU_ISA",
-    "OMP_NUM_THREADS",
-    "TF_ENABLE_ONEDNN_OPTS",
-    "TF_NUM_INTEROP_THREADS",
-    "TF_NUM_INTRAOP_THREADS",
-)
+# What TensorFlow, oneDNN and OpenMP choose kernels and the number of threads by, as the child that
+# measures has it: oneDNN is on there unless the user says otherwise.
+_SETTINGS = {
+    "ONEDNN_MAX_CPU_ISA": "",
+    "OMP_NUM_THREADS": "",
+    "TF_ENABLE_ONEDNN_OPTS": "1",
+    "TF_NUM_INTEROP_THREADS": "",
+    "TF_NUM_INTRAOP_THREADS": "",
+}
 
 
 def describe_machine() -> Machine:
@@ -81,7 +82,11 @@ def describe_machine() -> Machine:
         cpu_features=tuple(
             sorted(flag for flag in _cpuinfo("flags").split() if flag.startswith(_VECTOR_FLAGS))
         ),
-        settings=tuple(f"{name}={os.environ[name]}" for name in _SETTINGS if os.environ.get(name)),
+        settings=tuple(
+            f"{name}={value}"
+            for name, usual in _SETTINGS.items()
+            if (value := os.environ.get(name, usual))
+        ),
     )
 
 
