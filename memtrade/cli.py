@@ -9,21 +9,36 @@ exit status   0   done
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from cyclopts import App, CycloptsError
+from cyclopts import App, CycloptsError, Parameter, Token, convert
 
-from memtrade import __version__
 from memtrade.errors import InfeasibleBudgetError, MemtradeError
+from memtrade.version import version
+
+
+def _typed(kind: Any, tokens: Sequence[Token]) -> Any:
+    """A flag's value as cyclopts converts it, but that 50.5 is no whole number: cyclopts makes it
+    50, and another model runs than was asked for."""
+    for token in tokens if kind in (int, int | None) else ():
+        with contextlib.suppress(ValueError):
+            if not float(token.value).is_integer():
+                flag = token.keyword or "this"
+                raise MemtradeError(f"{flag} must be a whole number, not {token.value}")
+    return convert(kind, tokens)
+
 
 app = App(
     name="memtrade",
     help="What each memory-saving strategy costs a TensorFlow training step.",
-    version=__version__,
+    version=version,
+    default_parameter=Parameter(converter=_typed),
 )
 # By name, so that a command imports what it needs when it is called, and no sooner.
 COMMANDS = {

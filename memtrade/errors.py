@@ -15,15 +15,16 @@ class UnknownNameError(MemtradeError):
 
     >>> str(UnknownNameError("strategy", "omee", ["ome", "lms"]))
     "unknown strategy 'omee': did you mean 'ome'? The choices are lms, ome"
+    >>> str(UnknownNameError("option of original", "lb", []))
+    "unknown option of original 'lb': there are none"
     """
 
     def __init__(self, what: str, name: str, choices: Iterable[str]):
         self.what, self.name, self.choices = what, name, sorted(choices)
         near = difflib.get_close_matches(name, self.choices, n=1, cutoff=0.5)
         hint = f"did you mean {near[0]!r}? " if near else ""
-        super().__init__(
-            f"unknown {what} {name!r}: {hint}The choices are {', '.join(self.choices)}"
-        )
+        listed = f"The choices are {', '.join(self.choices)}" if self.choices else "there are none"
+        super().__init__(f"unknown {what} {name!r}: {hint}{listed}")
 
 
 class UnsupportedGraphError(MemtradeError):

@@ -128,14 +128,24 @@ class StepGraph:
     def fingerprint(self) -> str:
         """Same graph, same fingerprint: what a saved plan is checked against.
 
-        TensorFlow names the placeholders of captured variables after the way it was traced, so
-        their names do not count.
+        Everything that tells a step from another counts: ops with their attributes, tensors with
+        their types, what is given, returned and updated, and which tensor is the loss. TensorFlow
+        names the placeholders of captured variables after the way it was traced, so their names do
+        not count.
         """
         digest = hashlib.sha256()
         for op in self.ops:
             name = "" if op.type == "Placeholder" else op.name
-            shapes = [self.tensors[t].shape for t in op.outputs]
-            digest.update(repr((name, op.type, op.inputs, op.controls, shapes)).encode())
+            attrs = sorted((key, repr(value)) for key, value in op.attrs.items())
+            made = [(self.tensors[t].dtype, self.tensors[t].shape) for t in op.outputs]
+            told = (name, op.type, op.stateful, op.inputs, op.controls, attrs, made)
+            digest.update(repr(told).encode())
+        data = self.data
+        digest.update(
+            repr(
+                (data.inputs, data.captures, data.outputs, data.control_outputs, data.loss)
+            ).encode()
+        )
         return digest.hexdigest()[:16]
 
     @cached_property

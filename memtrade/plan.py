@@ -92,48 +92,69 @@ def load_plan(path: Path) -> Plan:
 def check_plan(plan: Plan, graph: StepGraph) -> None:
     """Raises InvalidPlanError unless `plan` can be carried out on `graph`.
 
-    Checked: the fingerprint; each original op runs exactly once, after its inputs and controls;
-    nothing stateful is recomputed; what is swapped in was swapped out. Not checked: whether the
-    plan saves anything.
+    Checked: the fingerprint; every id is one of the graph's; each original op runs exactly once,
+    after its inputs and controls; nothing stateful is recomputed; what is swapped in was swapped
+    out. Not checked: whether the plan saves anything.
     """
     if plan.fingerprint != graph.fingerprint:
         raise InvalidPlanError(
             f"the plan was made for another graph ({plan.fingerprint}) than {graph.name} "
             f"({graph.fingerprint}): plan anew with `memtrade plan`"
         )
+    for fate in plan.fates:
+        _check_id(fate.decision, "tensor", fate.tensor, len(graph.tensors))
     if not plan.actions:
         return
     ran: set[int] = set()
     outside: set[int] = set()
     for action in plan.actions:
         if action.kind in ("run", "recompute"):
-            op = graph.ops[action.id]
-            missing = [t for t in op.inputs if graph.tensors[t].op not in ran]
-            if missing:
-                raise InvalidPlanError(
-                    f"the plan runs {op.name} before its input {graph.label(missing[0])}"
-                )
-            if action.kind == "recompute" and (op.stateful or op.id not in ran):
-                why = "it is stateful" if op.stateful else "it has not run yet"
-                raise InvalidPlanError(f"the plan recomputes {op.name}, but {why}")
-            if action.kind == "run":
-                early = [c for c in op.controls if c not in ran]
-                if early or op.id in ran:
-                    why = f"before {graph.ops[early[0]].name}" if early else "twice"
-                    raise InvalidPlanError(f"the plan runs {op.name} {why}")
-                ran.add(op.id)
+            _check_id(action.kind, "op", action.id, len(graph.ops))
+            _check_run(action, graph, ran)
+            ran.add(action.id)
         elif action.kind == "reserve":
             if action.id <= 0:
                 raise InvalidPlanError(f"the plan reserves {action.id} bytes: it must be some")
-        elif graph.tensors[action.id].op not in ran:
-            raise InvalidPlanError(f"the plan swaps {graph.label(action.id)} before it exists")
-        elif action.kind == "swap_out":
-            outside.add(action.id)
-        elif action.id not in outside:
-            what = "waits for" if action.kind == "wait" else "swaps in"
-            raise InvalidPlanError(
-                f"the plan {what} {graph.label(action.id)}, but never swapped it out"
-            )
+        else:
+            _check_id(action.kind, "tensor", action.id, len(graph.tensors))
+            _check_swap(action, graph, ran, outside)
     if len(ran) != len(graph.ops):
         forgotten = next(op for op in graph.ops if op.id not in ran)
         raise InvalidPlanError(f"the plan never runs {forgotten.name}")
+
+
+def _check_id(what: str, kind: str, number: int, count: int) -> None:
+    if not 0 <= number < count:  # a negative one would be another, counted from the end
+        raise InvalidPlanError(
+            f"the plan says {what} {number}, but the graph's {kind}s are 0 to {count - 1}"
+        )
+
+
+def _check_run(action: Action, graph: StepGraph, ran: set[int]) -> None:
+    op = graph.ops[action.id]
+    missing = [t for t in op.inputs if graph.tensors[t].op not in ran]
+    if missing:
+        raise InvalidPlanError(
+            f"the plan runs {op.name} before its input {graph.label(missing[0])}"
+        )
+    if action.kind == "recompute" and (op.stateful or op.id not in ran):
+        why = "it is stateful" if op.stateful else "it has not run yet"
+        raise InvalidPlanError(f"the plan recomputes {op.name}, but {why}")
+    if action.kind == "run":
+        early = [c for c in op.controls if c not in ran]
+        if early or op.id in ran:
+            why = f"before {graph.ops[early[0]].name}" if early else "twice"
+            raise InvalidPlanError(f"the plan runs {op.name} {why}")
+
+
+def _check_swap(action: Action, graph: StepGraph, ran: set[int], outside: set[int]) -> None:
+    """Takes note in `outside` of what is swapped out."""
+    if graph.tensors[action.id].op not in ran:
+        raise InvalidPlanError(f"the plan swaps {graph.label(action.id)} before it exists")
+    if action.kind == "swap_out":
+        outside.add(action.id)
+    elif action.id not in outside:
+        what = "waits for" if action.kind == "wait" else "swaps in"
+        raise InvalidPlanError(
+            f"the plan {what} {graph.label(action.id)}, but never swapped it out"
+        )

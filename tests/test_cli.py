@@ -57,9 +57,9 @@ elif spec["task"] == "extract":
     say("done")
 elif spec["task"] == "verify":
     wrong = trick == "wrong" and strategy == "ome"
-    say("verified", equal=not wrong, tolerance=0.0, max_difference=0.5 if wrong else 0.0,
-        steps=spec["steps"], variables=3,
-        differing=[{"name": f"w{i}", "max_difference": 0.5} for i in range(7 * wrong)])
+    gap = {"max_difference": wrong / 2, "of_update": wrong / 2}
+    say("verified", equal=not wrong, tolerance=0.0, steps=spec["steps"], variables=3, **gap,
+        differing=[{"name": f"w{i}", **gap} for i in range(7 * wrong)])
     say("done")
 else:
     say("planned", summary=dict(kept=1, recomputed=2, swapped=3, kept_bytes=10,
@@ -144,12 +144,20 @@ BAD_INPUT = [
     ("run --model-option depth=3", "unknown option of resnet 'depth'"),
     ("run --model-option =3", "--model-option takes key=value, not '=3'"),
     ("run --layers 51", "there is no layers = 51: choose one of 18, 34, 50, 101, 152, 200"),
+    ("run --layers 50.5", "--layers must be a whole number, not 50.5"),
+    ("run --steps 2.5", "--steps must be a whole number, not 2.5"),
+    ("pipeline run --micro-batches 4.2", "--micro-batches must be a whole number, not 4.2"),
+    ("run --strategy original --option lb=3", "unknown option of original 'lb': there are none"),
     ("run --model inception_v4 --layers 50", "unknown option of inception-v4 'layers'"),
     ("run --batch-size 0", "'batch_size' must be at least 1, not 0"),
     ("run --batch-size=-4", "'batch_size' must be at least 1, not -4"),
     ("run --batch-size many", 'unable to convert "many" into int'),
     ("run --image-size 0", "'image_size' must be at least 1, not 0"),
     ("run --image-size=-224", "'image_size' must be at least 1, not -224"),
+    (
+        "run --image-size 1000000000",
+        "images of 32 × 1,000,000,000 × 1,000,000,000 × 3 are more than 70,368,744,177,664 values",
+    ),
     ("run --num-classes 1", "'num_classes' must be at least 2, not 1"),
     ("run --data-format NCWH", "there is no data_format = 'NCWH'"),
     ("run --optimizer sdg", "unknown optimizer 'sdg': did you mean 'sgd'?"),

@@ -1,3 +1,4 @@
+import msgspec
 import pytest
 
 from memtrade.errors import UnsupportedGraphError
@@ -54,6 +55,37 @@ def test_bytes_round_trip_keeps_the_fingerprint():
     again = StepGraph.from_bytes(graph.to_bytes())
     assert again.fingerprint == graph.fingerprint
     assert chain(5).fingerprint != graph.fingerprint
+
+
+def variant(**changes) -> StepGraph:
+    """A chain of three with something about its first layer, or about the whole, replaced."""
+    data = chain(3).data
+    for part in ("ops", "tensors"):
+        given = changes.pop(part, None)
+        if given:
+            first, *rest = getattr(data, part)
+            changed = msgspec.structs.replace(first, **given)
+            data = msgspec.structs.replace(data, **{part: (changed, *rest)})
+    return StepGraph(msgspec.structs.replace(data, **changes))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"tensors": {"dtype": "float16"}},
+        {"tensors": {"shape": (7,)}},
+        {"ops": {"attrs": {"strides": [2]}}},
+        {"ops": {"stateful": True}},
+        {"loss": 1},
+        {"outputs": (1,)},
+        {"inputs": ()},
+        {"control_outputs": (0,)},
+    ],
+    ids=str,
+)
+def test_a_fingerprint_tells_steps_apart(changes):
+    assert variant().fingerprint == chain(3).fingerprint
+    assert variant(**changes).fingerprint != chain(3).fingerprint
 
 
 def test_find_names_what_is_missing():

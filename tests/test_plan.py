@@ -75,3 +75,29 @@ def test_nothing_stateful_is_recomputed(plan, graph):
     update = next(op for op in graph.ops if op.stateful)
     with pytest.raises(InvalidPlanError, match="stateful"):
         check_plan(replaced(plan, [*plan.actions, Action("recompute", update.id)]), graph)
+
+
+@pytest.mark.parametrize("kind", ["run", "recompute", "swap_out", "wait", "swap_in"])
+@pytest.mark.parametrize("far", [-1, -3, 10_000])
+def test_an_id_that_the_graph_does_not_have_is_refused(plan, graph, kind, far):
+    with pytest.raises(
+        InvalidPlanError, match=rf"says {kind} {far}, but the graph's \w+s are 0 to"
+    ):
+        check_plan(replaced(plan, [*plan.actions, Action(kind, far)]), graph)
+
+
+def test_a_decision_on_a_tensor_that_is_not_there_is_refused(plan, graph):
+    with pytest.raises(InvalidPlanError, match="says keep -1, but the graph's tensors are 0 to"):
+        check_plan(msgspec.structs.replace(plan, fates=(Fate(-1, "keep"),)), graph)
+
+
+@pytest.mark.parametrize("size_bytes", [0, -4096])
+def test_a_reservation_is_of_something(plan, graph, size_bytes):
+    with pytest.raises(InvalidPlanError, match=f"reserves {size_bytes} bytes"):
+        check_plan(replaced(plan, [Action("reserve", size_bytes), *plan.actions]), graph)
+
+
+def test_waiting_for_what_stays_is_refused(plan, graph):
+    made = replaced(plan, [*plan.actions, Action("wait", graph.find(["layer3"])[0])])
+    with pytest.raises(InvalidPlanError, match=r"waits for .* never swapped it out"):
+        check_plan(made, graph)

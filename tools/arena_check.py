@@ -36,7 +36,7 @@ def rows(records: Sequence[Record]) -> list[Row]:
     """The steps that ran alone, and had been predicted for the arena."""
     found = []
     for record in records:
-        predicted, measured = record.predicted, record.measured
+        predicted, measured = record.shown_prediction, record.measured
         if not predicted or not measured or predicted.step_seconds is None:
             continue
         if predicted.device_profile != "arena" or record.jobs > 1:

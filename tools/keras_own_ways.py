@@ -21,6 +21,7 @@ from pathlib import Path
 import msgspec
 import pandas as pd
 
+from memtrade.commands.verify import number
 from memtrade.measure.environment import default_limit_bytes
 from memtrade.measure.protocol import TrialSpec
 from memtrade.measure.trial import Outcome, run_child
@@ -109,7 +110,7 @@ def verdict(outcome: Outcome) -> tuple[str, ...]:
         return (outcome.status, "", "", "", "", reason)
     return (
         "equal" if found.equal else "differs",
-        f"{found.max_difference:.3g}",
+        number(found.max_difference),
         f"{found.tolerance:g}",
         str(len(found.differing)),
         str(found.variables),

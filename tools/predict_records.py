@@ -1,15 +1,18 @@
-"""Fills in what records say was predicted, from their steps traced anew. Nothing is run.
+"""Adds to records what this version predicts of them, from their steps traced anew. Nothing is run.
 
     python tools/predict_records.py results/measured
 
-Each record's plan is made again and simulated. A plan that is no longer the one that was measured
-cannot stand beside the measured figures: such a record stays as it is, and the exit status is 1.
+Each record's plan is made again and simulated. What was predicted before the step ran stays as it
+is: today's is kept beside it, with the version that made it, if it says anything new. A plan that
+is no longer the one that was measured cannot stand beside the measured figures: such a record stays
+as it is, and the exit status is 1.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
@@ -19,16 +22,23 @@ from memtrade.errors import MemtradeError
 from memtrade.graph import StepGraph
 from memtrade.measure.here import profile_of
 from memtrade.measure.protocol import PlanSummary, TrialSpec
-from memtrade.results.records import Record, load_records, planned_options, save_record
+from memtrade.results.records import (
+    LaterPrediction,
+    Record,
+    load_records,
+    planned_options,
+    save_record,
+)
 from memtrade.simulate.predict import Predictor
 from memtrade.strategies import find_planned
 from memtrade.target import profile_target
+from memtrade.version import version
 
 TIMEOUT_SECONDS = 600.0
 
 
 def predict_record(record: Record, graph: StepGraph) -> Record:
-    """The record with what the simulator says today.
+    """The record with what the simulator says today as its latest prediction.
 
     Raises:
         MemtradeError: the strategy plans otherwise today than it did when it was measured.
@@ -40,7 +50,11 @@ def predict_record(record: Record, graph: StepGraph) -> Record:
     if record.plan is not None and PlanSummary.of(plan, graph) != record.plan:
         raise MemtradeError(f"{record.filename}: the plan is another one today: measure again")
     predicted = Predictor(graph, target).predict(plan)
-    return msgspec.structs.replace(record, predicted=predicted)
+    if predicted == record.newest_prediction:
+        return record
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    said = LaterPrediction(version=version(), created=now, predicted=predicted)
+    return msgspec.structs.replace(record, later=(*record.later, said))
 
 
 def step_of(spec: TrialSpec) -> bytes:

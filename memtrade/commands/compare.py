@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -9,7 +10,7 @@ from cyclopts import Parameter
 
 from memtrade.commands.reading import read_records, shown_folder
 from memtrade.commands.screen import stdout
-from memtrade.results.changes import changes_sheet, changes_to_csv
+from memtrade.results.changes import changes_sheet, changes_to_csv, unlike_notes
 from memtrade.results.compare import TOLERANCE, compare_results
 
 Flag = Annotated[bool, Parameter(negative="")]
@@ -29,7 +30,8 @@ def compare(
 
     Trials are the same if all but the versions is. Peaks are compared to the byte (in dataflow
     order, beyond their spread from step to step), step times beyond three standard deviations of a
-    step or the tolerance, whichever is more. The exit status is 1 where anything got worse.
+    step or the tolerance, whichever is more. A warning names what else differs: the CPU's features,
+    threads, oneDNN, memtrade's source. The exit status is 1 where anything got worse.
 
     Parameters
     ----------
@@ -53,6 +55,8 @@ def compare(
         across_machines=across_machines,
     )
     if format == "csv":
+        for note in unlike_notes(changes):  # which the tables have below them
+            print(f"memtrade: {note}", file=sys.stderr)
         print(changes_to_csv(changes), end="")
     else:
         sheet = changes_sheet(

@@ -17,13 +17,14 @@ from memtrade.commands.partition import CutFlags, trace_step
 from memtrade.commands.progress import ignore, log
 from memtrade.commands.run import Flag
 from memtrade.commands.screen import stdout
+from memtrade.commands.verify import differing, number
 from memtrade.errors import MemtradeError
 from memtrade.graph import StepGraph
 from memtrade.measure.environment import default_limit_bytes
 from memtrade.measure.here import here_target, learned_target
 from memtrade.measure.pipeline import check_reachable, run_pipeline, serve_stage
 from memtrade.measure.pipeline_protocol import PipelineEvent, PipelineTrial, Serving, StageDevice
-from memtrade.measure.protocol import Progress
+from memtrade.measure.protocol import Progress, Verified
 from memtrade.models.options import Value
 from memtrade.pipeline.planned import KEEP, plan_stages
 from memtrade.pipeline.predict import PipelinePredictor
@@ -219,7 +220,8 @@ def run(
     warmup
         Steps before those.
     verify
-        Compare variables and losses with the unpipelined step's, in the driver.
+        Compare variables and losses with the unpipelined step's, in the driver, by the share of its
+        update by which a variable is off. The exit status is 1 where they differ.
     results
         The folder for the record.
     json
@@ -349,7 +351,8 @@ def serve(
 ) -> int:
     """Serve one stage for pipelines that are driven from another machine. Ctrl-C ends it.
 
-    Like all TensorFlow servers it runs whatever it is asked to: only within a network of one's own.
+    Like all TensorFlow servers it listens on all interfaces, asks for no password, and runs
+    whatever it is asked to: only within a network of one's own.
 
     Parameters
     ----------
@@ -435,6 +438,11 @@ def load_grids(path: Path) -> tuple[Grid, ...]:
 
 
 def _progress(event: PipelineEvent) -> None:
+    if isinstance(event, Serving) and event.exposed:
+        _say(
+            f"stage {event.stage + 1}'s server could not be kept to this machine: until the run "
+            "ends, whoever reaches its port can run anything there"
+        )
     if isinstance(event, Progress):
         _say(f"{event.phase} {event.step}/{event.of}" if event.of else event.phase)
 
@@ -463,12 +471,25 @@ def _show(records: list[PipelineRecord], json: bool) -> None:
     console = stdout()
     if len(records) == 1 and records[0].measured is not None:
         console.print(device_sheet(records[0]).to_rich())
-        difference = records[0].measured.max_difference
-        if difference is not None:
-            console.print(f"Largest difference from the unpipelined step: {difference:.2g}\n")
+        verified = records[0].measured.verified
+        if verified is not None:
+            console.print(_verdict(verified) + "\n", markup=False)
     console.print(runs_sheet(records).to_rich())
+
+
+def _verdict(found: Verified) -> str:
+    said = f"off by {number(found.of_update)} of an update at most, {found.tolerance:g} allowed"
+    if found.equal:
+        return f"Equal to the unpipelined step: {said}"
+    return f"Differs from the unpipelined step: {'; '.join(differing(found))}; {said}"
 
 
 def _exit_code(records: list[PipelineRecord]) -> int:
     """Running out of memory is a result like any other in a grid, as in `memtrade run`."""
-    return int(any(record.status in ("crashed", "unsupported") for record in records))
+    return int(
+        any(
+            record.status in ("crashed", "unsupported")
+            or (record.measured and record.measured.verified and not record.measured.verified.equal)
+            for record in records
+        )
+    )

@@ -183,10 +183,16 @@ def _caption(
     parts = {
         "published": _PUBLISHED,
         "measured": f"measured: {conditions(records) if records else 'nothing'}",
-        "predicted": "predicted: by the simulator, before the step ran",
+        "predicted": "predicted: by the simulator, before the step ran" + _afterwards(records),
     }
     texts = [parts[source] for source in SOURCES if source in sources]
     return _sentences([f"batch {batch_size}"] * (batch_size is not None) + texts)
+
+
+def _afterwards(records: Sequence[Record]) -> str:
+    by = sorted({record.predicted_by for record in records if record.predicted_by})
+    count = sum(record.predicted_by is not None for record in records)
+    return f", but for {count} of {len(records)} afterwards by memtrade {', '.join(by)}" * bool(by)
 
 
 def _sentences(texts: Sequence[str]) -> str:

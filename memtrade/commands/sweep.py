@@ -21,8 +21,9 @@ from memtrade.commands.reading import warnings_on_stderr
 from memtrade.commands.run import Flag, in_short
 from memtrade.commands.screen import stdout
 from memtrade.errors import MemtradeError
+from memtrade.measure.host import describe_machine
 from memtrade.measure.protocol import Event
-from memtrade.results.records import Record, load_records, save_record
+from memtrade.results.records import Record, load_records, save_record, trial_id
 from memtrade.results.tables import NONE, seconds, status_text
 from memtrade.sweep.cluster import resolve_on_cluster, run_on_cluster
 from memtrade.sweep.folder import sole_sweep
@@ -78,7 +79,7 @@ def sweep(
     resolve = DeviceFlags.resolve if cluster is None else resolve_on_cluster
     trials = read_sweep(file, resolve=resolve)
     if dry_run:
-        records = _records(results)
+        records = _records(results, anywhere=cluster is not None)
         todo = {trial.id for trial in to_run(trials, records, statuses)}
         _show(trials, records, {}, todo=todo)
         return 0
@@ -106,7 +107,7 @@ def _run(
     command_line: str,
 ) -> int:
     """Runs what has no record yet, or one of `statuses`. Returns the exit status."""
-    records = _records(results)
+    records = _records(results, anywhere=cluster is not None)
     todo = to_run(trials, records, statuses)
     if cluster is None:
         jobs = _lowered(jobs, todo)
@@ -130,12 +131,25 @@ def _run(
     return 130 if stopped else _exit_status(ends)
 
 
-def _records(folder: Path) -> dict[str, Record]:
-    """The records of the folder by id; damaged ones are named, and their trials run again."""
+def _records(folder: Path, *, anywhere: bool) -> dict[str, Record]:
+    """The records of the folder by id; damaged ones are named, and their trials run again.
+
+    Of a cluster's nodes, whose CPUs differ, a record counts `anywhere`: by the id that the trial
+    would have here, if the versions are the same.
+    """
     if not folder.is_dir():
         return {}
     with warnings_on_stderr():
-        return {record.id: record for record in load_records(folder)}
+        records = load_records(folder)
+    found = {record.id: record for record in records}
+    if anywhere:
+        here = describe_machine()
+        found |= {
+            trial_id(record.spec, here): record
+            for record in records
+            if record.machine.versions == here.versions
+        }
+    return found
 
 
 def _lowered(jobs: int, todo: Sequence[Trial]) -> int:

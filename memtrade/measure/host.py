@@ -10,14 +10,23 @@ from pathlib import Path
 import msgspec
 import psutil
 
-from memtrade import __version__
+from memtrade.version import version
 
 # The wheels that provide TensorFlow; one of them is installed.
 TENSORFLOW_WHEELS = ("tensorflow", "tensorflow-cpu", "tensorflow-intel", "tensorflow-aarch64")
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):
-    """What a record says of the machine and its software. Names no host and no user."""
+    """What a record says of the machine and its software. Names no host and no user.
+
+    Attributes:
+        memtrade_version: of the source (`memtrade.version`).
+        cores: that the process may use, and so the threads within an op unless a variable says
+            otherwise.
+        cpu_features: the sets of vector instructions, of which TensorFlow's kernels are chosen;
+            None in records that do not know them.
+        settings: the variables of the environment that choose kernels and threads, "name=value".
+    """
 
     memtrade_version: str
     tensorflow_version: str | None
@@ -26,19 +35,58 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     cpu_model: str
     cores: int
     memory_bytes: int
+    cpu_features: tuple[str, ...] | None = None
+    settings: tuple[str, ...] = ()
+
+    @property
+    def versions(self) -> tuple[str, str | None]:
+        return self.memtrade_version, self.tensorflow_version
+
+    @property
+    def identity(self) -> tuple[object, ...]:
+        """What of it can change a figure, the memory aside: part of a record's id."""
+        return (
+            *self.versions,
+            self.cpu_model,
+            self.cpu_features,
+            self.cores,
+            self.settings,
+        )
+
+
+# Flags of /proc/cpuinfo that begin so are sets of vector instructions.
+_VECTOR_FLAGS = ("amx", "avx", "f16c", "fma", "sse", "ssse")
+
+# What TensorFlow, oneDNN and OpenMP choose kernels and the number of threads by, as the child that
+# measures has it: oneDNN is on there unless the user says otherwise.
+_SETTINGS = {
+    "ONEDNN_MAX_CPU_ISA": "",
+    "OMP_NUM_THREADS": "",
+    "TF_ENABLE_ONEDNN_OPTS": "1",
+    "TF_NUM_INTEROP_THREADS": "",
+    "TF_NUM_INTRAOP_THREADS": "",
+}
 
 
 def describe_machine() -> Machine:
     return Machine(
-        memtrade_version=__version__,
+        memtrade_version=version(),
         tensorflow_version=tensorflow_version(),
         python_version=platform.python_version(),
         platform=f"{platform.system()} {platform.release()} {platform.machine()}",
-        cpu_model=_cpu_model(),
+        cpu_model=_cpuinfo("model name") or platform.processor() or platform.machine(),
         cores=len(os.sched_getaffinity(0))
         if hasattr(os, "sched_getaffinity")
         else os.cpu_count() or 1,
         memory_bytes=min([psutil.virtual_memory().total, *_cgroup_limit()]),
+        cpu_features=tuple(
+            sorted(flag for flag in _cpuinfo("flags").split() if flag.startswith(_VECTOR_FLAGS))
+        ),
+        settings=tuple(
+            f"{name}={value}"
+            for name, usual in _SETTINGS.items()
+            if (value := os.environ.get(name, usual))
+        ),
     )
 
 
@@ -147,13 +195,14 @@ def _cgroup_limit() -> list[int]:
     return []
 
 
-def _cpu_model() -> str:
+def _cpuinfo(wanted: str) -> str:
+    """The first value of a key, or nothing."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         lines = []
     for line in lines:
         key, _, value = line.partition(":")
-        if key.strip() == "model name":
+        if key.strip() == wanted:
             return value.strip()
-    return platform.processor() or platform.machine()
+    return ""

@@ -93,6 +93,7 @@ def run_pipeline(
                     stage=i,
                     device=f"gpu:{i}" if trial.device == "gpu" else "arena",
                     addresses=addresses,
+                    local=True,
                     memory_limit_bytes=trial.memory_limit_bytes,
                 )
                 children.append(_start_stage(order))

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from memtrade.measure.protocol import Failed, Progress, Runtime, Status
+from memtrade.measure.protocol import Failed, Progress, Runtime, Status, Verified
 from memtrade.pipeline.partition import Partition
 from memtrade.pipeline.schedule import Checkpoint, Schedule, ScheduleName
 from memtrade.plan import Action
@@ -70,9 +70,11 @@ class StageSpec(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         device: "arena" or "gpu:N", as in a trial.
         addresses: host:port of all stages, in order.
+        local: whether all of them are this machine's, and nobody else is to reach it.
     """
 
     stage: int
+    local: bool = False
     device: str = "arena"
     addresses: tuple[str, ...]
     memory_limit_bytes: int
@@ -133,7 +135,7 @@ class PipelineMeasured(msgspec.Struct, frozen=True, kw_only=True):
             tasks run in the first part, too.
         bubble: the share of stages x time, from the first task to the last, without a task.
         losses: of every step, warm-up first; None where not finite.
-        max_difference: from the unpipelined step's variables and losses, if verified.
+        verified: the comparison with the unpipelined step, if it was asked for.
     """
 
     stages: tuple[StageMeasured, ...]
@@ -145,7 +147,7 @@ class PipelineMeasured(msgspec.Struct, frozen=True, kw_only=True):
     samples_per_second: float
     build_seconds: float
     losses: tuple[float | None, ...]
-    max_difference: float | None = None
+    verified: Verified | None = None
 
     @property
     def parameters(self) -> int:
@@ -165,10 +167,11 @@ class PipelineMeasured(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Serving(msgspec.Struct, frozen=True, tag="serving"):
-    """A stage's server takes orders."""
+    """A stage's server takes orders. `exposed`: from other machines, too."""
 
     stage: int
     runtime: Runtime
+    exposed: bool
 
 
 class PipelineStepDone(msgspec.Struct, frozen=True, tag="pipeline_step_done"):

@@ -30,6 +30,8 @@ import numpy as np
 import tensorflow as tf
 
 from memtrade.errors import MemtradeError, UnsupportedGraphError
+from memtrade.measure import loopback
+from memtrade.measure.comparison import ANOTHER_ORDER
 from memtrade.measure.pipeline_protocol import (
     DriverSpec,
     Finished,
@@ -48,6 +50,7 @@ from memtrade.tf.build import make_step
 from memtrade.tf.construction import Construction
 from memtrade.tf.device import make_device
 from memtrade.tf.pipeline import PipelineGraph, build_pipeline, draw_step, session_config
+from memtrade.tf.verify import compare_values
 
 v1 = tf.compat.v1
 
@@ -97,7 +100,10 @@ def _serve(spec: StageSpec, events: BinaryIO) -> None:
         job_name=JOB,
         task_index=spec.stage,
         config=config,
+        start=False,  # it listens, and answers nobody yet
     )
+    exposed = not (spec.local and loopback.confine_listeners())
+    server.start()
     runtime = Runtime(
         tensorflow_version=tf.__version__,
         device=device.name,
@@ -114,7 +120,7 @@ def _serve(spec: StageSpec, events: BinaryIO) -> None:
         config = session_config()
         config.device_filters.append(f"/job:{JOB}/task:{spec.stage}")  # waits for nobody else
         with v1.Session(server.target, config=config) as session:
-            _send(events, Serving(spec.stage, runtime))
+            _send(events, Serving(spec.stage, runtime, exposed))
             while True:
                 asked = session.run(question)
                 bytes_seen = [device.peak_bytes(), device.in_use_bytes()]
@@ -212,11 +218,19 @@ class _Driver:
             clocks.append(times)
             done = PipelineStepDone(seconds[-1], tuple(peaks[-1]), _finite(losses[-1]))
             _send(self.events, done)
-        difference = None
+        verified = None
         if trial.verify:
-            values = session.run(pipeline.values)
-            compared = {n: v for n, v in values.items() if n not in pipeline.averages}
-            difference = self._difference(compared, losses)
+            _send(self.events, Progress("verify"))
+            unpipelined = make_step(
+                make_model(trial.model, trial.model_options),
+                optimizer=trial.optimizer,
+                learning_rate=trial.learning_rate,
+                construction=Construction(micro_batches=trial.micro_batches),
+            )
+            comparison = compare_values(
+                unpipelined, session.run(pipeline.values), losses, left_out=pipeline.averages
+            )
+            verified = comparison.verified(ANOTHER_ORDER)
         counted = seconds[trial.warmup :]
         phases = [self._phases(times) for times in clocks[trial.warmup :]]
         return PipelineMeasured(
@@ -238,7 +252,7 @@ class _Driver:
             samples_per_second=trial.batch_size / statistics.median(counted),
             build_seconds=build_seconds,
             losses=tuple(_finite(loss) for loss in losses),
-            max_difference=difference,
+            verified=verified,
         )
 
     def _question(self, stage: int) -> tuple[Any, Any, Any]:
@@ -282,25 +296,6 @@ class _Driver:
             bubble=1 - busy / (len(stages) * (end - start)),
             stages=stages,
         )
-
-    def _difference(self, values: dict[str, np.ndarray], losses: Sequence[float]) -> float:
-        """From the unpipelined step in micro-batches, run here: the largest of the variables in
-        `values` and of the losses, absolute."""
-        trial = self.trial
-        _send(self.events, Progress("verify"))
-        reference = make_step(
-            make_model(trial.model, trial.model_options),
-            optimizer=trial.optimizer,
-            learning_rate=trial.learning_rate,
-            construction=Construction(micro_batches=trial.micro_batches),
-        )
-        batch = reference.make_batch()
-        gaps = [abs(loss - float(reference.function(*batch))) for loss in losses]
-        for variable in reference.variables():
-            if variable.name not in values:
-                continue
-            gaps.append(float(np.abs(variable.numpy() - values[variable.name]).max()))
-        return max(gaps)
 
 
 class _StagePhases(NamedTuple):

@@ -201,10 +201,18 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Difference(msgspec.Struct, frozen=True):
-    """A value that is not the original's: "loss" or a variable's name, and by how much."""
+    """A value that is not the original's: "loss" or a variable's name, and by how much.
+
+    Attributes:
+        max_difference: the largest of an element. of_update: as a share of the variable's update.
+            None is no number, or an infinite one.
+        why: where a number does not say it.
+    """
 
     name: str
-    max_difference: float
+    max_difference: float | None
+    of_update: float | None = None
+    why: str = ""
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
@@ -247,16 +255,18 @@ class Verified(msgspec.Struct, frozen=True, kw_only=True, tag="verified"):
     """The outcome of the comparison with the original.
 
     Attributes:
-        equal: every difference is within `tolerance`.
-        tolerance: 0 asks for equality to the bit.
-        max_difference: the largest over the losses and all variables.
+        equal: every difference is within `tolerance`, everything is a number and has a partner.
+        tolerance: as a share of the update; 0 asks for equality to the bit.
+        max_difference: the largest over the losses and all variables, None if one is not a number.
+        of_update: the largest share of an update (`memtrade.measure.comparison`).
         steps: compared. variables: compared after each step.
         differing: beyond the tolerance, the largest first.
     """
 
     equal: bool
     tolerance: float
-    max_difference: float
+    max_difference: float | None
+    of_update: float | None = None
     steps: int
     variables: int
     differing: tuple[Difference, ...]

@@ -11,9 +11,10 @@ Importing this package imports no TensorFlow.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
-from memtrade.errors import UnknownNameError
+from memtrade.errors import MemtradeError, UnknownNameError
 from memtrade.models.amoebanet_d import AmoebaNetD
 from memtrade.models.base import DrawnModel, Input, Model
 from memtrade.models.gpt2 import Gpt2
@@ -27,6 +28,10 @@ from memtrade.models.unet import UNet
 __all__ = [
     "MODELS", "OPTIMIZERS", "DrawnModel", "Input", "Model", "Option", "make_model", "options_of"
 ]  # fmt: skip
+
+# Of one tensor of a batch. What a model makes of it is up to some thousand times larger, and
+# TensorFlow counts to 2^63.
+_MOST_VALUES = 1 << 46
 
 MODELS: dict[str, type[Model]] = {
     model.family: model
@@ -47,4 +52,12 @@ def make_model(name: str, options_given: Mapping[str, Value] | None = None) -> M
     if family not in MODELS:
         raise UnknownNameError("model", name, MODELS)
     options = MODELS[family].named(variant) if slash else {}
-    return make_from_words(MODELS[family], options | dict(options_given or {}), of=family)
+    model = make_from_words(MODELS[family], options | dict(options_given or {}), of=family)
+    for label, given in model.inputs().items():
+        if math.prod(given.shape) > _MOST_VALUES:
+            shape = " × ".join(f"{size:,}" for size in given.shape)
+            raise MemtradeError(
+                f"the batch's {label} of {shape} are more than {_MOST_VALUES:,} values, which no "
+                "device holds: give a smaller batch or smaller examples"
+            )
+    return model

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Sequence
 
 import pandas as pd
 
 from memtrade.results.compare import Change, Pair, ResultChanges
+from memtrade.results.machines import unlike
 from memtrade.results.records import Record
 from memtrade.results.sheets import NONE, Sheet
 from memtrade.results.tables import seconds, step_text, strategy_label
@@ -31,6 +33,7 @@ def changes_sheet(
         notes += [f"only in {name}: {text}" for text in _by_step(records)]
     if any(change.noise is None for pair in changes.pairs for change in _times(pair)):
         notes.append("noise -: of unlike machines, or beside other trials; times are not judged")
+    notes += unlike_notes(changes)
     return Sheet(
         title=f"Changes from {before} to {after}",
         columns=_COLUMNS,
@@ -39,6 +42,19 @@ def changes_sheet(
         weak=frozenset(i for i, pair in enumerate(shown) if pair.verdict == "worse"),
         notes=tuple(notes),
     )
+
+
+def unlike_notes(changes: ResultChanges) -> list[str]:
+    """Warns of pairs that did not run under the same conditions, and says which."""
+    found = collections.Counter(
+        f"{name} ({values.replace(', ', ' → ')})"
+        for pair in changes.pairs
+        for name, values in unlike([pair.before, pair.after]).items()
+    )
+    return [
+        f"WARNING: {what} differ in {count} of {len(changes.pairs)} trials: changes may be theirs"
+        for what, count in found.items()
+    ]
 
 
 def changes_to_csv(changes: ResultChanges) -> str:

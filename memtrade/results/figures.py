@@ -198,7 +198,8 @@ def _of_record(record: Record, where: str) -> list[Figure]:
                 step_seconds=measured.median_seconds,
             )
         ]
-    if (predicted := record.predicted) is not None:
+    if (predicted := record.shown_prediction) is not None:
+        afterwards = f" (after the run, by memtrade {by})" if (by := record.predicted_by) else ""
         figures.append(
             replace(
                 base,
@@ -208,7 +209,7 @@ def _of_record(record: Record, where: str) -> list[Figure]:
                 host_bytes=predicted.host_bytes,
                 step_seconds=predicted.step_seconds,
                 jobs=1,
-                origin=f"device profile {predicted.device_profile or 'none'}",
+                origin=f"device profile {predicted.device_profile or 'none'}{afterwards}",
             )
         )
     return figures

@@ -122,9 +122,7 @@ def _predicted_bound(predicted: Found[Obstacle] | None) -> Bound | None:
 
 
 def _search_id(spec: TrialSpec, step: int, most: int | None, machine: Machine) -> str:
-    versions = (machine.memtrade_version, machine.tensorflow_version)
-    identity = (SCHEMA_VERSION, "max batch", spec, step, most, versions)
-    return short_hash(identity)
+    return short_hash((SCHEMA_VERSION, "max batch", spec, step, most, *machine.identity))
 
 
 def save_max_batch(record: MaxBatchRecord, folder: Path) -> None:

@@ -5,6 +5,7 @@ The page is plotly's and needs no network; for print, matplotlib draws the same.
 
 from __future__ import annotations
 
+import html
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -97,7 +98,10 @@ def to_html(pareto: Pareto) -> str:
             hovertemplate="<b>%{fullData.name}</b><br>%{text}<extra></extra>",
         )
     drawing.update_layout(
-        title={"text": pareto.title, "subtitle": {"text": f"<code>{pareto.command}</code>"}},
+        title={
+            "text": pareto.title,
+            "subtitle": {"text": html.escape(pareto.command, quote=False)},
+        },
         xaxis={"title": "peak memory in MB", "rangemode": "tozero"},
         yaxis={"title": "step time, relative to original"},
         template="plotly_white",

@@ -85,7 +85,7 @@ def make_pipeline_record(
 ) -> PipelineRecord:
     """The record of a trial that ends now, driven from this machine."""
     machine = describe_machine()
-    identity = (SCHEMA_VERSION, trial, machine.memtrade_version, machine.tensorflow_version)
+    identity = (SCHEMA_VERSION, trial, *machine.identity)
     return PipelineRecord(
         schema_version=SCHEMA_VERSION,
         id=short_hash(identity),

@@ -1,8 +1,10 @@
 """Records: one JSON file per trial, which every table, plot and report reads.
 
 A record's id is a hash of what makes the trial this trial: the model and its options, the
-optimizer, the strategy and its options, the device and its limit, the steps, and the versions of
-memtrade and TensorFlow. The same trial run again replaces its record.
+optimizer, the strategy and its options, the device and its limit, the steps, and of the machine
+what can change a figure: the source of memtrade and the version of TensorFlow, the CPU and its
+features, its threads, and the variables that choose kernels. The same trial run again replaces its
+record. An id is made once and never again: older ones knew less.
 """
 
 from __future__ import annotations
@@ -50,6 +52,18 @@ class DamagedRecordWarning(UserWarning):
     """A file in a folder of records that is not a record; it was left out."""
 
 
+class LaterPrediction(msgspec.Struct, frozen=True, kw_only=True):
+    """What another version of memtrade said of a trial after it had run.
+
+    Attributes:
+        version: of memtrade. created: UTC, ISO 8601.
+    """
+
+    version: str
+    created: str
+    predicted: Predicted
+
+
 class Record(msgspec.Struct, frozen=True, kw_only=True):
     """One finished trial, whichever way it ended.
 
@@ -62,9 +76,11 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
         jobs: up to how many trials ran on the machine at a time, this one included. Above 1, they
             disturbed each other's times.
         predicted: what the simulator said of the same plan before it ran, with the profile of the
-            same name as the device; None if the child ended before that.
+            same name as the device; None if the child ended before that. Never replaced: it is of
+            the version that ran.
         corrections: plans that broke their budget, and what was learned of each; `predicted` is of
             the plan that stood in the end, and was made before that one ran.
+        later: predictions that were made afterwards, oldest first.
         plan: None if the child ended before it had planned.
         runtime: None if the child ended before TensorFlow was set up.
     """
@@ -81,16 +97,35 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     measured: Measured | None = None
     predicted: Predicted | None = None
     corrections: tuple[Corrected, ...] = ()
+    later: tuple[LaterPrediction, ...] = ()
     plan: PlanSummary | None = None
     runtime: Runtime | None = None
     machine: Machine
 
     @property
+    def shown_prediction(self) -> Predicted | None:
+        """What was said before the step ran. Of a trial that ran when there were no predictions
+        yet, the first one that was made of it; `predicted_by` names its version, views mark it."""
+        if self.predicted is None and self.later:
+            return self.later[0].predicted
+        return self.predicted
+
+    @property
+    def predicted_by(self) -> str | None:
+        """The version that made a prediction which is shown although it came after the run."""
+        return self.later[0].version if self.predicted is None and self.later else None
+
+    @property
+    def newest_prediction(self) -> Predicted | None:
+        return self.later[-1].predicted if self.later else self.predicted
+
+    @property
     def peak_error(self) -> float | None:
-        """The predicted peak's error, as a share of the measured one."""
-        if self.measured is None or self.predicted is None:
+        """The error of the predicted peak that is shown, as a share of the measured one."""
+        predicted = self.shown_prediction
+        if self.measured is None or predicted is None:
             return None
-        return self.predicted.peak_bytes / self.measured.peak_bytes - 1
+        return predicted.peak_bytes / self.measured.peak_bytes - 1
 
     @property
     def filename(self) -> str:
@@ -145,8 +180,7 @@ def trial_id(spec: TrialSpec, machine: Machine) -> str:
         SCHEMA_VERSION,
         msgspec.structs.replace(spec, plan_path=None, graph_path=None),
         hashlib.sha256(plan).hexdigest(),
-        machine.memtrade_version,
-        machine.tensorflow_version,
+        *machine.identity,
     )
     return short_hash(identity)
 
@@ -291,7 +325,7 @@ def _row(record: Record) -> dict[str, Any]:
     spec = record.spec
     row = {
         **_fields(record.measured),
-        **{f"predicted_{key}": value for key, value in _fields(record.predicted).items()},
+        **{f"predicted_{key}": value for key, value in _fields(record.shown_prediction).items()},
         **_fields(record.plan),
         **_fields(record.machine),
         **_fields(spec),

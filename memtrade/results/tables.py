@@ -20,7 +20,7 @@ from rich.text import Text
 
 from memtrade.measure.protocol import TrialSpec
 from memtrade.models import make_model
-from memtrade.results.machines import hardware, machine_labels
+from memtrade.results.machines import hardware, machine_labels, unlike
 from memtrade.results.records import (
     Record,
     options_text,
@@ -58,6 +58,9 @@ _EXPENDABLE = ("kept / recomputed / swapped", "relative peak", "host MB", ERROR,
 # Where TensorFlow ran out of memory: a trial has one device, and the title names it.
 _PLACE = re.compile(r" on /job:\S+( by allocator \S+)?")
 
+# Marks a prediction that was made after the run, of a trial that there was none of before.
+AFTERWARDS = "‡"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
@@ -74,8 +77,9 @@ class Row:
     def cells(self) -> tuple[str, ...]:
         """What `COLUMNS` say of it."""
         measured, plan = self.record.measured, self.record.plan
-        predicted = self.record.predicted
+        predicted = self.record.shown_prediction
         foreseen = megabytes(predicted.peak_bytes) if predicted else NONE
+        foreseen += AFTERWARDS if self.record.predicted_by else ""
         figures = (NONE, foreseen, *(NONE,) * 4)
         if measured is not None:
             error = self.record.peak_error
@@ -287,7 +291,10 @@ def _comparison(records: Sequence[Record], place: str = "") -> Comparison:
     notes = [_conditions(ordered)]
     if (jobs := max(record.jobs for record in ordered)) > 1:
         notes.append(beside_note(jobs))
-    if any(record.predicted for record in ordered):
+    if differing := unlike(ordered):
+        said = "; ".join(f"{name}: {values}" for name, values in differing.items())
+        notes.append(f"not all ran under the same conditions: {said}")
+    if any(record.shown_prediction for record in ordered):
         notes.append(_prediction(ordered))
     if reference is None:
         why = (
@@ -342,7 +349,11 @@ def _prediction(records: Sequence[Record]) -> str:
         f"{PREDICTED}: by the simulator, before the step ran; "
         f"{ERROR}: predicted less measured peak, of the measured one"
     )
-    unfit = [strategy_label(r) for r in records if r.predicted and not r.predicted.fits]
+    afterwards = sorted({record.predicted_by for record in records if record.predicted_by})
+    if afterwards:
+        note += f"; {AFTERWARDS}: after the step ran, by memtrade {', '.join(afterwards)}"
+    shown = [(r, r.shown_prediction) for r in records]
+    unfit = [strategy_label(r) for r, said in shown if said and not said.fits]
     if unfit:
         note += f"; what it would take, beyond the limit: {', '.join(unfit)}"
     return note

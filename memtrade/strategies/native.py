@@ -34,13 +34,14 @@ class NativeStrategy:
     options: type[NativeOptions]
 
 
+_TOLERANCE = "the share of an update by which verify lets a variable differ from the original's"
+
+
 @dataclass(frozen=True, kw_only=True)
 class NativeOptions:
     """What all of them have."""
 
-    tolerance: float = option(
-        0.0, "the largest difference from the original that verify lets pass", at_least=0
-    )
+    tolerance: float = option(0.0, _TOLERANCE, at_least=0)
 
     def __post_init__(self) -> None:
         for each in options_of(type(self)):
@@ -119,9 +120,7 @@ class Grappler(NativeOptions):
 class Xla(NativeOptions):
     """XLA fuses, and so adds in another order."""
 
-    tolerance: float = option(
-        1e-3, "the largest difference from the original that verify lets pass", at_least=0
-    )
+    tolerance: float = option(1e-3, _TOLERANCE, at_least=0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,9 +128,7 @@ class Accumulate(NativeOptions):
     """Batch norm sees one micro-batch at a time: with it the gradient is another one."""
 
     micro_batches: int = option(4, "parts of a batch")
-    tolerance: float = option(
-        1e-5, "the largest difference from the original that verify lets pass", at_least=0
-    )
+    tolerance: float = option(1e-4, _TOLERANCE, at_least=0)
 
 
 NATIVE_STRATEGIES = (

@@ -1,30 +1,21 @@
 """Is it still the same gradient? Two steps from the same variables on the same batch.
 
 Equality of the loss and of every variable after each step implies equality of the gradients, and
-takes in moving averages and optimizer slots as well.
+takes in moving averages and optimizer slots as well. How far apart values are, and what counts, is
+`memtrade.measure.comparison`'s.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
 import tensorflow as tf
 
+from memtrade.measure.comparison import LOSS, Comparison, Values, by_name
+from memtrade.tf.step import TrainStep
+
 Step = Callable[..., tf.Tensor]
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """Largest absolute differences by name, over all steps. NaN against a number is infinite."""
-
-    differences: dict[str, float]
-
-    def beyond(self, tolerance: float) -> list[tuple[str, float]]:
-        """What differs by more than `tolerance`, the largest first."""
-        found = [(name, d) for name, d in self.differences.items() if d > tolerance]
-        return sorted(found, key=lambda each: (-each[1], each[0]))
 
 
 def compare_steps(
@@ -41,50 +32,60 @@ def compare_steps(
 
     Args:
         own_variables: those that `rewritten` changes, in the order of `variables`, where it does
-            not change the same ones.
+            not change the same ones. If there are more of them, or fewer, names tell partners.
     """
-    initial = [variable.numpy() for variable in variables]
+    names = [variable.name for variable in variables]
+    initial = by_name(names, [variable.numpy() for variable in variables])
     changed = variables if own_variables is None else own_variables
+    if len(changed) != len(variables):
+        names = [variable.name for variable in changed]
     histories = []
-    for number, (step, variables_of) in enumerate(((original, variables), (rewritten, changed))):
-        _restore(variables_of, initial)
+    for number, (step, own) in enumerate(
+        (
+            (original, dict(zip(initial, variables, strict=True))),
+            (rewritten, by_name(names, changed)),
+        )
+    ):
+        _restore(own, initial)
         # Random ops keep a state in their kernels. This makes both steps start with fresh ones.
         tf.random.set_seed(0)
         history = []
         for i in range(steps):
             on_step(number * steps + i + 1, 2 * steps)
-            loss = step(*batch)
-            history.append([np.asarray(loss), *(variable.numpy() for variable in variables_of)])
+            loss = np.asarray(step(*batch))
+            history.append({LOSS: loss, **{name: each.numpy() for name, each in own.items()}})
         histories.append(history)
-        _restore(variables_of, initial)
-    names = ["loss", *_unique_names(variables)]
-    differences = dict.fromkeys(names, 0.0)
+        _restore(own, initial)
+    comparison = Comparison(initial)
     for expected, found in zip(*histories, strict=True):
-        for name, a, b in zip(names, expected, found, strict=True):
-            differences[name] = max(differences[name], _difference(a, b))
-    return Comparison(differences)
+        comparison.add(expected, found)
+    return comparison
 
 
-def _restore(variables: Sequence[tf.Variable], values: Sequence[np.ndarray]) -> None:
-    for variable, value in zip(variables, values, strict=True):
-        variable.assign(value)
+def compare_values(
+    step: TrainStep, values: Values, losses: Sequence[float], *, left_out: Collection[str] = ()
+) -> Comparison:
+    """Runs `step` as often as there are losses, and compares these, and the variables then, with
+    `values` that another process came to from the same ones; but for the names `left_out`."""
+    batch = step.make_batch()
+    variables = [variable for variable in step.variables() if variable.name not in left_out]
+    theirs = [name for name in values if name not in left_out]
+
+    def present() -> dict[str, np.ndarray]:
+        return by_name([each.name for each in variables], [each.numpy() for each in variables])
+
+    comparison = Comparison(present())
+    for i, loss in enumerate(losses, start=1):
+        expected = {LOSS: np.asarray(step.function(*batch))}
+        found = {LOSS: np.asarray(loss)}
+        if i == len(losses):
+            expected |= present()
+            found |= by_name(theirs, [values[name] for name in theirs])
+        comparison.add(expected, found)
+    return comparison
 
 
-def _difference(a: np.ndarray, b: np.ndarray) -> float:
-    if np.array_equal(a, b):
-        return 0.0
-    if not np.issubdtype(a.dtype, np.inexact):
-        return float(np.max(np.abs(a.astype(np.float64) - b.astype(np.float64))))
-    if np.array_equal(a, b, equal_nan=True):
-        return 0.0
-    with np.errstate(invalid="ignore"):
-        gap = np.abs(a.astype(np.float64) - b.astype(np.float64))
-    return float(np.max(np.nan_to_num(gap, nan=np.inf)))
-
-
-def _unique_names(variables: Sequence[tf.Variable]) -> list[str]:
-    names: list[str] = []
-    for variable in variables:
-        name = variable.name.partition(":")[0]
-        names.append(name if name not in names else f"{name}#{len(names)}")
-    return names
+def _restore(variables: dict[str, tf.Variable], values: Values) -> None:
+    for name, variable in variables.items():
+        if name in values and variable.shape == values[name].shape:
+            variable.assign(values[name])

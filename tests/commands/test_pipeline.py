@@ -7,9 +7,12 @@ import math
 import socket
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from memtrade.commands import partition
+from memtrade.commands import partition, pipeline_run
+from memtrade.measure.pipeline_protocol import PipelineOutcome
+from memtrade.measure.protocol import Difference, Verified
 from memtrade.results.pipeline_records import load_pipeline_records, save_pipeline_record
 from tests.commands.conftest import Run, trace_here
 from tests.pipeline.records import record
@@ -68,10 +71,31 @@ def test_a_pipeline_with_swapping_stages_is_a_record(run: Run) -> None:
     (made,) = load_pipeline_records("out")
     assert (made.trial.strategy, made.status) == ("lms", "ok")
     assert made.measured is not None
-    assert made.measured.max_difference is not None
-    assert made.measured.max_difference < 1e-4
+    assert made.measured.verified is not None
+    assert made.measured.verified.equal
+    assert made.measured.verified.max_difference is not None
+    assert made.measured.verified.max_difference < 1e-4
     assert sum(stage.host_bytes for stage in made.predicted.stages) > 0
-    assert "Largest difference from the unpipelined step" in out
+    assert "Equal to the unpipelined step: off by " in out
+
+
+@pytest.mark.parametrize("why", ["", "is not a number", "has no partner"])
+def test_a_pipeline_that_computes_something_else_exits_with_1(
+    run: Run, monkeypatch: pytest.MonkeyPatch, why: str
+) -> None:
+    made = record(partitions=2, micro_batches=2, schedule="gpipe")
+    assert made.measured is not None
+    share = None if why else 0.5
+    verified = Verified(
+        equal=False, tolerance=0.05, max_difference=share, of_update=share, steps=1, variables=3,
+        differing=(Difference("w", share, share, why),),
+    )  # fmt: skip
+    measured = msgspec.structs.replace(made.measured, verified=verified)
+    outcome = PipelineOutcome(status="ok", measured=measured)
+    monkeypatch.setattr(pipeline_run, "run_pipeline", lambda *given, **named: outcome)
+    status, out, _ = run("pipeline", "run", *MODEL, "--micro-batches", "2", "--verify")
+    assert status == 1
+    assert f"Differs from the unpipelined step: w {why or 'by 0.5 of the update'}" in out
 
 
 def test_a_table_over_records_says_what_was_measured_and_what_predicted(run: Run) -> None:

@@ -1,7 +1,9 @@
 """Pipelined trials as processes: what is measured, and how they end."""
 
 import dataclasses
+import shutil
 import socket
+import subprocess
 import time
 from pathlib import Path
 
@@ -10,7 +12,7 @@ import pytest
 
 from memtrade.errors import MemtradeError
 from memtrade.measure.pipeline import check_reachable, run_pipeline
-from memtrade.measure.pipeline_protocol import PipelineStepDone, PipelineTrial
+from memtrade.measure.pipeline_protocol import PipelineStepDone, PipelineTrial, Serving
 from memtrade.models import make_model
 from memtrade.pipeline.partition import Partitioner
 from memtrade.pipeline.predict import PipelinePredictor
@@ -70,8 +72,10 @@ def test_peaks_are_measured_and_predicted(graph, partition, tmp_path: Path):
     measured = outcome.measured
     assert outcome.status == "ok", outcome.reason
     assert measured is not None
-    assert measured.max_difference is not None
-    assert measured.max_difference < 1e-4
+    assert measured.verified is not None
+    assert measured.verified.equal
+    assert measured.verified.max_difference is not None
+    assert measured.verified.max_difference < 1e-4
     predicted = PipelinePredictor(graph, partition, ARENA).predict(
         SCHEDULE, micro_batch_size=2, arenas=True
     )
@@ -135,6 +139,34 @@ def test_a_killed_stage_is_named_and_nothing_stays_behind(partition):
     assert (outcome.status, outcome.stage) == ("crashed", 1)
     assert outcome.reason.startswith("stage 2 was killed by SIGKILL")
     assert not stages_left()
+
+
+def test_a_local_stage_listens_to_this_machine_alone(partition):
+    seen: list[Serving] = []
+    devices: list[set[str]] = []
+
+    def look(event: object) -> None:
+        if isinstance(event, Serving):
+            seen.append(event)
+        elif isinstance(event, PipelineStepDone) and not devices:
+            stages = [child for child in stages_left() if child.cmdline()[-1] == "stage"]
+            devices.extend(map(listening_on, stages) if shutil.which("ss") else [set()])
+
+    outcome = run_pipeline(trial(), partition, SCHEDULE, timeout_seconds=120, on_event=look)
+    assert outcome.status == "ok", outcome.reason
+    assert [event.exposed for event in seen] == [False, False]
+    if shutil.which("ss"):  # else nothing but the stage itself can tell
+        assert devices == [{"lo"}] * 2
+
+
+def listening_on(process: psutil.Process) -> set[str]:
+    """The devices that a process's listening sockets are bound to; "" is any.
+
+    The kernel tells no other process: `ss` asks it by netlink, and prints them behind a %.
+    """
+    shown = subprocess.run(["ss", "-Htlnp"], capture_output=True, text=True, check=True).stdout
+    rows = [line.split() for line in shown.splitlines() if f"pid={process.pid}," in line]
+    return {row[3].rpartition(":")[0].partition("%")[2] for row in rows}
 
 
 def test_an_unreachable_address_is_named_within_ten_seconds():

@@ -370,6 +370,13 @@ def test_the_arena_is_switched_on_with_its_limit_in_mib() -> None:
     assert "glibc.malloc.arena_max=1" in env["GLIBC_TUNABLES"]
 
 
+def test_the_users_own_heap_settings_are_kept_and_added_to() -> None:
+    own = "glibc.malloc.check=1:glibc.malloc.arena_max=4"
+    told = child_environment(SPEC, {"GLIBC_TUNABLES": own})["GLIBC_TUNABLES"]
+    assert told.startswith(f"{own}:glibc.malloc.hugetlb=1")
+    assert told.count("arena_max") == 1
+
+
 def test_a_gpu_counts_among_the_visible_ones() -> None:
     spec = TrialSpec(device="gpu:1", memory_limit_bytes=1 << 30)
     env = child_environment(spec, {"TF_CPU_ALLOCATOR_USE_BFC": "true"})

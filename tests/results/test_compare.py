@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import msgspec
 import pytest
 
 from memtrade.errors import MemtradeError
 from memtrade.measure.host import Machine
-from memtrade.results.changes import changes_sheet, changes_to_csv
+from memtrade.measure.protocol import Runtime
+from memtrade.results.changes import changes_sheet, changes_to_csv, unlike_notes
 from memtrade.results.compare import UnlikeMachinesError, compare_results, judge
 from memtrade.results.records import Record
+from memtrade.results.tables import compare
 from tests.results.conftest import MACHINE, MODEL_OPTIONS
 
 MakeRecord = Callable[..., Record]
@@ -201,3 +204,43 @@ def test_csv_has_the_noise_in_the_same_unit(timed: Callable[..., Record]) -> Non
     )
     assert ",peak,2880000000,2880000000,0.0,0,same," in peak
     assert ",time,1.0,1.2,0.19999999999999996,0.05,worse," in time
+
+
+# What ran under other conditions.
+
+RUNTIME = Runtime(
+    tensorflow_version="2.21.0", device="CPU:0", limit_bytes=1 << 30, onednn=True,
+    intra_op_threads=2, inter_op_threads=1,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("machine", "runtime", "warning"),
+    [
+        ({"cpu_features": ("avx", "avx2")}, {}, "CPU features (fewer → avx2)"),
+        ({"memtrade_version": "0.1+g0123456"}, {}, "memtrade (0.1.0 → 0.1+g0123456)"),
+        ({"settings": ("OMP_NUM_THREADS=1",)}, {}, "settings (none → OMP_NUM_THREADS=1)"),
+        ({}, {"onednn": False}, "oneDNN (on → off)"),
+        ({}, {"intra_op_threads": 1}, "threads (2 → 1)"),
+    ],
+)
+def test_other_conditions_are_warned_of(
+    make_record: MakeRecord, machine: dict[str, Any], runtime: dict[str, Any], warning: str
+) -> None:
+    known = msgspec.structs.replace(MACHINE, cpu_features=("avx",))
+    before = make_record(machine=known, runtime=RUNTIME)
+    after = make_record(
+        machine=msgspec.structs.replace(known, **machine),
+        runtime=msgspec.structs.replace(RUNTIME, **runtime),
+    )
+    notes = unlike_notes(compare_results([before], [after]))
+    assert notes == [f"WARNING: {warning} differ in 1 of 1 trials: changes may be theirs"]
+    assert unlike_notes(compare_results([before], [before])) == []
+    (table,) = compare([before, msgspec.structs.replace(after, spec=make_record("ome").spec)])
+    assert any(note.startswith("not all ran under the same conditions") for note in table.notes)
+
+
+def test_what_an_older_record_does_not_know_is_no_difference(make_record: MakeRecord) -> None:
+    known = msgspec.structs.replace(MACHINE, cpu_features=("avx",), settings=("A=1",))
+    newer = make_record(machine=known, runtime=RUNTIME)
+    assert unlike_notes(compare_results([make_record()], [newer])) == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -127,12 +128,35 @@ def test_the_id_tells_trials_apart(make_record: MakeRecord, change: dict[str, ob
     assert trial_id(changed, record.machine) != record.id
 
 
-def test_the_id_tells_versions_apart_but_not_machines(make_record: MakeRecord) -> None:
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"tensorflow_version": "2.22.0"},
+        {"memtrade_version": "0.1+g0123456"},
+        {"cpu_model": "Another"},
+        {"cpu_features": ("avx", "avx2")},
+        {"cores": 64},
+        {"settings": ("TF_ENABLE_ONEDNN_OPTS=0",)},
+    ],
+)
+def test_the_id_tells_apart_what_can_change_a_figure(
+    make_record: MakeRecord, change: dict[str, object]
+) -> None:
+    """Machines, too, since their kernels differ; but not by how much memory is built in."""
     record = make_record()
-    newer = msgspec.structs.replace(record.machine, tensorflow_version="2.22.0")
-    larger = msgspec.structs.replace(record.machine, cores=64, cpu_model="Another")
-    assert trial_id(record.spec, newer) != record.id
+    assert trial_id(record.spec, msgspec.structs.replace(record.machine, **change)) != record.id
+    larger = msgspec.structs.replace(record.machine, memory_bytes=1 << 40)
     assert trial_id(record.spec, larger) == record.id
+
+
+def test_an_older_record_loads_and_keeps_its_id(make_record: MakeRecord, tmp_path: Path) -> None:
+    path = save_record(msgspec.structs.replace(make_record(), id="0123456789ab"), tmp_path)
+    older = json.loads(path.read_bytes())
+    for name in ("cpu_features", "settings"):
+        older["machine"].pop(name, None)
+    path.write_text(json.dumps(older))
+    (loaded,) = load_records(tmp_path)
+    assert (loaded.id, loaded.machine.cpu_features) == ("0123456789ab", None)
 
 
 def test_a_saved_plan_counts_by_its_contents(tmp_path: Path, make_record: MakeRecord) -> None:

@@ -10,13 +10,14 @@ import pytest
 import tensorflow as tf
 
 from memtrade.errors import UnsupportedGraphError
+from memtrade.measure.comparison import Comparison
 from memtrade.models import make_model
 from memtrade.strategies import make_options
 from memtrade.tf.build import make_step
 from memtrade.tf.construction import AS_USUAL, Construction
 from memtrade.tf.extract import trace
 from memtrade.tf.native import grappler_config, make_native_step
-from memtrade.tf.verify import Comparison, compare_steps
+from memtrade.tf.verify import compare_steps
 from tests.tf.small_models import SMALL
 
 GPT2 = {"layers": 3, "width": 32, "heads": 2, "positions": 16, "vocabulary": 50, "batch_size": 4}
@@ -60,7 +61,7 @@ def beyond(strategy: str, build, **options) -> set[str]:
 
 def test_recompute_grad_is_the_same_step_without_batch_norm_and_dropout():
     """But for rounding: a sum of gradients may be added up in another order."""
-    assert not compare("recompute_grad", builder("gpt2", GPT2)).beyond(1e-6)
+    assert not compare("recompute_grad", builder("gpt2", GPT2)).beyond(1e-4)
 
 
 @pytest.mark.parametrize("name", ["resnet-18", "inception-v4", "amoebanet-d"])
@@ -69,7 +70,7 @@ def test_recompute_grad_moves_batch_norms_averages_twice(name):
     family, options = SMALL[name]
     if name == "inception-v4":
         options = options | {"dropout": 0.0}
-    found = compare("recompute_grad", builder(family, options)).beyond(1e-4)
+    found = compare("recompute_grad", builder(family, options)).beyond(1e-2)
     assert found
     kinds = {variable.rpartition("/")[2] for variable, _ in found}
     assert kinds == {"moving_mean", "moving_variance"}

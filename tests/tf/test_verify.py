@@ -1,0 +1,131 @@
+"""Steps with a planted fault, beside the steps that they were made of."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from memtrade.measure.comparison import ANOTHER_ORDER
+from memtrade.models import make_model
+from memtrade.tf.build import make_step
+from memtrade.tf.verify import compare_steps, compare_values
+
+TINY = 1e-4
+FAMILY = "gpt2"
+OPTIONS = {"layers": 2, "width": 32, "heads": 2, "positions": 16, "vocabulary": 50, "batch_size": 4}
+
+
+@pytest.fixture(scope="module")
+def step():
+    return make_step(make_model(FAMILY, OPTIONS), optimizer="momentum", learning_rate=TINY)
+
+
+@pytest.fixture(scope="module")
+def computed(step):
+    """The variables after two steps, and the losses: what a right pipeline comes to."""
+    variables, batch = step.variables(), step.make_batch()
+    before = [variable.numpy() for variable in variables]
+    losses = [float(step.function(*batch)) for _ in range(2)]
+    values = {variable.name: variable.numpy() for variable in variables}
+    for variable, value in zip(variables, before, strict=True):
+        variable.assign(value)
+    return before, values, losses
+
+
+@pytest.fixture
+def afresh(step, computed):
+    for variable, value in zip(step.variables(), computed[0], strict=True):
+        variable.assign(value)
+    return step
+
+
+def differing(step, found, **named) -> list[tuple[str, str]]:
+    comparison = compare_values(step, *found, **named)
+    return [(each.name, each.why) for each in comparison.verified(ANOTHER_ORDER).differing]
+
+
+def weight(names) -> str:
+    return next(name for name in names if name == "block1/mlp_in/kernel:0")
+
+
+def test_what_was_computed_right_is_equal(afresh, computed) -> None:
+    assert differing(afresh, computed[1:]) == []
+
+
+def test_a_gradient_that_was_dropped_is_seen_at_a_tiny_learning_rate(afresh, computed) -> None:
+    before, values, losses = computed
+    name = weight(values)
+    old = dict(zip(values, before, strict=True))[name]
+    assert np.abs(old - values[name]).max() < 1e-4  # what verify on a GPU used to let pass
+    ((found, why),) = differing(afresh, (values | {name: old}, losses))
+    assert (f"{found}:0", why) == (name, "")
+
+
+def test_nan_is_seen_beside_any_number(afresh, computed) -> None:
+    _, values, losses = computed
+    name = weight(values)
+    broken = values | {name: np.full_like(values[name], np.nan)}
+    assert differing(afresh, (broken, losses)) == [(name.removesuffix(":0"), "is not a number")]
+
+
+def test_a_loss_that_is_nan_is_seen(afresh, computed) -> None:
+    _, values, losses = computed
+    assert differing(afresh, (values, [float("nan"), losses[1]])) == [("loss", "is not a number")]
+
+
+def test_a_variable_that_only_one_of_them_has_is_named(afresh, computed) -> None:
+    _, values, losses = computed
+    name = weight(values)
+    fewer = {key: value for key, value in values.items() if key != name}
+    said = [(name.removesuffix(":0"), "has no partner")]
+    assert differing(afresh, (fewer, losses)) == said
+
+
+def test_what_is_left_out_needs_no_partner(afresh, computed) -> None:
+    _, values, losses = computed
+    name = weight(values)
+    fewer = {key: value for key, value in values.items() if key != name}
+    assert differing(afresh, (fewer, losses), left_out=[name]) == []
+
+
+def test_a_variable_that_only_one_of_them_has_is_named_the_other_way_round(
+    afresh, computed
+) -> None:
+    _, values, losses = computed
+    found = (values | {"extra:0": np.zeros(3)}, losses)
+    assert differing(afresh, found) == [("extra", "has no partner")]
+
+
+def test_steps_with_different_variables_are_compared_by_name(afresh) -> None:
+    """A step of its own that has lost one of the variables."""
+    other = make_step(make_model(FAMILY, OPTIONS), optimizer="momentum", learning_rate=TINY)
+    first, *kept = other.variables()
+    name = first.name.partition(":")[0]
+    comparison = compare_steps(
+        afresh.function,
+        other.function,
+        afresh.variables(),
+        afresh.make_batch(),
+        steps=1,
+        own_variables=kept,
+    )
+    assert comparison.unpaired == {name}
+    assert [found for found, _ in comparison.beyond(0.0)] == [name]
+
+
+def test_a_step_that_forgets_an_update_differs(step) -> None:
+    forgotten = next(each for each in step.variables() if each.name == "block1/mlp_in/kernel:0")
+
+    def forgetful(*batch: tf.Tensor) -> tf.Tensor:
+        kept = forgotten.numpy()
+        loss = step.function(*batch)
+        forgotten.assign(kept)
+        return loss
+
+    comparison = compare_steps(
+        step.function, forgetful, step.variables(), step.make_batch(), steps=1
+    )
+    assert [name for name, _ in comparison.beyond(ANOTHER_ORDER)] == [
+        forgotten.name.partition(":")[0]
+    ]
