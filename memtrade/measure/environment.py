@@ -43,8 +43,9 @@ def child_environment(spec: TrialSpec, base: Mapping[str, str] | None = None) ->
         # gpu:N counts among the GPUs that the user has left visible, in nvidia-smi's order.
         env["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
         visible = env.get("CUDA_VISIBLE_DEVICES")
-        index = int(number or 0)
-        env["CUDA_VISIBLE_DEVICES"] = visible.split(",")[index] if visible else str(index)
+        index, left = int(number or 0), visible.split(",") if visible else []
+        # A trial's own child sees one GPU only, whatever its number.
+        env["CUDA_VISIBLE_DEVICES"] = left[min(index, len(left) - 1)] if left else str(index)
         return env
     limit_bytes = spec.memory_limit_bytes or default_limit_bytes()
     env["TF_CPU_ALLOCATOR_USE_BFC"] = "true"

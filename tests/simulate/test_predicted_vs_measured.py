@@ -31,7 +31,11 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[StepGraph, Plan, list
     script = Path(__file__).with_name("drive_step.py")
     done = subprocess.run(
         [sys.executable, str(script), str(folder), str(LIMIT_MIB)],
-        env=os.environ | {"PYTHONPATH": str(Path(memory.__file__).parents[2])},
+        env=os.environ
+        | {
+            "PYTHONPATH": str(Path(memory.__file__).parents[2]),
+            "TF_ENABLE_ONEDNN_OPTS": "1",  # what the shipped facts are of
+        },
         capture_output=True,
         text=True,
         check=False,
