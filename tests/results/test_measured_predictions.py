@@ -121,7 +121,7 @@ def test_a_later_prediction_stands_beside_the_first_one(monkeypatch: pytest.Monk
         record.spec.optimizer,
     )
     assert predict_records.predict_record(record, graph) == record  # nothing new is said
-    wasteful_reuse = reuse()._replace(tried={})  # another version
+    wasteful_reuse = reuse()._replace(tried={"AddN": None})  # another version
     facts = importlib.import_module("memtrade.facts.shipped")
     monkeypatch.setattr(facts, "reuse", lambda: wasteful_reuse)
     changed = predict_records.predict_record(record, graph)
