@@ -19,6 +19,7 @@ from memtrade.facts import reuse
 from memtrade.graph import StepGraph
 from memtrade.measure.protocol import PlanSummary, TrialSpec
 from memtrade.models import make_model
+from memtrade.plan import Plan
 from memtrade.results.records import Record, load_records, planned_options
 from memtrade.simulate.predict import Predicted, Predictor
 from memtrade.strategies import find_planned
@@ -121,9 +122,13 @@ def test_a_later_prediction_stands_beside_the_first_one(monkeypatch: pytest.Monk
         record.spec.optimizer,
     )
     assert predict_records.predict_record(record, graph) == record  # nothing new is said
-    wasteful_reuse = reuse()._replace(tried={"AddN": None})  # another version
-    facts = importlib.import_module("memtrade.facts.shipped")
-    monkeypatch.setattr(facts, "reuse", lambda: wasteful_reuse)
+
+    class AnotherVersion(Predictor):
+        def predict(self, plan: Plan) -> Predicted:
+            said = super().predict(plan)
+            return msgspec.structs.replace(said, peak_bytes=said.peak_bytes + 1)
+
+    monkeypatch.setattr(predict_records, "Predictor", AnotherVersion)
     changed = predict_records.predict_record(record, graph)
     again = predict_records.predict_record(changed, graph)
     assert again == changed
