@@ -77,6 +77,8 @@ class GraphData(msgspec.Struct, frozen=True):
         control_outputs: op ids that must run although nothing reads them (the updates).
         loss: the tensor id of the loss.
         collection: tensor ids that the model or the user named as checkpoints.
+        gathered: tensor ids that the step as it came hands on together (`IdentityN`): Keras's
+            optimizers do so with all gradients. Rewritten steps do not wait for the last of them.
     """
 
     name: str
@@ -89,6 +91,7 @@ class GraphData(msgspec.Struct, frozen=True):
     control_outputs: tuple[int, ...]
     loss: int
     collection: tuple[int, ...]
+    gathered: tuple[tuple[int, ...], ...] = ()
 
 
 class StepGraph:

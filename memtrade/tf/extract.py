@@ -145,6 +145,11 @@ def read_graph(name: str, concrete: Any, laid: Sequence[tf.Variable] = ()) -> Gr
             for t in func_graph.get_collection(CHECKPOINTS)
             if t.name in tensor_ids
         ),
+        gathered=tuple(
+            tuple(tensor_ids[t.name] for t in operation.inputs if t.name in tensor_ids)
+            for operation in func_graph.get_operations()
+            if operation.type == "IdentityN"
+        ),
     )
 
 
