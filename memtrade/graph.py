@@ -34,6 +34,9 @@ SOURCE_TYPES = frozenset({"Const", "NoOp", "Placeholder", "VarHandleOp"})
 # Ops that call a function; extraction opens them up where it can.
 CALL_TYPES = frozenset({"PartitionedCall", "StatefulPartitionedCall"})
 
+# Values up to here are assigned in place; a read of the variable then copies it.
+_IN_PLACE_BYTES = 64 * 1024
+
 # What the backward part reads of the forward part alone (x - mean in a gradient) waits for its
 # reader if it is larger than this; shapes and the like are made at once.
 _LATE_BYTES = 64 * 1024
@@ -82,6 +85,8 @@ class GraphData(msgspec.Struct, frozen=True):
             bytes: what it takes to run such a kernel elsewhere.
         values: tensor id -> the numbers in it, of small whole-number tensors that tracing knows
             (shapes, axes, paddings).
+        gathered: tensor ids that the step as it came hands on together (`IdentityN`): Keras's
+            optimizers do so with all gradients. Rewritten steps do not wait for the last of them.
     """
 
     name: str
@@ -96,6 +101,7 @@ class GraphData(msgspec.Struct, frozen=True):
     collection: tuple[int, ...]
     nodes: tuple[bytes, ...] = ()
     values: dict[int, tuple[int, ...]] = {}
+    gathered: tuple[tuple[int, ...], ...] = ()
 
 
 class StepGraph:
@@ -278,6 +284,14 @@ class StepGraph:
             and producer.type not in SOURCE_TYPES
             and producer.type not in READ_TYPES
         )
+
+    def keeps_place(self, op: Op) -> bool:
+        """Whether `op` assigns a small value (a moving average), which rewritten steps write into
+        the variable's own buffer: the value's would lie about between the step's large tensors."""
+        if op.type != "AssignVariableOp":
+            return False
+        value = self.tensors[op.inputs[1]]
+        return value.shape is not None and 0 < value.size_bytes <= _IN_PLACE_BYTES
 
     def label(self, tensor: int) -> str:
         """TensorFlow's name of a tensor, such as "block1/Relu:0"."""

@@ -28,6 +28,7 @@ from memtrade.plan import Action, Plan
 from memtrade.schedule import base_order
 from memtrade.simulate.bfc import ArenaOutOfMemoryError, BfcAllocator
 from memtrade.simulate.program import Linker, Program
+from memtrade.simulate.unplanned import arrival_order
 from memtrade.simulate.walk import Holder, Lag, Peak, Walk
 from memtrade.target import Allocator, Target
 
@@ -87,12 +88,14 @@ class Simulator:
         self._base: tuple[Action, ...] | None = None
 
     def actions(self, plan: Plan | Sequence[Action]) -> Sequence[Action]:
-        """The plan's actions; for an empty plan, the ops in base order."""
+        """The plan's actions; for an empty plan, the ops in base order, or as they become ready
+        where the step as it came waits for all gradients."""
         actions = plan.actions if isinstance(plan, Plan) else plan
         if actions:
             return actions
         if self._base is None:
-            self._base = tuple(Action("run", op_id) for op_id in base_order(self.graph))
+            order = arrival_order if self.graph.data.gathered else base_order
+            self._base = tuple(Action("run", op_id) for op_id in order(self.graph))
         return self._base
 
     def memory(

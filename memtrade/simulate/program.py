@@ -92,6 +92,7 @@ class Linker:
         self.folded: dict[int, int] = {}  # constant tensor -> its copy that others read
         self._add_workspaces()
         self._fold_constants()
+        self._placed = {op.inputs[0] for op in graph.ops if graph.keeps_place(op)}
         self.specs = [self._spec(op_id) for op_id in range(len(graph.ops))]
 
     def _add_workspaces(self) -> None:
@@ -135,9 +136,12 @@ class Linker:
         inputs = tuple(t for t in op.inputs if t not in handles)
         if not self.constant[op_id]:
             inputs = tuple(self.folded.get(t, t) for t in inputs)
+        if op.type in READ_TYPES and op.inputs[0] in self._placed:  # it is read by copying
+            request = Request(self.sizes[op.outputs[0]], 0)
+            return Spec(Code.COMPUTE, (), op.outputs, (request,))
         if op.type in READ_TYPES:
             return Spec(Code.READ, (), op.outputs, variables=variables[:1])
-        if op.type == "AssignVariableOp":
+        if op.type == "AssignVariableOp" and not graph.keeps_place(op):
             return Spec(Code.ASSIGN, inputs, (), variables=variables[:1])
         if handles and op.type not in READING | CALL_TYPES:
             return Spec(Code.UPDATE, inputs, op.outputs, variables=variables)

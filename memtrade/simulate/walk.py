@@ -16,7 +16,10 @@ HANDLE_BYTES = 200  # the scalar tensor that holds a variable's resource handle
 SHAPE_BYTES, SEED_BYTES = 16, 8  # what is there while a variable or the batch gets its values
 STRING_BYTES = 24  # what a swapped tensor leaves in the arena: a string scalar
 MAX_SLICE_BYTES = (1 << 31) - (1 << 20)  # as in memtrade/tf/swap.py
-SMALL_BYTES = 1024  # constants up to here are held twice: by the kernel and by the function's graph
+# Constants up to here are held by their kernel, and by the graphs of functions that look at them: the
+# rewritten one, and for shapes, which TensorFlow infers with their values, the ones that it came from.
+SMALL_BYTES = 1024
+_GRAPHS = {"int32": 3, "int64": 3}
 _FOREVER = 1 << 40  # references of what outlives the step
 
 
@@ -124,7 +127,8 @@ class Walk:
                 size = graph.tensors[op.outputs[0]].size_bytes
                 self._sources[op.outputs[0]] = self._always("constants", size)
                 if size <= SMALL_BYTES:
-                    self._always("constants", size)
+                    for _ in range(_GRAPHS.get(graph.tensors[op.outputs[0]].dtype, 1)):
+                        self._always("constants", size)
         for copy in self.linker.folded.values():
             self._sources[copy] = self._always("constants", self.linker.sizes[copy])
         self.persistent_bytes = allocator.bytes_in_use

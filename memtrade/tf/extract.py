@@ -57,7 +57,7 @@ def trace(step: TrainStep) -> Trace:
 def trace_concrete(step: TrainStep, concrete: Any) -> Trace:
     """The trace of a concrete function of `step.specs`, in their order."""
     concrete = opened(concrete, step.specs)
-    graph = StepGraph(read_graph(step.name, concrete))
+    graph = StepGraph(read_graph(step.name, concrete, step.laid))
     return Trace(step, concrete, concrete.graph.as_graph_def(), graph)
 
 
@@ -98,8 +98,8 @@ def opened(concrete: Any, specs: Sequence[tf.TensorSpec]) -> Any:
     ).get_concrete_function()  # pyright: ignore[reportFunctionMemberAccess]
 
 
-def read_graph(name: str, concrete: Any) -> GraphData:
-    """The graph of a concrete function as plain data.
+def read_graph(name: str, concrete: Any, laid: Sequence[tf.Variable] = ()) -> GraphData:
+    """The graph of a concrete function as plain data, what it captures in the order of `laid`.
 
     Shapes come from the function's own graph: an imported GraphDef has lost those behind
     variables' handles.
@@ -137,6 +137,11 @@ def read_graph(name: str, concrete: Any) -> GraphData:
             )
         )
     batch = len(func_graph.inputs) - len(concrete.captured_inputs)
+    place = {id(variable.handle): i for i, variable in enumerate(laid)}
+    captured = sorted(
+        zip(func_graph.inputs[batch:], concrete.captured_inputs, strict=True),
+        key=lambda pair: place.get(id(pair[1]), len(place)),
+    )
     inputs = tuple(tensor_ids[t.name] for t in func_graph.inputs[:batch])
     returned = tensor_ids[find_loss(concrete.structured_outputs).name]
     return GraphData(
@@ -144,8 +149,8 @@ def read_graph(name: str, concrete: Any) -> GraphData:
         ops=tuple(ops),
         tensors=tuple(tensors),
         inputs=inputs,
-        captures=tuple(tensor_ids[t.name] for t in func_graph.inputs[batch:]),
-        capture_bytes=tuple(_captured_bytes(t) for t in concrete.captured_inputs),
+        captures=tuple(tensor_ids[inner.name] for inner, _ in captured),
+        capture_bytes=tuple(_captured_bytes(outer) for _, outer in captured),
         outputs=tuple(tensor_ids[t.name] for t in func_graph.outputs),
         control_outputs=tuple(sorted(op_ids[op.name] for op in func_graph.control_outputs)),
         loss=computed_loss(ops, tensors, inputs, returned),
@@ -156,6 +161,11 @@ def read_graph(name: str, concrete: Any) -> GraphData:
         ),
         nodes=tuple(definitions.places),
         values=_known_values(operations, tensor_ids),
+        gathered=tuple(
+            tuple(tensor_ids[t.name] for t in operation.inputs if t.name in tensor_ids)
+            for operation in func_graph.get_operations()
+            if operation.type == "IdentityN"
+        ),
     )
 
 

@@ -19,6 +19,7 @@ from memtrade.tf.construction import (
     in_micro_batches,
     micro_batch_size,
 )
+from memtrade.tf.laying import laid_down
 from memtrade.tf.step import TrainStep
 
 # What goes on alone ends a block if the next such tensor is so many times as large: a padding
@@ -49,10 +50,14 @@ def make_keras_step(
         MemtradeError: Keras refuses the model's options.
     """
     micro_batch_size(model.batch_size, construction.micro_batches)
-    network = make_network(model, construction.remat)
-    forward = _forward(network, construction)
-    updates = _OPTIMIZERS[optimizer](learning_rate)
-    updates.build(network.trainable_variables)
+    # So that layers and variables are called the same whichever models were made before.
+    keras.utils.clear_session(free_memory=False)
+    keras.utils.set_random_seed(model.seed)
+    with laid_down() as laid:
+        network = make_network(model, construction.remat)
+        forward = _forward(network, construction)
+        updates = _OPTIMIZERS[optimizer](learning_rate)
+        updates.build(network.trainable_variables)
     cross_entropy = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     specs = tuple(
         tf.TensorSpec(each.shape, tf.as_dtype(each.dtype), name)
@@ -93,18 +98,16 @@ def make_keras_step(
         specs=specs,
         make_batch=make_batch,
         variables=variables,
+        laid=laid,
     )
 
 
 def make_network(model: KerasApplication, remat: Remat | None = None) -> keras.Model:
-    """The model, with random weights, which depend on its seed only.
+    """The model, with random weights, which depend on Keras's seed only.
 
     Raises:
         MemtradeError: Keras refuses the image size.
     """
-    # So that layers and variables are called the same whichever models were made before.
-    keras.utils.clear_session(free_memory=False)
-    keras.utils.set_random_seed(model.seed)
     scope = contextlib.nullcontext()
     if remat is not None:
         scope = keras.RematScope(

@@ -22,6 +22,7 @@ from memtrade.kernel_pairs import bias_gradients
 from memtrade.plan import Plan, check_plan
 from memtrade.tf.extract import Trace
 from memtrade.tf.graft import graft
+from memtrade.tf.in_place import write_in_place
 from memtrade.tf.swap import HostTransfer, NodeDef, empty_nodes, size_node
 
 # Names of new nodes start with this; users find them in TensorBoard and in traces.
@@ -94,6 +95,8 @@ class _Rewriter:
         if op.type == "Placeholder":  # the new function brings its own
             return
         node = self._copy(op_id, op.name)
+        if self.graph.keeps_place(op):
+            self.nodes.extend(write_in_place(node, len(self.graph.tensors[op.inputs[1]].shape)))
         self.nodes.append(node)
         beside = self.filter_gradients.pop(op_id, None)
         if beside is not None and self.plan.order == "pinned":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,7 @@ class TrainStep:
         make_batch: allocates one batch that fits `specs`.
         variables: all that a step changes: weights, moving averages, optimizer slots. A callable,
             because tracing may create variables.
+        laid: the variables as they lie in memory, where that is not the order of their first use.
     """
 
     name: str
@@ -31,3 +32,4 @@ class TrainStep:
     specs: tuple[tf.TensorSpec, ...]
     make_batch: Callable[[], tuple[tf.Tensor, ...]]
     variables: Callable[[], tuple[tf.Variable, ...]]
+    laid: Sequence[tf.Variable] = ()
