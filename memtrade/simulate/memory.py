@@ -14,7 +14,8 @@ an update copies the variable if a read value is still held. A swapped tensor le
 bytes behind, its bytes are on the process heap.
 
 Assumed: one action at a time. For order "dataflow", where the executor may run ahead, the walk
-along the same order is an approximation; for a plan without actions it follows `base_order`.
+along the same order is an approximation; for a plan without actions it follows
+`unplanned.executor_order`.
 """
 
 from __future__ import annotations
@@ -25,10 +26,9 @@ import msgspec
 
 from memtrade.graph import StepGraph
 from memtrade.plan import Action, Plan
-from memtrade.schedule import base_order
 from memtrade.simulate.bfc import ArenaOutOfMemoryError, BfcAllocator
 from memtrade.simulate.program import Linker, Program
-from memtrade.simulate.unplanned import arrival_order
+from memtrade.simulate.unplanned import executor_order
 from memtrade.simulate.walk import Holder, Lag, Peak, Walk
 from memtrade.target import Allocator, Target
 
@@ -88,14 +88,12 @@ class Simulator:
         self._base: tuple[Action, ...] | None = None
 
     def actions(self, plan: Plan | Sequence[Action]) -> Sequence[Action]:
-        """The plan's actions; for an empty plan, the ops in base order, or as they become ready
-        where the step as it came waits for all gradients."""
+        """The plan's actions; for an empty plan, the ops as TensorFlow runs them."""
         actions = plan.actions if isinstance(plan, Plan) else plan
         if actions:
             return actions
         if self._base is None:
-            order = arrival_order if self.graph.data.gathered else base_order
-            self._base = tuple(Action("run", op_id) for op_id in order(self.graph))
+            self._base = tuple(Action("run", op_id) for op_id in executor_order(self.graph))
         return self._base
 
     def memory(

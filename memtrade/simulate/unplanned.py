@@ -1,20 +1,64 @@
-"""The order in which TensorFlow runs a step that no plan puts in order, as far as it can be known.
+"""The order in which TensorFlow runs a step that no plan puts in order, on one executor thread.
 
-The executor starts ops as they become ready, first come, first served. What the step as it came
-gathers (Keras's optimizers hand all gradients through one IdentityN, which waits for the last of
-them) is read no earlier than that. O(ops + edges).
+As its executor does it: of the ops that become ready with the end of one, the cheap ones (which
+hand on a buffer or a shape) go on at once, and one other with them, if no cheap one is left; the
+others go on top of a stack, from which the thread takes the next when it has nothing to go on with.
+
+    group ─► identity of dx    the input's gradient goes on the stack ...
+          └► identity of dw ─► update       ... and is taken from it once the update has run
+
+Constants and inputs come before all else. What the step as it came gathers (Keras's optimizers hand
+all gradients through one IdentityN, which waits for the last of them) is read no earlier than that.
+With more threads the order is another from run to run. O(ops + edges).
 """
 
 from __future__ import annotations
 
 from collections import deque
 
-from memtrade.graph import StepGraph
+from memtrade.graph import ALIAS_TYPES, READ_TYPES, SOURCE_TYPES, StepGraph
+
+# Ops whose kernels call themselves inexpensive.
+_CHEAP = ALIAS_TYPES | READ_TYPES | SOURCE_TYPES | {"Rank", "Shape", "ShapeN", "Size"}
 
 
-def arrival_order(graph: StepGraph) -> list[int]:
-    """Op ids in the order in which they become ready."""
-    before = [{graph.tensors[t].op for t in op.inputs} | set(op.controls) for op in graph.ops]
+def executor_order(graph: StepGraph) -> list[int]:
+    """Op ids in the order in which they run."""
+    successors, waiting = _edges(graph)
+    order: list[int] = []
+
+    def run(op_id: int) -> list[int]:
+        """The ops that become ready with it."""
+        order.append(op_id)
+        ready = []
+        for successor in successors[op_id]:
+            waiting[successor] -= 1
+            if not waiting[successor]:
+                ready.append(successor)
+        return ready
+
+    stack: list[int] = []
+    for root in [op.id for op in graph.ops if not waiting[op.id]]:
+        cheap = deque([root])
+        while cheap:
+            for ready in run(cheap.popleft()):
+                (cheap if graph.ops[ready].type in _CHEAP else stack).append(ready)
+    while stack:
+        at_once = deque([stack.pop()])
+        while at_once:
+            dear = []
+            for ready in run(at_once.popleft()):
+                (at_once if graph.ops[ready].type in _CHEAP else dear).append(ready)
+            if dear and not at_once:
+                at_once.append(dear.pop())
+            stack.extend(dear)
+    return order
+
+
+def _edges(graph: StepGraph) -> tuple[list[list[int]], list[int]]:
+    """For each op those that wait for it, readers of its outputs first; and for how many it waits."""
+    reads = [{graph.tensors[t].op for t in op.inputs} for op in graph.ops]
+    before = [each | set(op.controls) for each, op in zip(reads, graph.ops, strict=True)]
     for group in graph.data.gathered:
         producers = {graph.tensors[t].op for t in group}
         if not producers.isdisjoint(graph.descendants):
@@ -22,19 +66,11 @@ def arrival_order(graph: StepGraph) -> list[int]:
             for reader in {c for t in group for c in graph.consumers[t]} - ahead:
                 before[reader] |= producers
     successors: list[list[int]] = [[] for _ in graph.ops]
-    for op_id, waits in enumerate(before):
-        for producer in sorted(waits):
-            successors[producer].append(op_id)
-    waiting = [len(each) for each in before]
-    ready = deque(op.id for op in graph.ops if not waiting[op.id])
-    order: list[int] = []
-    while ready:
-        order.append(ready.popleft())
-        for successor in successors[order[-1]]:
-            waiting[successor] -= 1
-            if not waiting[successor]:
-                ready.append(successor)
-    return order
+    for edges in (reads, [waits - read for waits, read in zip(before, reads, strict=True)]):
+        for op_id, waits in enumerate(edges):
+            for producer in sorted(waits):
+                successors[producer].append(op_id)
+    return successors, [len(each) for each in before]
 
 
 def _leading_to(graph: StepGraph, ops: set[int]) -> set[int]:
