@@ -345,7 +345,7 @@ def serve(
     *,
     cluster: str,
     stage: int,
-    device: str = "arena",
+    device: str | None = None,
     memory_limit: str | None = None,
     verbose: Flag = False,
 ) -> int:
@@ -361,7 +361,7 @@ def serve(
     stage
         Which of them this one is, from 1.
     device
-        arena or gpu:N, out of `memtrade devices`.
+        arena or gpu:N, out of `memtrade devices`. Unless given: gpu:0 if there is one, else arena.
     memory_limit
         Of the stage, such as 2GiB.
     verbose

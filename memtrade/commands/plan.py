@@ -84,9 +84,7 @@ def _show(plan: Plan, graph: StepGraph) -> None:
     """The totals, what the strategy remarks, then each decision with its tensors in forward
     order."""
     summary = PlanSummary.of(plan, graph)
-    totals = Table(
-        title=f"{plan.strategy} on {graph.name}, for {plan.target}", title_justify="left"
-    )
+    totals = Table(title=f"{plan.strategy} on {graph.name}", title_justify="left")
     for name in ("decision", "activations", "MB"):
         totals.add_column(name, justify="left" if name == "decision" else "right")
     for word in DECISIONS.values():
@@ -94,7 +92,8 @@ def _show(plan: Plan, graph: StepGraph) -> None:
         totals.add_row(word, f"{count:,}", megabytes(size))
     console = stdout()
     console.print(totals)
-    console.print(f"{summary.actions:,} actions, {summary.clones:,} of them run an op again")
+    what = f"{summary.actions:,} actions, {summary.clones:,} of them run an op again"
+    console.print(f"{what}, for {plan.target}")
     for remark in plan.remarks:
         console.print(remark)
     if plan.gap is not None:

@@ -118,7 +118,7 @@ def serve_stage(
     stage: int,
     addresses: Sequence[str],
     *,
-    device: str = "arena",
+    device: str,
     memory_limit_bytes: int,
     on_event: Callable[[PipelineEvent], None] = lambda event: None,
     on_log: Callable[[str], None] = lambda line: None,

@@ -24,7 +24,8 @@ GRAPH = random_step_graph(3, 8)
 
 
 @pytest.fixture(autouse=True)
-def _tiny(monkeypatch: pytest.MonkeyPatch) -> None:
+def _tiny(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    del run  # it has set another step's graph
     monkeypatch.setattr(profiles, "extract_graph", lambda spec, **_: GRAPH)
 
 

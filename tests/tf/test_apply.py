@@ -15,6 +15,11 @@ from memtrade.errors import (
     UnknownNameError,
     UnsupportedGraphError,
 )
+from memtrade.simulate.predict import ROOMY_BYTES, Predictor
+from memtrade.strategies import PLANNED, make_options
+from memtrade.target import profile_target
+from memtrade.tf.extract import trace_concrete
+from memtrade.tf.step import TrainStep
 from memtrade.tf.verify import compare_steps
 from tests.tf.user_steps import BATCH, STEPS, WIDTH, UserStep, images
 
@@ -152,6 +157,25 @@ def test_a_budget_is_kept_or_refused():
         memtrade.apply(step.function, step.batch, strategy="checkpoints", budget=100_000)
     with pytest.raises(InfeasibleBudgetError):
         memtrade.apply(step.function, step.batch, strategy="optimal", budget="100KB")
+
+
+def test_a_profile_is_the_target_that_judges():
+    """A GPU's plan is judged by its own allocator and kernels, not by the arena's."""
+    step = STEPS["averaged"]()
+    function = step.function.get_concrete_function(*step.batch)
+    given = TrainStep("step", step.function, (), lambda: step.batch, tuple)
+    graph = trace_concrete(given, function).graph
+    needed = {}
+    for name in ("arena", "h100"):
+        target = profile_target(name)
+        made = PLANNED["lms"].plan(graph, make_options("lms"), target)
+        needed[name] = Predictor(graph, target).predict(made, limit_bytes=ROOMY_BYTES).peak_bytes
+        with pytest.raises(InfeasibleBudgetError) as refused:
+            memtrade.apply(step.function, step.batch, strategy="lms", budget=1, profile=name)
+        assert refused.value.needed_bytes == needed[name]
+    assert needed["arena"] != needed["h100"]
+    with pytest.raises(UnknownNameError, match="did you mean 'h100'"):
+        memtrade.apply(step.function, step.batch, profile="h10")
 
 
 def test_names_are_checked():
