@@ -56,7 +56,7 @@ def executor_order(graph: StepGraph) -> list[int]:
 
 
 def _edges(graph: StepGraph) -> tuple[list[list[int]], list[int]]:
-    """For each op those that wait for it, readers of its outputs first; and for how many it waits."""
+    """For each op those that wait for it, its readers first, and for how many it waits itself."""
     reads = [{graph.tensors[t].op for t in op.inputs} for op in graph.ops]
     before = [each | set(op.controls) for each, op in zip(reads, graph.ops, strict=True)]
     for group in graph.data.gathered:
