@@ -7,12 +7,12 @@ plan ──► first step ──peak above the budget──► kernels near the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from memtrade.errors import MemtradeError
 from memtrade.facts.signature import signature_of
-from memtrade.graph import StepGraph
+from memtrade.graph import Op, StepGraph
 from memtrade.measure.here import learned_target
 from memtrade.plan import Plan
 from memtrade.simulate.predict import Predictor
@@ -63,20 +63,26 @@ def corrected(
     Args:
         peak_bytes: that the plan's step took.
     """
-    near = [graph.ops[op_id] for op_id in _near_the_peak(target, graph, plan)]
-    asked = [op for op in near if signature_of(op, graph)]
-    keys = frozenset(s.key for op in asked if (s := signature_of(op, graph)))
-    better = learned_target(
-        target, [graph], anew=keys, environment=environment, on_progress=on_progress
-    )
-    changed = sum(
-        better.facts.of(op, graph).requests != target.facts.of(op, graph).requests for op in asked
-    )
+
+    def ask(ops: Sequence[Op]) -> tuple[Target, int]:
+        """The ops' kernels asked anew, and how many ops' requests are others than was thought."""
+        keys = frozenset(s.key for op in ops if (s := signature_of(op, graph)))
+        better = learned_target(
+            target, [graph], anew=keys, environment=environment, on_progress=on_progress
+        )
+        before, after = target.facts, better.facts
+        return better, sum(
+            before.of(op, graph).requests != after.of(op, graph).requests for op in ops
+        )
+
+    better, changed = ask([graph.ops[op_id] for op_id in _near_the_peak(target, graph, plan)])
+    if changed:  # what was thought of the others is not to be trusted either
+        better, changed = ask(graph.ops)
     predicted = Predictor(graph, better).predict(plan)
     unexplained = max(0, peak_bytes - predicted.peak_bytes)
     if unexplained:
         better = better.replace(margin_bytes=better.margin_bytes + unexplained)
-    remedy = f"{len(keys)} kernels asked anew, {changed} ops' requests are others than was thought"
+    remedy = f"kernels asked anew, {changed} ops' requests are others than was thought"
     if unexplained:
         remedy += f"; {megabytes(unexplained)} MB that nothing explains set aside"
     return Correction(better, remedy)

@@ -1,0 +1,70 @@
+"""A budget that the first plan breaks, because a fact is wrong, and that the next one holds."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from memtrade.facts.cache import FactsFile, all_files
+from memtrade.facts.surroundings import ONEDNN
+from memtrade.measure.protocol import TrialSpec
+from memtrade.measure.trial import run_trial
+
+# Eigen's gradient of a filter asks for more scratch than for anything else.
+KERNELS = "0"
+NET = {"layers": 18, "image_size": 64, "num_classes": 10, "batch_size": 16}
+
+
+def trial(budget: str):
+    return run_trial(
+        TrialSpec(
+            model="resnet",
+            model_options=NET,
+            strategy="optimal",
+            strategy_options={"budget": budget},
+            steps=2,
+            memory_limit_bytes=1 << 30,
+        )
+    )
+
+
+@pytest.fixture
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv(ONEDNN, KERNELS)
+
+
+def forget_scratch() -> int:
+    """Takes the scratch out of all facts that were learned. Returns of how many."""
+    ((path, where, known),) = all_files()
+    wrong = [
+        msgspec.structs.replace(each, requests=tuple(r for r in each.requests if r[1] >= 0))
+        for each in known.table.values()
+        if any(slot < 0 for _, slot in each.requests)
+    ]
+    FactsFile(where, path.parent).add(wrong)
+    return len(wrong)
+
+
+def test_a_wrong_fact_breaks_the_first_plan_and_not_the_second(own_cache):
+    least = trial("")
+    assert least.measured is not None, least.reason
+    assert not least.corrections
+    budget_bytes = int(least.measured.peak_bytes * 1.02)
+    assert forget_scratch()
+    record = trial(f"{budget_bytes}B")
+    assert record.status == "ok", record.reason
+    assert record.measured is not None
+    assert record.measured.peak_bytes <= budget_bytes
+    (first, *_) = record.corrections
+    assert first.measured_bytes > budget_bytes >= first.predicted_bytes
+    assert "asked anew" in first.remedy
+
+
+def test_a_budget_that_nothing_holds_is_refused_with_the_op(own_cache):
+    least = trial("")
+    assert least.measured is not None
+    forget_scratch()
+    record = trial(f"{int(least.measured.peak_bytes * 0.97)}B")
+    assert record.status == "infeasible"
+    assert "MB" in record.reason
