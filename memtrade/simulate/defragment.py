@@ -39,12 +39,17 @@ MIN_GAIN_BYTES = 1 << 20
 
 
 def defragment(
-    simulator: Simulator, actions: Sequence[Action], lag: Lag | None = None
+    simulator: Simulator,
+    actions: Sequence[Action],
+    lag: Lag | None = None,
+    *,
+    enough_bytes: int = 0,
 ) -> tuple[Action, ...]:
     """`actions` with reservations where they lower the simulated peak; else as they came.
 
     Args:
         lag: when copies end, on a device where they run beside compute.
+        enough_bytes: a peak that need not be lowered further.
     """
     arena: Arena = "device" if lag else "one_region"
 
@@ -56,7 +61,7 @@ def defragment(
     lowest = peak_bytes(best, lag)
     ceiling = simulator.peak_live_bytes(best)
     for min_padding, max_pieces in itertools.product(MIN_PADDING_BYTES, MAX_PIECES):
-        if lowest - MIN_GAIN_BYTES <= ceiling:
+        if lowest <= max(enough_bytes, ceiling + MIN_GAIN_BYTES):
             break  # no more can be gained than what is beyond the live bytes
         splitting = _Splitting(ceiling, min_padding, max_pieces)
         candidate, its_lag = _with_reservations(simulator, actions, splitting, lag)
