@@ -21,6 +21,7 @@ import tensorflow as tf
 
 from memtrade.errors import InfeasibleBudgetError, UnsupportedGraphError
 from memtrade.graph import CALL_TYPES
+from memtrade.measure import host
 from memtrade.models.options import Value, options_of
 from memtrade.plan import Order, Plan
 from memtrade.simulate.defragment import ROOMY_BYTES
@@ -150,7 +151,8 @@ class _Rewriting:
         order = _argument_order(self.function, args, kwargs)
         specs = tensors_of((args, kwargs))
         traced = self._trace(concrete, tuple(specs[i] for i in order))
-        plan = self.strategy.plan(traced.graph, self.options, self.order)
+        options = host.within_room(self.options, traced.graph, self.budget_bytes or 0)
+        plan = self.strategy.plan(traced.graph, options, self.order)
         self._judge(traced, plan)
         if not plan.actions:
             return None, order

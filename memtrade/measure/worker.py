@@ -21,6 +21,7 @@ import psutil
 import tensorflow as tf
 
 from memtrade.errors import InfeasibleBudgetError, MemtradeError, UnsupportedGraphError
+from memtrade.measure import host
 from memtrade.measure.protocol import (
     Calibrated,
     Difference,
@@ -177,6 +178,8 @@ class _Worker:
             plan = load_plan(Path(self.spec.plan_path))
         else:
             options = make_options(self.spec.strategy, self.spec.strategy_options)
+            arena_bytes = self.spec.memory_limit_bytes if self.spec.device == "arena" else 0
+            options = host.within_room(options, traced.graph, arena_bytes or 0)
             strategy = find_planned(self.spec.strategy)
             plan = strategy.plan(traced.graph, options, self.spec.order)
         self._send(Planned(PlanSummary.of(plan, traced.graph)))
