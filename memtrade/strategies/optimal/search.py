@@ -143,12 +143,10 @@ class Search:
 
     def _without_search(self) -> Finished:
         """Of keeping and swapping everything, the better one: there must be some plan."""
-        self.deadline = self.judge.deadline = Deadline(math.inf)
+        self.judge.deadline = Deadline(math.inf)
         budget = self.budget_bytes or 0
         both = [self.judge.finish(each, 0, budget) for each in self._extremes()]
-        fitting = [each for each in both if each.peak_bytes <= budget]
-        leanest = min(both, key=lambda each: each.peak_bytes)
-        self.best = min(fitting, key=lambda each: each.seconds, default=leanest)
+        self.best = min(both, key=lambda each: (max(each.peak_bytes, budget), each.seconds))
         return self.best
 
     # Their parts.
@@ -193,34 +191,36 @@ class Search:
             if tried[-1].peak_bytes >= before or self._lean_enough(tried[-1].peak_bytes):
                 break
             problem = self._problem(choice.decisions)
-        if not self._lean_enough(min(verdict.peak_bytes for verdict in tried)):
+        self._finish_leanest(tried)
+        assert self.best is not None
+        if not self._lean_enough(self.best.peak_bytes):
             tried += self._by_rules(0)
-            tried.append(self._shrink(min(tried, key=_leanness)))
+            tried += map(self._shrink, sorted(tried, key=_leanness)[:2])
+            self._finish_leanest(tried)
+            self._descend(self.best.verdict, self._is_leaner_finished)
+        return self.best
+
+    def _finish_leanest(self, tried: list[Verdict]) -> None:
         for verdict in sorted(tried, key=_leanness)[:LEANEST]:
             # No plan needs less than its judged program.
             if self.best is None or verdict.peak_bytes < self.best.peak_bytes:
                 self._take_if_leaner(self.judge.finish(verdict, 0))
-        assert self.best is not None
-        if not self._lean_enough(self.best.peak_bytes):
-            self._descend(self.best.verdict, self._is_leaner_finished)
-        return self.best
 
     def _lean_enough(self, peak_bytes: int) -> bool:
         """Whether it is no use to look for a smaller peak."""
-        few = len(self.problem.items) <= FEW_ITEMS
-        return not few and peak_bytes <= (1 + ENOUGH) * (self.least_bytes or 0.0)
+        enough = (1 + ENOUGH) * (self.least_bytes or 0.0)
+        return peak_bytes <= enough and len(self.problem.items) > FEW_ITEMS
 
     def _is_leaner_finished(self, tried: Verdict, _: Verdict) -> bool:
         assert self.best is not None
-        if tried.peak_bytes >= self.best.peak_bytes:
-            return False
-        return self._take_if_leaner(self.judge.finish(tried, 0))
+        leaner = tried.peak_bytes < self.best.peak_bytes
+        return leaner and self._take_if_leaner(self.judge.finish(tried, 0))
 
     def _take_if_leaner(self, finished: Finished) -> bool:
-        if self.best is not None and _leanness(finished) >= _leanness(self.best):
-            return False
-        self._take(finished)
-        return True
+        leaner = self.best is None or _leanness(finished) < _leanness(self.best)
+        if leaner:
+            self._take(finished)
+        return leaner
 
     def _solve(self, budget: int) -> None:
         """At first, copies beside compute are as early and as late as they like, and what memory
