@@ -87,7 +87,7 @@ class _Planner:
             if high - low <= CLOSE * high:
                 break
             middle = (low + high) / 2
-            schedule = self._schedule(middle, rough=True)
+            schedule = self._schedule(middle, relative_gap=ROUGH)
             if schedule is None:
                 low = middle
             else:
@@ -133,14 +133,13 @@ class _Planner:
             raise InfeasibleBudgetError(found.peak_bytes, budget_bytes, found.peak_op)
         return actions
 
-    def _schedule(self, budget: float, *, rough: bool = False) -> Schedule | None:
+    def _schedule(self, budget: float, relative_gap: float = EXACT) -> Schedule | None:
         """Exact where that is possible, else the rounded relaxation of the first budget."""
         found: Schedule | None = None
         if len(self.dag) <= EXACT_NODES:
-            gap = ROUGH if rough else EXACT
-            found = solve(self.dag, budget, node_limit=BRANCHES, relative_gap=gap)
+            found = solve(self.dag, budget, node_limit=BRANCHES, relative_gap=relative_gap)
         if found is None and self.relaxed is not None:
-            found = round_schedule(self.dag, self.relaxed, budget, rough=rough)
+            found = round_schedule(self.dag, self.relaxed, budget)
         return found
 
     def _everything(self) -> Bits:

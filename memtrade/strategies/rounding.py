@@ -33,18 +33,14 @@ ROUNDS = 4
 DROPS = 1000
 
 
-def round_schedule(
-    dag: Dag, relaxed: Relaxed, budget: float, *, rough: bool = False
-) -> Schedule | None:
-    """The cheapest schedule within the budget that the thresholds lead to, or None. `rough`: one
-    that does, whatever it costs."""
+def round_schedule(dag: Dag, relaxed: Relaxed, budget: float) -> Schedule | None:
+    """The cheapest schedule within the budget that the thresholds lead to, or None."""
     bound = relaxed.bound if relaxed.budget >= budget else -np.inf
     found: list[Schedule] = []
     for threshold in THRESHOLDS:
         draft = _Draft(dag, relaxed.held, threshold, budget)
         if draft.repair():
-            if not rough:
-                draft.fill()
+            draft.fill()
             found.append(schedule_of(dag, draft.held, bound=bound))
     fitting = [each for each in found if each.peak <= budget and _is_legal(dag, each)]
     return min(fitting, key=lambda each: (each.cost, each.peak), default=None)

@@ -39,6 +39,7 @@ LEANEST = 3  # choices with the smallest peaks that are finished
 # A plan proven to be within this share of the best is not searched around, unless the graph is so
 # small that the search is exhaustive.
 ENOUGH = 0.005
+LEAN = 0.0002  # for the smallest peak, which another strategy might miss by a few bytes
 FEW_ITEMS = 20
 # A choice is close enough below the budget with so much of it left; else this share of what is left
 # is tried, too.
@@ -53,7 +54,7 @@ log = logging.getLogger(__name__)
 
 
 class Search:
-    """The best plan of one step for one goal. `run` looks for it.
+    """The best plan of one step for one goal.
 
     Attributes:
         best: the best so far.
@@ -208,7 +209,7 @@ class Search:
 
     def _lean_enough(self, peak_bytes: int) -> bool:
         """Whether it is no use to look for a smaller peak."""
-        enough = (1 + ENOUGH) * (self.least_bytes or 0.0)
+        enough = min((1 + LEAN) * (self.least_bytes or 0.0), self.budget_bytes or math.inf)
         return peak_bytes <= enough and len(self.problem.items) > FEW_ITEMS
 
     def _is_leaner_finished(self, tried: Verdict, _: Verdict) -> bool:
@@ -358,8 +359,6 @@ class Search:
         if self.best is None or len(self.problem.items) <= FEW_ITEMS:
             return False
         return self.gap is not None and self.gap <= ENOUGH
-
-    # Local search.
 
     def _improve(self, budget: int) -> None:
         """For less time, while the finished plan fits the budget."""
