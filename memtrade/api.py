@@ -23,6 +23,7 @@ import tensorflow as tf
 
 from memtrade.errors import InfeasibleBudgetError, UnsupportedGraphError
 from memtrade.graph import CALL_TYPES
+from memtrade.measure import host
 from memtrade.measure.budgets import CORRECTIONS, BrokenBudgetError, corrected, peak_op
 from memtrade.measure.here import here_target, learned_target
 from memtrade.models.options import Value, options_of
@@ -190,8 +191,9 @@ class _Rewriting:
         What a rehearsal above the budget teaches corrects the target, and the plan is made anew.
         """
         target = learned_target(self.target, [traced.graph], environment=os.environ)
+        options = host.within_room(self.options, traced.graph, self.budget_bytes or 0)
         for correction in itertools.count():
-            plan = self.strategy.plan(traced.graph, self.options, target)
+            plan = self.strategy.plan(traced.graph, options, target)
             persistent_bytes = self._judge(traced, plan, target)
             peak_bytes = self._rehearse(traced, plan, persistent_bytes)
             if self.budget_bytes is None or peak_bytes <= self.budget_bytes:

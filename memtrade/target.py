@@ -38,7 +38,6 @@ class Target:
         facts: what its kernels ask the allocator for and, where they were asked, take.
         order: whether the rewritten step runs in the plan's order, or in TensorFlow's.
         limit_bytes: the most that the allocator gives.
-        host_bytes: the most that swapped tensors may take of the host; None is no limit.
         here: the device of this machine that it stands for, "arena" or "gpu:N"; "" for a profile.
         margin_bytes: set aside for what a step was seen to take and nothing explains.
     """
@@ -47,7 +46,6 @@ class Target:
     facts: Facts
     order: Order = "pinned"
     limit_bytes: int
-    host_bytes: int | None = None
     here: str = ""
     margin_bytes: int = 0
 
@@ -80,7 +78,6 @@ def profile_target(
     *,
     order: Order = "pinned",
     limit_bytes: int | None = None,
-    host_bytes: int | None = None,
 ) -> Target:
     """A device out of `memtrade devices`, or from a TOML file of one's own, with shipped facts.
 
@@ -97,5 +94,4 @@ def profile_target(
         facts=shipped(CPU if device.blocking_transfers else OUTPUTS),
         order=order,
         limit_bytes=limit_bytes or device.memory_bytes,
-        host_bytes=host_bytes,
     )

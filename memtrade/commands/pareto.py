@@ -118,7 +118,10 @@ def _plans(
     original: Predicted,
     budgets: int,
 ) -> list[tuple[int | None, Predicted]]:
-    """The plan as asked for and, where the strategy takes a budget and none was given, more."""
+    """The plan as asked for and, where the strategy takes a budget and none was given, more.
+
+    A plan for less memory is one for more, too, and counts where it is faster than what was found.
+    """
 
     def predict(chosen: TrialSpec) -> Predicted | None:
         try:
@@ -137,8 +140,9 @@ def _plans(
             budget = int(least.peak_bytes + i * step)
             options = {**spec.strategy_options, "budget": f"{budget}B"}
             predicted = predict(msgspec.structs.replace(spec, strategy_options=options))
-            if predicted is not None:
-                made.append((budget, predicted))
+            found = [each for _, each in made if each.peak_bytes <= budget]
+            found += [] if predicted is None else [predicted]
+            made.append((budget, min(found, key=lambda each: each.step_seconds or 0.0)))
     return made
 
 

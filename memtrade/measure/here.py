@@ -26,9 +26,6 @@ GENERIC = "gtx-1070"
 # What the child that asks kernels may take, at most and of what is free.
 _ASKER_BYTES, _ASKER_SHARE = 4 << 30, 0.4
 
-# Of what the machine has free, the share that swapped tensors may take.
-HOST_SHARE = 0.8
-
 
 def here_target(
     device_name: str,
@@ -37,7 +34,7 @@ def here_target(
     order: Order = "pinned",
     limit_bytes: int | None = None,
 ) -> Target:
-    """The target of "arena" or "gpu:N", with the host memory that is free now.
+    """The target of "arena" or "gpu:N".
 
     Args:
         profile: in place of the device's own; then nothing is learned of its kernels.
@@ -45,11 +42,7 @@ def here_target(
     """
     chosen = profile or profile_of(device_name)
     target = profile_target(chosen, order=order, limit_bytes=limit_bytes)
-    free_bytes = host.free_memory_bytes()
-    if device_name == ARENA:  # its memory is the machine's own
-        free_bytes -= target.limit_bytes
-    here = "" if profile else device_name
-    return target.replace(host_bytes=max(0, int(free_bytes * HOST_SHARE)), here=here)
+    return target.replace(here="" if profile else device_name)
 
 
 def learned_target(

@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.metadata
 import os
 import platform
 from pathlib import Path
+from typing import Any, TypeVar
 
 import msgspec
 import psutil
 
+from memtrade.graph import StepGraph
 from memtrade.version import version
+
+Options = TypeVar("Options", bound=Any)
 
 # The wheels that provide TensorFlow; one of them is installed.
 TENSORFLOW_WHEELS = ("tensorflow", "tensorflow-cpu", "tensorflow-intel", "tensorflow-aarch64")
+
+# Of what the machine has free, the share that a step may take; the rest is for what else runs.
+SAFE_SHARE = 0.9
+# What a step takes beside the arena and the swapped tensors: TensorFlow, the traced graph, its
+# kernels' caches. In results/measured less than 0.4 GB, and 0.5 GB for TensorFlow itself.
+PROCESS_BYTES = 1 << 30
+# Swapped tensors take up to 5% more than their bytes on the heap (results/measured).
+HEAP_FACTOR = 1.05
+_GRAIN_BYTES = 500_000_000  # so that the room is the same from run to run
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):
@@ -143,6 +157,28 @@ def free_memory_bytes() -> int:
     for limit in _cgroup_limit():
         free = min(free, limit - psutil.Process().memory_info().rss)
     return max(free, 0)
+
+
+def room_for_swaps_bytes(free_bytes: int, device_bytes: int = 0) -> int:
+    """What swapped tensors may take of that much free memory, rounded down; at least a little.
+
+    Args:
+        device_bytes: what the device takes of the machine's memory; none for a GPU.
+    """
+    left = SAFE_SHARE * free_bytes - device_bytes - PROCESS_BYTES
+    return max(int(left / HEAP_FACTOR) // _GRAIN_BYTES, 1) * _GRAIN_BYTES
+
+
+def within_room(options: Options, graph: StepGraph, device_bytes: int = 0) -> Options:
+    """A strategy's options for a step that runs here: with this machine's room as limit of the host
+    memory, if it was left open and if the step could take more. So the plan says for what room it
+    was made, and where there is enough, it is the same whatever else takes memory."""
+    if getattr(options, "host_memory_limit", None) != "":
+        return options
+    room_bytes = room_for_swaps_bytes(free_memory_bytes(), device_bytes)
+    if sum(graph.tensors[t].size_bytes for t in graph.activations) <= room_bytes:
+        return options
+    return dataclasses.replace(options, host_memory_limit=f"{room_bytes}B")
 
 
 def oom_kills() -> int:

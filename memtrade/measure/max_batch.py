@@ -52,15 +52,6 @@ _BOUND_OF: dict[Status, Bound] = {
 # pieces in use can keep a request from fitting where their sum would do.
 _MARGINS = {"pinned": (0.001, 0.02, 0.05, 0.1, 0.15, 0.2), "dataflow": (0.02, 0.05, 0.1, 0.15)}
 
-# Of what the machine has free, the share that a trial may take; the rest is for what else runs.
-SAFE_SHARE = 0.9
-# What a trial takes beside the arena and the swapped tensors: TensorFlow, the traced graph, its
-# kernels' caches. In results/measured less than 0.4 GB, and 0.5 GB for TensorFlow itself.
-PROCESS_BYTES = 1 << 30
-# Swapped tensors take up to 5% more than their bytes on the heap (results/measured).
-_HEAP_FACTOR = 1.05
-_HOST_GRAIN_BYTES = 500_000_000  # so that the limit is the same from run to run
-
 
 @dataclass(frozen=True)
 class Obstacle:
@@ -183,11 +174,9 @@ class BatchSearch:
         return candidate
 
     def _host_limit_bytes(self) -> int:
-        """What swapped tensors may take, by what is free now, rounded down."""
+        """What swapped tensors may take, by what is free now."""
         device_bytes = self.target.limit_bytes if self.base.device == "arena" else 0
-        left = SAFE_SHARE * self.free_bytes() - device_bytes - PROCESS_BYTES
-        grains = int(left / _HEAP_FACTOR) // _HOST_GRAIN_BYTES
-        return max(grains, 1) * _HOST_GRAIN_BYTES
+        return host.room_for_swaps_bytes(self.free_bytes(), device_bytes)
 
     def _host_obstacle(self, candidate: Candidate) -> Obstacle | None:
         """Of a trial that might bring the machine down. The arena is in the machine's memory."""
@@ -196,9 +185,9 @@ class BatchSearch:
         device_bytes = 0
         if self.base.device == "arena":
             device_bytes = min(candidate.predicted.peak_bytes, self.target.limit_bytes)
-        swapped = round(_HEAP_FACTOR * candidate.predicted.host_bytes)
-        needed, free = device_bytes + swapped + PROCESS_BYTES, self.free_bytes()
-        if needed <= SAFE_SHARE * free:
+        swapped = round(host.HEAP_FACTOR * candidate.predicted.host_bytes)
+        needed, free = device_bytes + swapped + host.PROCESS_BYTES, self.free_bytes()
+        if needed <= host.SAFE_SHARE * free:
             return None
         return Obstacle(
             "host memory",

@@ -21,6 +21,7 @@ import psutil
 import tensorflow as tf
 
 from memtrade.errors import InfeasibleBudgetError, MemtradeError, UnsupportedGraphError
+from memtrade.measure import host
 from memtrade.measure.budgets import (
     CORRECTIONS,
     BrokenBudgetError,
@@ -213,6 +214,8 @@ class _Worker:
             plan = load_plan(Path(self.spec.plan_path))
         else:
             options = make_options(self.spec.strategy, self.spec.strategy_options)
+            arena_bytes = self.spec.memory_limit_bytes if self.spec.device == "arena" else 0
+            options = host.within_room(options, traced.graph, arena_bytes or 0)
             strategy = find_planned(self.spec.strategy)
             plan = strategy.plan(traced.graph, options, target)
         self._send(Planned(PlanSummary.of(plan, traced.graph)))

@@ -36,11 +36,16 @@ MAX_PIECES = (0, 6)
 MIN_GAIN_BYTES = 1 << 20
 
 
-def defragment(clock: TimeSimulator, actions: Sequence[Action]) -> tuple[Action, ...]:
+def defragment(
+    clock: TimeSimulator, actions: Sequence[Action], *, enough_bytes: int = 0
+) -> tuple[Action, ...]:
     """`actions` with reservations where they lower the peak simulated on the clock's target; else
     as they came.
 
     In room enough for every program: how the pieces split does not depend on the limit.
+
+    Args:
+        enough_bytes: a peak that need not be lowered further.
     """
     simulator, lag = clock.simulator, None
     if not clock.target.copies_in_line:
@@ -54,7 +59,7 @@ def defragment(clock: TimeSimulator, actions: Sequence[Action]) -> tuple[Action,
     lowest = peak_bytes(best, lag)
     ceiling = simulator.peak_live_bytes(best)
     for min_padding, max_pieces in itertools.product(MIN_PADDING_BYTES, MAX_PIECES):
-        if lowest - MIN_GAIN_BYTES <= ceiling:
+        if lowest <= max(enough_bytes, ceiling + MIN_GAIN_BYTES):
             break  # no more can be gained than what is beyond the live bytes
         splitting = _Splitting(ceiling, min_padding, max_pieces)
         candidate, its_lag = _with_reservations(simulator, actions, splitting, lag)

@@ -176,6 +176,13 @@ class TimeSimulator:
         """Only the step's time: fast, for comparing plans."""
         return self.timeline(plan, memory=False).step_seconds
 
+    def busy_seconds(self, actions: Sequence[Action], *, in_line: bool) -> float:
+        """The step's time if nothing stalls. `in_line`: with copies in line with compute."""
+        busy = sum(
+            self._seconds(action) for action in actions if in_line or action.kind not in _CHANNEL
+        )
+        return busy + self._beyond(actions)
+
     def _seconds(self, action: Action) -> float:
         """How long the action keeps its channel busy."""
         if action.kind == "swap_out":
@@ -242,86 +249,3 @@ class _Clock(NamedTuple):
     stall: float = 0.0
     full: float = 0.0
     passes: int = 1
-
-
-def prefetch(
-    graph: StepGraph, actions: Sequence[Action], target: Target, *, lookahead: float = 1.0
-) -> tuple[Action, ...]:
-    """The same program with each swap_in moved ahead, so that its copy ends when it is needed.
-
-    From the last to the first: a copy must end before its place in the program is reached and
-    before the next copy starts; it starts its own duration (times `lookahead`) earlier. It stays
-    behind its swap_out and behind readers of the version before. Memory is not looked at: the
-    earlier copies take theirs earlier, so check the peak afterwards.
-
-    In the arena, where copies block, the program stays as it is. O(actions + swaps log actions).
-    """
-    if target.copies_in_line:
-        return tuple(actions)
-    simulator = TimeSimulator(graph, target)
-    clock = _compute_clock(simulator, actions)
-    earliest: dict[int, int] = {}  # index of a swap_in -> the place it may not pass
-    last_use: dict[int, int] = {}  # tensor -> index after its swap_out and its last reader
-    for index, action in enumerate(actions):
-        if action.kind == "swap_out":
-            last_use[action.id] = index + 1
-        elif action.kind == "swap_in":
-            earliest[index] = last_use.get(action.id, index)
-        elif action.kind in ("run", "recompute"):
-            for t in graph.ops[action.id].inputs:
-                if t in last_use:
-                    last_use[t] = index + 1
-    places: list[tuple[int, int]] = []
-    free = float("inf")
-    for index in sorted(earliest, reverse=True):
-        seconds = simulator.in_seconds[actions[index].id] * lookahead
-        free = min(free, clock[index]) - seconds
-        place = index
-        while place > earliest[index] and clock[place] > free:
-            place -= 1
-        places.append((place, index))
-    ahead: dict[int, list[int]] = {}
-    for place, index in sorted(places):
-        ahead.setdefault(place, []).append(index)
-    moved: list[Action] = []
-    for index, action in enumerate(actions):
-        moved.extend(actions[i] for i in ahead.get(index, ()))
-        if index not in earliest:
-            moved.append(action)
-    return tuple(moved)
-
-
-def pace(graph: StepGraph, actions: Sequence[Action], target: Target) -> tuple[Action, ...]:
-    """The same program with a `wait` for each copy out, where its memory is free again.
-
-    The host starts ops long before they run, and takes their memory then. With the waits it is
-    never ahead of a copy that compute has caught up with, so the peak is that of the device's own
-    pace, and no op starts later than without. In the arena, the program stays as it is.
-    """
-    if target.copies_in_line:
-        return tuple(actions)
-    timeline = TimeSimulator(graph, target).timeline(actions, memory=False)
-    leaving = sorted(
-        (timeline.end_seconds[i], i)
-        for i, action in enumerate(actions)
-        if action.kind == "swap_out"
-    )
-    paced: list[Action] = []
-    passed = 0
-    for i, action in enumerate(actions):
-        if action.kind in ("run", "recompute"):
-            while passed < len(leaving) and leaving[passed][0] <= timeline.start_seconds[i]:
-                paced.append(Action("wait", actions[leaving[passed][1]].id))
-                passed += 1
-        paced.append(action)
-    return tuple(paced)
-
-
-def _compute_clock(simulator: TimeSimulator, actions: Sequence[Action]) -> list[float]:
-    """When each action is reached if nothing stalls."""
-    clock, now = [], 0.0
-    for action in actions:
-        clock.append(now)
-        if action.kind in ("run", "recompute"):
-            now += simulator.op_seconds[action.id]
-    return clock

@@ -31,6 +31,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,6 +60,21 @@ class Dag:
     scratch: tuple[float, ...]
     parents: tuple[tuple[int, ...], ...]
     once: tuple[bool, ...]
+
+    @cached_property
+    def size_array(self) -> Floats:
+        return np.array(self.sizes, float)
+
+    @cached_property
+    def scratch_array(self) -> Floats:
+        return np.array(self.scratch, float)
+
+    @cached_property
+    def edges(self) -> tuple[Indices, Indices]:
+        """Parents and children, ascending in the children."""
+        pairs = [(u, v) for v, parents in enumerate(self.parents) for u in parents]
+        both = np.array(pairs, np.int64).reshape(-1, 2)
+        return both[:, 0], both[:, 1]
 
     def __len__(self) -> int:
         return len(self.costs)
@@ -317,17 +333,24 @@ def _used(dag: Dag, held: Bits, runs: Bits) -> Bits:
 def stage_peak(dag: Dag, held: Bits, t: int, runs: Bits) -> float:
     """Most memory in use in stage `t`, step by step: outputs come when a node runs, and go after
     their last reader of the stage unless they are held for the next."""
-    there = set(np.flatnonzero(held[t]).tolist())
-    kept = set(np.flatnonzero(held[t + 1]).tolist()) if t + 1 < len(dag) else set()
-    steps: list[int] = np.flatnonzero(runs).tolist()
-    last_read = {u: k for k in steps for u in dag.parents[k]}
-    in_use = most = sum(dag.sizes[i] for i in there)
-    for k in steps:
-        if k not in there:
-            there.add(k)
-            in_use += dag.sizes[k]
-        most = max(most, in_use + dag.scratch[k])
-        for i in [i for i in there if i <= k and i not in kept and last_read.get(i, -1) <= k]:
-            there.discard(i)
-            in_use -= dag.sizes[i]
-    return most
+    count = len(dag)
+    here, sizes = held[t], dag.size_array
+    steps = np.flatnonzero(runs)
+    parents, children = dag.edges
+    read = runs[children]
+    # Ascending in the children, so the last one stays.
+    last = np.full(count, -1)
+    last[parents[read]] = children[read]
+    # What nobody reads goes with the first step that is not before it.
+    first = np.append(steps, count)[np.searchsorted(steps, np.arange(count))]
+    gone = np.maximum(last, first)
+    if t + 1 < count:
+        gone[held[t + 1]] = count
+    change = np.zeros(count + 2)
+    come = runs & ~here
+    change[:count][come] += sizes[come]
+    there = come | here
+    np.add.at(change, np.minimum(gone[there], count) + 1, -sizes[there])
+    start = float(sizes[here].sum())
+    in_use = start + np.cumsum(change)[steps]
+    return max(start, float((in_use + dag.scratch_array[steps]).max(initial=0.0)))

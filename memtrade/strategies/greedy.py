@@ -23,13 +23,13 @@ themselves hold. O(activations^2 + activations x ops recomputed).
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from memtrade.graph import StepGraph
 from memtrade.plan import Action, Decision, Fate, Plan
 from memtrade.schedule import lower
+from memtrade.simulate.overlap import overlap
 from memtrade.simulate.timeline import TimeSimulator
 from memtrade.strategies.base import Strategy, assemble, decisions, worth_deciding
 from memtrade.strategies.budget import BudgetOptions, Judge, Ladder, fit_first
@@ -54,9 +54,7 @@ def plan(graph: StepGraph, options: Options, target: Target) -> Plan:
     def ladder(limit_bytes: float) -> Ladder:
         def program(rung: int) -> tuple[Action, ...]:
             fates = _fates(graph, chosen[: len(chosen) - rung])
-            actions = lower(graph, decisions(fates))
-            if not judge.target.copies_in_line:
-                actions = overlap(judge, actions, limit_bytes)
+            actions = overlap(judge.clock, lower(graph, decisions(fates)), limit_bytes)
             made[actions] = fates
             return actions
 
@@ -68,71 +66,6 @@ def plan(graph: StepGraph, options: Options, target: Target) -> Plan:
         judge, (ladder((budget_bytes or 0) * share) for share in shares), budget_bytes
     )
     return assemble("greedy", graph, options, target, made[actions], actions)
-
-
-def overlap(judge: Judge, actions: tuple[Action, ...], limit_bytes: float) -> tuple[Action, ...]:
-    """The same program with copies in as early, and copies out as late, as the limit allows.
-
-    A copy in starts so early that it ends when it is needed, unless the memory is in use until
-    later. A device's host takes memory long before the op runs that needs it; where the memory is
-    that of a tensor on its way out, the host must wait for the copy.
-    """
-    return _await_copies(judge, _bring_ahead(judge, actions, limit_bytes), limit_bytes)
-
-
-def _bring_ahead(
-    judge: Judge, actions: tuple[Action, ...], limit_bytes: float
-) -> tuple[Action, ...]:
-    times, ops = judge.clock, judge.graph.ops
-    clock: list[float] = []  # when each action is reached if nothing stalls
-    earliest: dict[int, int] = {}  # index of a swap_in -> the place it may not pass
-    last_use: dict[int, int] = {}  # swapped tensor -> index after its last action
-    now = 0.0
-    for index, action in enumerate(actions):
-        clock.append(now)
-        if action.kind == "swap_out":
-            last_use[action.id] = index + 1
-        elif action.kind == "swap_in":
-            earliest[index] = last_use[action.id]
-        else:
-            now += times.op_seconds[action.id]
-            last_use.update((t, index + 1) for t in ops[action.id].inputs if t in last_use)
-    room = [limit_bytes - live_bytes for live_bytes in judge.memory.live_bytes(actions)]
-    ahead: dict[int, list[Action]] = {}
-    free = math.inf  # when the copy behind this one starts
-    for index in sorted(earliest, reverse=True):
-        t = actions[index].id
-        size_bytes = judge.graph.tensors[t].size_bytes
-        free = min(free, clock[index]) - times.in_seconds[t]
-        place = index
-        while place > earliest[index] and clock[place] > free and room[place - 1] >= size_bytes:
-            place -= 1
-            room[place] -= size_bytes
-        ahead.setdefault(place, []).append(actions[index])
-    made: list[Action] = []
-    for index, action in enumerate(actions):
-        made.extend(reversed(ahead.get(index, ())))
-        if index not in earliest:
-            made.append(action)
-    return tuple(made)
-
-
-def _await_copies(
-    judge: Judge, actions: tuple[Action, ...], limit_bytes: float
-) -> tuple[Action, ...]:
-    live = judge.memory.live_bytes(actions)
-    leaving: deque[int] = deque()
-    leaving_bytes = 0
-    made: list[Action] = []
-    for action, live_bytes in zip(actions, live, strict=True):
-        while leaving and live_bytes + leaving_bytes > limit_bytes:
-            made.append(Action("wait", leaving[0]))
-            leaving_bytes -= judge.graph.tensors[leaving.popleft()].size_bytes
-        made.append(action)
-        if action.kind == "swap_out":
-            leaving.append(action.id)
-            leaving_bytes += judge.graph.tensors[action.id].size_bytes
-    return tuple(made)
 
 
 def _fates(graph: StepGraph, chosen: Iterable[Fate]) -> list[Fate]:

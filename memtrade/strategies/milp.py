@@ -12,15 +12,15 @@ same row and column add up.
     >>> model.solve().values.tolist()
     [1.0, 1.0, 0.0]
 
-HiGHS runs on one thread with a fixed seed, so the same model has the same solution, except where a
-time limit ends the search: a `node_limit` ends it at the same place on every machine. Nothing is
-printed.
+HiGHS runs on one thread with a fixed seed, and what ends it is counted (`node_limit`), so the same
+model has the same solution on every machine, idle or busy. The clock only cancels (`Deadline`).
+Nothing is printed.
 """
 
 from __future__ import annotations
 
 import math
-import time
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -29,6 +29,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from memtrade.errors import MemtradeError
+from memtrade.strategies.deadline import CancelledError, Deadline
 
 Status = Literal["optimal", "feasible", "infeasible", "unbounded", "unknown"]
 Indices = NDArray[np.int64]
@@ -36,17 +37,14 @@ Floats = NDArray[np.float64]
 
 _STATUS = highspy.HighsModelStatus
 # What these leave behind is a solution if there is one, but nothing is proven.
-_STOPPED = frozenset(
-    {_STATUS.kTimeLimit, _STATUS.kIterationLimit, _STATUS.kSolutionLimit, _STATUS.kInterrupt}
-)
+_STOPPED = frozenset({_STATUS.kIterationLimit, _STATUS.kSolutionLimit})
 # A value so close to a whole number is one.
 _WHOLE = 1e-6
-# The relaxation is rounded first where this share of its integer columns is whole, or where there
-# are so many that the whole model takes long.
-_MOSTLY = 0.95
-_LARGE = 1000
-# The whole model's tree is cut off at so many nodes: its best solution is found long before.
+# A model of so few integer columns is solved as a whole where rounding is not close enough, and its
+# tree cut off after so many nodes: its best solution is found long before.
+_SMALL = 300
 _NODES = 50
+_NEVER = Deadline(math.inf)
 
 
 @dataclass(frozen=True)
@@ -145,13 +143,11 @@ class Model:
         self,
         *,
         relax: bool = False,
-        time_limit_seconds: float = math.inf,
+        deadline: Deadline = _NEVER,
         node_limit: int | None = None,
         relative_gap: float = 1e-6,
         absolute_gap: float = 0.0,
         start: ArrayLike | None = None,
-        fixed: tuple[ArrayLike, ArrayLike] | None = None,
-        quick: bool = False,
     ) -> Solution:
         """The cheapest solution.
 
@@ -160,90 +156,24 @@ class Model:
             node_limit: of the branch-and-bound tree.
             relative_gap, absolute_gap: when to stop: as a share of the objective, or in its unit.
             start: a feasible solution to begin with; one that is not is ignored.
-            fixed: columns and the values that they must have; the bound holds for these alone.
-            quick: without the heuristic that takes longest at the root.
 
-        Raises MemtradeError where a value is no number.
+        Raises MemtradeError where a value is no number, CancelledError when the deadline passes.
         """
-        solver = highspy.Highs()
-        solver.setOptionValue("output_flag", False)
-        solver.setOptionValue("threads", 1)
-        solver.setOptionValue("random_seed", 0)
-        solver.setOptionValue("mip_rel_gap", relative_gap)
-        solver.setOptionValue("mip_abs_gap", absolute_gap)
-        if math.isfinite(time_limit_seconds):
-            solver.setOptionValue("time_limit", float(time_limit_seconds))
-        if node_limit is not None:
-            solver.setOptionValue("mip_max_nodes", node_limit)
-        if quick:
-            solver.setOptionValue("mip_heuristic_run_root_reduced_cost", False)
-        program, integer = self._program(relax, fixed)
+        solver = _solver(relative_gap, absolute_gap, node_limit)
+        program, integer = self._program(relax)
         solver.passModel(program)
-        if start is not None:
-            given = highspy.HighsSolution()
-            given.col_value = np.asarray(start, float).tolist()
-            given.value_valid = True
-            solver.setSolution(given)
-        solver.run()
-        return _read(solver, np.array(program.col_cost_), integer)
-
-    def solve_near_relaxation(
-        self, *, time_limit_seconds: float, relative_gap: float, absolute_gap: float
-    ) -> Solution:
-        """A solution as cheap as `solve` finds with these limits, sooner where rounding is easy.
-
-        What is whole in the linear relaxation stays as it is, and the few columns that are not are
-        solved for (RENS: T. Berthold, "RENS - the optimal rounding", Math. Prog. Comp. 6, 2014).
-        The whole model is solved where too many are not, or where the outcome is not close enough
-        to the relaxation's cost, which bounds that of any solution.
-        """
-        deadline = time.monotonic() + time_limit_seconds
-        relaxed = self.solve(relax=True, time_limit_seconds=time_limit_seconds)
-        if relaxed.status != "optimal":
-            unknown = Solution("unknown", np.empty(0), math.inf, -math.inf)
-            return unknown if relaxed.found else relaxed
-        nearest = np.rint(relaxed.values)
-        whole = np.flatnonzero(self._integer & (abs(relaxed.values - nearest) < _WHOLE))
-        many = int(self._integer.sum())
-        start = None
-        if len(whole) >= _MOSTLY * many or many >= _LARGE:
-            near = self.solve(
-                time_limit_seconds=max(0.0, deadline - time.monotonic()),
-                node_limit=1,
-                relative_gap=relative_gap / 2,
-                absolute_gap=absolute_gap / 2,
-                fixed=(whole, nearest[whole]),
-                quick=True,
-            )
-            missed = near.objective - relaxed.objective
-            if near.found and missed <= max(absolute_gap, relative_gap * abs(near.objective)):
-                return replace(near, status="optimal", bound=relaxed.objective)
-            start = near.values if near.found else None
-        best = self.solve(
-            time_limit_seconds=max(0.0, deadline - time.monotonic()),
-            relative_gap=relative_gap,
-            absolute_gap=absolute_gap,
-            node_limit=_NODES,
-            start=start,
-            quick=True,
-        )
-        return replace(best, bound=max(relaxed.objective, best.bound))
+        return _run(solver, np.array(program.col_cost_), integer, deadline, start)
 
     @property
     def _integer(self) -> NDArray[np.bool_]:
         return np.concatenate([np.empty(0, bool), *(block[3] for block in self._columns)])
 
-    def _program(
-        self, relax: bool, fixed: tuple[ArrayLike, ArrayLike] | None
-    ) -> tuple[highspy.HighsLp, NDArray[np.bool_]]:
+    def _program(self, relax: bool) -> tuple[highspy.HighsLp, NDArray[np.bool_]]:
         """The model as HiGHS takes it, and which columns are integer."""
         cost = np.concatenate([np.empty(0), *(block[0] for block in self._columns)])
         lower = np.concatenate([np.empty(0), *(block[1] for block in self._columns)])
         upper = np.concatenate([np.empty(0), *(block[2] for block in self._columns)])
         integer = self._integer & (not relax)
-        if fixed is not None:
-            columns = np.asarray(fixed[0], np.int64)
-            lower[columns] = upper[columns] = np.asarray(fixed[1], float)
         starts, index, value = self._matrix()
         if any(np.isnan(values).any() for values in (cost, lower, upper, value)):
             raise MemtradeError("a model is made of numbers, but one of its values is none (nan)")
@@ -257,8 +187,7 @@ class Model:
         program.a_matrix_.index_ = index
         program.a_matrix_.value_ = value
         if integer.any():
-            kinds = (highspy.HighsVarType.kContinuous, highspy.HighsVarType.kInteger)
-            program.integrality_ = [kinds[i] for i in integer.tolist()]
+            program.integrality_ = _kinds(integer)
         return program, integer
 
     def _matrix(self) -> tuple[Indices, Indices, Floats]:
@@ -273,6 +202,161 @@ class Model:
         np.add.at(summed, where, values)
         counts = np.bincount(places // self.column_count, minlength=self.row_count)
         return np.concatenate([[0], np.cumsum(counts)]), places % self.column_count, summed
+
+
+class NearRelaxation:
+    """Solutions about as cheap as `Model.solve` finds, sooner, for one model with changing bounds.
+
+    What is whole in the linear relaxation stays as it is, and what is not is solved for (RENS: T.
+    Berthold, "RENS - the optimal rounding", Math. Prog. Comp. 6, 2014). Columns that decide one
+    thing are a group, and stay or are solved for together: alone, they have nowhere to go. Where
+    the outcome is not close enough to the relaxation's cost, which bounds that of any solution,
+    the groups beside them are solved for, too; at last, in a small model, all.
+
+    The relaxation is solved without presolving: that takes no longer, leaves fewer columns that are
+    not whole, and the next one, with other bounds, starts where this one ended: some 20 pivots in
+    place of thousands.
+
+    Args:
+        groups: of integer columns; a column may be in several.
+        beside: for each group, the groups that it is solved for with.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        groups: Sequence[Sequence[int]],
+        beside: Sequence[Collection[int]],
+        deadline: Deadline = _NEVER,
+    ):
+        program, _ = model._program(relax=True)
+        self._integer, self._deadline = model._integer, deadline
+        self._groups, self._beside = groups, beside
+        self._cost = np.array(program.col_cost_)
+        self._relaxed = _solver()
+        self._relaxed.setOptionValue("presolve", "off")
+        self._relaxed.passModel(program)
+
+    def raise_rows(self, more: Mapping[int, float]) -> None:
+        """Rows whose lower bounds rise by that much."""
+        program = self._relaxed.getLp()
+        lower, upper = program.row_lower_, program.row_upper_
+        for row, value in more.items():
+            self._relaxed.changeRowBounds(row, lower[row] + value, upper[row])
+
+    def limit_column(self, column: int, upper: float) -> None:
+        self._relaxed.changeColBounds(column, 0.0, upper)
+
+    def least(self, column: int) -> float:
+        """What no solution has less of in a column."""
+        indices = np.arange(len(self._cost), dtype=np.int32)
+        alone = np.zeros(len(self._cost))
+        alone[column] = 1.0
+        self._relaxed.changeColsCost(len(indices), indices, alone)
+        whole = np.zeros(len(self._cost), bool)
+        least = _run(self._relaxed, alone, whole, self._deadline, None).objective
+        self._relaxed.changeColsCost(len(indices), indices, self._cost)
+        return least
+
+    def solve(self, *, relative_gap: float, absolute_gap: float, thorough: bool = True) -> Solution:
+        """A solution within one of the gaps, or the best that was found.
+
+        Args:
+            thorough: also look beside the groups that are not whole, where that is needed.
+        """
+        relaxed = _run(
+            self._relaxed, self._cost, np.zeros(len(self._cost), bool), self._deadline, None
+        )
+        if relaxed.status != "optimal":
+            return relaxed
+        best = Solution("unknown", np.empty(0), math.inf, relaxed.objective)
+        for free in self._neighbourhoods(relaxed.values):
+            near = self._solve_near(relaxed.values, free, relative_gap / 2, absolute_gap / 2, best)
+            if near.objective < best.objective:
+                bound = relaxed.objective if not free.all() else near.bound
+                best = replace(near, bound=max(best.bound, bound))
+            missed = best.objective - relaxed.objective
+            close = missed <= max(absolute_gap, relative_gap * abs(best.objective))
+            if close or (best.found and not thorough):
+                break
+        return best
+
+    def _neighbourhoods(self, values: Floats) -> Iterator[NDArray[np.bool_]]:
+        """Which columns are solved for, first and later."""
+        broken = self._integer & (abs(values - np.rint(values)) >= _WHOLE)
+        groups = {g for g, columns in enumerate(self._groups) if broken[list(columns)].any()}
+        yield broken | self._columns_of(groups)
+        groups.update(*(self._beside[g] for g in groups))
+        yield broken | self._columns_of(groups)
+        if self._integer.sum() <= _SMALL:
+            yield np.ones_like(broken)
+
+    def _columns_of(self, groups: Iterable[int]) -> NDArray[np.bool_]:
+        chosen = np.zeros(len(self._cost), bool)
+        chosen[[column for g in groups for column in self._groups[g]]] = True
+        return chosen
+
+    def _solve_near(
+        self,
+        values: Floats,
+        free: NDArray[np.bool_],
+        relative_gap: float,
+        absolute_gap: float,
+        start: Solution,
+    ) -> Solution:
+        """The best solution in which integer columns that are not `free` are as in `values`."""
+        solver = _solver(relative_gap, absolute_gap, _NODES if free.all() else 1)
+        # At the root, this heuristic takes longer than all the rest.
+        solver.setOptionValue("mip_heuristic_run_root_reduced_cost", False)
+        program = self._relaxed.getLp()
+        program.integrality_ = _kinds(self._integer)
+        stay, nearest = self._integer & ~free, np.rint(values)
+        program.col_lower_ = np.where(stay, nearest, np.array(program.col_lower_))
+        program.col_upper_ = np.where(stay, nearest, np.array(program.col_upper_))
+        solver.passModel(program)
+        given = start.values if start.found else None
+        return _run(solver, self._cost, self._integer, self._deadline, given)
+
+
+def _kinds(integer: NDArray[np.bool_]) -> list[highspy.HighsVarType]:
+    kinds = (highspy.HighsVarType.kContinuous, highspy.HighsVarType.kInteger)
+    return [kinds[i] for i in integer.tolist()]
+
+
+def _solver(
+    relative_gap: float = 0.0, absolute_gap: float = 0.0, node_limit: int | None = None
+) -> highspy.Highs:
+    solver = highspy.Highs()
+    solver.setOptionValue("output_flag", False)
+    solver.setOptionValue("threads", 1)
+    solver.setOptionValue("random_seed", 0)
+    solver.setOptionValue("mip_rel_gap", relative_gap)
+    solver.setOptionValue("mip_abs_gap", absolute_gap)
+    if node_limit is not None:
+        solver.setOptionValue("mip_max_nodes", node_limit)
+    return solver
+
+
+def _run(
+    solver: highspy.Highs,
+    cost: Floats,
+    integer: NDArray[np.bool_],
+    deadline: Deadline,
+    start: ArrayLike | None,
+) -> Solution:
+    deadline.check()
+    if math.isfinite(deadline.seconds_left):
+        # HiGHS counts the seconds of all runs of a solver.
+        solver.setOptionValue("time_limit", solver.getRunTime() + deadline.seconds_left)
+    if start is not None:
+        given = highspy.HighsSolution()
+        given.col_value = np.asarray(start, float).tolist()
+        given.value_valid = True
+        solver.setSolution(given)
+    solver.run()
+    if solver.getModelStatus() == _STATUS.kTimeLimit:
+        raise CancelledError
+    return _read(solver, cost, integer)
 
 
 def _read(solver: highspy.Highs, cost: Floats, integer: NDArray[np.bool_]) -> Solution:

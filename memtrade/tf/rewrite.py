@@ -96,7 +96,8 @@ class _Rewriter:
             return
         node = self._copy(op_id, op.name)
         if self.graph.keeps_place(op):
-            self.nodes.extend(write_in_place(node, len(self.graph.tensors[op.inputs[1]].shape)))
+            shape = self.graph.tensors[op.inputs[1]].shape or ()
+            self.nodes.extend(write_in_place(node, len(shape)))
         self.nodes.append(node)
         beside = self.filter_gradients.pop(op_id, None)
         if beside is not None and self.plan.order == "pinned":

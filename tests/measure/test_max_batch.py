@@ -11,8 +11,9 @@ import pytest
 
 from memtrade.errors import InfeasibleBudgetError, UnsupportedGraphError
 from memtrade.graph import StepGraph
+from memtrade.measure import host
 from memtrade.measure import max_batch as module
-from memtrade.measure.max_batch import PROCESS_BYTES, BatchSearch, Obstacle
+from memtrade.measure.max_batch import BatchSearch, Obstacle
 from memtrade.measure.protocol import Status, TrialSpec
 from memtrade.models.options import option
 from memtrade.plan import Plan
@@ -128,7 +129,7 @@ def test_only_multiples_are_tried_and_none_beyond_the_maximum(predicted: int) ->
 def test_no_trial_is_started_that_the_machine_has_no_memory_for(predicted: int) -> None:
     """Swapped tensors are on the host: there, the arena counts as well."""
     device = Device(10**6)
-    free = int((PROCESS_BYTES + 100 * MIB) / module.SAFE_SHARE)
+    free = int((host.PROCESS_BYTES + 100 * MIB) / host.SAFE_SHARE)
     made = search(device, "lms", free_bytes=lambda: free)
     found = made.run()
     assert found.why is not None
@@ -141,7 +142,7 @@ def test_no_trial_is_started_that_the_machine_has_no_memory_for(predicted: int) 
 
 def test_where_nothing_may_be_tried_nothing_is(predicted: int) -> None:
     device = Device(10**6)
-    found = search(device, free_bytes=lambda: PROCESS_BYTES // 2).run()
+    found = search(device, free_bytes=lambda: host.PROCESS_BYTES // 2).run()
     assert (found.batch, device.batches) == (0, [])
 
 

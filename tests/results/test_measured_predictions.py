@@ -125,8 +125,8 @@ def test_a_later_prediction_stands_beside_the_first_one(monkeypatch: pytest.Monk
     assert predict_records.predict_record(record, graph) == record  # nothing new is said
 
     class AnotherVersion(Predictor):
-        def predict(self, plan: Plan) -> Predicted:
-            said = super().predict(plan)
+        def predict(self, plan: Plan, *, limit_bytes: int | None = None) -> Predicted:
+            said = super().predict(plan, limit_bytes=limit_bytes)
             return msgspec.structs.replace(said, peak_bytes=said.peak_bytes + 1)
 
     monkeypatch.setattr(predict_records, "Predictor", AnotherVersion)

@@ -10,7 +10,7 @@ from memtrade.plan import Action
 from memtrade.simulate.bfc import MIB
 from memtrade.simulate.costs import OpClass
 from memtrade.simulate.devices import Device
-from memtrade.simulate.timeline import Timeline, TimeSimulator, prefetch
+from memtrade.simulate.timeline import Timeline, TimeSimulator
 from tests.graphs import Builder, on
 
 # Moves 3 MiB a second, so a MatMul of [1 MiB] and [1 MiB] to 1 MiB takes one second.
@@ -156,31 +156,3 @@ def test_a_traced_step_takes_time_for_each_op_and_copy_when_it_is_over():
     found = simulate_time(graph, swapped(graph), traced)
     assert found.end_seconds == plain.end_seconds
     assert found.step_seconds == pytest.approx(plain.step_seconds + 10 + 0.5 * (6 + 2))
-
-
-def test_prefetch_moves_a_copy_ahead_by_its_duration():
-    graph = chain(8)
-    late = swapped(graph)
-    moved = prefetch(graph, late, on(device(copy=MIB / 2)))
-    assert len(moved) == len(late)
-    assert [a for a in moved if a.kind == "run"] == [a for a in late if a.kind == "run"]
-    place = next(i for i, a in enumerate(moved) if a.kind == "swap_in")
-    assert place == len(moved) - 1 - 3  # the last op and the two seconds before it
-    assert simulate_time(graph, moved, device(copy=MIB / 2)).stall_seconds == pytest.approx(0)
-
-
-def test_prefetch_does_not_pass_the_swap_out_or_a_reader_of_the_version_before():
-    graph = chain(5)
-    late = swapped(graph)
-    moved = prefetch(graph, late, on(device(copy=MIB / 100)))
-    kinds = [a.kind for a in moved]
-    assert kinds.index("swap_in") > kinds.index("swap_out")
-    assert kinds.index("swap_in") > next(
-        i for i, a in enumerate(moved) if a.kind == "run" and graph.ops[a.id].name == "op2"
-    )
-
-
-def test_prefetch_leaves_blocking_transfers_alone():
-    graph = chain(5)
-    late = swapped(graph)
-    assert prefetch(graph, late, on(device(blocking=True))) == tuple(late)

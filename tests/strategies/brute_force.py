@@ -3,10 +3,11 @@
 What is tried: keep, recompute or swap for each forward tensor worth a decision, whether or not the
 backward part reads it (keeping one that it does not read can make others cheap to recompute), in
 the order that `lower` gives, with each copy in just before its reader and, where copies run beside
-compute, also as far ahead as `prefetch` puts it.
+compute, also as far ahead as `overlap` puts it.
 """
 
 import itertools
+import math
 import random
 from collections.abc import Iterator
 
@@ -16,7 +17,8 @@ from memtrade.errors import InfeasibleBudgetError
 from memtrade.graph import StepGraph
 from memtrade.plan import Action, Decision
 from memtrade.schedule import lower
-from memtrade.simulate.timeline import TimeSimulator, prefetch
+from memtrade.simulate.overlap import overlap
+from memtrade.simulate.timeline import TimeSimulator
 from memtrade.strategies.base import MIN_ELEMENTS
 from memtrade.target import Target
 from tests.graphs import Builder
@@ -52,11 +54,12 @@ def brute_force(
 def candidates(graph: StepGraph, target: Target) -> Iterator[tuple[Decisions, tuple[Action, ...]]]:
     """All decisions and their programs; the same program comes once."""
     tensors = decidable(graph)
+    clock = TimeSimulator(graph, target)
     seen: set[tuple[Action, ...]] = set()
     for choice in itertools.product(*(options(graph, t) for t in tensors)):
         decisions = dict(zip(tensors, choice, strict=True))
         program = lower(graph, decisions)
-        for actions in (program, prefetch(graph, program, target)):
+        for actions in (program, overlap(clock, program, math.inf)):
             if actions not in seen:
                 seen.add(actions)
                 yield decisions, actions

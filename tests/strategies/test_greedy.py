@@ -5,6 +5,7 @@ import pytest
 from memtrade.errors import InfeasibleBudgetError
 from memtrade.plan import Decision, check_plan
 from memtrade.simulate.memory import Simulator
+from memtrade.simulate.overlap import overlap
 from memtrade.simulate.timeline import TimeSimulator
 from memtrade.strategies import greedy
 from memtrade.strategies.budget import Judge
@@ -41,7 +42,7 @@ def test_hidden_swaps_cost_no_time():
     judge = Judge(graph, target("gtx-1070"))
     one = greedy.choose(graph, judge.clock)[:1]
     decisions: dict[int, Decision] = {fate.tensor: fate.decision for fate in one}
-    actions = greedy.overlap(judge, greedy.lower(graph, decisions), 1 << 40)
+    actions = overlap(judge.clock, greedy.lower(graph, decisions), 1 << 40)
     assert any(action.kind == "swap_in" for action in actions)
     # But for the host's time to start the copies' neighbours.
     assert judge.seconds(actions) == pytest.approx(judge.seconds(()), rel=1e-3)

@@ -1,20 +1,26 @@
 """optimal against brute force on small graphs, against its own programme, and its errors."""
 
 import dataclasses
+import itertools
 import logging
 import re
+import time
 
+import msgspec
+import psutil
 import pytest
 
 from memtrade.errors import InfeasibleBudgetError, MemtradeError
 from memtrade.graph import StepGraph
-from memtrade.plan import Action, check_plan
+from memtrade.plan import Action, Decision, check_plan
 from memtrade.simulate.defragment import defragment
 from memtrade.simulate.memory import ROOMY_BYTES, Simulator
 from memtrade.simulate.timeline import TimeSimulator
 from memtrade.strategies import find_planned, make_options
-from memtrade.strategies.optimal.choice import Choice
-from memtrade.strategies.optimal.strategy import Options, _Search, plan
+from memtrade.strategies.base import worth_deciding
+from memtrade.strategies.optimal.choice import Choice, Chooser
+from memtrade.strategies.optimal.search import Search
+from memtrade.strategies.optimal.strategy import Options, plan
 from memtrade.units import megabytes
 from tests.graphs import ARENA, chain, target
 from tests.strategies.brute_force import candidates, random_step_graph
@@ -138,24 +144,26 @@ def test_the_log_has_the_best_so_far(caplog: pytest.LogCaptureFixture) -> None:
 def test_half_of_a_correction_that_leaves_no_room_is_taken_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The first choice is far over the budget; corrected by that, the programme has no solution."""
+    """The first choice's copies are far over the budget; corrected by that, the programme has no
+    solution."""
     graph = chain(12, size=8 << 20)
     budget = Simulator(graph, ARENA).peak_live_bytes(()) * 3 // 4
-    choose, correct = _Search._choose, _Search._everywhere
-    turns, corrections = iter(("everything", "none")), []
+    choose, correct = Search._choose, Search._correct_everywhere
+    turns, corrections = iter(("late", "none")), []
+    swapped: dict[int, Decision] = dict.fromkeys(worth_deciding(graph), "swap")
 
-    def choose_badly(self: _Search, budget: int | None) -> Choice | None:
-        turn, choice = next(turns, "best"), choose(self, budget)
+    def choose_badly(self: Search, chooser: Chooser, budget: int | None = None) -> Choice | None:
+        turn, choice = next(turns, "best"), choose(self, chooser, budget)
         if turn == "best" or choice is None:
             return choice
-        return dataclasses.replace(choice, decisions={}) if turn == "everything" else None
+        return dataclasses.replace(choice, decisions=swapped) if turn == "late" else None
 
-    def note(self: _Search, excess_bytes: float) -> None:
+    def note(self: Search, chooser: Chooser, excess_bytes: float) -> None:
         corrections.append(excess_bytes)
-        correct(self, excess_bytes)
+        correct(self, chooser, excess_bytes)
 
-    monkeypatch.setattr(_Search, "_choose", choose_badly)
-    monkeypatch.setattr(_Search, "_everywhere", note)
+    monkeypatch.setattr(Search, "_choose", choose_badly)
+    monkeypatch.setattr(Search, "_correct_everywhere", note)
     made = plan(graph, Options(budget=f"{budget}B"), target("gtx-1070"))
     assert corrections[1] == -corrections[0] / 2 < 0
     assert made.gap is not None
@@ -186,3 +194,40 @@ def test_is_in_the_registry():
 def test_bad_options_are_refused(given):
     with pytest.raises(MemtradeError):
         make_options("optimal", given)
+
+
+def test_a_slow_clock_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that takes 50 times as long makes the same plan, byte for byte."""
+    graph = chain(30, size=8 << 20)
+    budget = Simulator(graph, ARENA).peak_live_bytes(()) * 2 // 3
+    made = []
+    for tick in (0.001, 0.05):
+        clock = itertools.count()
+        monkeypatch.setattr(time, "monotonic", lambda clock=clock, tick=tick: tick * next(clock))
+        asked = ((Options(), ARENA), (Options(budget=f"{budget}B"), target("gtx-1070")))
+        made.append([msgspec.json.encode(plan(graph, *each)) for each in asked])
+    assert made[0] == made[1]
+
+
+@pytest.mark.parametrize("moments", [1, 6])
+def test_the_time_limit_cancels_and_the_plan_says_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, moments: int
+) -> None:
+    """Each look at the clock finds it a second later."""
+    graph = chain(30, size=8 << 20)
+    budget = Simulator(graph, ARENA).peak_live_bytes(()) * 2 // 3
+    ticks = itertools.count()
+    monkeypatch.setattr(time, "monotonic", lambda: float(next(ticks)))
+    made = plan(graph, Options(budget=f"{budget}B", time_limit=moments), ARENA)
+    check_plan(made, graph)
+    assert Simulator(graph, ARENA).memory(made, limit_bytes=ROOMY_BYTES).peak_bytes <= budget
+    assert made.remarks[-1].startswith(f"the time limit of {moments} s ended the search")
+    assert "the time limit ended the search" in caplog.messages
+
+
+def test_what_is_free_on_this_machine_does_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = chain(12, size=8 << 20)
+    before = plan(graph, Options(), target("gtx-1070"))
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: pytest.fail("asked what is free"))
+    assert before == plan(graph, Options(), target("gtx-1070"))
+    assert before.tensors("swap")

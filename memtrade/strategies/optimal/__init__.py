@@ -1,9 +1,11 @@
 """optimal: keep, recompute or swap for every activation, for least time under a memory budget.
 
 problem.py   what a choice is made of: sizes, seconds, when each tensor is needed
-choice.py    the choice as a mixed-integer programme
+choice.py    the choice as a mixed-integer programme (rows.py collects its rows)
 judge.py     what the exact simulator says of a choice
-strategy.py  the search: solve, judge, correct, improve
+rules.py     what the rules of other strategies choose
+search.py    solve, judge, correct, improve
+strategy.py  options and plan
 """
 
 from memtrade.strategies.optimal.strategy import STRATEGY

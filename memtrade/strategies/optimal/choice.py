@@ -20,13 +20,15 @@ interval a is a sum: all else, kept items whose window lies ahead, and what is p
 
 Where copies run beside compute, backlogs link them to the clock. In the forward part, and on into
 the backward part, out_p is what has been handed to the copy-out channel and still holds memory;
-in_a is what must have been copied in by the end of interval a for what follows:
+in_a is what must have been copied in by the end of interval a for what follows; compute may stall
+for either:
 
-    out_p >= out_{p-1} + sizes of the swapped items made at p - rate x seconds since p-1
-    out_p <= rate x (seconds until i is read again - its copy in)   for a swapped item i made at p
-    in_{a-1} >= in_a + sizes of the swapped items first needed in a - rate x (seconds + stall)
+    out_p >= out_{p-1} + sizes of the swapped items made at p - rate x (seconds since p-1 + stall_p)
+    out_p <= rate x (seconds and stalls until i is read again - its copy in)   for swapped items i
+    in_{a-1} >= in_a + sizes of the swapped items first needed in a - rate x (seconds + stall_a)
 
 The objective is time: ops that run again, copies where they are in line with compute, and stalls.
+Where it is memory, every copy is waited for, so they are in line on all devices.
 
 This is Checkmate's formulation (Jain et al., MLSys 2020) cut down to what plans of this tool do: a
 tensor is recomputed once, the backward order is given, and its stages are intervals.
@@ -36,14 +38,16 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from memtrade.plan import Decision
 from memtrade.simulate.devices import Device
-from memtrade.strategies.milp import Model, Solution
+from memtrade.strategies.deadline import Deadline
+from memtrade.strategies.milp import Model, NearRelaxation, Solution
 from memtrade.strategies.optimal.problem import MB, Problem
+from memtrade.strategies.optimal.rows import Rows
 
 # Backward intervals before an item's first use in which a recomputation may bring it back. Longer
 # windows let one recomputation span more; about the same number of columns for every graph.
@@ -54,6 +58,8 @@ GAP = 0.02
 STEP_GAP = 0.002
 # Or, where memory is minimized, within this share of the peak.
 PEAK_GAP = 0.005
+# With backlogs, large programmes take long beyond the first rounding, and gain little.
+FEW_ITEMS = 60
 # Of solutions that take the same time, the one that moves and holds less: ms per MB.
 TIE = 1e-6
 # Where memory is minimized, a longer step counts too, lest it become absurd: twice the time weighs
@@ -78,100 +84,52 @@ class Choice:
     bound: float
 
 
-class _Rows:
-    """Rows collected one by one, handed to the model in one block."""
-
-    def __init__(self) -> None:
-        self.where: list[int] = []
-        self.columns: list[int] = []
-        self.values: list[float] = []
-        self.lower: list[float] = []
-        self.upper: list[float] = []
-
-    def add(
-        self,
-        terms: Sequence[tuple[int, float]],
-        *,
-        at_least: float = -math.inf,
-        at_most: float = math.inf,
-    ) -> None:
-        row = len(self.lower)
-        for column, value in terms:
-            self.where.append(row)
-            self.columns.append(column)
-            self.values.append(value)
-        self.lower.append(at_least)
-        self.upper.append(at_most)
-
-
 class Chooser:
-    """The programme of one problem on one device; `choose` solves it for a budget."""
+    """The programme of one problem on one device: columns, rows, and solutions for budgets.
 
-    def __init__(self, problem: Problem, device: Device, *, host_limit_mb: float = math.inf):
-        self.problem, self.device, self.host_limit_mb = problem, device, host_limit_mb
-        wanted = COLUMNS // max(1, len(problem.items))
-        self.window = min(max(wanted, SHORTEST_WINDOW), LONGEST_WINDOW)
-
-    def choose(
-        self,
-        budget_mb: float | None,
-        *,
-        time_limit_seconds: float,
-        minimize: Literal["time", "memory"] = "time",
-    ) -> Choice | None:
-        """The best choice within the budget; None if there is none, or none was found.
-
-        Args:
-            budget_mb: of device memory, persistent memory included; None only with
-                minimize="memory".
-        """
-        built = _Programme(self, budget_mb, minimize)
-        solution = built.model.solve_near_relaxation(
-            time_limit_seconds=time_limit_seconds,
-            relative_gap=GAP if minimize == "time" else PEAK_GAP,
-            absolute_gap=built.per_second * STEP_GAP * self.problem.step_seconds,
-        )
-        return built.read(solution) if solution.found else None
-
-
-class _Programme:
-    """Columns and rows for one budget."""
+    Args:
+        minimize: time within a budget, or the peak.
+        host_limit_mb: most host memory for swapped items.
+    """
 
     def __init__(
-        self, chooser: Chooser, budget_mb: float | None, minimize: Literal["time", "memory"]
+        self,
+        problem: Problem,
+        device: Device,
+        *,
+        minimize: Literal["time", "memory"],
+        host_limit_mb: float,
+        deadline: Deadline,
     ):
-        self.problem, self.device = chooser.problem, chooser.device
-        self.items = chooser.problem.items
+        self.problem, self.device, self.items = problem, device, problem.items
         self.minimize = minimize
-        self.model, self.rows = Model(), _Rows()
-        self.start = [max(0, item.first - chooser.window) for item in self.items]
+        self.model, self.rows = Model(), Rows()
+        window = COLUMNS // max(1, len(self.items))
+        window = min(max(window, SHORTEST_WINDOW), LONGEST_WINDOW)
+        self.start = [max(0, item.first - window) for item in self.items]
         # The objective is in ms; where memory is minimized, a step's time counts as little memory.
         self.per_second = 1e3
         if minimize == "memory":
             sizes = sum(item.size for item in self.items)
             self.per_second = STEP_SHARE * sizes / self.problem.step_seconds
-        overlapping = not chooser.device.blocking_transfers
-        self._decide(copies_cost=not overlapping)
+        self.overlapping = minimize == "time" and not device.blocking_transfers
+        self._decide(copies_cost=not self.overlapping)
         self._presence()
-        self.peak = int(
-            self.model.columns(
-                1,
-                cost=1.0 if minimize == "memory" else 0.0,
-                upper=math.inf if budget_mb is None else budget_mb,
-            )[0]
-        )
+        self.peak = self._column(cost=1.0 if minimize == "memory" else 0.0)
         out_forward: list[int] = []
         out_backward: list[int] = []
         in_backward: list[int] = []
-        if overlapping:
+        if self.overlapping:
+            self._stalls()
             out_forward, out_backward = self._copies_out()
             in_backward = self._copies_in()
             self._out_before_in(out_forward)
+        self.row_at: dict[int, int] = {}  # place (see Problem) -> the row of its memory
         self._forward_memory(out_forward)
         self._backward_memory(out_backward, in_backward)
-        if chooser.host_limit_mb < math.inf:
+        if host_limit_mb < math.inf:
             swapped = [(self.swap[i], item.size) for i, item in enumerate(self.items)]
-            self.rows.add(swapped, at_most=chooser.host_limit_mb)
+            self.rows.add(swapped, at_most=host_limit_mb)
         rows = self.rows
         self.model.rows(
             len(rows.lower),
@@ -181,6 +139,32 @@ class _Programme:
             lower=rows.lower,
             upper=rows.upper,
         )
+        groups = list(zip(self.keep, self.swap, self.again, strict=True))
+        self.solver = NearRelaxation(self.model, groups, self._beside(), deadline)
+
+    def choose(self, budget_mb: float = math.inf) -> Choice | None:
+        """The best choice found within a budget of device memory, persistent memory included; None
+        if there is none."""
+        self.solver.limit_column(self.peak, budget_mb)
+        solution = self.solver.solve(
+            relative_gap=GAP if self.minimize == "time" else PEAK_GAP,
+            absolute_gap=self.per_second * STEP_GAP * self.problem.step_seconds,
+            thorough=not self.overlapping or len(self.items) <= FEW_ITEMS,
+        )
+        return self._read(solution) if solution.found else None
+
+    def _beside(self) -> list[set[int]]:
+        """For each item, those that it is made from or that are made from it."""
+        beside = [set(item.needs) for item in self.items]
+        for i, item in enumerate(self.items):
+            for n in item.needs:
+                beside[n].add(i)
+        return beside
+
+    def correct(self, excess_mb: Mapping[int, float]) -> None:
+        """From here on, so much more memory is taken at some places, or at all of them."""
+        rows = {self.row_at[place]: mb for place, mb in excess_mb.items() if place in self.row_at}
+        self.solver.raise_rows(rows)
 
     def _column(self, *, cost: float = 0.0, upper: float = math.inf) -> int:
         return int(self.model.columns(1, cost=cost, upper=upper)[0])
@@ -240,6 +224,21 @@ class _Programme:
                     else:
                         rows.add([(source, 1.0), (self.again[i], -1.0)], at_least=0)
 
+    def _stalls(self) -> None:
+        """How long compute waits at each forward point, and before and in each backward interval;
+        and running sums of both."""
+
+        def columns(count: int) -> tuple[list[int], list[int]]:
+            stalls = self.model.columns(count, cost=self.per_second).tolist()
+            sums = self.model.columns(count).tolist()
+            for k, stall in enumerate(stalls):
+                before = [(sums[k - 1], -1.0)] if k else []
+                self.rows.add([(sums[k], 1.0), (stall, -1.0), *before], at_least=0, at_most=0)
+            return stalls, sums
+
+        self.forward_stall, self.forward_stalls = columns(len(self.problem.forward_seconds))
+        self.backward_stall, self.backward_stalls = columns(1 + len(self.problem.backward_seconds))
+
     def _backlog(self, terms: Sequence[tuple[int, float]], constant: float) -> int:
         """A column of at least 0 and at least constant + terms."""
         column = self._column()
@@ -257,14 +256,19 @@ class _Programme:
         for p, seconds in enumerate(problem.forward_seconds):
             terms = [(self.swap[i], self.items[i].size) for i in made.get(p, ())]
             before = [(forward[-1], 1.0)] if forward else []
+            terms.append((self.forward_stall[p], -rate))
             forward.append(self._backlog([*before, *terms], -rate * (seconds - clock)))
             clock = seconds
         backward: list[int] = []
         for a, seconds in enumerate(problem.backward_seconds):
             previous = backward[-1] if backward else forward[-1]
             longer = [(column, -rate * value) for column, value in self._again_in(a)]
+            longer += [(stall, -rate) for stall in self._stalls_in(a)]
             backward.append(self._backlog([(previous, 1.0), *longer], -rate * seconds))
         return forward, backward
+
+    def _stalls_in(self, interval: int) -> list[int]:
+        return self.backward_stall[:2] if interval == 0 else [self.backward_stall[interval + 1]]
 
     def _copies_in(self) -> list[int]:
         """For each backward interval, MB that are there ahead of their time by its end."""
@@ -275,29 +279,29 @@ class _Programme:
         ahead: list[int] = []
         last = len(self.problem.backward_seconds) - 1
         for a in range(last, -1, -1):
-            stall = self._column(cost=self.per_second)
-            terms = [(stall, -rate), *((c, -rate * v) for c, v in self._again_in(a))]
+            terms = [(self.backward_stall[a + 1], -rate)]
+            terms += [(c, -rate * v) for c, v in self._again_in(a)]
             if a < last:
                 following = needed.get(a + 1, ())
                 terms += [(self.swap[i], self.items[i].size) for i in following]
                 terms.append((ahead[-1], 1.0))
             ahead.append(self._backlog(terms, -rate * self.problem.backward_seconds[a]))
         # Nothing is copied in before the backward part: what the first intervals need stalls.
-        stall = self._column(cost=self.per_second)
-        first = [(self.swap[i], self.items[i].size) for i in needed.get(0, ())]
-        self.rows.add([(stall, rate), (ahead[-1], -1.0), *((c, -v) for c, v in first)], at_least=0)
+        first = [(self.swap[i], -self.items[i].size) for i in needed.get(0, ())]
+        self.rows.add([(self.backward_stall[0], rate), (ahead[-1], -1.0), *first], at_least=0)
         return ahead[::-1]
 
     def _out_before_in(self, out: Sequence[int]) -> None:
         """What is swapped has left, behind all that was handed over before it, and is back in time.
 
-        Else its first reader would wait for the whole queue: near the turn, nothing is swapped that
-        follows a long one.
+        Else its first reader would wait for the whole queue: near the turn, what follows a long one
+        is not swapped, or compute stalls.
         """
         problem = self.problem
         rate = self.device.device_to_host_bytes_per_s / MB
         reached = [0.0, *itertools.accumulate(problem.backward_seconds)]
         queued = sum(item.size for item in self.items)
+        turn = self.forward_stalls[-1]
         for i, item in enumerate(self.items):
             if item.may_swap:
                 gap = problem.forward_seconds[-1] - problem.forward_seconds[item.made]
@@ -305,6 +309,8 @@ class _Programme:
                 # out <= rate x gap, unless it is not swapped.
                 free = max(0.0, queued - rate * gap)
                 row = [(out[item.made], -1.0), (self.swap[i], -free)]
+                row += [(turn, rate), (self.forward_stalls[item.made], -rate)]
+                row.append((self.backward_stalls[item.first], rate))
                 self.rows.add(row, at_least=-rate * gap - free)
 
     def _again_in(self, interval: int) -> list[tuple[int, float]]:
@@ -329,7 +335,7 @@ class _Programme:
                 kept = [self._backlog([*before, *ended], 0.0)]
             terms = [(self.peak, 1.0), *((column, -1.0) for column in kept)]
             terms += [(backlog[p], -1.0)] if backlog else []
-            self.rows.add(terms, at_least=other)
+            self.row_at[p] = self.rows.add(terms, at_least=other)
 
     def _backward_memory(self, out: Sequence[int], ahead: Sequence[int]) -> None:
         items, rows = self.items, self.rows
@@ -356,9 +362,9 @@ class _Programme:
                 else:
                     terms.append((self.keep[i], -items[i].size))
             terms += [(out[a], -1.0), (ahead[a], -1.0)] if out else []
-            rows.add([(self.peak, 1.0), *terms], at_least=constant)
+            self.row_at[-1 - a] = rows.add([(self.peak, 1.0), *terms], at_least=constant)
 
-    def read(self, solution: Solution) -> Choice:
+    def _read(self, solution: Solution) -> Choice:
         values = solution.values
         decisions: dict[int, Decision] = {}
         for i, item in enumerate(self.items):
@@ -379,9 +385,7 @@ class _Programme:
     def _bound(self, solution: Solution) -> float:
         """Of what was minimized alone: the objective's, less what its other terms weigh at most."""
         if self.minimize == "memory":
-            # A stall waits for a copy, so they are no longer than the copies.
-            most = sum(i.again_seconds + i.out_seconds + i.in_seconds for i in self.items)
-            return solution.bound - self.per_second * most - self._ties
+            return self.solver.least(self.peak)
         return (solution.bound - self._ties) / self.per_second
 
     @property

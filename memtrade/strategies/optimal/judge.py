@@ -10,88 +10,110 @@ from memtrade.kernel_pairs import side_by_side
 from memtrade.plan import Action, Decision
 from memtrade.schedule import lower
 from memtrade.simulate.defragment import defragment
-from memtrade.simulate.memory import ROOMY_BYTES, Simulator
-from memtrade.simulate.timeline import TimeSimulator, pace, prefetch
+from memtrade.simulate.memory import ROOMY_BYTES
+from memtrade.simulate.overlap import overlap
+from memtrade.simulate.timeline import TimeSimulator
+from memtrade.strategies.deadline import Deadline
 from memtrade.target import Target
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """A choice that was carried out in simulation.
+    """A choice as a program, before it is finished.
 
     Attributes:
-        peak_bytes: before the program is finished, without the allocator's padding.
-        peak_op: at the peak, where it is known.
-        host_bytes: most bytes in host memory.
-        seconds: of the whole step.
+        actions: as `lower` makes them.
+        peak_bytes: most bytes asked for, every copy waited for: no plan of the choice needs less.
+        host_bytes: of what is swapped.
+        least_seconds: of a step in which nothing stalls.
+        most_seconds: of one in which every copy is waited for.
     """
 
     decisions: Mapping[int, Decision]
+    actions: tuple[Action, ...]
+    peak_bytes: int
+    host_bytes: int
+    least_seconds: float
+    most_seconds: float
+
+    def of(self, tensor: int) -> Decision:
+        return self.decisions.get(tensor, "keep")
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A choice as the program that a plan carries out, with the allocator's own peak."""
+
+    verdict: Verdict
     actions: tuple[Action, ...]
     peak_bytes: int
     peak_op: str
     host_bytes: int
     seconds: float
 
-    def of(self, tensor: int) -> Decision:
-        return self.decisions.get(tensor, "keep")
-
 
 class Judge:
-    """Judges choices for one graph on one target."""
+    """Judges choices for one graph on one target.
 
-    def __init__(self, graph: StepGraph, target: Target):
-        self.graph, self.target = graph, target
+    Raises CancelledError from each of its methods when the deadline has passed.
+    """
+
+    def __init__(self, graph: StepGraph, target: Target, deadline: Deadline):
+        self.graph, self.target, self.deadline = graph, target, deadline
         self.times = TimeSimulator(graph, target)
-        self.simulator: Simulator = self.times.simulator
+        self.simulator = self.times.simulator
+        self._finished: dict[tuple[tuple[Action, ...], float, int], Finished] = {}
+
+    @property
+    def finish_count(self) -> int:
+        return len(self._finished)
 
     def judge(self, decisions: Mapping[int, Decision]) -> Verdict:
-        """The peak is what is live: reservations bring the allocator's close to it."""
+        self.deadline.check()
         actions = side_by_side(self.graph, lower(self.graph, decisions))
-        if not self.target.copies_in_line:
-            return self._on_device(decisions, self._paced(actions), padded=False)
         swapped = {action.id for action in actions if action.kind == "swap_out"}
         return Verdict(
             decisions,
             actions,
             self.simulator.peak_live_bytes(actions),
-            "",
             sum(self.graph.tensors[t].size_bytes for t in swapped),
-            self.times.step_seconds(actions),
+            self.times.busy_seconds(actions, in_line=self.target.copies_in_line),
+            self.times.busy_seconds(actions, in_line=True),
         )
 
-    def _paced(self, actions: tuple[Action, ...]) -> tuple[Action, ...]:
-        return pace(self.graph, prefetch(self.graph, actions, self.target), self.target)
+    def seconds(self, verdict: Verdict, copies_bytes: float) -> float:
+        """Of the step, if copies may hold memory up to that many bytes in use."""
+        self.deadline.check()
+        if self.target.copies_in_line:
+            return verdict.least_seconds
+        return self.times.step_seconds(overlap(self.times, verdict.actions, copies_bytes))
 
-    def _on_device(
-        self, decisions: Mapping[int, Decision], actions: tuple[Action, ...], *, padded: bool
-    ) -> Verdict:
-        timeline = self.times.timeline(actions)
+    def finish(self, verdict: Verdict, copies_bytes: float, enough_bytes: int = 0) -> Finished:
+        """The program that a plan carries out: with copies beside compute where there are any, and
+        with reservations against the allocator's padding.
+
+        Args:
+            copies_bytes: in use, up to which copies may hold memory.
+            enough_bytes: a peak that need not be lowered further.
+        """
+        self.deadline.check()
+        key = (verdict.actions, copies_bytes, enough_bytes)
+        if key not in self._finished:
+            actions = overlap(self.times, verdict.actions, copies_bytes)
+            if self.target.order == "pinned":
+                actions = defragment(self.times, actions, enough_bytes=enough_bytes)
+            self._finished[key] = self._measure(verdict, actions)
+        return self._finished[key]
+
+    def _measure(self, verdict: Verdict, actions: tuple[Action, ...]) -> Finished:
+        timeline = self.times.timeline(actions, limit_bytes=ROOMY_BYTES)
         memory = timeline.memory
         assert memory is not None
-        return Verdict(
-            decisions,
-            actions,
-            memory.peak_bytes if padded else memory.live_peak_bytes,
-            memory.peak_op,
-            memory.host_peak_bytes,
-            timeline.step_seconds,
-        )
-
-    def finish(self, actions: tuple[Action, ...]) -> tuple[Action, ...]:
-        """With reservations against the allocator's padding."""
-        return defragment(self.times, actions)
-
-    def finished(self, decisions: Mapping[int, Decision], actions: tuple[Action, ...]) -> Verdict:
-        """Of a finished program, with the allocator's own peak."""
-        if not self.target.copies_in_line:
-            return self._on_device(decisions, actions, padded=True)
-        memory = self.simulator.memory(actions, limit_bytes=ROOMY_BYTES)
-        return Verdict(
-            decisions,
+        return Finished(
+            verdict,
             actions,
             memory.peak_bytes,
             memory.peak_op,
             memory.host_peak_bytes,
-            self.times.step_seconds(actions),
+            timeline.step_seconds,
         )

@@ -13,6 +13,7 @@ Sizes are in MB, as a solver likes numbers near 1.
 
 from __future__ import annotations
 
+import itertools
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -84,16 +85,6 @@ class Problem:
     @property
     def step_seconds(self) -> float:
         return self.forward_seconds[-1] + sum(self.backward_seconds)
-
-    def corrected(self, excess_mb: Mapping[int, float]) -> Problem:
-        """With more memory taken at some places (see `place`)."""
-        forward, backward = list(self.forward_mb), list(self.backward_mb)
-        for place, mb in excess_mb.items():
-            if place >= 0:
-                forward[place] += mb
-            else:
-                backward[-1 - place] += mb
-        return replace(self, forward_mb=tuple(forward), backward_mb=tuple(backward))
 
     def without_swaps(self) -> Problem:
         items = tuple(replace(item, may_swap=False) for item in self.items)
@@ -244,3 +235,29 @@ def _when_needed(
                 if not backward[n]:
                     last[n] = max(last.get(n, first[t]), first[t])
     return first, {t: place for t, place in last.items() if t in first}
+
+
+def moves(items: Sequence[Item], most: int) -> list[tuple[tuple[int, Decision], ...]]:
+    """Changes of decisions: single ones, the most expensive op's first; then pairs, and so on, up
+    to `most`."""
+    items = sorted(items, key=lambda item: -item.again_seconds)
+    made: list[tuple[tuple[int, Decision], ...]] = []
+    for together in range(1, len(items) + 1):
+        larger = [
+            tuple(zip((item.tensor for item in chosen), changes, strict=True))
+            for chosen in itertools.islice(itertools.combinations(items, together), most)
+            for changes in itertools.product(*map(_allowed, chosen))
+        ]
+        if made and len(made) + len(larger) > most:
+            break
+        made += larger
+    return made
+
+
+def _allowed(item: Item) -> list[Decision]:
+    allowed: list[Decision] = ["keep"]
+    if item.may_recompute:
+        allowed.append("recompute")
+    if item.may_swap:
+        allowed.append("swap")
+    return allowed

@@ -1,0 +1,53 @@
+"""What the rules of other strategies choose for a step: they count, where they are better.
+
+A rule may see what the programme does not: small tensors, which it leaves alone, or recomputations
+that span more than its windows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from bisect import bisect_left
+from collections.abc import Mapping
+from functools import cached_property
+
+from memtrade.errors import UnsupportedGraphError
+from memtrade.plan import Decision
+from memtrade.strategies import checkpoints, greedy, ome
+from memtrade.strategies.base import decisions
+from memtrade.strategies.optimal.judge import Judge
+
+Decisions = Mapping[int, Decision]
+
+
+class Rules:
+    """Those of `checkpoints` and `ome`, whatever the budget, and of `greedy`, for a budget. What a
+    graph has no place for is left out."""
+
+    def __init__(self, judge: Judge, *, swap: bool):
+        self.judge, self.swap = judge, swap
+
+    @cached_property
+    def always(self) -> list[Decisions]:
+        graph, target = self.judge.graph, self.judge.target
+        found: list[Decisions] = []
+        with contextlib.suppress(UnsupportedGraphError):
+            kept = checkpoints.choose(graph, checkpoints.Options(), target)
+            found.append(decisions(checkpoints.fates(graph, kept)))
+        if self.swap:
+            with contextlib.suppress(UnsupportedGraphError):
+                found.append(decisions(ome.fates(graph, ome.Options(), target)))
+        return found
+
+    def choices(self, budget_bytes: int) -> list[Decisions]:
+        return [*self.always, _greedy(self.judge, budget_bytes)] if self.swap else self.always
+
+
+def _greedy(judge: Judge, budget_bytes: int) -> Decisions:
+    """As few of its candidates as fit the budget, or all."""
+    chosen = greedy.choose(judge.graph, judge.times)
+
+    def fits(count: int) -> bool:
+        return judge.judge(decisions(chosen[:count])).peak_bytes <= budget_bytes
+
+    return decisions(chosen[: bisect_left(range(len(chosen)), True, key=fits)])
