@@ -13,7 +13,6 @@ memory, and put into an arena that has no holes:
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -43,7 +42,7 @@ def _alone(initial: Any) -> Callable[[], Any]:
         computed = initial() if callable(initial) else initial
         if not tf.executing_eagerly() or not isinstance(computed, tf.Tensor):
             return computed
-        dtype, size_bytes = computed.dtype, math.prod(computed.shape) * computed.dtype.size
+        dtype, size_bytes = computed.dtype, computed.shape.num_elements() * computed.dtype.size
         if size_bytes > MAX_SLICE_BYTES:
             return computed
         on_host = tf.io.serialize_tensor(computed)

@@ -98,7 +98,7 @@ def plan(graph: StepGraph, options: Options, target: Target) -> Plan:
         InfeasibleBudgetError: no plan was found within the budget.
     """
     search = _Search(graph, options, target)
-    budget = options.budget_bytes
+    budget = options.budget_for(graph)
     if budget is None or search.minimizes_memory:
         return search.smallest()
     return search.fastest(budget)
