@@ -31,6 +31,7 @@ from memtrade.plan import Order, Plan
 from memtrade.simulate.memory import ROOMY_BYTES
 from memtrade.simulate.timeline import TimeSimulator
 from memtrade.strategies import Strategy, find_planned, make_options
+from memtrade.strategies.budget import check_sized
 from memtrade.target import ARENA, Target
 from memtrade.tf.extract import Trace, trace_concrete
 from memtrade.tf.rehearsal import can_be_rehearsed, rehearse
@@ -235,6 +236,8 @@ class _Rewriting:
 
         Raises InfeasibleBudgetError where the plan is predicted to exceed the budget.
         """
+        if self.budget_bytes is not None:
+            check_sized(traced.graph)
         clock = TimeSimulator(traced.graph, target)
         found = clock.timeline(plan, limit_bytes=ROOMY_BYTES).memory
         assert found is not None

@@ -37,6 +37,11 @@ CALL_TYPES = frozenset({"PartitionedCall", "StatefulPartitionedCall"})
 # Values up to here are assigned in place; a read of the variable then copies it.
 _IN_PLACE_BYTES = 64 * 1024
 
+# Ops that run a function as often as it takes, or one of several.
+LOOP_TYPES = frozenset({"StatelessWhile", "While"})
+BRANCH_TYPES = frozenset({"Case", "If", "StatelessCase", "StatelessIf"})
+BODY_TYPES = LOOP_TYPES | BRANCH_TYPES
+
 # What the backward part reads of the forward part alone (x - mean in a gradient) waits for its
 # reader if it is larger than this; shapes and the like are made at once.
 _LATE_BYTES = 64 * 1024
@@ -87,6 +92,8 @@ class GraphData(msgspec.Struct, frozen=True):
             (shapes, axes, paddings).
         gathered: tensor ids that the step as it came hands on together (`IdentityN`): Keras's
             optimizers do so with all gradients. Rewritten steps do not wait for the last of them.
+        sized: how tensors' sizes are known that tracing does not size: "bound" or "trip count".
+        unsized: names of the tensors whose sizes nothing tells, and that so count as nothing.
     """
 
     name: str
@@ -102,6 +109,8 @@ class GraphData(msgspec.Struct, frozen=True):
     nodes: tuple[bytes, ...] = ()
     values: dict[int, tuple[int, ...]] = {}
     gathered: tuple[tuple[int, ...], ...] = ()
+    sized: dict[int, str] = {}
+    unsized: tuple[str, ...] = ()
 
 
 class StepGraph:

@@ -19,7 +19,6 @@ from memtrade.results.predictions import Foreseen, Prediction, to_csv, to_sheet
 from memtrade.results.tables import seconds
 from memtrade.simulate.memory import Simulator
 from memtrade.simulate.predict import Predictor
-from memtrade.units import megabytes
 
 
 def predict(
@@ -112,6 +111,6 @@ def _predict(foresight: Foresight, position: int, predictor: Predictor) -> Predi
 def _in_short(prediction: Prediction) -> str:
     if prediction.predicted is None:
         return f"{prediction.status}: {prediction.reason}"
-    peak, took = prediction.predicted.peak_bytes, prediction.predicted.step_seconds
+    peak, took = prediction.predicted.peak_text, prediction.predicted.step_seconds
     step = "" if took is None else f", {seconds(took)} s a step"
-    return f"predicted peak {megabytes(peak)} MB{step}"
+    return f"predicted peak {peak} MB{step}"

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
+from memtrade.facts.kernel import Request
 from memtrade.graph import Op, StepGraph
 
 
@@ -20,6 +21,18 @@ class DenseFilter(NamedTuple):
     size_bytes: int
     elements: int
     places: int
+
+
+def body_requests(op: Op, graph: StepGraph) -> tuple[Request, ...]:
+    """Of a loop or a branch: what it hands on, which may be what it was given, and its body's own
+    (`memtrade/tf/sizes.py`)."""
+    a_loop = len(op.inputs) == len(op.outputs)
+    made = []
+    for i, t in enumerate(op.outputs):
+        size = graph.tensors[t].size_bytes
+        same = a_loop and graph.tensors[op.inputs[i]].size_bytes == size
+        made.append(Request(size, i, (i,) if same else ()))
+    return (*made, Request(op.attrs["scratch_bytes"]))
 
 
 def call_scratch_bytes(op: Op, graph: StepGraph) -> int:

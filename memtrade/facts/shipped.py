@@ -15,9 +15,17 @@ from functools import cache
 from importlib import resources
 from typing import Any, NamedTuple
 
-from memtrade.facts.calls import call_scratch_bytes
+from memtrade.facts.calls import body_requests, call_scratch_bytes
 from memtrade.facts.kernel import SCRATCH, Fact, Request
-from memtrade.graph import ALIAS_TYPES, CALL_TYPES, READ_TYPES, SOURCE_TYPES, Op, StepGraph
+from memtrade.graph import (
+    ALIAS_TYPES,
+    BODY_TYPES,
+    CALL_TYPES,
+    READ_TYPES,
+    SOURCE_TYPES,
+    Op,
+    StepGraph,
+)
 
 CPU, OUTPUTS = "onednn-cpu", "outputs"
 
@@ -77,9 +85,11 @@ class ShippedFacts:
                 self._rules.setdefault(op_type, []).append(rule)
 
     def is_known(self, op_type: str) -> bool:
-        return op_type in self._traced or op_type in CALL_TYPES
+        return op_type in self._traced | CALL_TYPES | BODY_TYPES
 
     def of(self, op: Op, graph: StepGraph) -> Fact:
+        if "scratch_bytes" in op.attrs:
+            return Fact(body_requests(op, graph), source=self.name)
         if op.type in CALL_TYPES:
             taken = call_scratch_bytes(op, graph)
             made = (*([Request(taken)] if taken else []), *outputs_of(op, graph))

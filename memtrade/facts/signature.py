@@ -13,7 +13,7 @@ import math
 
 import msgspec
 
-from memtrade.graph import Op, StepGraph
+from memtrade.graph import BODY_TYPES, Op, StepGraph
 
 # What a child cannot make up: handles, lists, text.
 _OPAQUE = frozenset({"resource", "string", "variant"})
@@ -74,7 +74,12 @@ class Signature(msgspec.Struct, frozen=True, kw_only=True):
 
 def signature_of(op: Op, graph: StepGraph) -> Signature | None:
     """The signature of an op that a child can run by itself; None of any other."""
-    if op.node < 0 or not op.outputs or (op.stateful and op.type not in _DRAWING):
+    if (
+        op.type in BODY_TYPES
+        or op.node < 0
+        or not op.outputs
+        or (op.stateful and op.type not in _DRAWING)
+    ):
         return None
     tensors = [graph.tensors[t] for t in (*op.inputs, *op.outputs)]
     if any(t.dtype in _OPAQUE for t in tensors):

@@ -27,7 +27,6 @@ from memtrade.search import Found, largest
 from memtrade.simulate.predict import Predicted, Predictor
 from memtrade.strategies import PLANNED, make_options
 from memtrade.target import Target
-from memtrade.units import megabytes
 
 Bound = Literal[
     "device memory",
@@ -124,7 +123,7 @@ class BatchSearch:
         candidate = self._candidate(batch)
         predicted = candidate.predicted
         if predicted is not None and not predicted.fits:
-            peak = megabytes(predicted.peak_bytes)
+            peak = predicted.peak_text
             return Obstacle("device memory", f"the predicted peak is {peak} MB")
         return candidate.obstacle or self._host_obstacle(candidate)
 

@@ -82,6 +82,8 @@ def to_sheet(foreseen: Foreseen) -> Sheet:
     notes = [f"profile {device.name}: {device.source}"]
     if any(p.predicted and not p.predicted.fits for p in predictions):
         notes.append("peak MB of a step that does not fit: what it would take")
+    if any(p.predicted and p.predicted.at_least for p in predictions):
+        notes.append("≥: at least; nothing tells the size of some of the step's tensors")
     if foreseen.assumed:
         notes.append(
             "taken to allocate their outputs and nothing else, because their kernels were never "
@@ -112,7 +114,7 @@ def _cells(prediction: Prediction) -> tuple[str, ...]:
     return (
         label,
         fits,
-        megabytes(predicted.peak_bytes),
+        predicted.peak_text,
         megabytes(predicted.memory_cost_bytes),
         megabytes(predicted.host_bytes),
         _seconds(predicted.step_seconds),

@@ -78,7 +78,7 @@ class Row:
         """What `COLUMNS` say of it."""
         measured, plan = self.record.measured, self.record.plan
         predicted = self.record.shown_prediction
-        foreseen = megabytes(predicted.peak_bytes) if predicted else NONE
+        foreseen = predicted.peak_text if predicted else NONE
         foreseen += AFTERWARDS if self.record.predicted_by else ""
         figures = (NONE, foreseen, *(NONE,) * 4)
         if measured is not None:

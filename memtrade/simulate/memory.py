@@ -85,6 +85,7 @@ class Simulator:
         self.linker = Linker(graph, target.facts, target.margin_bytes)
         types = {op.type for op in graph.ops}
         self.assumed = tuple(sorted(each for each in types if not target.facts.is_known(each)))
+        self.ahead_bytes = max((op.attrs.get("ahead_bytes", 0) for op in graph.ops), default=0)
         self._base: tuple[Action, ...] | None = None
 
     def actions(self, plan: Plan | Sequence[Action]) -> Sequence[Action]:
@@ -115,6 +116,8 @@ class Simulator:
             lag: when copies end, on a device where they run beside compute.
         """
         actions = self.actions(plan)
+        # Without a plan, TensorFlow runs iterations of a loop at once, as many as it may.
+        ahead_bytes = self.ahead_bytes if actions is self._base else 0
         program = self.linker.link(actions, self.graph.data.outputs)
         walk = Walk(self.linker, program, self.allocator(limit_bytes, allocator), lag)
         best: Peak | None = None
@@ -141,8 +144,8 @@ class Simulator:
         if series:
             in_use = tuple(_spread(walk.series, program, len(actions), walk.persistent_bytes))
         return MemoryResult(
-            peak_bytes=best.in_use,
-            first_step_peak_bytes=first,
+            peak_bytes=best.in_use + ahead_bytes,
+            first_step_peak_bytes=first + ahead_bytes,
             persistent_bytes=walk.persistent_bytes,
             live_peak_bytes=walk.live_peak,
             host_peak_bytes=walk.host_peak,

@@ -9,6 +9,7 @@ from memtrade.plan import Plan
 from memtrade.simulate.memory import ROOMY_BYTES
 from memtrade.simulate.timeline import TimeSimulator
 from memtrade.target import Target
+from memtrade.units import megabytes
 
 
 class Predicted(msgspec.Struct, frozen=True, kw_only=True):
@@ -20,6 +21,7 @@ class Predicted(msgspec.Struct, frozen=True, kw_only=True):
         persistent_bytes: in use between steps. memory_cost_bytes: peak_bytes less that.
         host_bytes: most bytes of swapped tensors in host memory.
         fits: whether the step runs under the memory limit.
+        at_least: whether there are tensors whose size nothing tells: the peaks are lower bounds.
         stall_seconds: the part of `step_seconds` for which compute waits for copies.
     """
 
@@ -31,6 +33,11 @@ class Predicted(msgspec.Struct, frozen=True, kw_only=True):
     fits: bool
     step_seconds: float | None = None
     stall_seconds: float | None = None
+    at_least: bool = False
+
+    @property
+    def peak_text(self) -> str:
+        return f"{'≥ ' if self.at_least else ''}{megabytes(self.peak_bytes)}"
 
 
 class Predictor:
@@ -58,4 +65,5 @@ class Predictor:
             fits=fits,
             step_seconds=timeline.step_seconds,
             stall_seconds=timeline.stall_seconds,
+            at_least=bool(self.clock.simulator.graph.data.unsized),
         )

@@ -17,7 +17,7 @@ SHAPE_BYTES, SEED_BYTES = 16, 8  # what is there while a variable or the batch g
 STRING_BYTES = 24  # what a swapped tensor leaves in the arena: a string scalar
 MAX_SLICE_BYTES = (1 << 31) - (1 << 20)  # as in memtrade/tf/swap.py
 # Constants up to here are held by their kernel, and by the graphs of functions that look at them:
-# the rewritten one, and for shapes, which TensorFlow infers with their values, those it came from.
+# the rewritten one, and of shapes, whose values TensorFlow infers with, those it came from as well.
 SMALL_BYTES = 1024
 _GRAPHS = {"int32": 3, "int64": 3}
 _FOREVER = 1 << 40  # references of what outlives the step

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache
 
-from memtrade.errors import InfeasibleBudgetError, MemtradeError
+from memtrade.errors import InfeasibleBudgetError, MemtradeError, UnsupportedGraphError
 from memtrade.graph import StepGraph
 from memtrade.models.options import check, option, options_of
 from memtrade.plan import Action
@@ -53,6 +53,24 @@ class BudgetOptions:
     @property
     def budget_bytes(self) -> int | None:
         return parse_bytes(self.budget) if self.budget else None
+
+    def budget_for(self, graph: StepGraph) -> int | None:
+        """The budget, if there is one. Raises UnsupportedGraphError where it could not be kept."""
+        if self.budget_bytes is not None:
+            check_sized(graph)
+        return self.budget_bytes
+
+
+def check_sized(graph: StepGraph) -> None:
+    """Raises UnsupportedGraphError where a tensor's size is known by nothing: no budget holds."""
+    if graph.data.unsized:
+        more = len(graph.data.unsized) - 1
+        others = f" and {more} others" if more else ""
+        raise UnsupportedGraphError(
+            f"a budget needs the size of every tensor, and nothing tells that of "
+            f"{graph.data.unsized[0]}{others}: give it a fixed shape (tf.ensure_shape), or plan "
+            "without a budget"
+        )
 
 
 class Judge:

@@ -51,10 +51,8 @@ class Options(BudgetOptions):
 def plan(graph: StepGraph, options: Options, target: Target) -> Plan:
     judge = Judge(graph, target)
     planner = _Planner(judge, choose_nodes(graph, judge))
-    if options.budget_bytes is None:
-        actions = planner.leanest()
-    else:
-        actions = planner.fastest(options.budget_bytes)
+    budget_bytes = options.budget_for(graph)
+    actions = planner.leanest() if budget_bytes is None else planner.fastest(budget_bytes)
     return assemble("checkmate", graph, options, target, fates(graph, actions), actions)
 
 

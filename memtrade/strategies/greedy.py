@@ -60,7 +60,7 @@ def plan(graph: StepGraph, options: Options, target: Target) -> Plan:
 
         return Ladder(program, len(chosen) + 1)
 
-    budget_bytes = options.budget_bytes
+    budget_bytes = options.budget_for(graph)
     shares = SHARES if budget_bytes and not judge.target.copies_in_line else (0.0,)
     actions = fit_first(
         judge, (ladder((budget_bytes or 0) * share) for share in shares), budget_bytes

@@ -57,7 +57,7 @@ class Options(BudgetOptions):
 
 def plan(graph: StepGraph, options: Options, target: Target) -> Plan:
     judge = Judge(graph, target)
-    actions = fit(judge, ladders(graph, judge), options.budget_bytes)
+    actions = fit(judge, ladders(graph, judge), options.budget_for(graph))
     return assemble("rotor", graph, options, target, fates(graph, actions), actions)
 
 

@@ -8,7 +8,6 @@ The second one is the first where it calls nothing and its shapes are known.
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -30,6 +29,7 @@ from memtrade.tf.calls import Calls
 from memtrade.tf.graft import graft
 from memtrade.tf.inline import Inlined, opens
 from memtrade.tf.loss import computed_loss, find_loss
+from memtrade.tf.sizes import Learned, learn_sizes
 from memtrade.tf.step import CHECKPOINTS, TrainStep
 
 # Shapes, axes and paddings have no more numbers.
@@ -111,6 +111,10 @@ def read_graph(name: str, concrete: Any, laid: Sequence[tf.Variable] = ()) -> Gr
     calls = Calls(graph_def)
     attrs = {node.name: {**_simple_attrs(node), **calls.about(node)} for node in graph_def.node}
     definitions = _Definitions(graph_def)
+    batch = len(func_graph.inputs) - len(concrete.captured_inputs)
+    handles = zip(func_graph.inputs[batch:], concrete.captured_inputs, strict=True)
+    held = {inner.name: (0, spec) for inner, outer in handles if (spec := variable_spec(outer))}
+    learned = learn_sizes(operations, graph_def.library, held)
     is_stateful = _StatefulTypes()
     ops: list[Op] = []
     tensors: list[Tensor] = []
@@ -118,7 +122,7 @@ def read_graph(name: str, concrete: Any, laid: Sequence[tf.Variable] = ()) -> Gr
     for op_id, operation in enumerate(operations):
         outputs = []
         for index, output in enumerate(operation.outputs):
-            tensor = _read_tensor(len(tensors), op_id, index, output)
+            tensor = _read_tensor(len(tensors), op_id, index, output, learned.sizes[output.name])
             tensor_ids[output.name] = tensor.id
             tensors.append(tensor)
             outputs.append(tensor.id)
@@ -132,11 +136,10 @@ def read_graph(name: str, concrete: Any, laid: Sequence[tf.Variable] = ()) -> Gr
                 controls=tuple(sorted(op_ids[op.name] for op in operation.control_inputs)),
                 outputs=tuple(outputs),
                 stateful=is_stateful(operation) and operation.name not in calls.pure,
-                attrs=attrs[operation.name],
+                attrs=attrs[operation.name] | _scratch(learned, operation),
                 node=definitions.place_of(operation.name),
             )
         )
-    batch = len(func_graph.inputs) - len(concrete.captured_inputs)
     place = {id(variable.handle): i for i, variable in enumerate(laid)}
     captured = sorted(
         zip(func_graph.inputs[batch:], concrete.captured_inputs, strict=True),
@@ -166,6 +169,8 @@ def read_graph(name: str, concrete: Any, laid: Sequence[tf.Variable] = ()) -> Gr
             for operation in func_graph.get_operations()
             if operation.type == "IdentityN"
         ),
+        sized={tensor_ids[name]: how for name, how in learned.how.items()},
+        unsized=tuple(learned.unsized),
     )
 
 
@@ -202,21 +207,30 @@ def _before(operation: tf.Operation) -> list[tf.Operation]:
     return [*(t.op for t in operation.inputs), *operation.control_inputs]
 
 
-def _read_tensor(tensor_id: int, op_id: int, index: int, output: tf.Tensor) -> Tensor:
+def _read_tensor(
+    tensor_id: int, op_id: int, index: int, output: tf.Tensor, size_bytes: int
+) -> Tensor:
     shape = None
     if output.shape.is_fully_defined():
         shape = tuple(size for size in output.shape.as_list() if size is not None)
-    sized = shape is not None and output.dtype not in (tf.resource, tf.variant, tf.string)
-    size_bytes = math.prod(shape or ()) * output.dtype.size if sized else 0
     return Tensor(tensor_id, op_id, index, output.dtype.name, shape, size_bytes)
+
+
+def _scratch(learned: Learned, operation: tf.Operation) -> dict[str, int]:
+    """What the body of a loop or a branch takes while it runs, and more of them at once."""
+    taken = learned.scratch.get(operation.name)
+    if taken is None:
+        return {}
+    return {
+        "scratch_bytes": taken,
+        "ahead_bytes": taken * max(0, learned.abreast.get(operation.name, 1) - 1),
+    }
 
 
 def _captured_bytes(captured: tf.Tensor) -> int:
     """Bytes of a captured constant, or of the variable behind a captured handle."""
-    if captured.dtype != tf.resource:
-        return _read_tensor(0, 0, 0, captured).size_bytes
-    found = variable_spec(captured)
-    if found is None or not found.shape.is_fully_defined():
+    found = variable_spec(captured) if captured.dtype == tf.resource else captured
+    if found is None or not found.shape.is_fully_defined() or not found.dtype.size:
         return 0
     return found.shape.num_elements() * found.dtype.size
 

@@ -2,8 +2,8 @@
 
 AssignVariableOp makes the value's buffer the variable's. Keras's moving averages are assigned, so
 with each step they would move, into holes between the step's large tensors, which then no longer
-become one: the peak would creep up by several percent, and would differ from step to step.
-Assigning to the slice `[:]` of the variable writes the same bits into the buffer that it has.
+become one: the peak would creep up by several percent, and differ from step to step. Assigning to
+the slice `[:]` of the variable writes the same bits into the buffer that it has.
 """
 
 from __future__ import annotations

@@ -96,8 +96,9 @@ class _Rewriter:
             return
         node = self._copy(op_id, op.name)
         if self.graph.keeps_place(op):
-            shape = self.graph.tensors[op.inputs[1]].shape or ()
-            self.nodes.extend(write_in_place(node, len(shape)))
+            self.nodes.extend(
+                write_in_place(node, len(self.graph.tensors[op.inputs[1]].shape or ()))
+            )
         self.nodes.append(node)
         beside = self.filter_gradients.pop(op_id, None)
         if beside is not None and self.plan.order == "pinned":
@@ -174,6 +175,8 @@ class _Rewriter:
         node = tf.compat.v1.NodeDef()
         node.CopyFrom(self.sources[op.name])
         node.name = name
+        if "parallel_iterations" in node.attr:  # one after the other, or the peak would vary
+            node.attr["parallel_iterations"].i = 1
         del node.input[:]
         node.input.extend(self.latest[t] for t in op.inputs)
         return node

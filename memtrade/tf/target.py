@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from memtrade.errors import MemtradeError
 from memtrade.models.target import Target
+from memtrade.tf.laying import laid_down
 from memtrade.tf.loss import find_loss
 from memtrade.tf.step import TrainStep
 from memtrade.tf.structure import arguments_of, check_shapes, packed, specs_of, tensors_of
@@ -36,13 +37,15 @@ def make_target_step(model: Target) -> TrainStep:
     """
     for seed in (random.seed, np.random.seed, tf.random.set_seed):
         seed(model.seed)
-    function, example = _made(model)
+    with laid_down() as laid:
+        function, example = _made(model)
     arguments = arguments_of(function, example)
     specs = specs_of(arguments)
     check_shapes(function, specs, {})
     _check_size(model, tensors_of(specs))
     try:
-        concrete = function.get_concrete_function(*specs)
+        with laid_down() as laid_later:
+            concrete = function.get_concrete_function(*specs)
     except MemtradeError:
         raise
     except Exception as error:  # whatever the user's code raises
@@ -58,6 +61,7 @@ def make_target_step(model: Target) -> TrainStep:
         specs=tuple(tensors_of(specs)),
         make_batch=lambda: _batch(arguments),
         variables=lambda: _variables(concrete),
+        laid=[*laid, *laid_later],
     )
 
 

@@ -69,7 +69,7 @@ def plan(graph: StepGraph, options: Options, target: Target) -> Plan:
     search = Search(
         graph,
         target,
-        budget_bytes=options.budget_bytes,
+        budget_bytes=options.budget_for(graph),
         minimize="time" if options.minimize == "time" and options.budget else "memory",
         swap=options.swap,
         host_limit_bytes=options.host_limit_bytes,

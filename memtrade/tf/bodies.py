@@ -1,0 +1,91 @@
+"""The functions of loops and branches as graphs, with shapes as their callers know them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from memtrade.tf.inline import Inlined
+
+GraphDef = Any  # protobuf classes, which type checkers cannot see
+_CALL = "body"
+# Ops that take an element out of a list, and which of their outputs that is.
+_TAKES = {"TensorListPopBack": 1, "TensorListGetItem": 0}
+
+
+class Argument(NamedTuple):
+    """What is known of a function's input. `content`: of what a variable or a list holds."""
+
+    dtype: tf.DType
+    shape: tf.TensorShape
+    content: tf.TensorSpec | None = None
+
+
+class Body(NamedTuple):
+    """`results` are computed from `arguments`. What is read from variables and lists takes no
+    memory of its own: `contents` has the placeholder that stands for it, by the tensor's name."""
+
+    arguments: list[tf.Tensor]
+    results: list[tf.Tensor]
+    contents: dict[str, str]
+
+
+def draw_body(library: Any, function: str, arguments: Sequence[Argument]) -> Body:
+    """The body of `function`, calls in it opened, for inputs of these shapes.
+
+    A variable's shape and a list's element are known to the caller alone, so what reads them
+    becomes a placeholder of that shape.
+    """
+    signature = next(f.signature for f in library.function if f.signature.name == function)
+    graph_def = tf.compat.v1.GraphDef()
+    graph_def.versions.producer = tf.version.GRAPH_DEF_VERSION
+    graph_def.library.CopyFrom(library)
+    names = [f"argument{i}" for i in range(len(arguments))]
+    for name, argument in zip(names, arguments, strict=True):
+        graph_def.node.append(_placeholder(name, argument.dtype, argument.shape))
+    call = graph_def.node.add(op="PartitionedCall", name=_CALL, input=names)
+    call.attr["f"].func.name = function
+    call.attr["Tin"].list.type.extend(each.dtype.as_datatype_enum for each in arguments)
+    call.attr["Tout"].list.type.extend(a.type for a in signature.output_arg)
+    inlined = Inlined(graph_def)
+    renamed: dict[str, str] = {}
+    drawn = tf.compat.v1.GraphDef(versions=graph_def.versions)
+    drawn.library.CopyFrom(inlined.graph_def.library)
+    known = dict(zip(names, arguments, strict=True))
+    contents: dict[str, str] = {}
+    behind: dict[str, str] = {name: name for name in names}  # through identities
+    for node in inlined.graph_def.node:
+        source = behind.get(node.input[0].removesuffix(":0")) if node.input else None
+        if source and node.op in ("Identity", "TensorListPopBack", "TensorListPushBack"):
+            behind[node.name] = source
+        content = known[source].content if source else None
+        if (
+            content
+            and content.shape.is_fully_defined()
+            and (node.op == "ReadVariableOp" or node.op in _TAKES)
+        ):
+            index = _TAKES.get(node.op, 0)
+            name = f"{node.name}/content"
+            drawn.node.append(_placeholder(name, content.dtype, content.shape))
+            contents[f"{node.name}:{index}"] = name
+            renamed[node.name if index == 0 else f"{node.name}:{index}"] = name
+        drawn.node.append(node)
+    for node in drawn.node:
+        inputs = [renamed.get(each.removesuffix(":0"), each) for each in node.input]
+        del node.input[:]
+        node.input.extend(inputs)
+    results = [f"{_CALL}:{i}" if i else _CALL for i in range(len(signature.output_arg))]
+    wanted = [renamed.get(each, each) for each in map(inlined.reference, results)]
+    with tf.Graph().as_default() as graph:
+        tf.graph_util.import_graph_def(drawn, name="")
+    tensors = [graph.get_tensor_by_name(n if ":" in n else f"{n}:0") for n in (*names, *wanted)]
+    return Body(tensors[: len(names)], tensors[len(names) :], contents)
+
+
+def _placeholder(name: str, dtype: tf.DType, shape: tf.TensorShape) -> Any:
+    node = tf.compat.v1.NodeDef(op="Placeholder", name=name)
+    node.attr["dtype"].type = dtype.as_datatype_enum
+    node.attr["shape"].shape.CopyFrom(shape.as_proto())
+    return node

@@ -1,0 +1,394 @@
+"""Bytes of what tracing alone does not size: masks, lists of tensors, loops and branches.
+
+    unknown rows      `boolean_mask`, `where`: no more than their input has, and so on from there
+    a list            element bytes times the loop's trip count
+    a loop, a branch  its body, walked as a little graph: what it takes while it runs
+
+Bounds are from above. What has none stays *unsized*: it counts as nothing, a prediction with it
+says "at least", and a budget is refused.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from memtrade.facts import reuse
+from memtrade.graph import ALIAS_TYPES, BRANCH_TYPES, LOOP_TYPES, GraphData, Op, StepGraph, Tensor
+from memtrade.plan import Action
+from memtrade.simulate.memory import ROOMY_BYTES, Simulator
+from memtrade.simulate.unplanned import executor_order
+from memtrade.target import ARENA, profile_target
+from memtrade.tf.bodies import Argument, Body, draw_body
+
+Library = Any  # tf.compat.v1.FunctionDefLibrary, a protobuf class that type checkers cannot see
+
+# Vectors of shapes and the like have so few elements, whatever they are.
+_FEW = 64
+
+# Ops whose output has no more rows than that of its inputs that has most.
+_ROW_NAMES = """
+    All Any ArgMax ArgMin BatchMatMulV2 BiasAdd Cast Conv2D Equal FusedBatchNormGradV3
+    FusedBatchNormV3 GatherNd GatherV2 Greater GreaterEqual IsFinite Less LessEqual LogicalAnd
+    LogicalNot LogicalOr MatMul NotEqual OneHot ResourceGather SelectV2
+    SoftmaxCrossEntropyWithLogits SparseSoftmaxCrossEntropyWithLogits Transpose
+"""
+_ROW_BY_ROW = frozenset(_ROW_NAMES.split()) | frozenset(reuse().tried) | reuse().passing
+# Ops whose output is as large as the tensor whose shape they are given, and where they read it.
+_SHAPED = {"BroadcastTo": 1, "Fill": 0, "Tile": 1}
+
+
+class Learned(NamedTuple):
+    """Of tensors by name: bytes, how they are known, and what lists hold; of ops, their scratch,
+    and how many iterations of a loop TensorFlow may run at once."""
+
+    sizes: dict[str, int]
+    how: dict[str, str]
+    contents: dict[str, tf.TensorSpec]
+    scratch: dict[str, int]
+    abreast: dict[str, int]
+    unsized: list[str]
+
+
+def learn_sizes(
+    operations: Sequence[tf.Operation],
+    library: Library,
+    known: Mapping[str, tuple[int, tf.TensorSpec | None]],
+) -> Learned:
+    """The sizes of all outputs of `operations`, which stand in a topological order.
+
+    Args:
+        known: of inputs that hold tensors (variables, lists): bytes, and what they hold.
+    """
+    return _Sizes(library, known).learn(operations)
+
+
+class _Sizes:
+    def __init__(self, library: Library, known: Mapping[str, tuple[int, tf.TensorSpec | None]]):
+        self.library = library
+        self.known = known
+        self.found = Learned({}, {}, {}, {}, {}, [])
+        self.trips: dict[str, int] = {}  # of loops, by the names of their outputs
+
+    def learn(self, operations: Sequence[tf.Operation]) -> Learned:
+        for operation in operations:
+            outputs: Sequence[tf.Tensor] = operation.outputs
+            if operation.type in LOOP_TYPES:
+                self._loop(operation)
+            elif operation.type in BRANCH_TYPES:
+                self._branch(operation)
+            for t in outputs:
+                if t.name not in self.found.sizes:
+                    self._size(operation, t)
+        return self.found
+
+    def _set(
+        self, t: tf.Tensor, size: int | None, how: str, content: tf.TensorSpec | None = None
+    ) -> None:
+        if size is None:
+            self.found.unsized.append(t.name)
+        elif how:
+            self.found.how[t.name] = how
+        self.found.sizes[t.name] = size or 0
+        if content is not None:
+            self.found.contents[t.name] = content
+
+    def _size(self, operation: tf.Operation, t: tf.Tensor) -> None:
+        if t.name in self.known:
+            size, content = self.known[t.name]
+            self._set(t, size, "", content)
+        elif t.dtype == tf.variant:
+            self._list(operation, t)
+        elif t.dtype in (tf.resource, tf.string):
+            self._set(t, 0, "")
+        elif t.shape.is_fully_defined():
+            self._set(t, t.shape.num_elements() * t.dtype.size, "")
+        else:
+            elements = self._most_elements(operation, t)
+            self._set(t, None if elements is None else elements * t.dtype.size, "bound")
+
+    # Tensors with unknown shapes
+
+    def _most_elements(self, operation: tf.Operation, t: tf.Tensor) -> int | None:
+        inputs: Sequence[tf.Tensor] = operation.inputs
+        if operation.type == "Where":
+            rank = inputs[0].shape.rank
+            elements = self._elements(inputs[0])
+            return None if rank is None or elements is None else rank * elements
+        if operation.type in ("TensorListStack", "TensorListConcatV2", "TensorListGather"):
+            return self._elements_of_list(inputs[0], t)
+        if operation.type in _SHAPED:
+            return self._elements_shaped_as(operation.type, inputs)
+        if operation.type == "Reshape" or operation.type in ALIAS_TYPES:
+            return self._elements(inputs[0])
+        if operation.type in _ROW_BY_ROW:
+            return self._rows_times(inputs, t.shape)
+        if operation.type in ("Shape", "TensorListElementShape", "VariableShape"):
+            return _FEW
+        if operation.type in ("TensorListGetItem", "TensorListPopBack") and t.dtype == tf.int32:
+            content = self.found.contents.get(inputs[0].name)
+            return _FEW if content and content.shape.rank == 1 else None
+        few = all((self._elements(each) or _FEW + 1) <= _FEW for each in inputs)
+        return _FEW if inputs and few and t.dtype in (tf.int32, tf.int64) else None
+
+    def _elements(self, t: tf.Tensor) -> int | None:
+        if t.name in self.found.unsized or t.name not in self.found.sizes or not t.dtype.size:
+            return None
+        return self.found.sizes[t.name] // t.dtype.size
+
+    def _elements_of_list(self, source: tf.Tensor, t: tf.Tensor) -> int | None:
+        unsized = source.name in self.found.unsized
+        return None if unsized else self.found.sizes[source.name] // t.dtype.size
+
+    def _elements_shaped_as(self, kind: str, inputs: Sequence[tf.Tensor]) -> int | None:
+        """Where the shape is another tensor's; in the gradient of a sum, divided by the sum's."""
+        shape, times = inputs[_SHAPED[kind]], 1
+        if kind == "Tile":
+            times = self._elements(inputs[0])
+        while shape.op.type in ("Cast", "FloorDiv", "Identity", "Maximum"):
+            times = 1 if shape.op.type == "FloorDiv" else times
+            shape = shape.op.inputs[0]
+        elements = None
+        if shape.op.type == "Shape":
+            elements = self._elements(shape.op.inputs[0])
+        elif shape.op.type == "VariableShape":
+            content = self.found.contents.get(shape.op.inputs[0].name)
+            elements = content.shape.num_elements() if content else None
+        return None if elements is None or times is None else elements * times
+
+    def _rows_times(self, inputs: Sequence[tf.Tensor], shape: tf.TensorShape) -> int | None:
+        """For one unknown dimension: the most that any input has in its own."""
+        if shape.rank is None or shape.as_list().count(None) != 1:
+            return None
+        rows = []
+        for each in inputs:
+            if each.shape.rank is None:
+                return None
+            dims = each.shape.as_list()
+            if None in dims:
+                elements = self._elements(each)
+                if elements is None or dims.count(None) != 1:
+                    return None
+                rows.append(elements // max(1, _product(dims)))
+        return max(rows) * _product(shape.as_list()) if rows else None
+
+    # Lists
+
+    def _list(self, operation: tf.Operation, t: tf.Tensor) -> None:
+        inputs: Sequence[tf.Tensor] = operation.inputs
+        sizes, contents = self.found.sizes, self.found.contents
+        if operation.type in ("EmptyTensorList", "OptionalNone", "TensorListReserve"):
+            self._set(t, 0, "")
+        elif operation.type == "TensorListFromTensor":
+            content = (
+                tf.TensorSpec(inputs[0].shape[1:], inputs[0].dtype)
+                if inputs[0].shape.rank
+                else None
+            )
+            self._set(t, sizes[inputs[0].name], "bound", content)
+        elif operation.type in ("TensorListPushBack", "TensorListSetItem"):
+            item = inputs[1 if operation.type == "TensorListPushBack" else 2]
+            sized = not {item.name, inputs[0].name} & set(self.found.unsized)
+            size = sizes[inputs[0].name] + sizes[item.name]
+            self._set(
+                t, size if sized else None, "trip count", tf.TensorSpec(item.shape, item.dtype)
+            )
+        elif operation.type == "OptionalFromValue":
+            sized = not {each.name for each in inputs} & set(self.found.unsized)
+            size = sum(sizes[each.name] for each in inputs)
+            self._set(
+                t, size if sized else None, "bound", tf.TensorSpec(inputs[0].shape, inputs[0].dtype)
+            )
+        elif inputs and inputs[0].dtype == tf.variant:  # PopBack, Identity, ZerosLike, AddN
+            sized = inputs[0].name not in self.found.unsized
+            size, content = sizes[inputs[0].name], contents.get(inputs[0].name)
+            self._set(t, size if sized else None, "bound", content)
+        else:
+            self._set(t, None, "")
+
+    # Bodies
+
+    def _arguments(self, inputs: Iterable[tf.Tensor]) -> list[Argument]:
+        contents = self.found.contents
+        return [Argument(t.dtype, t.shape, contents.get(t.name)) for t in inputs]
+
+    def _body(self, function: str, inputs: Sequence[tf.Tensor]) -> tuple[Body, Learned, int]:
+        """The body, what is known of its tensors, and the most that it takes while it runs."""
+        body = draw_body(self.library, function, self._arguments(inputs))
+        contents = self.found.contents
+        known = (
+            {
+                inner.name: (0, contents.get(outer.name))
+                for inner, outer in zip(body.arguments, inputs, strict=True)
+                if outer.dtype in (tf.variant, tf.resource)
+            }
+            | {
+                inner.name: (self.found.sizes[outer.name], None)
+                for inner, outer in zip(body.arguments, inputs, strict=True)
+                if not outer.shape.is_fully_defined()
+                and outer.dtype not in (tf.variant, tf.resource)
+            }
+            | dict.fromkeys(body.contents, (0, None))
+        )
+        operations = _leading_to(body.results)
+        learned = learn_sizes(operations, self.library, known)
+        return body, learned, _peak_bytes(operations, body, learned)
+
+    def _loop(self, operation: tf.Operation) -> None:
+        inputs, outputs = list(operation.inputs), list(operation.outputs)
+        body, learned, peak = self._body(operation.get_attr("body").name, inputs)
+        trips = self._trip_count(operation, inputs)
+        self.found.scratch[operation.name] = peak
+        abreast = operation.get_attr("parallel_iterations")
+        self.found.abreast[operation.name] = abreast if trips is None else min(abreast, trips)
+        self.found.unsized.extend(f"{operation.name}/{name}" for name in learned.unsized)
+        held: set[str] = set()
+        for before, after, result in zip(inputs, outputs, body.results, strict=True):
+            self.trips[after.name] = trips or 0
+            growth, start = learned.sizes[result.name], self.found.sizes[before.name]
+            if after.dtype == tf.variant:
+                growth -= _shared_bytes(body, learned, result, held)
+            content = learned.contents.get(result.name) or self.found.contents.get(before.name)
+            if after.dtype == tf.resource:
+                self._set(after, 0, "", content)
+            elif after.dtype == tf.variant:
+                known = not growth or trips is not None
+                size = start + growth * (trips or 0) if known else None
+                self._set(after, size, "trip count", content)
+            else:
+                self._set(after, max(start, growth), "")
+
+    def _trip_count(self, operation: tf.Operation, inputs: Sequence[tf.Tensor]) -> int | None:
+        """From the condition `counter < limit`, or for a loop's gradient, from the loop."""
+        condition = draw_body(
+            self.library, operation.get_attr("cond").name, self._arguments(inputs)
+        )
+        position = {t.name: i for i, t in enumerate(condition.arguments)}
+
+        def value(t: tf.Tensor) -> int | None:
+            while t.op.type == "Identity":
+                t = t.op.inputs[0]
+            outer = inputs[position[t.name]] if t.name in position else t
+            found = tf.get_static_value(outer)
+            if found is None:
+                return self.trips.get(outer.name)
+            return int(found) if found.ndim == 0 and found >= 0 else None
+
+        counts = []
+        stack = [condition.results[0]]
+        while stack:
+            t = stack.pop()
+            if t.op.type in ("Identity", "LogicalAnd"):
+                stack.extend(t.op.inputs)
+            elif t.op.type in ("Less", "Greater"):
+                start, limit = t.op.inputs if t.op.type == "Less" else reversed(t.op.inputs)
+                first, last = value(start), value(limit)
+                if first is not None and last is not None:
+                    counts.append(max(0, last - first))
+        return min(counts) if counts else None
+
+    def _branch(self, operation: tf.Operation) -> None:
+        many = operation.type in ("Case", "StatelessCase")
+        functions = (
+            operation.get_attr("branches")
+            if many
+            else [operation.get_attr(f"{which}_branch") for which in ("then", "else")]
+        )
+        drawn = [self._body(f.name, list(operation.inputs)[1:]) for f in functions]
+        self.found.scratch[operation.name] = max(peak for _, _, peak in drawn)
+        for i, t in enumerate(operation.outputs):
+            results = [(learned, body.results[i].name) for body, learned, _ in drawn]
+            sized = all(name not in learned.unsized for learned, name in results)
+            size = max(learned.sizes[name] for learned, name in results)
+            contents = [learned.contents.get(name) for learned, name in results]
+            content = next((each for each in contents if each), None)
+            self._set(t, size if sized else None, "bound", content)
+
+
+def _shared_bytes(body: Body, learned: Learned, result: tf.Tensor, held: set[str]) -> int:
+    """Of what a loop's body appends to a list: what another list holds, too, or never changes.
+
+    Args:
+        held: names of what lists were found to hold so far; extended.
+    """
+    shared, t = 0, _original(result)
+    while t.op.type in ("TensorListPushBack", "TensorListSetItem"):
+        item = _carried(body, t.op.inputs[1 if t.op.type == "TensorListPushBack" else 2])
+        if item.name in held or any(item is each for each in body.arguments):
+            shared += learned.sizes[item.name]
+        held.add(item.name)
+        t = _original(t.op.inputs[0])
+    return shared
+
+
+def _carried(body: Body, t: tf.Tensor) -> tf.Tensor:
+    """The tensor itself; of what an iteration got from the one before, the one made there."""
+    for _ in body.arguments:
+        t = _original(t)
+        number = next((i for i, each in enumerate(body.arguments) if each is t), None)
+        if number is None or _original(body.results[number]) is t:
+            break
+        t = body.results[number]
+    return t
+
+
+def _original(t: tf.Tensor) -> tf.Tensor:
+    while t.op.type in ALIAS_TYPES and t.op.type != "IdentityN":
+        t = t.op.inputs[0]
+    return t
+
+
+def _product(dims: Sequence[int | None]) -> int:
+    return math.prod(size for size in dims if size is not None)
+
+
+def _leading_to(results: Sequence[tf.Tensor]) -> list[tf.Operation]:
+    graph = results[0].graph
+    alive = {t.op.name for t in results}
+    operations = graph.get_operations()
+    for operation in reversed(operations):
+        if operation.name in alive or operation.op_def.is_stateful:
+            alive.add(operation.name)
+            alive.update(t.op.name for t in operation.inputs)
+            alive.update(each.name for each in operation.control_inputs)
+    return [each for each in operations if each.name in alive]
+
+
+def _peak_bytes(operations: Sequence[tf.Operation], body: Body, learned: Learned) -> int:
+    """Most bytes in use beside the arguments; lists are counted where they are handed on."""
+    number = {operation.name: i for i, operation in enumerate(operations)}
+    ops: list[Op] = []
+    tensors: list[Tensor] = []
+    ids: dict[str, int] = {}
+    for op_id, operation in enumerate(operations):
+        first = len(tensors)
+        for index, t in enumerate(operation.outputs):
+            hidden = t.dtype == tf.variant or operation.name in body.contents.values()
+            size = 0 if hidden else learned.sizes[t.name]
+            shape = tuple(n or 0 for n in t.shape.as_list()) if t.shape.is_fully_defined() else None
+            ids[t.name] = len(tensors)
+            tensors.append(Tensor(len(tensors), op_id, index, t.dtype.name, shape, size))
+        scratch = learned.scratch.get(operation.name)
+        ops.append(
+            Op(
+                op_id,
+                operation.name,
+                operation.type,
+                tuple(ids[t.name] for t in operation.inputs),
+                tuple(sorted(number[each.name] for each in operation.control_inputs)),
+                tuple(range(first, len(tensors))),
+                False,
+                {} if scratch is None else {"scratch_bytes": scratch},
+            )
+        )
+    arguments = tuple(ids[t.name] for t in body.arguments if t.name in ids)
+    results = tuple(ids[t.name] for t in body.results)
+    graph = StepGraph(GraphData("body", tuple(ops), tuple(tensors), arguments, (), (), results, (),
+                                results[0], ()))  # fmt: skip
+    simulator = Simulator(graph, profile_target(ARENA))
+    walked = [simulator.memory([Action("run", op_id) for op_id in order], limit_bytes=ROOMY_BYTES)
+              for order in (range(len(ops)), executor_order(graph))]  # fmt: skip
+    return max(each.peak_bytes - each.persistent_bytes for each in walked)

@@ -1,0 +1,60 @@
+"""Peaks of steps that tracing does not size, and of Keras models, against the allocator's own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from memtrade.measure.protocol import TrialSpec
+from memtrade.measure.trial import run_child
+
+LIMIT_BYTES = 1 << 30
+
+
+def peaks(model: str, strategy: str = "lms", **options: Any) -> tuple[int, tuple[int, ...]]:
+    """The predicted peak, and the measured one of each step."""
+    spec = TrialSpec(
+        model=model,
+        model_options=options,
+        strategy=strategy,
+        memory_limit_bytes=LIMIT_BYTES,
+        steps=3,
+    )
+    outcome = run_child(spec, timeout_seconds=120)
+    assert outcome.measured is not None, outcome.reason
+    assert outcome.predicted is not None
+    assert not outcome.predicted.at_least
+    return outcome.predicted.peak_bytes, outcome.measured.peak_bytes_by_step
+
+
+@pytest.mark.parametrize(
+    ("step", "batch_size", "most"),
+    [("masked", 4096, 1.02), ("looped", 1024, 1.3), ("mapped", 32, 1.7), ("branched", 2048, 1.3),
+     ("recurrent", 64, 2.0)],
+)  # fmt: skip
+def test_what_tracing_does_not_size_is_bounded_from_above(step: str, batch_size: int, most: float):
+    target = f"tests.tf.unsized_steps:{step}"
+    predicted, measured = peaks("target", target=target, batch_size=batch_size)
+    assert max(measured) * 0.995 <= predicted <= max(measured) * most
+
+
+def test_a_keras_step_takes_what_is_predicted_in_every_step():
+    name = "keras/MobileNetV3Small"
+    predicted, measured = peaks(name, "ome", image_size=96, batch_size=16)
+    assert max(measured) * 0.995 <= predicted <= max(measured) * 1.02
+    assert len(set(measured[1:])) == 1
+
+
+def test_a_budget_is_refused_where_nothing_tells_a_size():
+    spec = TrialSpec(
+        model="target",
+        model_options={"target": "tests.tf.unsized_steps:unknown", "batch_size": 64},
+        strategy="greedy",
+        strategy_options={"budget": "60MB"},
+        memory_limit_bytes=LIMIT_BYTES,
+    )
+    outcome = run_child(spec, timeout_seconds=120)
+    assert outcome.status == "unsupported"
+    assert "a budget needs the size of every tensor" in outcome.reason
+    assert "while" in outcome.reason
