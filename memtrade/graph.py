@@ -42,6 +42,9 @@ LOOP_TYPES = frozenset({"StatelessWhile", "While"})
 BRANCH_TYPES = frozenset({"Case", "If", "StatelessCase", "StatelessIf"})
 BODY_TYPES = LOOP_TYPES | BRANCH_TYPES
 
+# Ops whose last output, a reserve space, has no shape that is known, and on CPUs no bytes.
+RESERVING_TYPES = frozenset({"FusedBatchNormGradV3", "FusedBatchNormV3"})
+
 # What the backward part reads of the forward part alone (x - mean in a gradient) waits for its
 # reader if it is larger than this; shapes and the like are made at once.
 _LATE_BYTES = 64 * 1024

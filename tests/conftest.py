@@ -3,10 +3,22 @@
 import os
 import signal
 
+import pytest
+
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")  # as in the worker, on every CPU
+# Shipped facts do for most tests. Those about kernels as they are here say so by a fixture.
+os.environ.setdefault("MEMTRADE_ASK", "0")
 os.environ.setdefault("TF_NUM_INTEROP_THREADS", "1")  # as in the worker: one executor thread
+
 
 # A shell starts what runs in its background with Ctrl-C ignored, and children inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture
+def asking(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Kernels are asked as they are here, into a cache that the tests of this process share."""
+    monkeypatch.setenv("MEMTRADE_ASK", "1")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "cache"))

@@ -13,7 +13,7 @@ import math
 
 import msgspec
 
-from memtrade.graph import BODY_TYPES, Op, StepGraph
+from memtrade.graph import BODY_TYPES, RESERVING_TYPES, Op, StepGraph
 
 # What a child cannot make up: handles, lists, text.
 _OPAQUE = frozenset({"resource", "string", "variant"})
@@ -22,9 +22,6 @@ _OPAQUE = frozenset({"resource", "string", "variant"})
 _DRAWING = frozenset(
     {"Multinomial", "RandomStandardNormal", "RandomUniform", "RandomUniformInt", "TruncatedNormal"}
 )
-
-# Their last reserve space has no shape that is known, and on CPUs no bytes.
-_RESERVING = frozenset({"FusedBatchNormGradV3", "FusedBatchNormV3"})
 
 # Of a shape op's output the values are the shape of its input.
 _SHAPES = frozenset({"Shape", "ShapeN"})
@@ -84,7 +81,7 @@ def signature_of(op: Op, graph: StepGraph) -> Signature | None:
     tensors = [graph.tensors[t] for t in (*op.inputs, *op.outputs)]
     if any(t.dtype in _OPAQUE for t in tensors):
         return None
-    if op.type not in _RESERVING and any(t.shape is None for t in tensors):
+    if op.type not in RESERVING_TYPES and any(t.shape is None for t in tensors):
         return None
     if sum(t.size_bytes for t in tensors) < _LEAST_BYTES:
         return None

@@ -17,7 +17,16 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from memtrade.facts import reuse
-from memtrade.graph import ALIAS_TYPES, BRANCH_TYPES, LOOP_TYPES, GraphData, Op, StepGraph, Tensor
+from memtrade.graph import (
+    ALIAS_TYPES,
+    BRANCH_TYPES,
+    LOOP_TYPES,
+    RESERVING_TYPES,
+    GraphData,
+    Op,
+    StepGraph,
+    Tensor,
+)
 from memtrade.plan import Action
 from memtrade.simulate.memory import ROOMY_BYTES, Simulator
 from memtrade.simulate.unplanned import executor_order
@@ -114,6 +123,8 @@ class _Sizes:
 
     def _most_elements(self, operation: tf.Operation, t: tf.Tensor) -> int | None:
         inputs: Sequence[tf.Tensor] = operation.inputs
+        if operation.type in RESERVING_TYPES:
+            return 0
         if operation.type == "Where":
             rank = inputs[0].shape.rank
             elements = self._elements(inputs[0])

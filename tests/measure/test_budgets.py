@@ -30,6 +30,7 @@ def trial(budget: str):
 
 @pytest.fixture
 def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("MEMTRADE_ASK", "1")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv(ONEDNN, KERNELS)
 

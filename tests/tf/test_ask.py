@@ -44,6 +44,7 @@ def test_scratch_that_was_never_held_together_counts_once():
 
 @pytest.mark.parametrize("onednn", ["0", "1"])
 @pytest.mark.parametrize("strategy", ["lms", "checkpoints"])
+@pytest.mark.usefixtures("asking")
 def test_pinned_peaks_are_predicted_with_either_kernels(monkeypatch, onednn, strategy):
     """To within 1%, and 0.2% below at the most, whichever kernels run."""
     monkeypatch.setenv(ONEDNN, onednn)
@@ -60,6 +61,7 @@ def test_pinned_peaks_are_predicted_with_either_kernels(monkeypatch, onednn, str
     assert -0.002 <= off <= 0.01
 
 
+@pytest.mark.usefixtures("asking")
 def test_every_kernel_that_matters_is_asked(small_graph):
     target = learned_target(here_target("arena"), [small_graph], environment=os.environ)
     matters = [
