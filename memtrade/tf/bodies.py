@@ -27,6 +27,7 @@ class Body(NamedTuple):
     """`results` are computed from `arguments`. What is read from variables and lists takes no
     memory of its own: `contents` has the placeholder that stands for it, by the tensor's name."""
 
+    graph: tf.Graph
     arguments: list[tf.Tensor]
     results: list[tf.Tensor]
     contents: dict[str, str]
@@ -81,7 +82,7 @@ def draw_body(library: Any, function: str, arguments: Sequence[Argument]) -> Bod
     with tf.Graph().as_default() as graph:
         tf.graph_util.import_graph_def(drawn, name="")
     tensors = [graph.get_tensor_by_name(n if ":" in n else f"{n}:0") for n in (*names, *wanted)]
-    return Body(tensors[: len(names)], tensors[len(names) :], contents)
+    return Body(graph, tensors[: len(names)], tensors[len(names) :], contents)
 
 
 def _placeholder(name: str, dtype: tf.DType, shape: tf.TensorShape) -> Any:

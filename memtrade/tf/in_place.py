@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from memtrade.tf.extract import Trace
+
 NodeDef = Any  # tf.compat.v1.NodeDef, a protobuf class that type checkers cannot see
 
 
@@ -20,20 +22,53 @@ def write_in_place(assign: NodeDef, rank: int) -> list[NodeDef]:
     """Turns an AssignVariableOp into one of a slice, and returns the slice's constants."""
     handle, value, *controls = assign.input
     dtype = assign.attr["dtype"].type
-    constants = [
-        _const(f"{assign.name}/{name}", [at] * min(rank, 1))
-        for name, at in (("from", 0), ("by", 1))
-    ]
-    start, stride = (each.name for each in constants)
+    start, stride, open_ends = _slice(rank)
+    constants = [_const(f"{assign.name}/from", start), _const(f"{assign.name}/by", stride)]
+    at, by = (each.name for each in constants)
     assign.op = "ResourceStridedSliceAssign"
     assign.ClearField("attr")
     assign.attr["T"].type = dtype
     assign.attr["Index"].type = tf.int32.as_datatype_enum
     for mask in ("begin_mask", "end_mask"):
-        assign.attr[mask].i = min(rank, 1)
+        assign.attr[mask].i = open_ends
     del assign.input[:]
-    assign.input.extend([handle, start, start, stride, value, *controls])
+    assign.input.extend([handle, at, at, by, value, *controls])
     return constants
+
+
+def settle(trace: Trace) -> None:
+    """Assigns to the variables that are written in place, once, what they hold.
+
+    With the first such assignment TensorFlow makes a variable one that is read by copying, which
+    may move it: better now than between the large tensors of the first step.
+    """
+    batch = len(trace.step.specs)
+    inputs = [t.name for t in trace.concrete.graph.inputs[batch:]]
+    captured = dict(zip(inputs, trace.concrete.captured_inputs, strict=True))
+    with tf.init_scope():
+        for op in filter(
+            trace.graph.keeps_place, trace.graph.ops if tf.executing_eagerly() else ()
+        ):
+            handle, value = captured[trace.graph.label(op.inputs[0])], op.inputs[1]
+            dtype = tf.as_dtype(trace.graph.tensors[value].dtype)
+            # By way of the heap, or the variable would be read while it is assigned.
+            held = tf.io.serialize_tensor(tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype))
+            start, stride, mask = _slice(len(trace.graph.tensors[value].shape or ()))
+            at = tf.constant(start, tf.int32)
+            tf.raw_ops.ResourceStridedSliceAssign(
+                ref=handle,
+                begin=at,
+                end=at,
+                strides=tf.constant(stride, tf.int32),
+                value=tf.io.parse_tensor(held, dtype),
+                begin_mask=mask,
+                end_mask=mask,
+            )
+
+
+def _slice(rank: int) -> tuple[list[int], list[int], int]:
+    """Start and stride of the slice that is all of a tensor, and the mask of open ends."""
+    return ([0], [1], 1) if rank else ([], [], 0)
 
 
 def _const(name: str, values: list[int]) -> NodeDef:

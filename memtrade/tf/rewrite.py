@@ -22,7 +22,7 @@ from memtrade.kernel_pairs import bias_gradients
 from memtrade.plan import Plan, check_plan
 from memtrade.tf.extract import Trace
 from memtrade.tf.graft import graft
-from memtrade.tf.in_place import write_in_place
+from memtrade.tf.in_place import settle, write_in_place
 from memtrade.tf.swap import HostTransfer, NodeDef, empty_nodes, size_node
 
 # Names of new nodes start with this; users find them in TensorBoard and in traces.
@@ -38,6 +38,7 @@ def apply_plan(trace: Trace, plan: Plan, transfer: HostTransfer) -> Callable[...
     check_plan(plan, trace.graph)
     if not plan.actions:
         return trace.step.function
+    settle(trace)
     return import_step(trace, rewrite(trace, plan, transfer))
 
 

@@ -244,7 +244,7 @@ class _Sizes:
             }
             | dict.fromkeys(body.contents, (0, None))
         )
-        operations = _leading_to(body.results)
+        operations = _leading_to(body)
         learned = learn_sizes(operations, self.library, known)
         return body, learned, _peak_bytes(operations, body, learned)
 
@@ -356,10 +356,10 @@ def _product(dims: Sequence[int | None]) -> int:
     return math.prod(size for size in dims if size is not None)
 
 
-def _leading_to(results: Sequence[tf.Tensor]) -> list[tf.Operation]:
-    graph = results[0].graph
-    alive = {t.op.name for t in results}
-    operations = graph.get_operations()
+def _leading_to(body: Body) -> list[tf.Operation]:
+    """The ops that make the body's results, or have effects."""
+    alive = {t.op.name for t in body.results}
+    operations = body.graph.get_operations()
     for operation in reversed(operations):
         if operation.name in alive or operation.op_def.is_stateful:
             alive.add(operation.name)
@@ -398,7 +398,7 @@ def _peak_bytes(operations: Sequence[tf.Operation], body: Body, learned: Learned
     arguments = tuple(ids[t.name] for t in body.arguments if t.name in ids)
     results = tuple(ids[t.name] for t in body.results)
     graph = StepGraph(GraphData("body", tuple(ops), tuple(tensors), arguments, (), (), results, (),
-                                results[0], ()))  # fmt: skip
+                                results[0] if results else 0, ()))  # fmt: skip
     simulator = Simulator(graph, profile_target(ARENA))
     walked = [simulator.memory([Action("run", op_id) for op_id in order], limit_bytes=ROOMY_BYTES)
               for order in (range(len(ops)), executor_order(graph))]  # fmt: skip
