@@ -11,6 +11,7 @@ lists of these axes, some bytes each, are not those of a trace.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -67,13 +68,19 @@ class Rebatcher:
                     self._tensor(*pair, batch) for pair in zip(a.tensors, b.tensors, strict=True)
                 ),
                 capture_bytes=tuple(self._affine(x, y, batch, "a captured size") for x, y in pairs),
-                values={
-                    t: self._shape(values, b.values[t], batch, self._first.label(t))
-                    for t, values in a.values.items()
-                    if t in b.values
-                },
+                values=self._values(batch),
             )
         )
+
+    def _values(self, batch: int) -> dict[int, tuple[int, ...]]:
+        """The known numbers; those that are on no line (a width of -1, a mask) are not known."""
+        found = {}
+        for t, one in self._first.data.values.items():
+            other = self._second.data.values.get(t, ())
+            if len(one) == len(other):
+                with contextlib.suppress(UnsupportedGraphError):
+                    found[t] = self._shape(one, other, batch, self._first.label(t))
+        return found
 
     def _op(self, one: Op, other: Op, batch: int) -> Op:
         if one.attrs == other.attrs:

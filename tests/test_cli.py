@@ -408,14 +408,13 @@ def test_what_is_neither_here_nor_a_profile_names_both_lists() -> None:
     assert both in str(refused.value)
 
 
-def test_a_target_is_made_of_the_flags(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Host memory counts where steps can run; who plans for another machine has to say it."""
-    monkeypatch.setattr(host, "free_memory_bytes", lambda: 20_000_000_000)
+def test_a_target_is_made_of_the_flags() -> None:
+    """What is here can be asked; what is not is as its profile says."""
     arena = flags.DeviceFlags(device="arena", memory_limit="1GB").target("dataflow")
     assert (arena.name, arena.order, arena.limit_bytes) == ("arena", "dataflow", 1_000_000_000)
-    assert arena.host_bytes == 0.8 * 19_000_000_000
+    assert arena.here == "arena"
     elsewhere = flags.DeviceFlags(device="h100").target()
-    assert (elsewhere.name, elsewhere.host_bytes) == ("h100", None)
+    assert (elsewhere.name, elsewhere.here) == ("h100", "")
     assert elsewhere.limit_bytes == elsewhere.device.memory_bytes == 80_000_000_000
     assert not elsewhere.copies_in_line
     assert elsewhere.allocator != arena.allocator
@@ -436,7 +435,7 @@ def test_a_gpu_here_has_the_profile_whose_name_is_nearest(monkeypatch: pytest.Mo
     for i, name in enumerate(names):
         target = flags.DeviceFlags(device=f"gpu:{i}").target()
         assert (target.name, target.limit_bytes) == (cards[name], int(0.9 * (10 << 30)))
-        assert target.host_bytes is not None
+        assert target.here == f"gpu:{i}"
 
 
 def test_a_gpu_of_unknown_size_needs_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -60,8 +60,7 @@ def foresee(
     specs = make_specs(model, strategy, tracing, task="extract", names=names)
     graph = extract_graph(specs[0], timeout_seconds=device.timeout, verbose=verbose)
     with reporting() as reporter:
-        reporter.trial(1, 1, target.name, phase="know its kernels")
-        target = learned_target(target, [graph], on_progress=asking(reporter))
+        target = learned_target(target, [graph], on_progress=asking(reporter, target.name))
     planned = tuple(
         msgspec.structs.replace(spec, device=target.name, memory_limit_bytes=target.limit_bytes)
         for spec in specs

@@ -77,9 +77,15 @@ class LiveReporter(Reporter):
         )
 
 
-def asking(reporter: Reporter) -> Callable[[int, int], None]:
-    """Shows how many kernels have been asked."""
-    return lambda done, of: reporter.event(Progress("ask kernel", done, of))
+def asking(reporter: Reporter, device: str) -> Callable[[int, int], None]:
+    """Shows how many kernels have been asked, if any are."""
+
+    def on_progress(done: int, of: int) -> None:
+        if done == 1:
+            reporter.trial(1, 1, device, phase=f"ask {of} kernels")
+        reporter.event(Progress("ask kernel", done, of))
+
+    return on_progress
 
 
 def _correction(event: Corrected) -> str:

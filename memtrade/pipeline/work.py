@@ -21,6 +21,7 @@ from memtrade.graph import READ_TYPES, SOURCE_TYPES, Op, StepGraph
 from memtrade.pipeline.schedule import TaskKind
 from memtrade.pipeline.stages import StageGraph
 from memtrade.plan import Action, Plan
+from memtrade.schedule import base_order
 from memtrade.simulate.bfc import GRAIN_BYTES
 from memtrade.simulate.costs import OpClass, OpCost, op_cost
 from memtrade.simulate.devices import Device
@@ -94,6 +95,12 @@ class StageSeconds:
     update: TaskSeconds
 
 
+def stage_program(graph: StepGraph, plan: Plan | Sequence[Action]) -> Sequence[Action]:
+    """The plan's actions; without any, the ops in the order of creation: stages are pinned."""
+    actions = plan.actions if isinstance(plan, Plan) else plan
+    return actions or [Action("run", op_id) for op_id in base_order(graph)]
+
+
 def stage_bytes(
     stage: StageGraph, target: Target, plan: Plan | Sequence[Action] = ()
 ) -> StageBytes:
@@ -104,7 +111,7 @@ def stage_bytes(
         plan: of the stage's graph, by any strategy. An empty one keeps every activation.
     """
     simulator = Simulator(stage.graph, target)
-    actions = simulator.actions(plan)
+    actions = stage_program(stage.graph, plan)
     split = split_program(stage.graph, actions)
     base = simulator.live_bytes([_MARK])[0] - _MARK.id
     live = simulator.live_bytes([*actions[:split], _MARK, *actions[split:]])
@@ -161,7 +168,7 @@ class StageTimer:
         plan: Plan | Sequence[Action] = (),
     ):
         self._timer = TimeSimulator(stage.graph, target)
-        self._program = self._timer.simulator.actions(plan)
+        self._program = stage_program(stage.graph, plan)
         self._split = split_program(stage.graph, self._program)
         self._bare = _bare(self._program[: self._split])
         costs = [op_cost(op, stage.graph) for op in stage.graph.ops]
