@@ -11,7 +11,13 @@ from memtrade.pipeline.predict import PipelinePredictor
 from memtrade.pipeline.schedule import Checkpoint, Schedule, ScheduleName, make_schedule
 from memtrade.pipeline.stages import stage_graphs
 from memtrade.pipeline.timing import Hosts, Timing, simulate_timing
-from memtrade.pipeline.work import StageBytes, StageSeconds, TaskSeconds, stage_bytes
+from memtrade.pipeline.work import (
+    StageBytes,
+    StageSeconds,
+    TaskSeconds,
+    stage_bytes,
+    stage_program,
+)
 from memtrade.simulate.memory import Simulator
 from memtrade.strategies import find_planned, make_options
 from tests.graphs import ARENA, target
@@ -144,7 +150,7 @@ def test_one_stage_one_micro_batch_is_the_step_itself(small_gpt2: StepGraph):
     made = Partitioner(small_gpt2).cut_at([], DEVICE)
     schedule = make_schedule("gpipe", stages=1, micro_batches=1, checkpoint="never")
     found = PipelinePredictor(small_gpt2, made, DEVICE).predict(schedule, micro_batch_size=2)
-    whole = Simulator(small_gpt2, DEVICE).peak_live_bytes(())
+    whole = Simulator(small_gpt2, DEVICE).peak_live_bytes(stage_program(small_gpt2, ()))
     gradients = stage_graphs(small_gpt2, made)[0].gradient_bytes
     assert found.peak_bytes == pytest.approx(whole + gradients, rel=0.02)
     assert found.samples_per_second == 2 / found.timing.step_seconds

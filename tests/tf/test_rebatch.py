@@ -25,12 +25,14 @@ def traced(name: str, batch: int) -> StepGraph:
         return trace(make_step(model, optimizer="momentum")).graph
 
 
-def without_placeholder_names(data: GraphData) -> GraphData:
-    """TensorFlow numbers what it captures: the fingerprint does not count these names, either."""
+def comparable(data: GraphData) -> GraphData:
+    """TensorFlow numbers what it captures: the fingerprint does not count these names, either.
+    Definitions of kernels, and numbers on no line, are those of the traces, or not known."""
     ops = tuple(
-        msgspec.structs.replace(op, name="") if op.type == "Placeholder" else op for op in data.ops
+        msgspec.structs.replace(op, name="" if op.type == "Placeholder" else op.name, node=-1)
+        for op in data.ops
     )
-    return msgspec.structs.replace(data, ops=ops)
+    return msgspec.structs.replace(data, ops=ops, nodes=(), values={})
 
 
 @pytest.mark.parametrize("name", SMALL)
@@ -38,7 +40,8 @@ def test_a_rebatched_graph_is_the_traced_one(name: str) -> None:
     made = Rebatcher(traced(name, 2), 2, traced(name, 3), 3).at(7)
     real = traced(name, 7)
     assert made.fingerprint == real.fingerprint
-    assert without_placeholder_names(made.data) == without_placeholder_names(real.data)
+    assert comparable(made.data) == comparable(real.data)
+    assert made.data.values.items() <= real.data.values.items()
 
 
 def test_far_from_the_traces_too() -> None:
