@@ -30,7 +30,7 @@ def peaks(model: str, strategy: str = "lms", **options: Any) -> tuple[int, tuple
 
 @pytest.mark.parametrize(
     ("step", "batch_size", "most"),
-    [("masked", 4096, 1.02), ("looped", 1024, 1.3), ("mapped", 32, 1.7), ("branched", 2048, 1.3),
+    [("masked", 4096, 1.02), ("looped", 1024, 1.35), ("mapped", 32, 1.7), ("branched", 2048, 1.3),
      ("recurrent", 64, 2.0)],
 )  # fmt: skip
 def test_what_tracing_does_not_size_is_bounded_from_above(step: str, batch_size: int, most: float):
