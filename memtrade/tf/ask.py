@@ -96,7 +96,7 @@ class _Log:
     """This process's own log, which goes to a file while it is open."""
 
     def __enter__(self) -> _Log:
-        self._file = tempfile.TemporaryFile()  # noqa: SIM115
+        self._file = tempfile.TemporaryFile()
         self._stderr = os.dup(2)
         os.dup2(self._file.fileno(), 2)
         return self
