@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from memtrade.errors import UnsupportedGraphError
 from memtrade.facts import Fact
 from memtrade.graph import Op, StepGraph
 from memtrade.plan import Plan
@@ -12,7 +13,7 @@ from memtrade.simulate.devices import load_device
 from memtrade.simulate.memory import Simulator
 from memtrade.simulate.predict import Predicted, Predictor
 from memtrade.simulate.timeline import TimeSimulator
-from memtrade.strategies import PLANNED, make_options
+from memtrade.strategies import PLANNED, find_planned, make_options
 from tests.graphs import ARENA, chain, on
 
 MIB = 1 << 20
@@ -87,3 +88,21 @@ def test_late_copies_hold_memory_on_a_gpu() -> None:
     assert late.stall_seconds is not None
     assert late.stall_seconds > 0
     assert quick.peak_bytes < late.peak_bytes
+
+
+def test_a_size_that_nothing_tells_makes_a_prediction_a_lower_bound() -> None:
+    unsized = StepGraph(msgspec.structs.replace(GRAPH.data, unsized=("layer3:0",)))
+    known, unknown = (
+        Predictor(graph, ARENA).predict(Plan("original", {}, graph.fingerprint, "pinned", (), ()))
+        for graph in (GRAPH, unsized)
+    )
+    assert unknown.at_least
+    assert unknown.peak_text == f"≥ {known.peak_text}"
+
+
+@pytest.mark.parametrize("name", ["checkmate", "greedy", "optimal", "rotor"])
+def test_no_budget_is_planned_for_where_nothing_tells_a_size(name: str) -> None:
+    unsized = StepGraph(msgspec.structs.replace(GRAPH.data, unsized=("layer3:0",)))
+    options = make_options(name, {"budget": "1GB"})
+    with pytest.raises(UnsupportedGraphError, match="layer3:0"):
+        find_planned(name).plan(unsized, options, ARENA)
