@@ -83,7 +83,9 @@ class LearnedFacts:
 
     def _positions(self, op: Op, graph: StepGraph, output: int) -> tuple[int, ...]:
         """Whose buffer the output may be: as the table says, or else as was seen of the type."""
-        if op.type in reuse().tried:
+        # Alone, a kernel may take a buffer over that it leaves alone beside its partner (MaxPool's
+        # gradient with a workspace): what is seen counts only of types that nobody has traced.
+        if self.base.is_known(op.type) or op.type in reuse().tried:
             return reuse().positions(op, graph, output)
         wanted = graph.tensors[op.outputs[output]]
         return tuple(
