@@ -111,6 +111,7 @@ def apply(
     if budget is not None and "budget" in known:
         given["budget"] = budget if isinstance(budget, str) else f"{budget}B"
     device = device or ("gpu:0" if tf.config.list_logical_devices("GPU") else ARENA)
+    device = ARENA if device == "cpu" else device
     transfer = _transfer(device)
     function: Any = train_step
     if not hasattr(function, "get_concrete_function"):
@@ -120,8 +121,8 @@ def apply(
         chosen,
         make_options(strategy, given),
         budget_bytes,
-        "arena" if device == "cpu" else device,
-        here_target(ARENA if device == "cpu" else device, profile=profile, order=order),
+        device,
+        here_target(device, profile=profile, order=order),
         transfer,
     )
 
@@ -195,6 +196,8 @@ class _Rewriting:
         options = host.within_room(self.options, traced.graph, self.budget_bytes or 0)
         for correction in itertools.count():
             plan = self.strategy.plan(traced.graph, options, target)
+            if self.budget_bytes is None and not log.isEnabledFor(logging.INFO):
+                return plan  # nobody asks what it takes
             persistent_bytes = self._judge(traced, plan, target)
             peak_bytes = self._rehearse(traced, plan, persistent_bytes)
             if self.budget_bytes is None or peak_bytes <= self.budget_bytes:
@@ -257,7 +260,7 @@ class _Rewriting:
 
 
 def _transfer(device: str) -> HostTransfer:
-    if device in (ARENA, "cpu"):
+    if device == ARENA:
         return SerializeTransfer()
     kind, _, number = device.partition(":")
     count = len(tf.config.list_logical_devices("GPU"))

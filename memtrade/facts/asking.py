@@ -59,7 +59,7 @@ class Refused(msgspec.Struct, frozen=True, tag="refused"):
     reason: str
 
 
-class Rates(msgspec.Struct, frozen=True, kw_only=True, tag="rates"):
+class CopyRates(msgspec.Struct, frozen=True, kw_only=True, tag="rates"):
     """Of the device: an op with nothing to do, copies to the host and back, whether oneDNN runs."""
 
     overhead_seconds: float
@@ -68,4 +68,4 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True, tag="rates"):
     onednn: bool
 
 
-Said = Answer | Asking | Refused | Rates
+Said = Answer | Asking | Refused | CopyRates

@@ -19,7 +19,7 @@ from typing import IO
 import msgspec
 import platformdirs
 
-from memtrade.facts.asking import Rates
+from memtrade.facts.asking import CopyRates
 from memtrade.facts.learned import Learned
 from memtrade.facts.surroundings import Surroundings
 
@@ -41,7 +41,7 @@ class Facts(msgspec.Struct):
     """What is kept of one surroundings."""
 
     table: dict[str, Learned] = {}
-    rates: Rates | None = None
+    rates: CopyRates | None = None
 
 
 def folder() -> Path:
@@ -68,7 +68,7 @@ class FactsFile:
             self._set_aside(error)
             return Facts()
 
-    def add(self, learned: Iterable[Learned], rates: Rates | None = None) -> None:
+    def add(self, learned: Iterable[Learned], rates: CopyRates | None = None) -> None:
         """Keeps more facts. Says so in one line where it cannot."""
         lines = [msgspec.json.encode(each) for each in ([rates] if rates else [])]
         lines += [msgspec.json.encode(each) for each in learned]
@@ -113,7 +113,7 @@ def _decode(lines: list[bytes], where: Surroundings) -> Facts:
         raise ValueError("its first line names other surroundings")
     for line in lines[1:]:
         if b'"type":"rates"' in line:
-            facts.rates = msgspec.json.decode(line, type=Rates)
+            facts.rates = msgspec.json.decode(line, type=CopyRates)
         else:
             learned = msgspec.json.decode(line, type=Learned)
             facts.table[learned.key] = learned

@@ -57,13 +57,18 @@ def thread_count(environment: Mapping[str, str]) -> int:
     told = environment.get("TF_NUM_INTRAOP_THREADS", "")
     if told.isdecimal() and int(told):
         return int(told)
+    return usable_cores()
+
+
+def usable_cores() -> int:
+    """How many this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
-def cpu_text() -> str:
-    """The processor's name and a digest of its features: two machines may share the name."""
+def cpuinfo() -> dict[str, str]:
+    """What the kernel says of the first processor; nothing where it says nothing."""
     found: dict[str, str] = {}
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
@@ -72,6 +77,12 @@ def cpu_text() -> str:
     for line in text.splitlines():
         key, _, value = line.partition(":")
         found.setdefault(key.strip(), value.strip())
+    return found
+
+
+def cpu_text() -> str:
+    """The processor's name and a digest of its features: two machines may share the name."""
+    found = cpuinfo()
     features = " ".join(sorted(found.get("flags", found.get("Features", "")).split()))
     digest = hashlib.sha256(features.encode()).hexdigest()[:8]
     return f"{found.get('model name', 'unknown')} ({digest})"

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from memtrade.facts.asking import Rates as CopyRates
+from memtrade.facts.asking import CopyRates
 from memtrade.facts.learned import Learned
 from memtrade.simulate.costs import OpClass, OpCost
 from memtrade.simulate.devices import COMPUTE_BOUND, Device

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import msgspec
 import psutil
 
+from memtrade.facts.surroundings import cpuinfo, usable_cores
 from memtrade.graph import StepGraph
 from memtrade.version import version
 
@@ -83,18 +84,17 @@ _SETTINGS = {
 
 
 def describe_machine() -> Machine:
+    cpu = cpuinfo()
     return Machine(
         memtrade_version=version(),
         tensorflow_version=tensorflow_version(),
         python_version=platform.python_version(),
         platform=f"{platform.system()} {platform.release()} {platform.machine()}",
-        cpu_model=_cpuinfo("model name") or platform.processor() or platform.machine(),
-        cores=len(os.sched_getaffinity(0))
-        if hasattr(os, "sched_getaffinity")
-        else os.cpu_count() or 1,
+        cpu_model=cpu.get("model name") or platform.processor() or platform.machine(),
+        cores=usable_cores(),
         memory_bytes=min([psutil.virtual_memory().total, *_cgroup_limit()]),
         cpu_features=tuple(
-            sorted(flag for flag in _cpuinfo("flags").split() if flag.startswith(_VECTOR_FLAGS))
+            sorted(flag for flag in cpu.get("flags", "").split() if flag.startswith(_VECTOR_FLAGS))
         ),
         settings=tuple(
             f"{name}={value}"
@@ -229,16 +229,3 @@ def _cgroup_limit() -> list[int]:
         if text.isdigit() and int(text) < 1 << 60:
             return [int(text)]
     return []
-
-
-def _cpuinfo(wanted: str) -> str:
-    """The first value of a key, or nothing."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    for line in lines:
-        key, _, value = line.partition(":")
-        if key.strip() == wanted:
-            return value.strip()
-    return ""

@@ -25,7 +25,7 @@ from typing import NamedTuple
 import msgspec
 import psutil
 
-from memtrade.facts.asking import Answer, Asking, Question, Rates, Refused, Said
+from memtrade.facts.asking import Answer, Asking, CopyRates, Question, Refused, Said
 from memtrade.facts.cache import FactsFile
 from memtrade.facts.learned import Learned, kernel_text
 from memtrade.facts.signature import Signature, make_signature, signature_of
@@ -51,9 +51,9 @@ _MOST_FLOPS = 16e9
 # The numbers of examples that it is asked on, each twice the one before; how far the one in the
 # middle may be off the line through the others.
 _SIZES = 3
+_FIT, _FIT_BYTES = 0.005, 256
 # The machine's load per core below which it is taken to be at rest.
 _QUIET_LOAD = 0.3
-_FIT, _FIT_BYTES = 0.005, 256
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ def learn(
     anew: frozenset[str] = frozenset(),
     folder: Path | None = None,
     on_progress: Callable[[int, int], None] = lambda done, of: None,
-) -> tuple[dict[str, Learned], Rates | None]:
+) -> tuple[dict[str, Learned], CopyRates | None]:
     """What is known of the graphs' kernels, and the device's rates; asks for what is not known.
 
     Args:
@@ -144,7 +144,7 @@ def _of_the_batch(graph: StepGraph) -> tuple[set[int], int]:
 
 def _ask_all(
     lessons: Sequence[Lesson], asker: Asker, *, ask_rates: bool, on: Callable[[int, int], None]
-) -> tuple[list[Learned], Rates | None]:
+) -> tuple[list[Learned], CopyRates | None]:
     """Asks the lessons' kernels, or the same kernels on fewer examples."""
     smaller = {
         each.signature.key: sizes for each in lessons if (sizes := _fewer_examples(each, asker))
@@ -277,7 +277,7 @@ class _Talk:
         self.asker, self.on, self.of = asker, on, of
         self.answers: dict[str, Answer] = {}
         self.refused: dict[str, str] = {}
-        self.rates: Rates | None = None
+        self.rates: CopyRates | None = None
 
     def ask(self, groups: Sequence[Sequence[Signature]], rates: bool) -> None:
         """A child that ends early has the group that it was at asked one by one, by another."""
@@ -335,8 +335,8 @@ class _Talk:
             return running, f"the child ended with status {status}"
         return frozenset(), None
 
-    def _take(self, said: Answer | Refused | Rates) -> None:
-        if isinstance(said, Rates):
+    def _take(self, said: Answer | Refused | CopyRates) -> None:
+        if isinstance(said, CopyRates):
             self.rates = said
             return
         if isinstance(said, Answer):

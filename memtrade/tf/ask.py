@@ -26,7 +26,7 @@ import numpy as np
 import psutil
 import tensorflow as tf
 
-from memtrade.facts.asking import Answer, Asking, Question, Rates, Refused, Said
+from memtrade.facts.asking import Answer, Asking, CopyRates, Question, Refused, Said
 from memtrade.facts.shipped import reuse
 from memtrade.facts.signature import Operand, Signature
 from memtrade.tf.calibrate import copies, median_seconds, overhead_seconds
@@ -287,12 +287,12 @@ class _Stretches:
         return run
 
 
-def _rates(device: Device) -> Rates:
+def _rates(device: Device) -> CopyRates:
     rows = tf.zeros([_COPY_BYTES // 4096, 1024])
     leave, come = copies(device)
     out = median_seconds(leave, [rows], _SECONDS_EACH)
     back = median_seconds(come, [leave(rows)], _SECONDS_EACH)
-    return Rates(
+    return CopyRates(
         overhead_seconds=overhead_seconds(_SECONDS_EACH),
         device_to_host_bytes_per_s=_COPY_BYTES / out,
         host_to_device_bytes_per_s=_COPY_BYTES / back,

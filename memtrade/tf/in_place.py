@@ -8,14 +8,10 @@ the slice `[:]` of the variable writes the same bits into the buffer that it has
 
 from __future__ import annotations
 
-from typing import Any
-
-import numpy as np
 import tensorflow as tf
 
 from memtrade.tf.extract import Trace
-
-NodeDef = Any  # tf.compat.v1.NodeDef, a protobuf class that type checkers cannot see
+from memtrade.tf.swap import NodeDef, const_node
 
 
 def write_in_place(assign: NodeDef, rank: int) -> list[NodeDef]:
@@ -23,7 +19,7 @@ def write_in_place(assign: NodeDef, rank: int) -> list[NodeDef]:
     handle, value, *controls = assign.input
     dtype = assign.attr["dtype"].type
     start, stride, open_ends = _slice(rank)
-    constants = [_const(f"{assign.name}/from", start), _const(f"{assign.name}/by", stride)]
+    constants = [const_node(f"{assign.name}/from", start), const_node(f"{assign.name}/by", stride)]
     at, by = (each.name for each in constants)
     assign.op = "ResourceStridedSliceAssign"
     assign.ClearField("attr")
@@ -69,10 +65,3 @@ def settle(trace: Trace) -> None:
 def _slice(rank: int) -> tuple[list[int], list[int], int]:
     """Start and stride of the slice that is all of a tensor, and the mask of open ends."""
     return ([0], [1], 1) if rank else ([], [], 0)
-
-
-def _const(name: str, values: list[int]) -> NodeDef:
-    node = tf.compat.v1.NodeDef(op="Const", name=name)
-    node.attr["dtype"].type = tf.int32.as_datatype_enum
-    node.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(np.asarray(values, np.int32)))
-    return node

@@ -12,12 +12,13 @@ from typing import Any
 
 import tensorflow as tf
 
+from memtrade.facts import READING
 from memtrade.graph import CALL_TYPES, StepGraph
 from memtrade.tf.extract import variable_spec
 
-_DRAWING = ("Random", "StatelessRandom", "TruncatedNormal", "Multinomial", "Bitcast")
-_UPDATING = ("Assign", "ResourceApply", "ResourceScatter", "ResourceSparseApply", "ResourceGather")
-_HARMLESS = frozenset({"ReadVariableOp", "VarHandleOp", "VariableShape", "VarIsInitializedOp"})
+_DRAWING = ("Random", "StatelessRandom", "TruncatedNormal", "Multinomial")
+_UPDATING = ("Assign", "ResourceApply", "ResourceScatter", "ResourceSparseApply")
+_HARMLESS = READING | {"VarHandleOp"}
 
 
 def can_be_rehearsed(graph: StepGraph) -> bool:

@@ -53,8 +53,8 @@ class SerializeTransfer:
         nodes = []
         rank = len(tensor.shape or ())
         for k, (start, end) in enumerate(_ranges(starts, tensor)):
-            begin = _const(f"{name}/begin{k}", [start] + [0] * (rank - 1))
-            size = _const(f"{name}/size{k}", [end - start] + [-1] * (rank - 1))
+            begin = const_node(f"{name}/begin{k}", [start] + [0] * (rank - 1))
+            size = const_node(f"{name}/size{k}", [end - start] + [-1] * (rank - 1))
             view = _node(
                 "Slice", f"{name}/slice{k}", [source, begin.name, size.name],
                 T=tensor.dtype, Index="int32",
@@ -70,13 +70,13 @@ class SerializeTransfer:
         if len(starts) == 1:
             return [_node("ParseTensor", name, [out_name], out_type=tensor.dtype)]
         # The whole is allocated once and filled in place, so only one slice is there twice.
-        shape = _const(f"{name}/shape", list(tensor.shape or ()))
+        shape = const_node(f"{name}/shape", list(tensor.shape or ()))
         whole = _node("Empty", f"{name}/empty", [shape.name], dtype=tensor.dtype)
         nodes, filled = [whole, shape], whole
         for k, (start, end) in enumerate(_ranges(starts, tensor)):
             part = _node("ParseTensor", f"{name}/{k}", [f"{out_name}/{k}"], out_type=tensor.dtype)
             part.input.append("^" + filled.name)
-            rows = _const(f"{name}/rows{k}", list(range(start, end)))
+            rows = const_node(f"{name}/rows{k}", list(range(start, end)))
             last = k == len(starts) - 1
             filled = _node(
                 "InplaceUpdate", name if last else f"{name}/filled{k}",
@@ -114,7 +114,7 @@ class DeviceCopyTransfer:
 
 def empty_nodes(name: str, size_bytes: int) -> list[NodeDef]:
     """An allocation of that many bytes, a multiple of 256, whose pages are never touched."""
-    shape = _const(f"{name}/shape", [size_bytes // 256, 256])
+    shape = const_node(f"{name}/shape", [size_bytes // 256, 256])
     empty = _node("Empty", name, [shape.name], dtype="uint8")
     return [shape, empty]
 
@@ -136,7 +136,8 @@ def _node(op: str, name: str, inputs: list[str], *, device: str = "", **types: s
     return node
 
 
-def _const(name: str, values: list[int]) -> NodeDef:
+def const_node(name: str, values: list[int]) -> NodeDef:
+    """Whole numbers, as int32."""
     node = _node("Const", name, [], dtype="int32")
     node.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(np.asarray(values, np.int32)))
     return node

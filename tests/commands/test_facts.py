@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from memtrade import cli
-from memtrade.facts.asking import Rates
+from memtrade.facts.asking import CopyRates
 from memtrade.facts.cache import FactsFile
 from memtrade.facts.learned import Learned
 from memtrade.facts.surroundings import surroundings
@@ -30,7 +30,7 @@ def learn() -> None:
         key="b", kernel="Odd 3", margin_bytes=2_000_000, source="refused: it crashed",
         on="2026-01-02",
     )  # fmt: skip
-    rates = Rates(
+    rates = CopyRates(
         overhead_seconds=1e-5,
         device_to_host_bytes_per_s=1e9,
         host_to_device_bytes_per_s=1e9,

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from memtrade.facts.asking import Rates
+from memtrade.facts.asking import CopyRates
 from memtrade.facts.cache import FactsFile
 from memtrade.facts.learned import Learned
 from memtrade.facts.surroundings import Surroundings, surroundings
@@ -18,7 +18,7 @@ from memtrade.facts.surroundings import Surroundings, surroundings
 HERE = Surroundings(
     device="cpu", tensorflow="2.21.0", cpu="a", onednn="1", instructions="", threads=2
 )
-RATES = Rates(
+RATES = CopyRates(
     overhead_seconds=1e-5,
     device_to_host_bytes_per_s=1e9,
     host_to_device_bytes_per_s=2e9,
