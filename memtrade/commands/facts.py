@@ -11,11 +11,11 @@ from memtrade.commands.run import Flag
 from memtrade.commands.screen import stdout
 from memtrade.facts import CPU, cache, reuse, shipped
 from memtrade.facts.learned import Learned
-from memtrade.facts.surroundings import surroundings
-from memtrade.measure import host
 from memtrade.measure.environment import child_environment
+from memtrade.measure.here import surroundings_of
 from memtrade.measure.protocol import TrialSpec
 from memtrade.results.tables import NONE
+from memtrade.target import ARENA
 from memtrade.units import megabytes
 
 
@@ -39,9 +39,7 @@ def facts(*, kernels: Flag = False, forget: Flag = False) -> int:
             path.unlink(missing_ok=True)
         console.print(f"{len(removed)} files of facts removed from {cache.folder()}")
         return 0
-    here = surroundings(
-        "cpu", host.tensorflow_version() or "", child_environment(TrialSpec(device="arena"))
-    )
+    here = surroundings_of(ARENA, child_environment(TrialSpec(device=ARENA)))
     table = Table(title=f"learned, in {cache.folder()}", title_justify="left")
     for name in ("device", "cpu", "TensorFlow", "oneDNN", "threads", "kernels", "of them", "days"):
         table.add_column(name, justify="right" if name in ("threads", "kernels") else "left")

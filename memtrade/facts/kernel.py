@@ -41,10 +41,6 @@ class Fact(NamedTuple):
     workspace_bytes: int = 0
     source: str = ""
 
-    @property
-    def scratch_bytes(self) -> int:
-        return sum(each.size_bytes for each in self.requests if each.output == SCRATCH)
-
 
 class Facts(Protocol):
     """One device's kernels."""

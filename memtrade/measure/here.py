@@ -9,7 +9,7 @@ from pathlib import Path
 
 from memtrade.facts import CPU, OUTPUTS, shipped
 from memtrade.facts.learned import LearnedFacts
-from memtrade.facts.surroundings import ONEDNN, surroundings
+from memtrade.facts.surroundings import ONEDNN, Surroundings, surroundings
 from memtrade.graph import StepGraph
 from memtrade.measure import host
 from memtrade.measure.calibration import measured_device
@@ -74,7 +74,7 @@ def learned_target(
     made = child_environment(spec, environment)
     if environment is not None and ONEDNN not in environment:
         del made[ONEDNN]  # TensorFlow is imported already, and has decided for itself
-    where = surroundings(_device_text(device_name), host.tensorflow_version() or "", made)
+    where = surroundings_of(device_name, made)
     asker = Asker(device_name, made, limit_bytes)
     table, rates = learn(graphs, where, asker, anew=anew, on_progress=on_progress)
     if rates is None:
@@ -84,6 +84,11 @@ def learned_target(
         facts=LearnedFacts(shipped(shipped_too), table),
         device=measured_device(target.device, table, rates),
     )
+
+
+def surroundings_of(device_name: str, environment: Mapping[str, str]) -> Surroundings:
+    """Those of a process with that environment which runs on a device that is here."""
+    return surroundings(_device_text(device_name), host.tensorflow_version() or "", environment)
 
 
 def _device_text(device_name: str) -> str:
