@@ -39,11 +39,11 @@ _FILLINGS = {"bool": True}
 _FLOAT, _WHOLE = 0.5, 0
 
 # A group is run again, after the run that prepares it, until it has taken so long.
-_MOST_RUNS, _ENOUGH_SECONDS = 5, 0.5
+_MOST_RUNS, _ENOUGH_SECONDS = 5, 0.3
 # Times count as disturbed where others use more than this share of the processor.
 _QUIET = 0.1
 # What is copied to tell the rate, and how long that and an op's overhead are looked at.
-_COPY_BYTES, _SECONDS_EACH = 64 << 20, 0.2
+_COPY_BYTES, _SECONDS_EACH = 64 << 20, 0.1
 
 
 def main() -> int:
