@@ -47,13 +47,13 @@ speed: $(STAMP)
 
 # All that is made of the committed records: the README's tables, the notebooks, the pages.
 tables: readme notebooks
-	$(BIN)/python tools/arena_check.py results/measured results/predicted
+	$(BIN)/python -m memtrade.papers.arena_check results/measured results/predicted
 
 readme: $(STAMP)
-	$(BIN)/python tools/fill.py README.md
+	$(BIN)/python docs/fill.py README.md
 
 notebooks: $(STAMP)
-	$(BIN)/python tools/notebooks.py notebooks/*.ipynb
+	$(BIN)/python notebooks/run.py notebooks/*.ipynb
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix .

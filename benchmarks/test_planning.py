@@ -1,7 +1,7 @@
 """How long `optimal` plans the largest steps, and how much memory that takes: part of `make speed`.
 
     pytest benchmarks/test_planning.py --benchmark-json=results/speed/planning.json
-    python tools/planning_table.py results/speed/planning.json > results/speed/planning.md
+    python benchmarks/planning_table.py results/speed/planning.json > results/speed/planning.md
 
 Each plan is made in a process of its own, from a graph in a file, as `memtrade plan` does it; its
 options leave `time_limit` at the default. TARGETS are not asserted here: whether the machine is

@@ -1,7 +1,7 @@
 """Are 50,000 ops extracted, planned and rewritten in seconds, at a cost linear in the ops?
 
     pytest benchmarks/test_scale.py --benchmark-json=results/speed/scale.json
-    python tools/scale_table.py results/speed/scale.json > results/speed/scale.md
+    python benchmarks/scale_table.py results/speed/scale.json > results/speed/scale.md
 
 GPT-2 with 27, 54 and 108 layers, and a Keras DenseNet-201: many ops of few kinds, and many
 branches.

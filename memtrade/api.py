@@ -26,7 +26,7 @@ from memtrade.graph import CALL_TYPES
 from memtrade.measure import host
 from memtrade.measure.budgets import CORRECTIONS, BrokenBudgetError, corrected, peak_op
 from memtrade.measure.here import here_target, learned_target
-from memtrade.models.options import Value, options_of
+from memtrade.options import Value, options_of
 from memtrade.plan import Order, Plan
 from memtrade.simulate.memory import ROOMY_BYTES
 from memtrade.simulate.timeline import TimeSimulator

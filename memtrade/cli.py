@@ -47,7 +47,9 @@ COMMANDS = {
         "verify": "Is it still the same gradient?",
         "max-batch": "The largest batch that runs, per strategy",
         "sweep": "Many trials out of a file, resumed where they stopped, here or on a cluster",
-        "pipeline": "Pipelined training over several stages: run, sweep, serve, predict",
+        "pipeline.commands.pipeline:pipeline": (
+            "Pipelined training over several stages: run, sweep, serve, predict"
+        ),
         "calibrate": "This device's own rates, as a profile for predictions",
     },
     "Predict and plan": {
@@ -56,7 +58,7 @@ COMMANDS = {
         "pareto": "Memory against time for strategies and budgets",
         "timeline": "Memory over the step: who holds what at the peak",
         "trace": "The simulated step for Perfetto",
-        "partition": "How well a model splits into stages",
+        "pipeline.commands.partition:partition": "How well a model splits into stages",
     },
     "Read results": {
         "table": "Records side by side, and the tables of the thesis",
@@ -75,7 +77,8 @@ for group, commands in COMMANDS.items():
     for path, summary in commands.items():
         module, _, name = path.rpartition(":")
         function = name.replace("-", "_")
-        where = f"memtrade.commands.{module or function}:{function}"
+        room = "" if "." in module else "commands."
+        where = f"memtrade.{room}{module or function}:{function}"
         app.command(where, name=name, group=group, help=summary)
 
 

@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from memtrade.api import apply
 from memtrade.errors import MemtradeError, UnsupportedGraphError
-from memtrade.models.options import Value
+from memtrade.options import Value
 from memtrade.plan import Order
 
 _HOOK = "make_train_function"

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from memtrade.costs import op_cost
+from memtrade.devices import Device, load_device
 from memtrade.facts import CPU, OUTPUTS, Facts, shipped
 from memtrade.graph import StepGraph
 from memtrade.plan import Order
-from memtrade.simulate.costs import op_cost
-from memtrade.simulate.devices import Device, load_device
 
 # The name of the device on a machine without a GPU: TensorFlow's CPU allocator with a hard limit.
 ARENA = "arena"

@@ -9,10 +9,10 @@
     update1 ...         updaten
 """
 
+from memtrade.devices import Device, load_device
 from memtrade.facts import CPU, OUTPUTS, ShippedFacts
 from memtrade.graph import GraphData, Op, StepGraph, Tensor
 from memtrade.plan import Order
-from memtrade.simulate.devices import Device, load_device
 from memtrade.target import Target, profile_target
 
 

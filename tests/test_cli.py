@@ -27,8 +27,8 @@ from memtrade.commands.flags import StrategyFlags, check_writable
 from memtrade.errors import InfeasibleBudgetError, MemtradeError
 from memtrade.graph import GraphData, Op, StepGraph, Tensor
 from memtrade.measure import here, host, trial
+from memtrade.measure.records import load_records
 from memtrade.plan import load_plan
-from memtrade.results.records import load_records
 
 ROOT = Path(memtrade.__file__).resolve().parents[1]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tools.fill import BLOCK, fill
+from docs.fill import BLOCK, fill
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -10,13 +10,13 @@ from memtrade.commands.flags import DeviceFlags
 from memtrade.commands.progress import ignore, log, reporting
 from memtrade.commands.reading import check_folder, write_output
 from memtrade.commands.run import Flag
+from memtrade.devices import parse_device
 from memtrade.errors import MemtradeError
 from memtrade.measure import host
-from memtrade.measure.calibration import to_toml
 from memtrade.measure.protocol import TrialSpec
 from memtrade.measure.trial import run_child
 from memtrade.results.tables import status_text
-from memtrade.simulate.devices import parse_device
+from memtrade.simulate.calibration import to_toml
 
 
 def calibrate(

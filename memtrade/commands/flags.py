@@ -20,16 +20,16 @@ from typing import Annotated, Any
 import msgspec
 from cyclopts import Parameter
 
+from memtrade.devices import device_names
 from memtrade.errors import MemtradeError, UnknownNameError
 from memtrade.measure import host
 from memtrade.measure.environment import default_limit_bytes
 from memtrade.measure.here import here_target
 from memtrade.measure.protocol import Task, TrialSpec
 from memtrade.models import OPTIMIZERS, Model, make_model, options_of
-from memtrade.models.options import Value
 from memtrade.models.target import Target as OwnStep
+from memtrade.options import Value
 from memtrade.plan import Order, load_plan
-from memtrade.simulate.devices import device_names
 from memtrade.strategies import STRATEGIES, find_strategy, make_options
 from memtrade.target import ARENA, Target, profile_target
 from memtrade.units import parse_bytes

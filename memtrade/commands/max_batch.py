@@ -28,17 +28,17 @@ from memtrade.measure.environment import default_limit_bytes
 from memtrade.measure.here import here_target
 from memtrade.measure.host import describe_machine
 from memtrade.measure.max_batch import BatchSearch
-from memtrade.measure.protocol import TrialSpec
-from memtrade.measure.trial import run_trial
-from memtrade.rebatch import Rebatcher
-from memtrade.results.max_batch_records import (
+from memtrade.measure.max_batch_records import (
     MaxBatchRecord,
     make_max_batch_record,
     save_max_batch,
     to_csv,
     to_sheet,
 )
-from memtrade.results.records import Record, load_records, save_record, trial_id
+from memtrade.measure.protocol import TrialSpec
+from memtrade.measure.records import Record, load_records, save_record, trial_id
+from memtrade.measure.trial import run_trial
+from memtrade.rebatch import Rebatcher
 from memtrade.results.tables import spec_label
 from memtrade.strategies import PLANNED
 

@@ -17,12 +17,12 @@ from memtrade.commands.reading import (
     write_output,
 )
 from memtrade.errors import MemtradeError, UnknownNameError
+from memtrade.measure.records import Record
+from memtrade.papers.thesis import conditions, machines_text
 from memtrade.results.figures import SOURCES, Figure, Source, make_figures
 from memtrade.results.max_batches import make_max_batches
 from memtrade.results.plots import depth_plot, format_of, max_batch_plot, render, trade_plot
-from memtrade.results.records import Record
 from memtrade.results.series import Quantity, by_depth, depth_panels, trade_panels
-from memtrade.results.thesis import conditions, machines_text
 
 plot = App(name="plot", help="Plot records: a file in PDF, SVG or PNG, by the suffix of --output.")
 

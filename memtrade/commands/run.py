@@ -24,8 +24,8 @@ from memtrade.errors import MemtradeError
 from memtrade.graph import StepGraph
 from memtrade.measure.environment import default_limit_bytes
 from memtrade.measure.protocol import TrialSpec
+from memtrade.measure.records import Record, save_record
 from memtrade.measure.trial import run_trial
-from memtrade.results.records import Record, save_record
 from memtrade.results.tables import compare, seconds, status_text
 from memtrade.units import megabytes
 

@@ -23,7 +23,7 @@ from memtrade.commands.screen import stdout
 from memtrade.errors import MemtradeError
 from memtrade.measure.host import describe_machine
 from memtrade.measure.protocol import Event
-from memtrade.results.records import Record, load_records, save_record, trial_id
+from memtrade.measure.records import Record, load_records, save_record, trial_id
 from memtrade.results.tables import NONE, seconds, status_text
 from memtrade.sweep.cluster import resolve_on_cluster, run_on_cluster
 from memtrade.sweep.folder import sole_sweep

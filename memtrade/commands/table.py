@@ -11,16 +11,16 @@ from cyclopts import App
 from memtrade.commands.reading import read_records, read_searches, shown_folder, warnings_on_stderr
 from memtrade.commands.screen import show, stdout
 from memtrade.errors import UnknownNameError
+from memtrade.measure.records import Record
 from memtrade.models import make_model
+from memtrade.papers.thesis import thesis_commands, thesis_frame, thesis_grids
 from memtrade.results.grids import (
     grid_to_latex,
     grid_to_markdown,
     grid_to_rich,
     grids_to_html_page,
 )
-from memtrade.results.records import Record
 from memtrade.results.tables import compare, to_csv, to_markdown
-from memtrade.results.thesis import thesis_commands, thesis_frame, thesis_grids
 
 table = App(
     name="table", help="Show records side by side; `table thesis` lays them out as the thesis's."

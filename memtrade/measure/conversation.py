@@ -14,7 +14,6 @@ from typing import IO
 
 import msgspec
 
-from memtrade.measure.calibration import Rates
 from memtrade.measure.protocol import (
     Calibrated,
     Corrected,
@@ -30,6 +29,7 @@ from memtrade.measure.protocol import (
     Verified,
     decode_event,
 )
+from memtrade.simulate.calibration import Rates
 from memtrade.simulate.predict import Predicted
 
 _POLL_SECONDS = 0.5  # how long to wait for output before looking whether the child still lives

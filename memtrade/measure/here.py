@@ -7,17 +7,17 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
+from memtrade.devices import device_names
 from memtrade.facts import CPU, OUTPUTS, shipped
 from memtrade.facts.learned import LearnedFacts
 from memtrade.facts.surroundings import ONEDNN, Surroundings, surroundings
 from memtrade.graph import StepGraph
 from memtrade.measure import host
-from memtrade.measure.calibration import measured_device
 from memtrade.measure.environment import child_environment
 from memtrade.measure.learning import Asker, learn
 from memtrade.measure.protocol import TrialSpec
 from memtrade.plan import Order
-from memtrade.simulate.devices import device_names
+from memtrade.simulate.calibration import measured_device
 from memtrade.target import ARENA, Target, profile_target
 
 # What stands for a card like none that has a profile: the slowest copies, so that none is taken

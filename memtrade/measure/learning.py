@@ -25,6 +25,7 @@ from typing import NamedTuple
 import msgspec
 import psutil
 
+from memtrade.costs import OpCost, op_cost
 from memtrade.facts.asking import Answer, Asking, CopyRates, Question, Refused, Said
 from memtrade.facts.cache import FactsFile
 from memtrade.facts.learned import Learned, kernel_text
@@ -32,7 +33,6 @@ from memtrade.facts.signature import Signature, make_signature, signature_of
 from memtrade.facts.surroundings import Surroundings
 from memtrade.graph import StepGraph
 from memtrade.measure.child import PARENT_VARIABLE
-from memtrade.simulate.costs import OpCost, op_cost
 
 # What makes TensorFlow log each request to the allocator.
 LOGGING = {"TF_CPP_VMODULE": "log_memory=2,bfc_allocator=3", "TF_CPP_MIN_LOG_LEVEL": "0"}

@@ -21,8 +21,8 @@ from memtrade.errors import InfeasibleBudgetError, UnsupportedGraphError
 from memtrade.measure import host
 from memtrade.measure.defaults import with_default
 from memtrade.measure.protocol import Status, TrialSpec
+from memtrade.measure.records import Record
 from memtrade.rebatch import Rebatcher
-from memtrade.results.records import Record
 from memtrade.search import Found, largest
 from memtrade.simulate.predict import Predicted, Predictor
 from memtrade.strategies import PLANNED, make_options

@@ -25,8 +25,8 @@ from typing import Any, Literal
 import msgspec
 
 from memtrade.graph import StepGraph
-from memtrade.measure.calibration import Rates
 from memtrade.plan import Order, Plan
+from memtrade.simulate.calibration import Rates
 from memtrade.simulate.predict import Predicted
 
 Task = Literal["measure", "verify", "extract", "calibrate"]
@@ -258,7 +258,7 @@ class Verified(msgspec.Struct, frozen=True, kw_only=True, tag="verified"):
         equal: every difference is within `tolerance`, everything is a number and has a partner.
         tolerance: as a share of the update; 0 asks for equality to the bit.
         max_difference: the largest over the losses and all variables, None if one is not a number.
-        of_update: the largest share of an update (`memtrade.measure.comparison`).
+        of_update: the largest share of an update (`memtrade.comparison`).
         steps: compared. variables: compared after each step.
         differing: beyond the tolerance, the largest first.
     """

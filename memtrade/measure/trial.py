@@ -26,7 +26,6 @@ from dataclasses import dataclass
 
 from memtrade.errors import MemtradeError
 from memtrade.measure import host
-from memtrade.measure.calibration import Rates
 from memtrade.measure.child import PARENT_VARIABLE
 from memtrade.measure.conversation import Conversation
 from memtrade.measure.environment import child_environment
@@ -44,7 +43,8 @@ from memtrade.measure.protocol import (
     Verified,
     encode_spec,
 )
-from memtrade.results.records import Record, make_record
+from memtrade.measure.records import Record, make_record
+from memtrade.simulate.calibration import Rates
 from memtrade.simulate.predict import Predicted
 
 WORKER = (sys.executable, "-m", "memtrade.measure")

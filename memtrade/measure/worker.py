@@ -20,6 +20,7 @@ from typing import BinaryIO, NamedTuple
 import psutil
 import tensorflow as tf
 
+from memtrade.comparison import ANOTHER_ORDER
 from memtrade.errors import InfeasibleBudgetError, MemtradeError, UnsupportedGraphError
 from memtrade.measure import host
 from memtrade.measure.budgets import (
@@ -29,7 +30,6 @@ from memtrade.measure.budgets import (
     corrected,
     peak_op,
 )
-from memtrade.measure.comparison import ANOTHER_ORDER
 from memtrade.measure.here import here_target, learned_target
 from memtrade.measure.protocol import (
     Calibrated,

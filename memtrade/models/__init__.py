@@ -20,10 +20,10 @@ from memtrade.models.base import DrawnModel, Input, Model
 from memtrade.models.gpt2 import Gpt2
 from memtrade.models.inception_v4 import InceptionV4
 from memtrade.models.keras import KerasApplication
-from memtrade.models.options import OPTIMIZERS, Option, Value, make_from_words, options_of
 from memtrade.models.resnet import ResNet
 from memtrade.models.target import Target
 from memtrade.models.unet import UNet
+from memtrade.options import OPTIMIZERS, Option, Value, make_from_words, options_of
 
 __all__ = [
     "MODELS", "OPTIMIZERS", "DrawnModel", "Input", "Model", "Option", "make_model", "options_of"

@@ -15,7 +15,7 @@ from typing import ClassVar
 
 from memtrade.errors import MemtradeError
 from memtrade.models.base import Classifier, Net, Tensor
-from memtrade.models.options import option
+from memtrade.options import option
 
 Operation = Callable[[Net, Tensor, int], Tensor]  # (net, x, stride)
 

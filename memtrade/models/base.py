@@ -12,7 +12,7 @@ import dataclasses
 from typing import Any, ClassVar, Literal
 
 from memtrade.errors import UnknownNameError
-from memtrade.models.options import Value, check, option, options_of
+from memtrade.options import Value, check, option, options_of
 
 Tensor = Any  # tf.Tensor
 Net = Any  # memtrade.tf.layers.Net

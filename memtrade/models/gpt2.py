@@ -14,7 +14,7 @@ from typing import ClassVar
 
 from memtrade.errors import MemtradeError
 from memtrade.models.base import DrawnModel, Input, Net, Tensor
-from memtrade.models.options import option
+from memtrade.options import option
 
 
 @dataclass(frozen=True, kw_only=True)

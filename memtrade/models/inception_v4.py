@@ -12,7 +12,7 @@ from functools import partial
 from typing import ClassVar
 
 from memtrade.models.base import Classifier, Net, Tensor
-from memtrade.models.options import option
+from memtrade.options import option
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from memtrade.errors import UnknownNameError
 from memtrade.models.base import LabelledImages
-from memtrade.models.options import Value, option
+from memtrade.options import Value, option
 
 # The functions of keras.applications (Keras 3.15), each with the image size that Keras gives it
 # where it is built with include_top and no input shape. tests/tf/test_keras_models.py compares.

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from memtrade.models.base import Classifier, Net, Tensor
-from memtrade.models.options import option
+from memtrade.options import option
 
 # Residual blocks per stage. 200 layers: He et al., "Identity Mappings", 2016, arXiv 1603.05027.
 BLOCKS = {

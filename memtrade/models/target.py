@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from memtrade.errors import MemtradeError
 from memtrade.models.base import Input, Model
-from memtrade.models.options import Value, option
+from memtrade.options import Value, option
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ from typing import ClassVar
 
 from memtrade.errors import MemtradeError
 from memtrade.models.base import DrawnModel, ImageModel, Input, Net, Tensor
-from memtrade.models.options import option
+from memtrade.options import option
 
 DEPTH = 5  # levels, and so halvings of the image
 

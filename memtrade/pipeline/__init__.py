@@ -1,12 +1,10 @@
-"""Pipelined training on paper: partitions, schedules, what they need and how long they take.
+"""Pipelined training: a step cut into stages, each with a device of its own.
 
-    partition.py   which forward op stands on which stage, and what crosses between stages
-    schedule.py    which stage works on which micro-batch when: GPipe, 1F1B
-    stages.py      a stage's own StepGraph, cut out of the whole step's
-    planned.py     a stage planned by a strategy: what is swapped or recomputed within it
-    arena.py       a stage's whole step on a simulated allocator
-    predict.py     memory per stage, bubble and throughput of a schedule on a device
-    report.py      how well a partition is balanced
+    design/     on paper: partition, schedule, stages, memory and time. No TensorFlow
+    tf/         the pipelined step as one TensorFlow graph
+    measure/    the processes of a trial, what they say to each other, and its record
+    results/    tables and pictures
+    commands/   `memtrade pipeline` and `memtrade partition`
 
-All of it is pure: no TensorFlow.
+Each part may import what the room of its name may (`memtrade.tf`, `memtrade.measure`, ...).
 """

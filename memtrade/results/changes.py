@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 import pandas as pd
 
+from memtrade.measure.records import Record
 from memtrade.results.compare import Change, Pair, ResultChanges
 from memtrade.results.machines import unlike
-from memtrade.results.records import Record
 from memtrade.results.sheets import NONE, Sheet
 from memtrade.results.tables import seconds, step_text, strategy_label
 from memtrade.units import megabytes

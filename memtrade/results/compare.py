@@ -26,14 +26,14 @@ from typing import Literal
 import msgspec
 
 from memtrade.errors import MemtradeError
-from memtrade.results.figures import places
-from memtrade.results.machines import Hardware, hardware, machine_labels
-from memtrade.results.records import (
+from memtrade.measure.records import (
     SIZE_OPTIONS,
     Record,
     unusual_model_options,
     unusual_strategy_options,
 )
+from memtrade.results.figures import places
+from memtrade.results.machines import Hardware, hardware, machine_labels
 from memtrade.results.tables import status_text
 
 Verdict = Literal["same", "better", "worse"]

@@ -20,10 +20,10 @@ import pandas as pd
 
 from memtrade.measure.host import Machine
 from memtrade.measure.protocol import TrialSpec
+from memtrade.measure.records import Record, options_text, unusual_model_options
 from memtrade.models import MODELS, make_model, options_of
+from memtrade.papers.published import load_published
 from memtrade.results.machines import hardware, machine_labels
-from memtrade.results.published import load_published
-from memtrade.results.records import Record, options_text, unusual_model_options
 from memtrade.results.tables import strategy_label
 from memtrade.strategies import STRATEGIES
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from memtrade.measure.host import Machine
-from memtrade.results.records import Record
+from memtrade.measure.records import Record
 
 Hardware = tuple[str, int, int]
 

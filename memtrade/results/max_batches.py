@@ -14,8 +14,11 @@ from typing import Any
 
 import pandas as pd
 
+from memtrade.measure.max_batch_records import MaxBatchRecord
 from memtrade.measure.protocol import Measured
+from memtrade.measure.records import Record
 from memtrade.models import make_model
+from memtrade.papers.published import load_published
 from memtrade.results.figures import (
     SOURCES,
     THESIS,
@@ -26,9 +29,6 @@ from memtrade.results.figures import (
     strategy_rank,
 )
 from memtrade.results.grids import NONE, Column, Grid, GridRow, Section
-from memtrade.results.max_batch_records import MaxBatchRecord
-from memtrade.results.published import load_published
-from memtrade.results.records import Record
 from memtrade.results.tables import ratio, seconds, spec_label
 from memtrade.units import megabytes
 

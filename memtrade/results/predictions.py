@@ -11,10 +11,10 @@ from typing import Any, Literal
 import msgspec
 import pandas as pd
 
+from memtrade.devices import Device
 from memtrade.measure.protocol import PlanSummary, TrialSpec
 from memtrade.results.sheets import NONE, Sheet
 from memtrade.results.tables import ratio, seconds, step_text
-from memtrade.simulate.devices import Device
 from memtrade.simulate.predict import Predicted
 from memtrade.units import megabytes
 

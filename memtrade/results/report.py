@@ -14,6 +14,9 @@ from typing import Any
 import msgspec
 from markupsafe import Markup
 
+from memtrade.measure.max_batch_records import MaxBatchRecord
+from memtrade.measure.records import Record
+from memtrade.papers.thesis import thesis_grids
 from memtrade.results.answers import make_answers, step_name, summarize, summarize_batches
 from memtrade.results.figures import (
     Figure,
@@ -22,9 +25,7 @@ from memtrade.results.figures import (
 )
 from memtrade.results.grids import Column, Grid, GridRow, Section, template_environment
 from memtrade.results.machines import hardware, machine_labels
-from memtrade.results.max_batch_records import MaxBatchRecord
 from memtrade.results.max_batches import MaxBatch, make_max_batches
-from memtrade.results.records import Record
 from memtrade.results.series import (
     DepthPanel,
     Quantity,
@@ -35,7 +36,6 @@ from memtrade.results.series import (
     trade_panels,
 )
 from memtrade.results.tables import COLUMNS, compare, status_text
-from memtrade.results.thesis import thesis_grids
 
 _SYMBOLS = (
     "circle", "square", "triangle-up", "diamond", "triangle-down", "cross", "x", "star",

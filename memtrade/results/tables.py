@@ -19,15 +19,15 @@ from rich.table import Table
 from rich.text import Text
 
 from memtrade.measure.protocol import TrialSpec
-from memtrade.models import make_model
-from memtrade.results.machines import hardware, machine_labels, unlike
-from memtrade.results.records import (
+from memtrade.measure.records import (
     Record,
     options_text,
     to_frame,
     unusual_model_options,
     unusual_strategy_options,
 )
+from memtrade.models import make_model
+from memtrade.results.machines import hardware, machine_labels, unlike
 from memtrade.results.sheets import NONE, markdown_row
 from memtrade.strategies import STRATEGIES
 from memtrade.units import megabytes

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from memtrade.devices import Device
 from memtrade.graph import StepGraph
-from memtrade.simulate.devices import Device
 from memtrade.simulate.timeline import COMPUTE, COPY_IN, COPY_OUT
 from memtrade.simulate.usage import GROUPS, Held, Moment, Usage
 

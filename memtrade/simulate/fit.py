@@ -24,10 +24,10 @@ from typing import NamedTuple
 
 import msgspec
 
+from memtrade.devices import COMPUTE_BOUND, MOST, Device
 from memtrade.errors import MemtradeError, UnknownNameError
 from memtrade.graph import StepGraph
 from memtrade.plan import Action, Plan
-from memtrade.simulate.devices import COMPUTE_BOUND, MOST, Device
 from memtrade.simulate.timeline import TimeSimulator
 from memtrade.target import Target
 

@@ -27,10 +27,10 @@ from typing import NamedTuple
 
 import msgspec
 
+from memtrade.costs import OpClass, op_cost
+from memtrade.devices import Device
 from memtrade.graph import StepGraph
 from memtrade.plan import Action, Plan
-from memtrade.simulate.costs import OpClass, op_cost
-from memtrade.simulate.devices import Device
 from memtrade.simulate.memory import MemoryResult, Simulator
 from memtrade.simulate.walk import Lag
 from memtrade.target import Target

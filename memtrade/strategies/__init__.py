@@ -13,19 +13,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from memtrade.errors import MemtradeError, UnknownNameError
-from memtrade.models.options import Value, make_from_words
-from memtrade.strategies import (
-    checkmate,
-    checkpoints,
-    greedy,
-    lms,
-    ome,
-    optimal,
-    original,
-    rotor,
-    sqrt_n,
-)
+from memtrade.options import Value, make_from_words
+from memtrade.strategies import checkpoints, lms, ome, optimal, original
 from memtrade.strategies.base import Strategy
+from memtrade.strategies.baselines import checkmate, greedy, rotor, sqrt_n
 from memtrade.strategies.native import NATIVE_STRATEGIES, NativeOptions, NativeStrategy
 
 __all__ = [

@@ -25,7 +25,7 @@ class Strategy:
     """One entry of the registry.
 
     Attributes:
-        options: a frozen dataclass whose fields are made by `memtrade.models.options.option`.
+        options: a frozen dataclass whose fields are made by `memtrade.options.option`.
         plan: `(graph, options, target) -> Plan`; edits nothing and imports no TensorFlow.
     """
 

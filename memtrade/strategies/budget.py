@@ -13,7 +13,7 @@ from functools import cache
 
 from memtrade.errors import InfeasibleBudgetError, MemtradeError, UnsupportedGraphError
 from memtrade.graph import StepGraph
-from memtrade.models.options import check, option, options_of
+from memtrade.options import check, option, options_of
 from memtrade.plan import Action
 from memtrade.simulate.defragment import defragment
 from memtrade.simulate.memory import ROOMY_BYTES, MemoryResult

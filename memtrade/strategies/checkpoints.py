@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 from memtrade.errors import MemtradeError, UnsupportedGraphError
 from memtrade.graph import StepGraph
-from memtrade.models.options import check, option, options_of
+from memtrade.options import check, option, options_of
 from memtrade.plan import Fate, Plan
 from memtrade.schedule import lower
 from memtrade.simulate.memory import Simulator

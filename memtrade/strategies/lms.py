@@ -24,7 +24,7 @@ from dataclasses import dataclass
 
 from memtrade.errors import MemtradeError
 from memtrade.graph import StepGraph
-from memtrade.models.options import check, option, options_of
+from memtrade.options import check, option, options_of
 from memtrade.plan import Action, Fate, Plan
 from memtrade.schedule import Lowering, lower
 from memtrade.strategies.base import Strategy, assemble, decisions, worth_deciding

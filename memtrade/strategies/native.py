@@ -18,7 +18,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from memtrade.errors import MemtradeError
-from memtrade.models.options import check, option, options_of
+from memtrade.options import check, option, options_of
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class NativeStrategy:
     """An entry of the registry that has no plan.
 
     Attributes:
-        options: a subclass of `NativeOptions`, made by `memtrade.models.options.option`.
+        options: a subclass of `NativeOptions`, made by `memtrade.options.option`.
     """
 
     name: str

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from memtrade.graph import READ_TYPES, StepGraph
-from memtrade.models.options import check, option, options_of
+from memtrade.options import check, option, options_of
 from memtrade.plan import Fate, Plan
 from memtrade.schedule import base_order
 from memtrade.simulate.timeline import TimeSimulator

@@ -27,8 +27,8 @@ from memtrade.errors import MemtradeError, UnknownNameError
 from memtrade.measure import host
 from memtrade.measure.environment import child_environment
 from memtrade.measure.protocol import TrialSpec
+from memtrade.measure.records import Record
 from memtrade.measure.trial import run_trial, signals_raise
-from memtrade.results.records import Record
 from memtrade.sweep.grid import Trial
 from memtrade.sweep.needs import Need, need_of
 from memtrade.sweep.watch import End, NoRecord, Watch

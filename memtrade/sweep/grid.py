@@ -38,13 +38,13 @@ from memtrade.commands.flags import (
 from memtrade.errors import MemtradeError, UnknownNameError
 from memtrade.measure.host import describe_machine
 from memtrade.measure.protocol import TrialSpec
-from memtrade.models import MODELS, make_model, options_of
-from memtrade.results.records import (
+from memtrade.measure.records import (
     options_text,
     trial_id,
     unusual_model_options,
     unusual_strategy_options,
 )
+from memtrade.models import MODELS, make_model, options_of
 from memtrade.strategies import find_strategy
 from memtrade.sweep.positions import Positions
 

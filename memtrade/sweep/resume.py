@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from memtrade.errors import UnknownNameError
-from memtrade.results.records import Record
+from memtrade.measure.records import Record
 from memtrade.sweep.grid import Trial
 
 # The words of --retry, and the statuses that each one runs again.

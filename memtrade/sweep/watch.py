@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from memtrade.measure.protocol import Event
-from memtrade.results.records import Record
+from memtrade.measure.records import Record
 from memtrade.sweep.grid import Trial
 
 

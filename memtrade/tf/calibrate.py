@@ -1,7 +1,7 @@
 """Micro-benchmarks of a device: what share of its peak rates the kernels of each op class reach.
 
 Kernels run as they do in a step, one op of a tf.function each, on tensors of a ResNet's shapes.
-What an op costs is what the simulator says it costs (`memtrade.simulate.costs`), so that rates and
+What an op costs is what the simulator says it costs (`memtrade.costs`), so that rates and
 predictions are of one mind.
 """
 
@@ -16,9 +16,9 @@ from typing import Any
 
 import tensorflow as tf
 
+from memtrade.costs import OpCost, op_cost
 from memtrade.graph import GraphData, Op, StepGraph, Tensor
-from memtrade.measure.calibration import Rates, shares_of_peaks
-from memtrade.simulate.costs import OpCost, op_cost
+from memtrade.simulate.calibration import Rates, shares_of_peaks
 from memtrade.tf.device import Device
 
 _LAYERS = 100  # of the chain of tiny ops

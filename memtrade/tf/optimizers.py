@@ -12,7 +12,7 @@ from typing import ClassVar
 import tensorflow as tf
 
 from memtrade.errors import MemtradeError, UnknownNameError
-from memtrade.models.options import OPTIMIZERS
+from memtrade.options import OPTIMIZERS
 from memtrade.tf.layers import new_variable, static_shape
 
 Scalars = dict[str, tf.Tensor]

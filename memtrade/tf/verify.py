@@ -2,7 +2,7 @@
 
 Equality of the loss and of every variable after each step implies equality of the gradients, and
 takes in moving averages and optimizer slots as well. How far apart values are, and what counts, is
-`memtrade.measure.comparison`'s.
+`memtrade.comparison`'s.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Sequence
 import numpy as np
 import tensorflow as tf
 
-from memtrade.measure.comparison import LOSS, Comparison, Values, by_name
+from memtrade.comparison import LOSS, Comparison, Values, by_name
 from memtrade.tf.step import TrainStep
 
 Step = Callable[..., tf.Tensor]

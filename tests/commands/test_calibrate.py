@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from memtrade.commands import calibrate as module
+from memtrade.devices import load_device
 from memtrade.measure.protocol import TrialSpec
 from memtrade.measure.trial import Outcome
-from memtrade.simulate.devices import load_device
 from tests.commands.conftest import Run
 from tests.measure.test_calibration import RATES
 

@@ -10,9 +10,9 @@ import pytest
 
 from memtrade import cli
 from memtrade.commands import max_batch as module
+from memtrade.measure.max_batch_records import load_max_batches
 from memtrade.measure.protocol import Measured, Status, StepDone, TrialSpec
-from memtrade.results.max_batch_records import load_max_batches
-from memtrade.results.records import Record, load_records, make_record
+from memtrade.measure.records import Record, load_records, make_record
 from tests.commands.conftest import SMALL, Run
 
 LIMITED = [*SMALL, "--memory-limit", "100MiB", "--strategy", "original,lms"]

@@ -10,10 +10,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from memtrade.commands import partition, pipeline_run
-from memtrade.measure.pipeline_protocol import PipelineOutcome
 from memtrade.measure.protocol import Difference, Verified
-from memtrade.results.pipeline_records import load_pipeline_records, save_pipeline_record
+from memtrade.pipeline.commands import partition
+from memtrade.pipeline.commands import run as pipeline_run
+from memtrade.pipeline.measure.protocol import PipelineOutcome
+from memtrade.pipeline.measure.records import load_pipeline_records, save_pipeline_record
 from tests.commands.conftest import Run, trace_here
 from tests.pipeline.records import record
 

@@ -13,8 +13,8 @@ from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import (  # pyright: igno
     Trace,
 )
 
+from memtrade.devices import load_device
 from memtrade.errors import InfeasibleBudgetError
-from memtrade.simulate.devices import load_device
 from memtrade.strategies import PLANNED
 from tests.commands.conftest import SMALL, Run
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from memtrade.measure.calibration import Rates, to_toml
-from memtrade.simulate.costs import OpClass
-from memtrade.simulate.devices import parse_device
+from memtrade.costs import OpClass
+from memtrade.devices import parse_device
+from memtrade.simulate.calibration import Rates, to_toml
 
 RATES = Rates(
     flops_per_s=5.43219876e11,

@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from memtrade.measure.comparison import LOSS, Comparison, by_name
+from memtrade.comparison import LOSS, Comparison, by_name
 from memtrade.measure.protocol import Verified
 
 RATE = 1e-7  # an update far below any tolerance that does not look at its size

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from memtrade.measure import loopback
+from memtrade.pipeline.measure import loopback
 
 ALONE = """
 import socket, sys

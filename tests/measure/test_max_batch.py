@@ -14,12 +14,12 @@ from memtrade.graph import StepGraph
 from memtrade.measure import host
 from memtrade.measure import max_batch as module
 from memtrade.measure.max_batch import BatchSearch, Obstacle
+from memtrade.measure.max_batch_records import make_max_batch_record
 from memtrade.measure.protocol import Status, TrialSpec
-from memtrade.models.options import option
+from memtrade.measure.records import Record, make_record
+from memtrade.options import option
 from memtrade.plan import Plan
 from memtrade.rebatch import Rebatcher
-from memtrade.results.max_batch_records import make_max_batch_record
-from memtrade.results.records import Record, make_record
 from memtrade.strategies import PLANNED, Strategy, lms, make_options
 from memtrade.target import Target
 from memtrade.units import parse_bytes

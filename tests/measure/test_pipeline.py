@@ -11,21 +11,21 @@ import psutil
 import pytest
 
 from memtrade.errors import MemtradeError
-from memtrade.measure.pipeline import check_reachable, run_pipeline
-from memtrade.measure.pipeline_protocol import PipelineStepDone, PipelineTrial, Serving
+from memtrade.measure.records import load_records
 from memtrade.models import make_model
-from memtrade.pipeline.partition import Partitioner
-from memtrade.pipeline.predict import PipelinePredictor
-from memtrade.pipeline.schedule import make_schedule
-from memtrade.results.pipeline_records import (
+from memtrade.pipeline.design.partition import Partitioner
+from memtrade.pipeline.design.predict import PipelinePredictor
+from memtrade.pipeline.design.schedule import make_schedule
+from memtrade.pipeline.measure.protocol import PipelineStepDone, PipelineTrial, Serving
+from memtrade.pipeline.measure.records import (
     device_sheet,
     load_pipeline_records,
     make_pipeline_record,
     runs_sheet,
     save_pipeline_record,
 )
-from memtrade.results.records import load_records
-from memtrade.tf.pipeline import draw_step
+from memtrade.pipeline.measure.trial import check_reachable, run_pipeline
+from memtrade.pipeline.tf import draw_step
 from tests.graphs import ARENA
 
 OPTIONS = {"layers": 4, "width": 128, "heads": 4, "vocabulary": 500, "batch_size": 8}
@@ -63,7 +63,7 @@ def stages_left():
     return [
         child
         for child in psutil.Process().children(recursive=True)
-        if "memtrade.measure.pipeline_child" in child.cmdline()
+        if "memtrade.pipeline.measure.child" in child.cmdline()
     ]
 
 

@@ -18,7 +18,7 @@ def test_listing_models_imports_no_tensorflow():
 
 
 def test_doctests():
-    for name in ("memtrade.models", "memtrade.models.options"):
+    for name in ("memtrade.models", "memtrade.options"):
         results = doctest.testmod(importlib.import_module(name))
         assert results.attempted
         assert not results.failed

@@ -1,16 +1,16 @@
 """Records of pipelined trials, made by hand: the figures are in, and nothing has run."""
 
-from memtrade.measure.pipeline_protocol import (
+from memtrade.models import make_model
+from memtrade.pipeline.design.partition import Partitioner
+from memtrade.pipeline.design.predict import PipelinePredictor
+from memtrade.pipeline.design.schedule import make_schedule
+from memtrade.pipeline.measure.protocol import (
     PipelineMeasured,
     PipelineOutcome,
     PipelineTrial,
     StageMeasured,
 )
-from memtrade.models import make_model
-from memtrade.pipeline.partition import Partitioner
-from memtrade.pipeline.predict import PipelinePredictor
-from memtrade.pipeline.schedule import make_schedule
-from memtrade.results.pipeline_records import PipelineRecord, make_pipeline_record
+from memtrade.pipeline.measure.records import PipelineRecord, make_pipeline_record
 from tests.graphs import ARENA
 from tests.pipeline.graphs import MIB, network
 

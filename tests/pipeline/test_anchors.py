@@ -1,5 +1,5 @@
-from memtrade.pipeline.anchors import find_anchors
-from memtrade.simulate.costs import op_cost
+from memtrade.costs import op_cost
+from memtrade.papers.anchors import find_anchors
 from tests.graphs import target
 from tests.pipeline.graphs import names, network
 

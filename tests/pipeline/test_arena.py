@@ -3,12 +3,12 @@
 import pytest
 
 from memtrade.graph import StepGraph
-from memtrade.pipeline.arena import arena_peak
-from memtrade.pipeline.partition import Partitioner
-from memtrade.pipeline.planned import plan_stages
-from memtrade.pipeline.predict import PipelinePredictor
-from memtrade.pipeline.schedule import make_schedule
-from memtrade.pipeline.stages import stage_graphs
+from memtrade.pipeline.design.arena import arena_peak
+from memtrade.pipeline.design.partition import Partitioner
+from memtrade.pipeline.design.planned import plan_stages
+from memtrade.pipeline.design.predict import PipelinePredictor
+from memtrade.pipeline.design.schedule import make_schedule
+from memtrade.pipeline.design.stages import stage_graphs
 from memtrade.strategies import make_options
 from tests.graphs import ARENA as DEVICE
 from tests.pipeline.graphs import MIB, network

@@ -6,7 +6,7 @@ import pytest
 
 from memtrade.errors import MemtradeError
 from memtrade.graph import StepGraph
-from memtrade.pipeline.partition import Partition, Partitioner
+from memtrade.pipeline.design.partition import Partition, Partitioner
 from tests.graphs import target
 from tests.pipeline.graphs import MIB, names, network
 

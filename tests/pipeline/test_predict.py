@@ -5,13 +5,13 @@ import dataclasses
 import pytest
 
 from memtrade.graph import StepGraph
-from memtrade.pipeline.memory import stage_memory
-from memtrade.pipeline.partition import Partitioner
-from memtrade.pipeline.predict import PipelinePredictor
-from memtrade.pipeline.schedule import Checkpoint, Schedule, ScheduleName, make_schedule
-from memtrade.pipeline.stages import stage_graphs
-from memtrade.pipeline.timing import Hosts, Timing, simulate_timing
-from memtrade.pipeline.work import (
+from memtrade.pipeline.design.memory import stage_memory
+from memtrade.pipeline.design.partition import Partitioner
+from memtrade.pipeline.design.predict import PipelinePredictor
+from memtrade.pipeline.design.schedule import Checkpoint, Schedule, ScheduleName, make_schedule
+from memtrade.pipeline.design.stages import stage_graphs
+from memtrade.pipeline.design.timing import Hosts, Timing, simulate_timing
+from memtrade.pipeline.design.work import (
     StageBytes,
     StageSeconds,
     TaskSeconds,

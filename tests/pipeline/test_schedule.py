@@ -3,8 +3,8 @@ import itertools
 import pytest
 
 from memtrade.errors import MemtradeError, UnknownNameError
-from memtrade.pipeline.partition import Partitioner
-from memtrade.pipeline.schedule import (
+from memtrade.pipeline.design.partition import Partitioner
+from memtrade.pipeline.design.schedule import (
     Task,
     make_schedule,
     micro_batch_size,

@@ -2,9 +2,9 @@ import pytest
 
 from memtrade.errors import MemtradeError
 from memtrade.graph import StepGraph
-from memtrade.pipeline.partition import Partitioner
-from memtrade.pipeline.stages import ACCUMULATE, RECEIVE, SEND, stage_graphs
-from memtrade.pipeline.work import split_program, stage_bytes
+from memtrade.pipeline.design.partition import Partitioner
+from memtrade.pipeline.design.stages import ACCUMULATE, RECEIVE, SEND, stage_graphs
+from memtrade.pipeline.design.work import split_program, stage_bytes
 from memtrade.plan import Action
 from memtrade.schedule import base_order
 from memtrade.simulate.memory import Simulator

@@ -4,8 +4,8 @@ import pandas as pd
 import pytest
 
 from memtrade.errors import MemtradeError
-from memtrade.results.pipeline_tables import published_sheet, schedules_sheet
-from memtrade.results.published import load_published
+from memtrade.papers.published import load_published
+from memtrade.pipeline.results.measured import published_sheet, schedules_sheet
 from memtrade.results.sheets import NONE, Sheet
 from tests.pipeline.records import record
 

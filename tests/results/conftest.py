@@ -10,7 +10,7 @@ import pytest
 
 from memtrade.measure.host import Machine
 from memtrade.measure.protocol import Measured, PlanSummary, StepDone, TrialSpec
-from memtrade.results.records import SCHEMA_VERSION, Record, trial_id
+from memtrade.measure.records import SCHEMA_VERSION, Record, trial_id
 
 MACHINE = Machine(
     memtrade_version="0.1.0",

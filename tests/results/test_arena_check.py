@@ -6,10 +6,10 @@ import csv
 import statistics
 from collections.abc import Callable
 
-from memtrade.results.published import REPOSITORY_ROOT
-from memtrade.results.records import Record, load_records
+from memtrade.measure.records import Record, load_records
+from memtrade.papers import arena_check
+from memtrade.papers.published import REPOSITORY_ROOT
 from tests.results.test_figures import PREDICTED
-from tools import arena_check
 
 RESULTS = REPOSITORY_ROOT / "results"
 ROWS = arena_check.rows(load_records(RESULTS / "measured"))

@@ -11,9 +11,9 @@ import pytest
 from memtrade.errors import MemtradeError
 from memtrade.measure.host import Machine
 from memtrade.measure.protocol import Runtime
+from memtrade.measure.records import Record
 from memtrade.results.changes import changes_sheet, changes_to_csv, unlike_notes
 from memtrade.results.compare import UnlikeMachinesError, compare_results, judge
-from memtrade.results.records import Record
 from memtrade.results.tables import compare
 from tests.results.conftest import MACHINE, MODEL_OPTIONS
 

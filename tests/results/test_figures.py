@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from memtrade.measure.records import Record
 from memtrade.results.figures import (
     Figure,
     MissingPublishedWarning,
@@ -16,7 +17,6 @@ from memtrade.results.figures import (
     places,
 )
 from memtrade.results.machines import hardware, machine_labels
-from memtrade.results.records import Record
 from memtrade.simulate.predict import Predicted
 from tests.results.conftest import MACHINE, MODEL_OPTIONS
 

@@ -163,8 +163,8 @@ def test_latex_check_can_fail(pdflatex: str, tmp_path: Path) -> None:
 
 
 def test_the_thesis_tables_compile_and_fit_a_page(pdflatex: str, tmp_path: Path) -> None:
-    from memtrade.results.records import load_records
-    from memtrade.results.thesis import thesis_grids
+    from memtrade.measure.records import load_records
+    from memtrade.papers.thesis import thesis_grids
 
     results = Path(__file__).resolve().parents[2] / "results" / "measured"
     grids = thesis_grids(load_records(results))

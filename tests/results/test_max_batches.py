@@ -9,10 +9,10 @@ import msgspec
 import pytest
 
 from memtrade.measure.max_batch import Tried
+from memtrade.measure.max_batch_records import MaxBatchRecord
 from memtrade.measure.protocol import TrialSpec
-from memtrade.results.max_batch_records import MaxBatchRecord
+from memtrade.measure.records import SCHEMA_VERSION, Record
 from memtrade.results.max_batches import MaxBatch, make_max_batches, max_batch_grid
-from memtrade.results.records import SCHEMA_VERSION, Record
 from tests.results.conftest import MACHINE, MODEL_OPTIONS
 
 MakeRecord = Callable[..., Record]

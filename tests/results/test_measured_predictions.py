@@ -18,15 +18,15 @@ import memtrade
 from memtrade.facts import reuse
 from memtrade.graph import StepGraph
 from memtrade.measure.protocol import PlanSummary, TrialSpec
+from memtrade.measure.records import Record, load_records, planned_options
 from memtrade.models import make_model
+from memtrade.papers import predict_records
 from memtrade.plan import Plan
-from memtrade.results.records import Record, load_records, planned_options
 from memtrade.simulate.predict import Predicted, Predictor
 from memtrade.strategies import find_planned
 from memtrade.target import profile_target
 from memtrade.tf.build import make_step
 from memtrade.tf.extract import trace
-from tools import predict_records
 
 RECORDS = load_records(Path(memtrade.__file__).parents[1] / "results" / "measured")
 RAN = [record for record in RECORDS if record.measured is not None]
@@ -56,7 +56,7 @@ def test_there_is_something_to_hold() -> None:
 
 @pytest.mark.parametrize("record", RAN, ids=IDS)
 def test_the_peak_was_predicted_within_the_bound(record: Record) -> None:
-    assert record.shown_prediction is not None, "run: python tools/predict_records.py ..."
+    assert record.shown_prediction is not None, "run: python -m memtrade.papers.predict_records ..."
     assert record.peak_error is not None
     assert abs(record.peak_error) <= bound(record)
 
@@ -97,7 +97,7 @@ def test_the_simulator_still_says_what_the_record_says(record: Record) -> None:
     predicted, summary = predict_anew(record.spec)
     assert summary == record.plan, "not the plan that was measured: measure again"
     assert predicted == record.newest_prediction, (
-        "run: python tools/predict_records.py results/measured"
+        "run: python -m memtrade.papers.predict_records results/measured"
     )
 
 

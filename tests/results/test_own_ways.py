@@ -1,4 +1,4 @@
-"""tools/keras_own_ways.py: who is compared with whom, and what is said of it."""
+"""memtrade/papers/keras_own_ways.py: who is compared with whom, and what is said of it."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import pytest
 
 from memtrade.measure.protocol import Difference, Verified
 from memtrade.measure.trial import Outcome
+from memtrade.papers.keras_own_ways import answer, best_own, key_of, sheet, small, verdict, ways
 from tests.results.conftest import MakeRecord
-from tools.keras_own_ways import answer, best_own, key_of, sheet, small, verdict, ways
 
 EQUAL = {"verdict": "equal", "max_difference": "0", "tolerance": "0"}
 DIFFERS = {"verdict": "differs", "max_difference": "0.25", "differing": "3", "variables": "9"}

@@ -14,6 +14,7 @@ from matplotlib.text import Text
 from PIL import Image
 
 from memtrade.errors import MemtradeError
+from memtrade.measure.records import Record
 from memtrade.results.figures import make_figures
 from memtrade.results.max_batches import make_max_batches
 from memtrade.results.plots import (
@@ -24,7 +25,6 @@ from memtrade.results.plots import (
     render,
     trade_plot,
 )
-from memtrade.results.records import Record
 from memtrade.results.series import by_depth, depth_panels, trade_panels
 from tests.results.test_max_batches import make_search
 from tests.results.test_series import at

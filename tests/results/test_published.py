@@ -10,8 +10,8 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from memtrade.results import published
-from memtrade.results.published import UnknownPublishedError, load_published, published_names
+from memtrade.papers import published
+from memtrade.papers.published import UnknownPublishedError, load_published, published_names
 
 ROW_COUNTS = {
     "gpipe_gpt2_devices": 196,

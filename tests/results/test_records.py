@@ -11,9 +11,9 @@ import msgspec
 import pytest
 
 from memtrade.errors import MemtradeError
+from memtrade.measure import records as module
 from memtrade.measure.protocol import TrialSpec
-from memtrade.results import records as module
-from memtrade.results.records import (
+from memtrade.measure.records import (
     DamagedRecordWarning,
     Record,
     load_records,

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from memtrade.results.records import Record
+from memtrade.measure.records import Record
 from memtrade.results.report import make_report
 from tests.results.conftest import MODEL_OPTIONS
 from tests.results.test_max_batches import make_search

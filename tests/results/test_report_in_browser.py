@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
 
-from memtrade.results.records import load_records
+from memtrade.measure.records import load_records
 from memtrade.results.report import make_report
 
 MEASURED = Path(__file__).resolve().parents[2] / "results" / "measured"

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memtrade.errors import MemtradeError
+from memtrade.measure.records import Record
 from memtrade.results.figures import Figure, make_figures
-from memtrade.results.records import Record
 from memtrade.results.series import by_depth, depth_panels, style_of, trade_panels
 from memtrade.strategies import STRATEGIES
 from tests.results.conftest import MODEL_OPTIONS

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
-from memtrade.results.records import Record
+from memtrade.measure.records import Record
 from memtrade.results.tables import COLUMNS, compare, to_csv, to_markdown, to_rich
 from memtrade.simulate.predict import Predicted
 

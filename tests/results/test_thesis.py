@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import msgspec
 
+from memtrade.measure.records import Record
+from memtrade.papers.thesis import thesis_commands, thesis_frame, thesis_grids
 from memtrade.results.grids import Grid
-from memtrade.results.records import Record
-from memtrade.results.thesis import thesis_commands, thesis_frame, thesis_grids
 from tests.results.conftest import MACHINE, MODEL_OPTIONS
 from tests.results.test_figures import PREDICTED
 

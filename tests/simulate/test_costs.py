@@ -5,8 +5,8 @@ import math
 import msgspec
 import pytest
 
+from memtrade.costs import OpClass, OpCost, op_cost
 from memtrade.graph import Op, StepGraph
-from memtrade.simulate.costs import OpClass, OpCost, op_cost
 from tests.graphs import Builder
 
 X, W, Y = (2, 8, 8, 3), (3, 3, 3, 4), (2, 8, 8, 4)

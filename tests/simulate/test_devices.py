@@ -5,9 +5,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from memtrade.costs import OpClass, OpCost
+from memtrade.devices import device_names, load_device, parse_device
 from memtrade.errors import MemtradeError, UnknownNameError
-from memtrade.simulate.costs import OpClass, OpCost
-from memtrade.simulate.devices import device_names, load_device, parse_device
 
 GOOD = """
 name = "mine"

@@ -5,10 +5,10 @@ import math
 import msgspec
 import pytest
 
+from memtrade.devices import load_device
 from memtrade.errors import InvalidPlanError
 from memtrade.plan import Action, Plan, check_plan
 from memtrade.schedule import lower
-from memtrade.simulate.devices import load_device
 from memtrade.simulate.overlap import overlap
 from memtrade.simulate.timeline import TimeSimulator
 from memtrade.strategies.base import worth_deciding

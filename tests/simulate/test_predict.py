@@ -5,11 +5,11 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from memtrade.devices import load_device
 from memtrade.errors import UnsupportedGraphError
 from memtrade.facts import Fact
 from memtrade.graph import Op, StepGraph
 from memtrade.plan import Plan
-from memtrade.simulate.devices import load_device
 from memtrade.simulate.memory import Simulator
 from memtrade.simulate.predict import Predicted, Predictor
 from memtrade.simulate.timeline import TimeSimulator

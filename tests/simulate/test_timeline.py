@@ -5,11 +5,11 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 
+from memtrade.costs import OpClass
+from memtrade.devices import Device
 from memtrade.graph import StepGraph
 from memtrade.plan import Action
 from memtrade.simulate.bfc import MIB
-from memtrade.simulate.costs import OpClass
-from memtrade.simulate.devices import Device
 from memtrade.simulate.timeline import Timeline, TimeSimulator
 from tests.graphs import Builder, on
 

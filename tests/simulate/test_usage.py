@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from memtrade.devices import load_device
 from memtrade.plan import Plan
-from memtrade.simulate.devices import load_device
 from memtrade.simulate.timeline import TimeSimulator
 from memtrade.simulate.usage import GROUPS, Usage, use_of_memory
 from memtrade.strategies import PLANNED, make_options

@@ -7,11 +7,11 @@ from memtrade.errors import InfeasibleBudgetError
 from memtrade.plan import check_plan
 from memtrade.simulate.memory import Simulator
 from memtrade.simulate.timeline import TimeSimulator
-from memtrade.strategies import checkmate, rotor, sqrt_n
+from memtrade.strategies.baselines import checkmate, rotor, sqrt_n
+from memtrade.strategies.baselines.chain import Chain
+from memtrade.strategies.baselines.dag import schedule_of, solve
+from memtrade.strategies.baselines.nodes import NodeGraph, nodes_of_chain, nodes_of_ops
 from memtrade.strategies.budget import Judge
-from memtrade.strategies.chain import Chain
-from memtrade.strategies.dag import schedule_of, solve
-from memtrade.strategies.nodes import NodeGraph, nodes_of_chain, nodes_of_ops
 from tests.graphs import ARENA, chain
 from tests.strategies.brute_force import random_step_graph
 

@@ -6,8 +6,8 @@ import random
 import numpy as np
 import pytest
 
-from memtrade.strategies.dag import Dag, Schedule, relax, schedule_of, solve
-from memtrade.strategies.rounding import round_schedule
+from memtrade.strategies.baselines.dag import Dag, Schedule, relax, schedule_of, solve
+from memtrade.strategies.baselines.rounding import round_schedule
 
 
 def random_dag(seed: int, nodes: int | None = None) -> Dag:

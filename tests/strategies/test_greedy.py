@@ -7,7 +7,7 @@ from memtrade.plan import Decision, check_plan
 from memtrade.simulate.memory import Simulator
 from memtrade.simulate.overlap import overlap
 from memtrade.simulate.timeline import TimeSimulator
-from memtrade.strategies import greedy
+from memtrade.strategies.baselines import greedy
 from memtrade.strategies.budget import Judge
 from tests.graphs import ARENA, Builder, chain, target
 

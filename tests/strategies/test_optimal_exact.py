@@ -11,9 +11,9 @@ import pytest
 
 from memtrade.plan import Action
 from memtrade.schedule import base_order
+from memtrade.strategies.baselines.dag import solve
+from memtrade.strategies.baselines.nodes import NodeGraph, nodes_of_ops
 from memtrade.strategies.budget import Judge
-from memtrade.strategies.dag import solve
-from memtrade.strategies.nodes import NodeGraph, nodes_of_ops
 from memtrade.strategies.optimal.strategy import Options, plan
 from tests.graphs import ARENA
 from tests.strategies.brute_force import random_step_graph

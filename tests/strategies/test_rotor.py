@@ -8,10 +8,10 @@ from memtrade.errors import InfeasibleBudgetError, MemtradeError
 from memtrade.plan import check_plan
 from memtrade.simulate.memory import Simulator
 from memtrade.simulate.timeline import TimeSimulator
-from memtrade.strategies import rotor, sqrt_n
+from memtrade.strategies.baselines import rotor, sqrt_n
+from memtrade.strategies.baselines.chain import Chain
+from memtrade.strategies.baselines.rotor import Costs, costs_of, distinct, program, solve
 from memtrade.strategies.budget import Judge
-from memtrade.strategies.chain import Chain
-from memtrade.strategies.rotor import Costs, costs_of, distinct, program, solve
 from tests.graphs import ARENA, chain
 from tests.strategies.brute_force import random_step_graph
 

@@ -4,7 +4,8 @@ from memtrade.errors import UnknownNameError, UnsupportedGraphError
 from memtrade.plan import check_plan
 from memtrade.simulate.memory import Simulator
 from memtrade.simulate.timeline import TimeSimulator
-from memtrade.strategies import make_options, sqrt_n
+from memtrade.strategies import make_options
+from memtrade.strategies.baselines import sqrt_n
 from tests.graphs import ARENA, Builder, chain
 
 MIB = 1 << 20

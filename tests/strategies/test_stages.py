@@ -2,7 +2,7 @@
 
 from memtrade.plan import Plan, check_plan
 from memtrade.simulate.memory import Simulator
-from memtrade.strategies.stages import Stage, droppable, emit, fates, phases
+from memtrade.strategies.baselines.stages import Stage, droppable, emit, fates, phases
 from tests.graphs import ARENA, Builder, chain
 
 MIB = 1 << 20

@@ -20,7 +20,7 @@ from ray.cluster_utils import Cluster
 import memtrade
 from memtrade.commands.sweep import sweep
 from memtrade.errors import MemtradeError
-from memtrade.results.records import load_records
+from memtrade.measure.records import load_records
 from memtrade.sweep import cluster as on_cluster
 from memtrade.sweep.cluster import Versions
 from tests.sweep.conftest import Write

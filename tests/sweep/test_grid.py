@@ -11,7 +11,7 @@ from memtrade.commands.flags import DeviceFlags, ModelFlags, StrategyFlags, make
 from memtrade.errors import MemtradeError
 from memtrade.measure import host
 from memtrade.measure.host import describe_machine
-from memtrade.results.records import trial_id
+from memtrade.measure.records import trial_id
 from memtrade.strategies import STRATEGIES
 from memtrade.sweep.cluster import resolve_on_cluster
 from memtrade.sweep.grid import read_sweep

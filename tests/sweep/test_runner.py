@@ -18,7 +18,7 @@ from memtrade.commands.sweep import Pace, duration, sweep
 from memtrade.errors import MemtradeError
 from memtrade.measure import host
 from memtrade.measure.protocol import TrialSpec
-from memtrade.results.records import Record, load_records
+from memtrade.measure.records import Record, load_records
 from memtrade.sweep import runner
 from memtrade.sweep.folder import sole_sweep
 from memtrade.sweep.grid import Trial, read_sweep

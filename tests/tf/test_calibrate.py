@@ -7,10 +7,10 @@ import math
 import pytest
 import tensorflow as tf
 
-from memtrade.measure.calibration import shares_of_peaks, to_toml
+from memtrade.costs import OpClass, OpCost, op_cost
+from memtrade.devices import parse_device
 from memtrade.models import make_model
-from memtrade.simulate.costs import OpClass, OpCost, op_cost
-from memtrade.simulate.devices import parse_device
+from memtrade.simulate.calibration import shares_of_peaks, to_toml
 from memtrade.tf.build import make_step
 from memtrade.tf.calibrate import Kernel, kernels, measure_rates
 from memtrade.tf.device import Device

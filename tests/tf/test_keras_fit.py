@@ -9,8 +9,8 @@ import tensorflow as tf
 
 from memtrade.errors import InfeasibleBudgetError, MemtradeError, UnsupportedGraphError
 from memtrade.keras import TrainFunction, optimize, restore
+from memtrade.papers.verify_keras import verify
 from tests.tf.test_apply import clones
-from tools.verify_keras import verify
 
 COUNT, BATCH = 40, 16  # two full batches and one of 8
 
@@ -83,7 +83,7 @@ def check_close(found, expected) -> None:
 
 
 def test_a_model_of_today_is_trained_the_same_to_the_bit():
-    """The larger ones take minutes: `python tools/verify_keras.py results/keras`."""
+    """The larger ones take minutes: `python -m memtrade.papers.verify_keras results/keras`."""
     row = verify("transformer")
     assert row["max_difference"] == 0.0
     assert int(str(row["recomputed"])) > 10

@@ -9,8 +9,8 @@ import collections
 import pytest
 import tensorflow as tf
 
+from memtrade.comparison import Comparison
 from memtrade.errors import UnsupportedGraphError
-from memtrade.measure.comparison import Comparison
 from memtrade.models import make_model
 from memtrade.strategies import make_options
 from memtrade.tf.build import make_step

@@ -8,14 +8,14 @@ import tensorflow as tf
 
 from memtrade.errors import UnsupportedGraphError
 from memtrade.models import make_model
-from memtrade.pipeline.partition import Partitioner
-from memtrade.pipeline.planned import plan_stages
-from memtrade.pipeline.schedule import make_schedule
-from memtrade.pipeline.stages import stage_graphs
+from memtrade.pipeline.design.partition import Partitioner
+from memtrade.pipeline.design.planned import plan_stages
+from memtrade.pipeline.design.schedule import make_schedule
+from memtrade.pipeline.design.stages import stage_graphs
+from memtrade.pipeline.tf import build_pipeline, draw_step, session_config
 from memtrade.strategies import make_options
 from memtrade.tf.build import make_step
 from memtrade.tf.construction import Construction
-from memtrade.tf.pipeline import build_pipeline, draw_step, session_config
 from tests.graphs import ARENA, target
 
 BATCH, STEPS = 4, 3

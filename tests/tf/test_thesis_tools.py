@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import csv
-import importlib
 import math
 import statistics
-import sys
 from functools import cache
 from typing import Any
 
 import pytest
 
 from memtrade.graph import StepGraph
-from memtrade.results.published import REPOSITORY_ROOT, load_published
+from memtrade.papers import thesis_models
+from memtrade.papers import thesis_plans as plans
+from memtrade.papers import thesis_prediction as prediction
+from memtrade.papers.published import REPOSITORY_ROOT, load_published
 from tests.graphs import target
 
 PREDICTED = REPOSITORY_ROOT / "results" / "predicted" / "thesis.csv"
@@ -22,29 +23,15 @@ NETWORKS = (18, 50, None)
 
 
 @pytest.fixture(scope="module")
-def tools() -> Any:
-    """The modules thesis_models, thesis_plans and thesis_prediction, which are no package."""
-    sys.path.insert(0, str(REPOSITORY_ROOT / "tools"))
-    try:
-        yield {
-            name: importlib.import_module(f"thesis_{name}")
-            for name in ("models", "plans", "prediction")
-        }
-    finally:
-        sys.path.pop(0)
-
-
-@pytest.fixture(scope="module")
-def graph(tools: Any) -> Any:
-    return cache(tools["models"].trace_step)
+def graph() -> Any:
+    return cache(thesis_models.trace_step)
 
 
 @pytest.mark.parametrize("layers", NETWORKS)
-def test_lms_takes_the_tensors_that_the_log_counts(tools: Any, graph: Any, layers: int | None):
+def test_lms_takes_the_tensors_that_the_log_counts(graph: Any, layers: int | None):
     """Which only a network that normalizes before its convolutions has, or one that does not."""
     logged = load_published("thesis_log_lms_edits")
     logged = logged[logged["layers"].isna() if layers is None else logged["layers"] == layers]
-    plans = tools["plans"]
     step = plans.Step.of(graph(layers, 32))
     assert len(plans.lms_tensors(step)) == logged["tensors_swapped"].item()
     copies = [t for t in plans.large_model_support(step) if t.action.kind.startswith("swap")]
@@ -52,10 +39,9 @@ def test_lms_takes_the_tensors_that_the_log_counts(tools: Any, graph: Any, layer
         assert len(copies) == logged["ops_added"].item()
 
 
-def test_openai_s_rule_finds_the_checkpoints_that_the_log_prints(tools: Any, graph: Any):
+def test_openai_s_rule_finds_the_checkpoints_that_the_log_prints(graph: Any):
     logged = load_published("thesis_log_ome_tensors")
     printed = {(_place(row["tensor"]), row["action"]) for row in logged.to_dict("records")}
-    plans = tools["plans"]
     step = plans.Step.of(graph(None, 32))
     kept = plans.checkpoints(step)
     swapped = plans.read_once(step, kept)
@@ -70,18 +56,18 @@ def _place(tensor: str) -> str:
     return "/".join(name for name in names if name not in ("InceptionV4", "Logits"))
 
 
-def test_the_memory_of_a_step_without_strategy_is_the_thesis(tools: Any, graph: Any):
+def test_the_memory_of_a_step_without_strategy_is_the_thesis(graph: Any):
     """The evidence that these are the networks: no figure of memory was fitted."""
-    predictor = _predictor(tools, graph)
-    for given in tools["prediction"].published():
+    predictor = _predictor(graph)
+    for given in prediction.published():
         if given.strategy == "original" and given.layers in NETWORKS and given.batch_size == 32:
             assert predictor.row(given).peak_error == pytest.approx(0, abs=0.06)
 
 
-def test_the_published_predictions_are_what_the_tool_says_today(tools: Any, graph: Any):
-    predictor = _predictor(tools, graph)
+def test_the_published_predictions_are_what_the_tool_says_today(graph: Any):
+    predictor = _predictor(graph)
     written = {(r["table"], r["layers"], r["strategy"]): r for r in _rows()}
-    given = [r for r in tools["prediction"].published() if r.layers == 18 and r.batch_size == 32]
+    given = [r for r in prediction.published() if r.layers == 18 and r.batch_size == 32]
     assert len(given) == 4
     for row in map(predictor.row, given):
         before = written[row.table, str(row.layers), row.strategy]
@@ -89,8 +75,8 @@ def test_the_published_predictions_are_what_the_tool_says_today(tools: Any, grap
         assert float(before["predicted_peak_mb"]) == pytest.approx(row.predicted_peak_mb, rel=0.001)
 
 
-def _predictor(tools: Any, graph: Any) -> Any:
-    return tools["prediction"].Predictor(graph, target("gtx-1070-traced"))
+def _predictor(graph: Any) -> Any:
+    return prediction.Predictor(graph, target("gtx-1070-traced"))
 
 
 def test_no_more_rows_are_fitted_to_than_said_and_the_others_keep_the_bounds():
@@ -112,8 +98,7 @@ def test_errors_follow_from_the_figures_beside_them():
             assert float(row["peak_error"]) == pytest.approx(ratio - 1, abs=0.002)
 
 
-def test_orders_tell_the_pairs_that_are_the_wrong_way(tools: Any):
-    prediction = tools["prediction"]
+def test_orders_tell_the_pairs_that_are_the_wrong_way():
 
     def row(strategy: str, published: float, predicted: float) -> Any:
         return prediction.Row(
@@ -127,9 +112,8 @@ def test_orders_tell_the_pairs_that_are_the_wrong_way(tools: Any):
     assert found == {"ResNet-18, batch 32": [("original", "ome"), ("original", "lms")]}
 
 
-def test_a_bottleneck_is_what_nothing_passes_by(tools: Any, graph: Any):
+def test_a_bottleneck_is_what_nothing_passes_by(graph: Any):
     """In a residual network the sums, not what lies beside a shortcut."""
-    plans = tools["plans"]
     step = plans.Step.of(graph(18, 32))
     labels = [step.graph.label(t) for t in plans.bottlenecks(step, sorted(plans._considered(step)))]
     assert "stage2_block2/add:0" in labels

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from memtrade.measure.comparison import ANOTHER_ORDER
+from memtrade.comparison import ANOTHER_ORDER
 from memtrade.models import make_model
 from memtrade.tf.build import make_step
 from memtrade.tf.verify import compare_steps, compare_values

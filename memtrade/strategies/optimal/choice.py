@@ -42,8 +42,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from memtrade.devices import Device
 from memtrade.plan import Decision
-from memtrade.simulate.devices import Device
 from memtrade.strategies.deadline import Deadline
 from memtrade.strategies.milp import Model, NearRelaxation, Solution
 from memtrade.strategies.optimal.problem import MB, Problem

@@ -13,8 +13,9 @@ from functools import cached_property
 
 from memtrade.errors import UnsupportedGraphError
 from memtrade.plan import Decision
-from memtrade.strategies import checkpoints, greedy, ome
+from memtrade.strategies import checkpoints, ome
 from memtrade.strategies.base import decisions
+from memtrade.strategies.baselines import greedy
 from memtrade.strategies.optimal.judge import Judge
 
 Decisions = Mapping[int, Decision]

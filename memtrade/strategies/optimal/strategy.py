@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from memtrade.errors import MemtradeError
 from memtrade.graph import StepGraph
-from memtrade.models.options import option
+from memtrade.options import option
 from memtrade.plan import Fate, Plan
 from memtrade.strategies.base import Strategy
 from memtrade.strategies.budget import BudgetOptions

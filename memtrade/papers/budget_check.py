@@ -1,0 +1,158 @@
+"""What `optimal` costs within a budget, on devices that need not be there: a table of predictions.
+
+    python -m memtrade.papers.budget_check results/predicted
+
+Writes budgets.csv and budgets.md into the folder. Three questions, for each network and device: the
+overhead in time when activations may take a quarter of what they take in the original graph; when
+they may take half, with swapping and without; and the smallest peak. What activations take is the
+original's peak less what is there between steps. Nothing is measured here; steps are traced in a
+child process and planned in this one. Takes some minutes.
+"""
+
+from __future__ import annotations
+
+import csv
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, astuple, dataclass, fields
+from pathlib import Path
+
+from memtrade.commands.extract import extract_graph
+from memtrade.graph import StepGraph
+from memtrade.measure.protocol import TrialSpec
+from memtrade.models import MODELS
+from memtrade.options import Value
+from memtrade.plan import Plan
+from memtrade.simulate.predict import ROOMY_BYTES, Predicted, Predictor
+from memtrade.strategies import PLANNED, make_options
+from memtrade.target import profile_target
+
+NETWORKS = (("resnet", {"layers": 50}), ("resnet", {"layers": 101}), ("inception-v4", {}))
+DEVICES = ("gtx-1070", "v100-16gb", "arena")
+BATCH_SIZE = 32
+# As much as it takes to carry all activations of these steps, on whatever machine plans.
+HOST_MEMORY = "64GiB"
+TIMEOUT_SECONDS = 600.0
+
+
+@dataclass(frozen=True)
+class Row:
+    """A plan's prediction. `overhead` is the step's time over the original's, less 1."""
+
+    network: str
+    device: str
+    question: str
+    budget_mb: float | None
+    peak_mb: float
+    original_peak_mb: float
+    host_mb: float
+    step_seconds: float
+    overhead: float
+    kept: int
+    recomputed: int
+    swapped: int
+
+
+def steps() -> Iterator[tuple[str, StepGraph]]:
+    for name, given in NETWORKS:
+        model = MODELS[name](batch_size=BATCH_SIZE, **given)
+        spec = TrialSpec(
+            model=name,
+            model_options=asdict(model),
+            optimizer="sgd",
+            task="extract",
+            memory_limit_bytes=1 << 34,  # of a child that allocates nothing
+        )
+        yield model.name, extract_graph(spec, timeout_seconds=TIMEOUT_SECONDS)
+
+
+def rows(network: str, graph: StepGraph, device: str) -> Iterator[Row]:
+    target = profile_target(device)
+    predictor = Predictor(graph, target)
+
+    def make_plan(strategy: str, options: dict[str, Value]) -> Plan:
+        return PLANNED[strategy].plan(graph, make_options(strategy, options), target)
+
+    def predict(plan: Plan) -> Predicted:
+        return predictor.predict(plan, limit_bytes=ROOMY_BYTES)
+
+    base = predict(make_plan("original", {}))
+    assert base.step_seconds is not None
+
+    def share(part: float) -> int:
+        return int(base.persistent_bytes + part * base.memory_cost_bytes)
+
+    questions = (
+        ("activations 1/4", share(0.25), True),
+        ("activations 1/2", share(0.5), True),
+        ("activations 1/2, no swapping", share(0.5), False),
+        ("least memory", None, True),
+    )
+    for question, budget, swap in questions:
+        options: dict[str, Value] = {
+            "budget": f"{budget}B" if budget else "",
+            "host_memory_limit": HOST_MEMORY,
+            "swap": swap,
+        }
+        plan = make_plan("optimal", options)
+        found = predict(plan)
+        assert found.step_seconds is not None
+        yield Row(
+            network=network,
+            device=device,
+            question=question,
+            budget_mb=budget / 1e6 if budget else None,
+            peak_mb=found.peak_bytes / 1e6,
+            original_peak_mb=base.peak_bytes / 1e6,
+            host_mb=found.host_bytes / 1e6,
+            step_seconds=found.step_seconds,
+            overhead=found.step_seconds / base.step_seconds - 1,
+            kept=len(plan.tensors("keep")),
+            recomputed=len(plan.tensors("recompute")),
+            swapped=len(plan.tensors("swap")),
+        )
+
+
+def markdown(found: list[Row]) -> str:
+    lines = [
+        "# `optimal` within a budget, predicted",
+        "",
+        f"Batch {BATCH_SIZE}, float32, SGD, one pinned order. All figures are the simulator's;",
+        "trials are in `results/budgets/`. What activations take is the original's peak less",
+        "what is there between steps. Made by",
+        "",
+        "    python -m memtrade.papers.budget_check results/predicted",
+        "",
+        "| network | device | question | budget MB | peak MB | of the original's | host MB "
+        "| step s | overhead | kept / recomputed / swapped |",
+        "|---|---|---|--:|--:|--:|--:|--:|--:|--:|",
+    ]
+    for row in found:
+        budget = "" if row.budget_mb is None else f"{row.budget_mb:,.1f}"
+        lines.append(
+            f"| {row.network} | {row.device} | {row.question} | {budget} | {row.peak_mb:,.1f} "
+            f"| {row.peak_mb / row.original_peak_mb:.0%} | {row.host_mb:,.1f} "
+            f"| {row.step_seconds:.3f} | {row.overhead:+.1%} "
+            f"| {row.kept} / {row.recomputed} / {row.swapped} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def main(folder: Path) -> None:
+    found = []
+    for network, graph in steps():
+        for device in DEVICES:
+            for row in rows(network, graph, device):
+                print(f"{network}, {device}, {row.question}: {row.overhead:+.1%}", flush=True)
+                found.append(row)
+    with (folder / "budgets.csv").open("w", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(field.name for field in fields(Row))
+        writer.writerows(
+            [round(v, 4) if isinstance(v, float) else v for v in astuple(row)] for row in found
+        )
+    (folder / "budgets.md").write_text(markdown(found))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,342 @@
+"""Published pipelines beside our predictions of them: every row, misses included.
+
+A TOML file says which step each published row was (`sweeps/published_pipelines.toml`); the figures
+come from `results/published`. The rates of a comparison's device are fitted once, to the rows that
+say `calibrate`. Of those rows' speed nothing is predicted, so they are marked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import msgspec
+import pandas as pd
+
+from memtrade.devices import Device
+from memtrade.errors import MemtradeError, UnknownNameError
+from memtrade.graph import StepGraph
+from memtrade.options import Value
+from memtrade.papers.fused import Fusion
+from memtrade.papers.published import load_published
+from memtrade.pipeline.design.calibrate import Calibration, Parameter, calibrate
+from memtrade.pipeline.design.partition import Partitioner
+from memtrade.pipeline.design.predict import Kernels, PipelinePrediction, PipelinePredictor
+from memtrade.pipeline.design.schedule import Checkpoint, make_schedule
+from memtrade.pipeline.design.timing import Hosts
+from memtrade.target import Target
+
+SLACK = 0.1
+
+# Traces a model: (family, options with the batch size, optimizer) -> the step's graph.
+Trace = Callable[[str, dict[str, Value], str], StepGraph]
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One published row as a step of ours. `run` is the row's name in the table `published`."""
+
+    published: str
+    run: str
+    model: str
+    options: dict[str, Value] = {}
+    optimizer: str
+    partitions: int
+    micro_batches: int
+    micro_batch_size: int
+    checkpoint: Checkpoint
+    calibrate: bool = False
+    implementation: str = "torchgpipe"
+
+
+class Grid(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """All rows of a published table that gives its settings itself."""
+
+    published: Literal["gpipe_gpt2_runs"]
+    model: str
+    options: dict[str, Value] = {}
+    optimizer: str
+    calibrate: list[str] = []
+
+
+class Comparison(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One table of predictions beside published figures; see the TOML file for the fields."""
+
+    name: str
+    device: str
+    hosts: Hosts
+    balance: Literal["time", "memory"]
+    fit: list[Parameter] = []
+    relative: Literal["fused_activation_bytes", "samples_per_second"] | None = None
+    notes: list[str] = []
+    grid: Grid | None = None
+    rows: list[Row] = msgspec.field(default_factory=list, name="row")
+
+    def all_rows(self, results_dir: Path) -> list[Row]:
+        found = list(self.rows)
+        if self.grid is not None:
+            found += _rows_of_grid(self.grid, results_dir)
+        return found
+
+
+class Figures(NamedTuple):
+    """What a table says of one row; None where it does not."""
+
+    parameter_bytes: float | None = None
+    activation_bytes: float | None = None
+    total_bytes: float | None = None
+    samples_per_second: float | None = None
+
+
+class Compared(NamedTuple):
+    """A comparison's outcome. `fit`: of the device's rates; None where nothing was calibrated."""
+
+    comparison: Comparison
+    device: Device
+    frame: pd.DataFrame
+    fit: Calibration | None
+
+
+class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    comparisons: list[Comparison] = msgspec.field(name="comparison")
+
+
+def load_comparison(path: Path, name: str) -> Comparison:
+    """The comparison of that name in a TOML file.
+
+    Raises:
+        UnknownNameError: the file has no such comparison.
+        MemtradeError: it cannot be read; the message names the field.
+    """
+    try:
+        read = msgspec.toml.decode(path.read_bytes(), type=_File)
+    except (OSError, msgspec.DecodeError) as error:
+        raise MemtradeError(f"cannot read comparisons from {path}: {error}") from error
+    found = {each.name: each for each in read.comparisons}
+    if name not in found:
+        raise UnknownNameError("comparison", name, found)
+    return found[name]
+
+
+def compare_published(
+    comparison: Comparison, target: Target, trace: Trace, *, results_dir: Path
+) -> Compared:
+    """Predicts each row, and puts what was published beside it.
+
+    Args:
+        target: the comparison's, with the rates before they are fitted.
+        trace: asked once for each model and micro-batch size.
+    """
+    rows = comparison.all_rows(results_dir)
+    oracle = _Oracle(comparison, target, trace)
+    published = [_published(row, results_dir) for row in rows]
+    fit = _calibrate(oracle, rows, published)
+    if fit is not None:
+        oracle.set_device(fit.device)
+    lines = [
+        _line(row, figures, oracle.predict(row, "ops"), oracle.predict(row, "fused"))
+        for row, figures in zip(rows, published, strict=True)
+    ]
+    return Compared(
+        comparison, target.device, _with_relative(pd.DataFrame(lines), comparison.relative), fit
+    )
+
+
+class _Oracle:
+    """Predicts rows; graphs, partitions and stages are made once for all rows that share them."""
+
+    def __init__(self, comparison: Comparison, target: Target, trace: Trace):
+        self.comparison, self.target, self.trace = comparison, target, trace
+        self.device = target.device
+        self.graphs: dict[str, StepGraph] = {}
+        self.predictors: dict[tuple[str, int, Kernels], PipelinePredictor] = {}
+
+    def set_device(self, device: Device) -> None:
+        """Other rates; partitions are made with those given at first."""
+        self.device = device
+        for predictor in self.predictors.values():
+            predictor.set_device(device)
+
+    def predict(self, row: Row, kernels: Kernels) -> PipelinePrediction:
+        schedule = make_schedule(
+            "gpipe",
+            stages=row.partitions,
+            micro_batches=row.micro_batches,
+            checkpoint=row.checkpoint,
+        )
+        return self._predictor(row, kernels).predict(
+            schedule, micro_batch_size=row.micro_batch_size, hosts=self.comparison.hosts
+        )
+
+    def _predictor(self, row: Row, kernels: Kernels) -> PipelinePredictor:
+        options = row.options | {"batch_size": row.micro_batch_size}
+        step = repr((row.model, sorted(options.items()), row.optimizer))
+        key = (step, row.partitions, kernels)
+        if key not in self.predictors:
+            if step not in self.graphs:
+                self.graphs[step] = self.trace(row.model, options, row.optimizer)
+            graph = self.graphs[step]
+            partitioner = Partitioner(graph)
+            if self.comparison.balance == "memory":
+                partition = partitioner.by_memory(row.partitions, slack=SLACK)
+            else:
+                partition = partitioner.by_time(
+                    row.partitions, self.target, slack=SLACK, costs=Fusion(graph).costs
+                )
+            made = PipelinePredictor(graph, partition, self.target, kernels=kernels)
+            made.set_device(self.device)
+            self.predictors[key] = made
+        return self.predictors[key]
+
+
+def _calibrate(oracle: _Oracle, rows: list[Row], published: list[Figures]) -> Calibration | None:
+    """The device's rates fitted to the throughputs of the rows that say so."""
+    chosen = [
+        (row, figures.samples_per_second)
+        for row, figures in zip(rows, published, strict=True)
+        if row.calibrate and figures.samples_per_second
+    ]
+    if not chosen:
+        return None
+
+    def ratios(candidate: Device) -> tuple[float, ...]:
+        oracle.set_device(candidate)
+        return tuple(
+            oracle.predict(row, "fused").samples_per_second / speed for row, speed in chosen
+        )
+
+    return calibrate(oracle.target.device, ratios, parameters=oracle.comparison.fit)
+
+
+def checkpoint_of(implementation: str, strategy: str) -> Checkpoint:
+    """What a run of the GPT-2 logs recomputes: torchgpipe all but the last micro-batch."""
+    if strategy != "checkpoints":
+        return "never"
+    return "except_last" if implementation == "torchgpipe" else "always"
+
+
+def _rows_of_grid(grid: Grid, results_dir: Path) -> list[Row]:
+    """The rows of the GPT-2 logs."""
+    found = []
+    for line in load_published(grid.published, results_dir=results_dir).to_dict("records"):
+        found.append(
+            Row(
+                published=grid.published,
+                run=line["run"],
+                model=grid.model,
+                options=grid.options,
+                optimizer=grid.optimizer,
+                partitions=int(line["partitions"]),
+                micro_batches=int(line["micro_batches"]),
+                micro_batch_size=int(line["batch_size"]) // int(line["micro_batches"]),
+                checkpoint=checkpoint_of(line["implementation"], line["strategy"]),
+                calibrate=line["run"] in grid.calibrate,
+                implementation=line["implementation"],
+            )
+        )
+    return found
+
+
+def _published(row: Row, results_dir: Path) -> Figures:
+    """What the table says of the row.
+
+    Raises MemtradeError where the table has no such row, or is none that can be read here.
+    """
+    if row.published not in _READERS:
+        raise MemtradeError(
+            f"rows of the published table {row.published!r} cannot be compared: "
+            f"those of {', '.join(_READERS)} can"
+        )
+    column, read = _READERS[row.published]
+    wanted = {column: row.run, "implementation": row.implementation, "model": _SOURCES[row.model]}
+    lines = load_published(row.published, results_dir=results_dir).to_dict("records")
+    found = [
+        line
+        for line in lines
+        if all(line.get(key, value) == value for key, value in wanted.items())
+    ]
+    if len(found) != 1:
+        raise MemtradeError(
+            f"{row.published}.csv has {len(found)} rows {row.run!r} of {row.model} by "
+            f"{row.implementation}: name one"
+        )
+    return read({key: None if pd.isna(value) else value for key, value in found[0].items()})
+
+
+def _gpt2(line: dict[Any, Any]) -> Figures:
+    return Figures(
+        line["parameter_bytes"],
+        line["peak_activation_bytes"],
+        line["total_bytes"],
+        line["samples_per_second"],
+    )
+
+
+def _unet(line: dict[Any, Any]) -> Figures:
+    return Figures(total_bytes=line["memory_mb"] * 1e6)
+
+
+def _amoebanet(line: dict[Any, Any]) -> Figures:
+    activations = line["peak_activation_mb"]
+    return Figures(
+        parameter_bytes=line["model_memory_mb"] * 1e6,
+        activation_bytes=None if activations is None else activations * 1e6,
+        total_bytes=None if activations is None else (line["model_memory_mb"] + activations) * 1e6,
+    )
+
+
+def _speed(line: dict[Any, Any]) -> Figures:
+    return Figures(samples_per_second=line["samples_per_second"])
+
+
+# For each table, the column that names its rows, and what reads one.
+_READERS: dict[str, tuple[str, Callable[[dict[Any, Any]], Figures]]] = {
+    "gpipe_gpt2_runs": ("run", _gpt2),
+    "torchgpipe_unet_memory": ("experiment", _unet),
+    "torchgpipe_amoebanetd_memory": ("experiment", _amoebanet),
+    "torchgpipe_speed": ("experiment", _speed),
+}
+# What the tables call our models.
+_SOURCES = {"amoebanet-d": "amoebanetd", "gpt2": "gpt2", "resnet": "resnet", "unet": "unet"}
+
+
+def _line(
+    row: Row, published: Figures, ops: PipelinePrediction, fused: PipelinePrediction
+) -> dict[str, Any]:
+    """Throughput is that of fused kernels: the published steps are not TensorFlow's."""
+    line: dict[str, Any] = {
+        "published_table": row.published,
+        "run": row.run,
+        "implementation": row.implementation,
+        "model": row.model,
+        "size": " ".join(f"{key}={value}" for key, value in row.options.items()),
+        "partitions": row.partitions,
+        "micro_batches": row.micro_batches,
+        "micro_batch_size": row.micro_batch_size,
+        "checkpoint": row.checkpoint,
+        "calibrated": row.calibrate,
+    }
+    predicted = {
+        "parameter_bytes": (published.parameter_bytes, ops.parameter_bytes),
+        "activation_bytes": (published.activation_bytes, ops.activation_bytes),
+        "fused_activation_bytes": (published.activation_bytes, fused.activation_bytes),
+        "total_bytes": (published.total_bytes, ops.peak_bytes),
+        "fused_total_bytes": (published.total_bytes, fused.peak_bytes),
+        "samples_per_second": (published.samples_per_second, fused.samples_per_second),
+    }
+    for name, (theirs, ours) in predicted.items():
+        line[f"published_{name}"] = theirs
+        line[f"predicted_{name}"] = ours
+        line[f"{name}_error"] = None if theirs is None else ours / theirs - 1
+    line["predicted_bubble"] = fused.timing.bubble
+    return line
+
+
+def _with_relative(frame: pd.DataFrame, name: str | None) -> pd.DataFrame:
+    """With both sides' figures over those of the first row of the same step and implementation."""
+    if name is not None:
+        groups = frame.groupby(["published_table", "implementation", "model", "size"])
+        for side in ("published", "predicted"):
+            column = f"{side}_{name}"
+            frame[f"{side}_relative_{name}"] = frame[column] / groups[column].transform("first")
+    return frame

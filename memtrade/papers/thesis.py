@@ -1,0 +1,332 @@
+"""The thesis's tables: its figures beside ours, measured and predicted.
+
+The thesis prints host memory, peak and step time by depth for each strategy (ResNet at batch 32,
+and two strategies at 128), one table for InceptionV4, and the largest batch of ResNet-50. The same
+tables are made here out of `Figure`s: a column per source, ratios to `original` of the same
+source, and out of memory as what it is. Records of other steps are not part of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import pandas as pd
+
+from memtrade.measure.max_batch_records import MaxBatchRecord
+from memtrade.measure.records import Record
+from memtrade.results.figures import (
+    SOURCES,
+    Figure,
+    Ran,
+    Source,
+    device_label,
+    figures_frame,
+    make_figures,
+    step_conditions,
+    strategy_rank,
+)
+from memtrade.results.grids import NONE, Column, Grid, GridRow, Section
+from memtrade.results.machines import machine_labels
+from memtrade.results.max_batches import (
+    MAX_BATCH_GRID,
+    MaxBatch,
+    make_max_batches,
+    max_batch_grid,
+    max_batches_frame,
+)
+from memtrade.results.tables import beside, beside_note, ratio, seconds, status_text
+from memtrade.units import megabytes
+
+# Further down than this, the notes on slips of the source stay in its CSV files.
+_NOTES_SHOWN = 4
+
+_STATUS = {"out_of_memory": "OOM", "out_of_host_memory": "host OOM"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """A training step of the thesis: one table. `title` is of its table."""
+
+    name: str
+    title: str
+    family: str
+    batch_size: int
+    published_in: str
+
+    def includes(self, figure: Figure) -> bool:
+        return (figure.family, figure.batch_size, figure.conditions) == (
+            self.family,
+            self.batch_size,
+            "",
+        )
+
+
+STEPS = (
+    Step(
+        name="resnet-32",
+        title="ResNet by depth, batch 32",
+        family="resnet",
+        batch_size=32,
+        published_in="thesis_resnet.csv",
+    ),
+    Step(
+        name="resnet-128",
+        title="ResNet by depth, batch 128",
+        family="resnet",
+        batch_size=128,
+        published_in="thesis_resnet.csv",
+    ),
+    Step(
+        name="inception-v4",
+        title="InceptionV4, batch 32",
+        family="inception-v4",
+        batch_size=32,
+        published_in="thesis_inception_v4.csv",
+    ),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quantity:
+    """A group of columns: how a figure's attribute is written, and who can have it.
+
+    Predicted ratios are left out: they follow from the columns beside them, and the table has to
+    fit a page.
+    """
+
+    name: str
+    attribute: str
+    text: Callable[..., str]
+    sources: tuple[Source, ...] = SOURCES
+
+
+QUANTITIES = (
+    Quantity(name="peak MB", attribute="peak_bytes", text=megabytes),
+    Quantity(
+        name="host MB",
+        attribute="host_bytes",
+        text=lambda size_bytes: f"{size_bytes / 1e6:,.0f}",
+        sources=("published", "measured"),
+    ),
+    Quantity(name="step s", attribute="step_seconds", text=seconds),
+    Quantity(
+        name="relative peak",
+        attribute="relative_peak",
+        text=ratio,
+        sources=("published", "measured"),
+    ),
+    Quantity(
+        name="relative time",
+        attribute="relative_time",
+        text=ratio,
+        sources=("published", "measured"),
+    ),
+)
+
+
+def thesis_grids(records: Sequence[Record], searches: Sequence[MaxBatchRecord] = ()) -> list[Grid]:
+    """The tables for which there is any figure, in the thesis's order.
+
+    `searches` are those for the largest batch; `records` has their trials, too.
+    """
+    figures = make_figures(records)
+    grids = []
+    for step in STEPS:
+        chosen = [figure for figure in figures if step.includes(figure)]
+        if chosen:
+            grids.append(_grid(step, chosen, _records_of(step, records)))
+    if batches := _of_the_thesis(make_max_batches(searches, records)):
+        grids.append(max_batch_grid(batches))
+    return grids
+
+
+def thesis_frame(
+    records: Sequence[Record], searches: Sequence[MaxBatchRecord] = ()
+) -> pd.DataFrame:
+    """The figures of all the tables, one row each, in bytes and seconds.
+
+    The column `table` names the table. In the one of the largest batches, `batch_size` is the
+    largest and `relative_batch` relates it to the original's.
+    """
+    figures = make_figures(records)
+    frames = [
+        figures_frame(filter(step.includes, figures)).assign(table=step.name) for step in STEPS
+    ]
+    batches = max_batches_frame(_of_the_thesis(make_max_batches(searches, records)))
+    frames.append(batches.assign(table=MAX_BATCH_GRID, status="ok"))
+    frame = pd.concat([each for each in frames if len(each)], ignore_index=True)
+    frame.insert(0, "table", frame.pop("table"))
+    return frame
+
+
+def thesis_commands(
+    grid: Grid, records: Sequence[Record], searches: Sequence[MaxBatchRecord] = ()
+) -> list[str]:
+    """The commands that measured what `grid` shows, each once."""
+    if grid.name == MAX_BATCH_GRID:
+        batches = _of_the_thesis(make_max_batches(searches, records))
+        return list(dict.fromkeys(b.origin for b in batches if b.source == "measured"))
+    steps = [step for step in STEPS if step.name == grid.name]
+    found = [record for step in steps for record in _records_of(step, records)]
+    found.sort(key=lambda record: record.spec.model_options.get("layers") or 0)
+    return list(dict.fromkeys(record.command for record in found))
+
+
+def _of_the_thesis(batches: Iterable[MaxBatch]) -> list[MaxBatch]:
+    """Those of the models for which the thesis has any."""
+    batches = list(batches)
+    models = {batch.model for batch in batches if batch.source == "published"}
+    return [batch for batch in batches if batch.model in models and not batch.conditions]
+
+
+def _records_of(step: Step, records: Iterable[Record]) -> list[Record]:
+    return [
+        record
+        for record in records
+        if record.spec.model == step.family
+        and record.spec.model_options.get("batch_size") == step.batch_size
+        and not step_conditions(record.spec)
+    ]
+
+
+def _grid(step: Step, figures: Sequence[Figure], records: Sequence[Record]) -> Grid:
+    columns: list[tuple[Quantity, Source]] = [
+        (quantity, source)
+        for quantity in QUANTITIES
+        for source in quantity.sources
+        if any(f.source == source and _has_cell(f, quantity) for f in figures)
+    ]
+    by_depth = len({figure.layers for figure in figures}) > 1
+    sections = []
+    for title, members in _variants(figures).items():
+        rows = [
+            _row(str(layers) if by_depth else title, row, columns)
+            for layers, row in _by_layers(members).items()
+        ]
+        sections.append(Section(title=title if by_depth else "", rows=tuple(rows)))
+    if not by_depth:
+        rows = tuple(row for section in sections for row in section.rows)
+        sections = [Section(title="", rows=rows)]
+    return Grid(
+        name=step.name,
+        title=step.title,
+        stub="layers" if by_depth else "strategy",
+        columns=tuple(Column(group=quantity.name, name=source) for quantity, source in columns),
+        sections=tuple(sections),
+        notes=tuple(_notes(step, figures, records)),
+        expendable=("host MB", "relative time", "relative peak"),
+    )
+
+
+def _variants(figures: Sequence[Figure]) -> dict[str, list[Figure]]:
+    """What stands in one section, by its title: a variant of a strategy in one place.
+
+    The published figures stand beside each place of ours that has the same strategy.
+    """
+    ours = [figure for figure in figures if figure.source != "published"]
+    published = [figure for figure in figures if figure.source == "published"]
+    wheres: dict[str, list[str]] = {}
+    for figure in sorted([*ours, *published], key=lambda f: (strategy_rank(f.strategy), f.variant)):
+        wheres.setdefault(figure.variant, [])
+        if figure.source != "published" and figure.where not in wheres[figure.variant]:
+            wheres[figure.variant].append(figure.where)
+    sections = {}
+    for variant, places in wheres.items():
+        beside = [figure for figure in published if figure.variant == variant]
+        for where in places or [""]:
+            title = f"{variant}, {where}" if where else variant
+            own = [f for f in ours if f.variant == variant and f.where == where]
+            sections[title] = beside + own
+    return sections
+
+
+def _by_layers(figures: Iterable[Figure]) -> dict[int | None, dict[Source, Figure]]:
+    rows: dict[int | None, dict[Source, Figure]] = {}
+    for figure in sorted(figures, key=lambda figure: figure.layers or 0):
+        rows.setdefault(figure.layers, {})[figure.source] = figure
+    return rows
+
+
+def _row(
+    label: str, figures: dict[Source, Figure], columns: Sequence[tuple[Quantity, Source]]
+) -> GridRow:
+    def cell(quantity: Quantity, source: Source) -> str:
+        figure = figures.get(source)
+        if figure is None:
+            return NONE
+        value = getattr(figure, quantity.attribute)
+        if quantity.attribute != "peak_bytes":
+            return NONE if value is None else beside(quantity.text(value), _jobs(figure, quantity))
+        mark = "*" if figure.note else ""
+        if value is not None or figure.status == "ok":
+            return (NONE if value is None else quantity.text(value)) + mark
+        return _STATUS.get(figure.status, status_text(figure.status)) + mark
+
+    return GridRow(
+        label=label,
+        cells=tuple(cell(quantity, source) for quantity, source in columns),
+        failed="measured" in figures and figures["measured"].status != "ok",
+    )
+
+
+def _jobs(figure: Figure, quantity: Quantity) -> int:
+    """How many trials at a time disturbed what `quantity` says of the figure."""
+    if quantity.attribute == "step_seconds":
+        return figure.jobs
+    if quantity.attribute == "relative_time":
+        return max(figure.jobs, figure.original_jobs)
+    return 1
+
+
+def _has_cell(figure: Figure, quantity: Quantity) -> bool:
+    """Whether there is anything to write: under the peak, a status at least."""
+    return quantity.attribute == "peak_bytes" or getattr(figure, quantity.attribute) is not None
+
+
+def _notes(step: Step, figures: Sequence[Figure], records: Sequence[Record]) -> list[str]:
+    notes = []
+    sources = {figure.source for figure in figures}
+    if "published" in sources:
+        notes.append(f"published: the thesis, results/published/{step.published_in}")
+    if records:
+        notes.append(f"measured: {conditions(records)}")
+        if (jobs := max(record.jobs for record in records)) > 1:
+            notes.append(beside_note(jobs))
+    if "predicted" in sources:
+        profiles = sorted({f.origin for f in figures if f.source == "predicted"})
+        notes.append(f"predicted: {', '.join(profiles)}")
+    notes.append("MB: 10⁶ bytes; host MB: without that of an idle process")
+    if any(figure.relative_peak is not None for figure in figures):
+        notes.append("relative: to original of the same source")
+    if any(figure.status == "out_of_memory" for figure in figures):
+        notes.append("OOM: out of memory")
+    slips = [figure for figure in figures if figure.note]
+    if len(slips) > _NOTES_SHOWN:
+        notes.append(f"*: slips of the source, told row by row in {step.published_in}")
+    else:
+        notes += [f"* {_row_name(figure)}: {figure.note}" for figure in slips]
+    return notes
+
+
+def _row_name(figure: Figure) -> str:
+    return figure.variant if figure.layers is None else f"{figure.variant}, {figure.layers} layers"
+
+
+def conditions(records: Sequence[Record]) -> str:
+    """Where and how `records` were measured, in one line."""
+    counts = sorted({record.spec.steps for record in records})
+    steps = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+    at_a_time = max(record.jobs for record in records)
+    beside = f", up to {at_a_time} trials at a time" if at_a_time > 1 else ""
+    return f"{machines_text(records)}; step s is the median of {steps} steps{beside}"
+
+
+def machines_text(records: Sequence[Ran]) -> str:
+    """On what, under what limit and with which TensorFlow and optimizer `records` were made."""
+    machines = machine_labels(record.machine for record in records)
+    devices = {device_label(r.spec.device, r.spec.memory_limit_bytes) for r in records}
+    versions = {f"TensorFlow {record.machine.tensorflow_version}" for record in records}
+    optimizers = {record.spec.optimizer for record in records}
+    texts = (set(machines.values()), devices, versions, optimizers)
+    return ", ".join("; ".join(sorted(each)) for each in texts)

@@ -1,0 +1,1 @@
+"""The commands of pipelines. None of them imports TensorFlow."""

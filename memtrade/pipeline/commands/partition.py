@@ -1,0 +1,286 @@
+"""`memtrade partition`: a model cut into stages, and how well they are balanced.
+
+A child traces the step; this process partitions and predicts. Real times are those of a pipeline of
+one micro-batch, each stage in a process of its own, one at work at a time.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+from cyclopts import Parameter
+
+from memtrade.commands.extract import extract_graph
+from memtrade.commands.flags import (
+    DeviceFlags,
+    ModelFlags,
+    Pairs,
+    StrategyFlags,
+    check_writable,
+    make_specs,
+)
+from memtrade.commands.progress import ignore, log, reporting
+from memtrade.commands.reading import check_folder, write_output
+from memtrade.commands.run import Flag
+from memtrade.commands.screen import stdout
+from memtrade.errors import MemtradeError
+from memtrade.graph import StepGraph
+from memtrade.measure.environment import default_limit_bytes
+from memtrade.measure.here import learned_target
+from memtrade.measure.host import describe_machine
+from memtrade.measure.protocol import Progress
+from memtrade.models import MODELS, options_of
+from memtrade.pipeline.design.partition import Partition, Partitioner
+from memtrade.pipeline.design.report import PartitionReport, StageSamples, Volumes, analyse
+from memtrade.pipeline.design.schedule import make_schedule
+from memtrade.pipeline.measure.protocol import PipelineTrial
+from memtrade.pipeline.measure.trial import run_pipeline
+from memtrade.pipeline.results.picture import draw_partition
+from memtrade.pipeline.results.tables import report_sheets
+from memtrade.results.plots import format_of, render
+from memtrade.results.tables import status_text
+from memtrade.target import ARENA, Target
+from memtrade.units import parse_bytes
+
+DEFAULT_PARTITIONS = 2
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class CutFlags:
+    """Where to cut.
+
+    Attributes:
+        size: The options that are the model's own, in order, such as 36,544 for the layers and
+            filters of AmoebaNet-D (36, 544).
+        balance: time, forward and backward on the device, or memory, of variables, gradients
+            and activations.
+        slack: How much heavier than in the best balance a stage may be, to send less: 0.1 is 10%.
+        boundary: The name of the op that ends a stage, in place of a balance; repeatable, one
+            less than there are partitions.
+        bandwidth: Between stages, such as 12GB/s. Unless given: the profile's from the device.
+    """
+
+    size: str | None = None
+    balance: Literal["time", "memory"] = "time"
+    slack: float = 0.1
+    boundary: Pairs = field(default_factory=list)
+    bandwidth: str | None = None
+
+    def sized(self, model: ModelFlags) -> ModelFlags:
+        """The model's flags, with the options that --size stands for.
+
+        Raises MemtradeError for more values than the model has options of its own.
+        """
+        if self.size is None:
+            return model
+        family = model.make_model().family
+        known = {each.name for each in options_of(MODELS[family])}
+        own = [name for name in vars(MODELS[family])["__annotations__"] if name in known]
+        numbers = self.size.split(",")
+        if len(numbers) > len(own):
+            raise MemtradeError(
+                f"--size of {family} takes up to {len(own)} values ({', '.join(own)}), "
+                f"not {len(numbers)}"
+            )
+        given = [f"{name}={number}" for name, number in zip(own, numbers, strict=False)]
+        return dataclasses.replace(model, model_option=[*given, *model.model_option])
+
+    def link_bytes_per_s(self, target: Target) -> float:
+        if self.bandwidth is None:
+            return target.device.device_to_host_bytes_per_s
+        rate = parse_bytes(self.bandwidth.removesuffix("/s"))
+        if not rate:
+            raise MemtradeError(f"--bandwidth must be more than 0, not {self.bandwidth}")
+        return rate
+
+    def cut(
+        self, graph: StepGraph, partitions: int | None, target: Target, *, in_flight: int = 1
+    ) -> Partition:
+        """The graph in stages: as many as the boundaries make, or 2, unless it is said.
+
+        Args:
+            in_flight: of how many micro-batches a stage holds the activations at once.
+
+        Raises MemtradeError for too many partitions, or boundaries that do not exist.
+        """
+        partitioner = Partitioner(graph)
+        if self.boundary:
+            made = len(self.boundary) + 1
+            if partitions not in (None, made):
+                raise MemtradeError(
+                    f"{made - 1} boundaries make {made} partitions, not {partitions}: "
+                    "give as many boundaries, or none"
+                )
+            return partitioner.cut_at(self.boundary, target)
+        count = DEFAULT_PARTITIONS if partitions is None else partitions
+        if self.balance == "memory":
+            return partitioner.by_memory(count, in_flight=in_flight, slack=self.slack)
+        return partitioner.by_time(count, target, slack=self.slack)
+
+
+def trace_step(
+    model: ModelFlags, *, timeout_seconds: float, verbose: bool, batch_size: int | None = None
+) -> StepGraph:
+    """The step's graph, at its own batch size or at another one."""
+    if batch_size is not None:
+        model = dataclasses.replace(model, batch_size=batch_size)
+    specs = make_specs(
+        model,
+        StrategyFlags(),
+        DeviceFlags(device=ARENA, timeout=timeout_seconds),
+        task="extract",
+        names=["original"],
+    )
+    return extract_graph(specs[0], timeout_seconds=timeout_seconds, verbose=verbose)
+
+
+def _time_stages(
+    flags: ModelFlags,
+    made: Partition,
+    iterations: int,
+    recomputation: bool,
+    timeout_seconds: float,
+    verbose: bool,
+) -> list[StageSamples]:
+    """Runs the stages, one at a time, `iterations` + 1 times. What each took.
+
+    Raises MemtradeError where a stage fails.
+    """
+    model, stages = flags.make_model(), len(made.stages)
+    schedule = make_schedule(
+        "gpipe", stages=stages, micro_batches=1, checkpoint="always" if recomputation else "never"
+    )
+    trial = PipelineTrial(
+        model=flags.model,
+        model_options=dataclasses.asdict(model),
+        optimizer=flags.optimizer,
+        learning_rate=flags.learning_rate,
+        partitions=stages,
+        micro_batches=1,
+        checkpoint=schedule.checkpoint[0],
+        boundaries=made.boundaries,
+        memory_limit_bytes=default_limit_bytes() // stages,
+        steps=iterations + 1,
+        warmup=2,
+        tasks_alone=True,
+    )
+    with reporting() as reporter:
+        reporter.trial(1, 1, model.name)
+        outcome = run_pipeline(
+            trial,
+            made,
+            schedule,
+            timeout_seconds=timeout_seconds,
+            on_event=lambda event: reporter.event(event) if isinstance(event, Progress) else None,
+            on_log=log if verbose else ignore,
+        )
+    if outcome.measured is None:
+        raise MemtradeError(
+            f"the stages could not be timed: {status_text(outcome.status)}: {outcome.reason}"
+        )
+    return [
+        StageSamples(forward=each.forward_seconds, backward=each.backward_seconds)
+        for each in outcome.measured.stages
+    ]
+
+
+def _write(
+    folder: Path, graph: StepGraph, made: Partition, report: PartitionReport, command_line: str
+) -> None:
+    """The report as NAME_kK.md, .json and .svg."""
+    folder.mkdir(parents=True, exist_ok=True)
+    stem = f"{graph.name}_k{report.partitions}"
+    pages = [sheet.to_markdown() for sheet in report_sheets(report, command=command_line)]
+    write_output(folder / f"{stem}.md", "\n".join(pages).encode())
+    encoded = msgspec.json.encode({"report": report, "machine": describe_machine()})
+    write_output(folder / f"{stem}.json", msgspec.json.format(encoded, indent=2) + b"\n")
+    write_output(folder / f"{stem}.svg", render(draw_partition(graph, made, report), "svg"))
+
+
+def partition(
+    *,
+    model: ModelFlags | None = None,
+    cut: CutFlags | None = None,
+    device: DeviceFlags | None = None,
+    partitions: int | None = None,
+    iterations: int = 0,
+    recomputation: bool = True,
+    volumes: Volumes = "sum",
+    picture: Path | None = None,
+    results: Path | None = None,
+    format: Literal["terminal", "markdown"] = "terminal",
+    json: Flag = False,
+    verbose: Flag = False,
+    command_line: Annotated[str, Parameter(parse=False)] = "",
+) -> int:
+    """Cut a model into the stages of a pipeline, and say how well they are balanced.
+
+    Theoretical times are predicted for a device profile; with --iterations the stages are also run
+    and timed on this machine. The step is traced at its batch size, so give that of a micro-batch.
+
+    Parameters
+    ----------
+    partitions
+        How many stages: 2, or one more than there are boundaries.
+    iterations
+        Also run each stage so many times, and once more, of which the slowest does not count.
+        Unless given, nothing is run.
+    recomputation
+        Add the forward time to the backward times.
+    volumes
+        Times to receive and send: of all tensors together, or of the largest alone.
+    picture
+        Also draw the partition, into a .pdf, .svg or .png file.
+    results
+        Also write the report into this folder, as Markdown, JSON and a picture.
+    json
+        Print the report and the partition to stdout as JSON, and no table.
+    verbose
+        Pass on what TensorFlow logs.
+    """
+    flags, cutting, where = model or ModelFlags(), cut or CutFlags(), device or DeviceFlags()
+    target = where.target()
+    link = cutting.link_bytes_per_s(target)
+    kind = None
+    if picture is not None:
+        kind = format_of(picture)
+        check_folder(picture)
+    if results is not None:
+        check_writable(results)
+    if iterations < 0:
+        raise MemtradeError(f"--iterations is a number from 0 on, not {iterations}")
+    sized = cutting.sized(flags)
+    graph = trace_step(sized, timeout_seconds=where.timeout, verbose=verbose)
+    target = learned_target(target, [graph])
+    made = cutting.cut(graph, partitions, target)
+    samples = None
+    if iterations:
+        samples = _time_stages(sized, made, iterations, recomputation, where.timeout, verbose)
+    report = analyse(
+        graph,
+        made,
+        target,
+        link_bytes_per_s=link,
+        recomputation=recomputation,
+        volumes=volumes,
+        samples=samples,
+    )
+    if results is not None:
+        _write(results, graph, made, report, command_line)
+    if picture is not None and kind is not None:
+        write_output(picture, render(draw_partition(graph, made, report), kind))
+    if json:
+        encoded = msgspec.json.encode({"report": report, "partition": made})
+        print(msgspec.json.format(encoded, indent=2).decode())
+        return 0
+    for sheet in report_sheets(report, command=command_line):
+        if format == "markdown":
+            print(sheet.to_markdown())
+        else:
+            stdout().print(sheet.to_rich())
+    return 0

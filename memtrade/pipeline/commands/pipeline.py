@@ -1,0 +1,351 @@
+"""`memtrade pipeline`: pipelined training."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+from cyclopts import App, Parameter
+
+from memtrade.commands.flags import DeviceFlags, ModelFlags, StrategyFlags, check_writable
+from memtrade.commands.reading import check_folder, write_output
+from memtrade.commands.run import Flag
+from memtrade.commands.screen import stdout
+from memtrade.errors import MemtradeError, UnknownNameError
+from memtrade.graph import StepGraph
+from memtrade.measure.here import learned_target
+from memtrade.options import Value
+from memtrade.papers.pipelines import compare_published, load_comparison
+from memtrade.papers.pipelines_page import errors_sheet, to_markdown
+from memtrade.papers.published import load_published
+from memtrade.pipeline.commands.partition import DEFAULT_PARTITIONS, CutFlags, trace_step
+from memtrade.pipeline.commands.run import run, serve, sweep
+from memtrade.pipeline.design.planned import plan_stages
+from memtrade.pipeline.design.predict import Case, PipelinePrediction, PipelinePredictor
+from memtrade.pipeline.design.schedule import Schedule, make_schedule, micro_batch_size
+from memtrade.pipeline.design.stages import stage_graphs
+from memtrade.pipeline.design.timing import Hosts
+from memtrade.pipeline.measure.records import load_pipeline_records
+from memtrade.pipeline.results.measured import PUBLISHED_RUNS, published_sheet, schedules_sheet
+from memtrade.pipeline.results.picture import Strip, draw_schedules
+from memtrade.pipeline.results.tables import prediction_sheet, stages_sheet
+from memtrade.results.plots import format_of, render
+from memtrade.strategies import find_planned
+from memtrade.target import Target, profile_target
+
+pipeline = App(name="pipeline", help="Pipelined training: GPipe and 1F1B over stages of a model.")
+for _measured in (run, sweep, serve):
+    pipeline.command(_measured)
+
+# Unless told, as many micro-batches per partition: from here on GPipe's authors found the bubble
+# negligible.
+_MICRO_BATCHES_PER_PARTITION = 4
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class PipelineFlags:
+    """What to compare: lists are separated by commas, and all combinations are shown.
+
+    Attributes:
+        partitions: How many stages. Unless given: 2, or as many as the boundaries make.
+        micro_batches: Into how many to split the batch. Unless given: 4 per partition, or the next
+            number below that divides the batch.
+        schedule: gpipe or 1f1b.
+        checkpoint: always recomputes all micro-batches, except_last all but the last one, never
+            none.
+        hosts: own, where each stage is a process, or shared, where one process starts all ops, as
+            torchgpipe does.
+    """
+
+    partitions: str | None = None
+    micro_batches: str | None = None
+    schedule: str = "gpipe"
+    checkpoint: str = "except_last"
+    hosts: Hosts = "own"
+
+    def cases(self, *, batch_size: int, boundaries: int, strategies: list[str]) -> list[Case]:
+        """Raises MemtradeError for micro-batches that do not divide the batch, and the like."""
+        given = self.partitions or str(boundaries + 1 if boundaries else DEFAULT_PARTITIONS)
+        found = []
+        for partitions in _numbers(given, "--partitions"):
+            split = self.micro_batches or str(_fitting(batch_size, partitions))
+            for micro_batches, schedule, checkpoint, strategy in itertools.product(
+                _numbers(split, "--micro-batches"),
+                _words(self.schedule),
+                _words(self.checkpoint),
+                strategies,
+            ):
+                micro_batch_size(batch_size, micro_batches)
+                case = Case(
+                    partitions=partitions,
+                    micro_batches=micro_batches,
+                    schedule=schedule,  # pyright: ignore[reportArgumentType]  # checked below
+                    checkpoint=checkpoint,  # pyright: ignore[reportArgumentType]
+                    strategy=strategy,
+                )
+                schedule_of(case)
+                found.append(case)
+        return list(dict.fromkeys(found))
+
+
+def schedule_of(case: Case) -> Schedule:
+    return make_schedule(
+        case.schedule,
+        stages=case.partitions,
+        micro_batches=case.micro_batches,
+        checkpoint=case.checkpoint,
+    )
+
+
+@pipeline.command
+def predict(
+    *,
+    model: ModelFlags | None = None,
+    cut: CutFlags | None = None,
+    flags: PipelineFlags | None = None,
+    strategy: StrategyFlags | None = None,
+    device: DeviceFlags | None = None,
+    picture: Path | None = None,
+    format: Literal["terminal", "markdown"] = "terminal",
+    json: Flag = False,
+    verbose: Flag = False,
+    command_line: Annotated[str, Parameter(parse=False)] = "",
+) -> int:
+    """Predict pipelined steps on devices that one does not have: peak per stage, bubble, speed.
+
+    The step is traced at the size of a micro-batch, cut into stages, and its schedule simulated.
+    Nothing is run. A strategy plans each stage by itself, swapping included; unless --strategy is
+    given, stages stay as they are.
+
+    Parameters
+    ----------
+    picture
+        Also draw when each stage works on what, into a .pdf, .svg or .png file.
+    json
+        Print the predictions to stdout as JSON, and no table.
+    verbose
+        Pass on what TensorFlow logs.
+    """
+    cutting, where = cut or CutFlags(), device or DeviceFlags()
+    wanted, planning = flags or PipelineFlags(), strategy or StrategyFlags()
+    sized = cutting.sized(model or ModelFlags())
+    batch_size = sized.make_model().batch_size
+    names = planning.names(default=["original"])
+    for name in names:
+        find_planned(name)
+    options = planning.typed_options(names)
+    cases = wanted.cases(batch_size=batch_size, boundaries=len(cutting.boundary), strategies=names)
+    target = where.target(planning.order)
+    link = cutting.link_bytes_per_s(target)
+    kind = None
+    if picture is not None:
+        kind = format_of(picture)
+        check_folder(picture)
+
+    predictors = _Predictors(
+        model=sized,
+        cutting=cutting,
+        target=target,
+        options=options,
+        timeout_seconds=where.timeout,
+        verbose=verbose,
+    )
+    predictions: list[tuple[Case, PipelinePrediction]] = []
+    for case in cases:
+        size = micro_batch_size(batch_size, case.micro_batches)
+        predicted = predictors.of(case, size).predict(
+            schedule_of(case), micro_batch_size=size, link_bytes_per_s=link, hosts=wanted.hosts
+        )
+        predictions.append((case, predicted))
+    if picture is not None and kind is not None:
+        write_output(picture, render(draw_schedules([_strip(*each) for each in predictions]), kind))
+    if json:
+        encoded = msgspec.json.encode([{"case": c, "predicted": p} for c, p in predictions])
+        print(msgspec.json.format(encoded, indent=2).decode())
+        return 0
+    title = (
+        f"Predicted, not measured: {sized.make_model().name}, batch {batch_size}, "
+        f"{sized.optimizer}; device profile {target.name}, "
+        f"{target.limit_bytes / 2**20:,.0f} MiB a stage"
+    )
+    sheets = [prediction_sheet(title, predictions, command=command_line)]
+    if len(predictions) == 1:
+        sheets.insert(0, stages_sheet(*predictions[0]))
+    for sheet in sheets:
+        if format == "markdown":
+            print(sheet.to_markdown())
+        else:
+            stdout().print(sheet.to_rich())
+    return 0
+
+
+@pipeline.command
+def published(
+    name: str,
+    /,
+    *,
+    comparisons: Path = Path("sweeps/published_pipelines.toml"),
+    results: Path = Path("results"),
+    device: str | None = None,
+    timeout: float = 3600.0,
+    verbose: Flag = False,
+    command_line: Annotated[str, Parameter(parse=False)] = "",
+) -> int:
+    """Predict published pipelines, and write a page that shows both, misses included.
+
+    Writes NAME.md and NAME.csv into the folder `predicted` of the results.
+
+    Parameters
+    ----------
+    name
+        A comparison of the file, such as gpipe_gpt2, torchgpipe_memory or torchgpipe_speed.
+    comparisons
+        A TOML file that says which step each published row was.
+    results
+        The folder with `published` in it.
+    device
+        Another device profile than the comparison's.
+    timeout
+        Seconds that tracing one step may take.
+    verbose
+        Pass on what TensorFlow logs.
+    """
+    comparison = load_comparison(comparisons, name)
+    beside = comparisons.parent / comparison.device
+    target = profile_target(device or (beside if beside.is_file() else comparison.device))
+    folder = results / "predicted"
+    check_writable(folder)
+
+    def trace(model: str, options: dict[str, Value], optimizer: str) -> StepGraph:
+        given = [f"{key}={value}" for key, value in options.items()]
+        flags = ModelFlags(model=model, model_option=given, optimizer=optimizer)
+        return trace_step(flags, timeout_seconds=timeout, verbose=verbose)
+
+    compared = compare_published(comparison, target, trace, results_dir=results)
+    folder.mkdir(parents=True, exist_ok=True)
+    page = to_markdown(compared, command=command_line)
+    write_output(folder / f"{name}.md", page.encode())
+    csv = compared.frame.to_csv(index=False, lineterminator="\n")
+    write_output(folder / f"{name}.csv", csv.encode())
+    stdout().print(errors_sheet(compared).to_rich())
+    return 0
+
+
+@pipeline.command
+def table(
+    folder: Path,
+    /,
+    *,
+    published: str | None = None,
+    results: Path = Path("results"),
+    format: Literal["terminal", "markdown"] = "terminal",
+    output: Path | None = None,
+    command_line: Annotated[str, Parameter(parse=False)] = "",
+) -> int:
+    """Tables over records of pipelines: schedules side by side, or beside published runs.
+
+    Measured, predicted and published figures stand in columns of their own. Nothing is run.
+
+    Parameters
+    ----------
+    folder
+        With the records of `memtrade pipeline run` or `sweep`, below it too.
+    published
+        Show them beside this published table: gpipe_gpt2_runs.
+    results
+        The folder with `published` in it.
+    output
+        Also write the table into this Markdown file.
+    """
+    records = load_pipeline_records(folder)
+    if not records:
+        raise MemtradeError(f"there are no records of pipelines below {folder}")
+    if published not in (None, PUBLISHED_RUNS):
+        raise UnknownNameError("published table of pipelines", published, [PUBLISHED_RUNS])
+    if output is not None:
+        check_folder(output)
+    if published is None:
+        sheet = schedules_sheet(records, command=command_line)
+    else:
+        lines = load_published(published, results_dir=results)
+        sheet = published_sheet(records, lines, command=command_line)
+    if output is not None:
+        write_output(output, sheet.to_markdown().encode())
+    if format == "markdown":
+        print(sheet.to_markdown())
+    else:
+        stdout().print(sheet.to_rich())
+    return 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Predictors:
+    """The predictors of a command's cases. Graphs and partitions are made once for all of them."""
+
+    model: ModelFlags
+    cutting: CutFlags
+    target: Target
+    options: dict[str, Any]
+    timeout_seconds: float
+    verbose: bool
+    graphs: dict[int, StepGraph] = field(default_factory=dict)
+    predictors: dict[tuple[int, int, int, str], PipelinePredictor] = field(default_factory=dict)
+
+    def of(self, case: Case, size: int) -> PipelinePredictor:
+        """The predictor of a case whose micro-batches have `size` examples."""
+        in_flight = 1
+        if case.checkpoint == "never":
+            schedule = schedule_of(case)
+            in_flight = max(schedule.most_in_flight(i) for i in range(case.partitions))
+        key = (case.partitions, size, in_flight, case.strategy)
+        if key not in self.predictors:
+            self.predictors[key] = self._make(case, size, in_flight)
+        return self.predictors[key]
+
+    def _make(self, case: Case, size: int, in_flight: int) -> PipelinePredictor:
+        graph = self._graph(size)
+        target = learned_target(self.target, [graph])
+        partition = self.cutting.cut(graph, case.partitions, target, in_flight=in_flight)
+        stages = stage_graphs(graph, partition)
+        plans = plan_stages(stages, case.strategy, self.options[case.strategy], target)
+        return PipelinePredictor(graph, partition, target, stages=stages, plans=plans)
+
+    def _graph(self, size: int) -> StepGraph:
+        if size not in self.graphs:
+            self.graphs[size] = trace_step(
+                self.model,
+                timeout_seconds=self.timeout_seconds,
+                verbose=self.verbose,
+                batch_size=size,
+            )
+        return self.graphs[size]
+
+
+def _strip(case: Case, predicted: PipelinePrediction) -> Strip:
+    words = [case.schedule, f"{case.micro_batches} micro-batches", case.checkpoint]
+    words += [case.strategy] if case.strategy != "original" else []
+    title = f"{', '.join(words)}: bubble {predicted.timing.bubble:.3f}"
+    return Strip(title, schedule_of(case), predicted.timing)
+
+
+def _fitting(batch_size: int, partitions: int) -> int:
+    """The largest number up to 4 per partition that divides the batch."""
+    most = max(1, min(batch_size, _MICRO_BATCHES_PER_PARTITION * partitions))
+    return max(count for count in range(1, most + 1) if batch_size % count == 0)
+
+
+def _words(text: str) -> list[str]:
+    return [word.strip() for word in text.split(",")]
+
+
+def _numbers(text: str, flag: str) -> list[int]:
+    try:
+        return [int(word) for word in _words(text)]
+    except ValueError:
+        raise MemtradeError(
+            f"{flag} takes whole numbers, separated by commas, not {text!r}"
+        ) from None

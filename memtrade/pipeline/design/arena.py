@@ -1,0 +1,223 @@
+"""A stage's whole step in its own arena: what `memory.py` counts in live bytes, on an allocator.
+
+    F0 F1 .. R1 B1 R0 B0      the stage's tasks
+    = ops of one long program, each task a copy of the stage's ops, in one StepGraph
+
+which the simulator walks like any step, padding and holes included. Handed over as the runtime does
+(`memtrade.pipeline.tf.handover`): what a stage sends, past others too, leaves once its reader is
+about to start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from memtrade.graph import SOURCE_TYPES, GraphData, Op, StepGraph, Tensor
+from memtrade.pipeline.design.partition import Partition
+from memtrade.pipeline.design.schedule import Schedule, Task, TaskKind
+from memtrade.pipeline.design.stages import RECEIVE, SEND, StageGraph
+from memtrade.pipeline.design.work import TaskActions, split_program
+from memtrade.plan import Action
+from memtrade.schedule import base_order
+from memtrade.simulate.memory import ROOMY_BYTES, Simulator
+from memtrade.target import Target
+
+# From so many micro-batches on, one step leaves the same holes as two.
+_MANY = 8
+
+
+def arena_peak(
+    whole: StepGraph,
+    partition: Partition,
+    stage: StageGraph,
+    schedule: Schedule,
+    index: int,
+    target: Target,
+    plan: Sequence[Action] = (),
+) -> int:
+    """Bytes at the peak of stage `index`, by the allocator. O(micro-batches x ops).
+
+    Args:
+        whole: the graph that the stage was cut out of.
+        plan: the actions of a plan of the stage's graph; none keep every activation.
+    """
+    unrolled = _Unrolled(whole, partition, stage, schedule, index, plan)
+    graph = unrolled.graph()
+    steps = 1 if schedule.micro_batches >= _MANY else 2
+    simulator = Simulator(graph, target)
+    return simulator.memory(unrolled.actions, limit_bytes=ROOMY_BYTES, steps=steps).peak_bytes
+
+
+class _Unrolled:
+    """The long program in the making. "Own" ids are the stage graph's, "new" ones the program's."""
+
+    def __init__(
+        self,
+        whole: StepGraph,
+        partition: Partition,
+        stage: StageGraph,
+        schedule: Schedule,
+        index: int,
+        plan: Sequence[Action],
+    ):
+        self.whole, self.partition, self.schedule, self.index = whole, partition, schedule, index
+        self.own = stage.graph
+        self.ops: list[Op] = []
+        self.tensors: list[Tensor] = []
+        self.values: dict[int, tuple[int, ...]] = {}
+        self.inputs: list[int] = []
+        self.captures: list[int] = []
+        self.actions: list[Action] = []
+        self.shared: dict[int, int] = {}  # own tensor -> new one, of what all micro-batches read
+        self.latest: dict[tuple[int, int], int] = {}  # (micro-batch, own tensor) -> new one
+        self.outgoing: list[tuple[int, int]] = []  # (moment by which it has gone, new tensor)
+        program = plan or [Action("run", op_id) for op_id in base_order(self.own)]
+        split = split_program(self.own, program)
+        forward = self._without_stand_ins(program[:split])
+        self.tasks = TaskActions(self.own, forward, self._without_stand_ins(program[split:]))
+        labels = {whole.label(t) for t in whole.data.inputs}
+        named = {t: self.own.ops[self.own.tensors[t].op].name for t in self.own.data.inputs}
+        self.batch = [t for t, name in named.items() if name in labels]
+        self.received = [t for t, name in named.items() if name not in labels]
+        self.arriving = [t for op in self.own.ops if op.type == RECEIVE for t in op.outputs]
+        self.by_label = {self.own.label(t.id): t.id for t in self.own.tensors}
+        self.leaving: dict[TaskKind, list[tuple[int, int]]] = {
+            "forward": self._sent_forward(),
+            "recompute": [],
+            "backward": self._sent_backward(),
+        }
+
+    def graph(self) -> StepGraph:
+        own = self.own
+        for op in own.ops:
+            if op.type in SOURCE_TYPES and not {*op.outputs} & {*own.data.inputs}:
+                # Constants lie there like a batch: a session, unlike a function, folds nothing.
+                like = msgspec.structs.replace(op, type="Placeholder")
+                for t, new in zip(op.outputs, self._add(like, ()), strict=True):
+                    self.shared[t] = new
+                    if op.type == "Const":
+                        self.inputs.append(new)
+        self.captures = [self.shared[t] for t in own.data.captures]
+        for t in self.batch:
+            self._add_batch(t)
+        for task in self.schedule.tasks[self.index]:
+            self._hand_over(task)
+            self._run_task(task)
+        return StepGraph(
+            GraphData(
+                name=own.name,
+                ops=tuple(self.ops),
+                tensors=tuple(self.tensors),
+                inputs=tuple(self.inputs),
+                captures=tuple(self.captures),
+                capture_bytes=own.data.capture_bytes,
+                outputs=(),
+                control_outputs=(),
+                loss=len(self.tensors) - 1,
+                collection=(),
+                nodes=own.data.nodes,
+                values=self.values,
+            )
+        )
+
+    def _add_batch(self, t: int) -> None:
+        """An input of the step for all micro-batches: parts of one tensor, which share its
+        buffer."""
+        count = self.schedule.micro_batches
+        for i in range(count):
+            (new,) = self._add(self.own.ops[self.own.tensors[t].op], ())
+            part = self.tensors[new]
+            whole_bytes = 0 if i else part.size_bytes * count
+            self.tensors[new] = msgspec.structs.replace(part, size_bytes=whole_bytes)
+            self.inputs.append(new)
+            self.latest[i, t] = new
+
+    def _without_stand_ins(self, actions: Sequence[Action]) -> list[Action]:
+        ops = self.own.ops
+        return [
+            action
+            for action in actions
+            if action.kind not in ("reserve", "wait")
+            and not (action.kind == "run" and ops[action.id].type in (SEND, RECEIVE))
+        ]
+
+    def _run_task(self, task: Task) -> None:
+        i, recomputed = task.micro_batch, self.schedule.recomputes(self.index, task.micro_batch)
+        if task.kind == "forward":
+            self._receive(i, self.received)
+        elif task.kind == "recompute" or not recomputed:
+            self._receive(i, self.arriving)
+        for action in self.tasks.of(task.kind, recomputed=recomputed):
+            self._act(i, action)
+        self._send(task)
+
+    def _act(self, i: int, action: Action) -> None:
+        if action.kind in ("run", "recompute"):
+            op = self.own.ops[action.id]
+            if op.type not in SOURCE_TYPES:
+                self._copy(i, op)
+        else:
+            self.actions.append(Action(action.kind, self.latest[i, action.id]))
+
+    def _copy(self, i: int, op: Op) -> None:
+        inputs = [self._read(i, t) for t in op.inputs]
+        for t, new in zip(op.outputs, self._add(op, inputs), strict=True):
+            self.latest[i, t] = new
+
+    def _read(self, i: int, t: int) -> int:
+        return self.shared[t] if t in self.shared else self.latest[i, t]
+
+    def _receive(self, i: int, tensors: Sequence[int]) -> None:
+        for t in tensors:
+            op = Op(0, f"receive/{t}", RECEIVE, (), (), (t,), False, {})
+            (self.latest[i, t],) = self._add(op, ())
+
+    def _send(self, task: Task) -> None:
+        for own, target in self.leaving[task.kind]:
+            _, gone = self.schedule.hand_over(task, target)
+            self.outgoing.append((gone, self._read(task.micro_batch, own)))
+
+    def _sent_forward(self) -> list[tuple[int, int]]:
+        """(own tensor, stage that reads it) of what a forward task sends."""
+        return [
+            (self.by_label[label], target)
+            for crossing in self.partition.sends(self.index)
+            if (label := self.whole.label(crossing.tensor)) in self.by_label
+            for target in crossing.targets
+        ]
+
+    def _sent_backward(self) -> list[tuple[int, int]]:
+        """Likewise, of gradients, which a backward task sends."""
+        whole, stage_of = self.whole, self.partition.stage_of
+        ids = {whole.label(t.id): t.id for t in whole.tensors}
+        found: list[tuple[int, int]] = []
+        for t in self.own.data.outputs[1:]:
+            readers = {stage_of[c] for c in whole.consumers[ids[self.own.label(t)]]}
+            found += [(t, target) for target in readers if target not in (None, self.index)]
+        return found
+
+    def _hand_over(self, task: Task) -> None:
+        """What has gone before the task."""
+        due = [t for gone, t in self.outgoing if gone < task.moment]
+        self.outgoing = [each for each in self.outgoing if each[0] >= task.moment]
+        if due:
+            self._add(Op(0, "send", SEND, (), (), (), False, {}), due)
+
+    def _add(self, op: Op, inputs: Sequence[int]) -> list[int]:
+        """A copy of an own op, which runs now. The new ids of its outputs."""
+        op_id, made = len(self.ops), []
+        for position, t in enumerate(op.outputs):
+            made.append(len(self.tensors))
+            changes = {"id": made[-1], "op": op_id, "index": position}
+            self.tensors.append(msgspec.structs.replace(self.own.tensors[t], **changes))
+            if t in self.own.data.values:
+                self.values[made[-1]] = self.own.data.values[t]
+        self.ops.append(
+            Op(op_id, f"{op.name}#{op_id}", op.type, tuple(inputs), (), tuple(made), op.stateful,
+               op.attrs, op.node)
+        )  # fmt: skip
+        if op.type not in SOURCE_TYPES:
+            self.actions.append(Action("run", op_id))
+        return made

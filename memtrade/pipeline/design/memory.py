@@ -1,0 +1,73 @@
+"""The peak of each stage over a schedule.
+
+    in use = parameters, constants, batch           all the time
+           + what each micro-batch under way left   held, or where it is recomputed only received
+           + what the task at work takes            forward, or recomputation and backward
+
+So a stage's peak follows from its tasks' (`work.py`) and their order. Live bytes: an allocator adds
+padding and holes. Assumed: the whole batch lies on the stages that read it; what a stage has sent
+leaves when its task ends; a stage receives a tensor when it starts the task that reads it.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from memtrade.pipeline.design.schedule import Schedule, Task
+from memtrade.pipeline.design.work import StageBytes
+
+
+class StageMemory(msgspec.Struct, frozen=True, kw_only=True):
+    """What one stage needs.
+
+    Attributes:
+        parameter_bytes: values, gradients and slots of its variables.
+        peak_bytes: most live bytes at once, or, if `allocator` says so, most bytes in use in an
+            arena. activation_bytes: of that, all but the parameters.
+        peak_task: the task at the peak.
+        in_flight: most micro-batches under way at once.
+        host_bytes: most bytes in host memory at once, where a strategy swaps.
+    """
+
+    parameter_bytes: int
+    activation_bytes: int
+    peak_bytes: int
+    peak_task: Task
+    in_flight: int
+    host_bytes: int
+    allocator: bool = False
+
+
+def stage_memory(work: StageBytes, schedule: Schedule, stage: int) -> StageMemory:
+    """Walks the stage's tasks. O(tasks x micro-batches under way)."""
+    always = work.constants + work.batch * schedule.micro_batches
+    left: dict[int, int] = {}  # micro-batch under way -> bytes that its last task left
+    outside: dict[int, int] = {}  # micro-batch under way -> of it in host memory
+    peaks: list[tuple[int, Task]] = []
+    in_flight = host = 0
+    for task in schedule.tasks[stage]:
+        i = task.micro_batch
+        keeps_nothing = task.kind == "forward" and schedule.recomputes(stage, i)
+        left.pop(i, None)
+        if task.kind == "backward":
+            taken = work.backward
+        else:
+            once = work.bare_forward if keeps_nothing else work.forward
+            taken = work.received + once
+        peaks.append((always + sum(left.values()) + taken, task))
+        if task.kind == "backward":
+            outside.pop(i, None)
+        else:
+            left[i] = work.received if keeps_nothing else work.held
+            outside[i] = 0 if keeps_nothing else work.swapped
+        in_flight = max(in_flight, len(left))
+        host = max(host, sum(outside.values()))
+    most, peak_task = max(peaks, key=lambda peak: peak[0])
+    return StageMemory(
+        parameter_bytes=work.parameters,
+        activation_bytes=most,
+        peak_bytes=work.parameters + most,
+        peak_task=peak_task,
+        in_flight=in_flight,
+        host_bytes=host,
+    )

@@ -1,0 +1,285 @@
+"""How well a partition is balanced: the analysis of FTPipe's partitioning tool, on our partitions.
+
+Which of its definitions are used here, since they changed between its versions:
+
+    cutting edges       one per tensor and stage that reads it (`edge_cut` of the later versions);
+                        beside it, every edge between ops of two stages (the earlier ones)
+    sequential time     the sum of a stage's op times; forward ops, gradient ops
+    parallel time       the longest path through a stage's ops, from what it receives on
+    backward times      with recomputation, the forward time is added, on all stages
+    real time           the mean of n runs of a stage, after the slowest of n + 1 was dropped
+    deviation           variance, and mean absolute deviation, of those n runs
+    imbalance           fastest over slowest stage, from 0 to 1, higher is better ("balance" later)
+    topology-aware      the same of the two stages of a cutting edge, at the worst edge; where both
+                        take no time it is 1, where one does 0; without any cutting edge it is 1
+    input, output       bytes that a stage reads of the batch and of other stages, and that it sends
+                        to others, once for each that reads them; the last stage sends the loss
+    receive, send time  those bytes over the bandwidth, the batch's included ("sum", the later
+                        versions), or those of the largest tensor alone ("largest", the earlier)
+
+Theoretical times are a device profile's, so predicted; real times are measured. Updates are left
+out: they run once per step.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from typing import Literal, NamedTuple
+
+import msgspec
+
+from memtrade.errors import MemtradeError
+from memtrade.graph import StepGraph
+from memtrade.pipeline.design.partition import Partition
+from memtrade.target import Target
+
+Volumes = Literal["sum", "largest"]
+
+
+class PhaseTimes(msgspec.Struct, frozen=True):
+    """Seconds of each stage."""
+
+    forward: tuple[float, ...]
+    backward: tuple[float, ...]
+
+
+class Imbalance(msgspec.Struct, frozen=True):
+    """Fastest over slowest, from 0 to 1."""
+
+    forward: float
+    backward: float
+
+
+class StageSamples(NamedTuple):
+    """One stage's measured runs: seconds of n + 1 forward and backward runs each."""
+
+    forward: Sequence[float]
+    backward: Sequence[float]
+
+
+class RealTimes(msgspec.Struct, frozen=True):
+    """Measured times: of each stage, over the runs that count.
+
+    Attributes:
+        iterations: how many count.
+        mean: seconds. variance: seconds squared, of the population.
+        mean_deviation: mean absolute deviation from the mean, seconds.
+    """
+
+    iterations: int
+    mean: PhaseTimes
+    variance: PhaseTimes
+    mean_deviation: PhaseTimes
+
+
+class Balance(msgspec.Struct, frozen=True):
+    """One kind of times, and how even they are.
+
+    Attributes:
+        imbalance: over all stages. topology_aware: over pairs of connected stages.
+    """
+
+    times: PhaseTimes
+    imbalance: Imbalance
+    topology_aware: Imbalance
+
+
+class Traffic(msgspec.Struct, frozen=True):
+    """What goes in and out of one stage in one forward pass."""
+
+    input_bytes: int
+    receive_seconds: float
+    output_bytes: int
+    send_seconds: float
+
+
+class PartitionReport(msgspec.Struct, frozen=True, kw_only=True):
+    """All that there is to say of a partition.
+
+    Attributes:
+        step: the name of the step. device_profile: whose times the theoretical ones are.
+        boundaries: the ops that end the stages.
+        heaviest_over_optimum: the cost of the heaviest stage over the smallest possible.
+        cutting_edges: one per tensor and stage that reads it. op_edges: between ops.
+        recomputation: whether the backward times include it.
+        sequential, parallel: theoretical. real: measured; None where nothing was.
+        volumes: the definition of the times in `traffic`. link_bytes_per_s: their bandwidth.
+    """
+
+    step: str
+    device_profile: str
+    partitions: int
+    boundaries: tuple[str, ...]
+    balanced_by: str
+    heaviest_over_optimum: float
+    cutting_edges: int
+    op_edges: int
+    recomputation: bool
+    sequential: Balance
+    parallel: Balance
+    real: Balance | None
+    real_times: RealTimes | None
+    volumes: Volumes
+    link_bytes_per_s: float
+    traffic: tuple[Traffic, ...]
+
+
+def analyse(
+    graph: StepGraph,
+    partition: Partition,
+    target: Target,
+    *,
+    link_bytes_per_s: float,
+    recomputation: bool = True,
+    volumes: Volumes = "sum",
+    samples: Sequence[StageSamples] | None = None,
+) -> PartitionReport:
+    """The report of a partition of `graph`.
+
+    Args:
+        samples: measured runs, one per stage, without recomputation added: the backward runs
+            include it if `recomputation` is to be among the real times.
+
+    Raises MemtradeError where a stage has fewer than 2 runs.
+    """
+    connected = [
+        (crossing.source, reader) for crossing in partition.crossings for reader in crossing.targets
+    ]
+    seconds = target.op_seconds(graph)
+    sequential = _theoretical(graph, partition, _sum, seconds, recomputation)
+    parallel = _theoretical(graph, partition, _longest_path, seconds, recomputation)
+    real_times = _real_times(samples) if samples is not None else None
+    costs = [stage.cost for stage in partition.stages]
+    return PartitionReport(
+        step=graph.name,
+        device_profile=target.name,
+        partitions=len(partition.stages),
+        boundaries=partition.boundaries,
+        balanced_by=partition.balance,
+        heaviest_over_optimum=_over(max(costs), partition.optimum),
+        cutting_edges=len(connected),
+        op_edges=_op_edges(graph, partition),
+        recomputation=recomputation,
+        sequential=_balance(sequential, connected),
+        parallel=_balance(parallel, connected),
+        real=_balance(real_times.mean, connected) if real_times is not None else None,
+        real_times=real_times,
+        volumes=volumes,
+        link_bytes_per_s=link_bytes_per_s,
+        traffic=tuple(
+            _traffic(graph, partition, stage, volumes, link_bytes_per_s)
+            for stage in range(len(partition.stages))
+        ),
+    )
+
+
+class _StageOps(NamedTuple):
+    graph: StepGraph
+    ops: Sequence[int]
+    seconds: Sequence[float]
+
+
+def _sum(stage: _StageOps) -> float:
+    return sum(stage.seconds[op_id] for op_id in stage.ops)
+
+
+def _longest_path(stage: _StageOps) -> float:
+    """Ops in topological order; data edges."""
+    ended: dict[int, float] = {}
+    for op_id in stage.ops:
+        before = (stage.graph.tensors[t].op for t in stage.graph.ops[op_id].inputs)
+        ended[op_id] = stage.seconds[op_id] + max((ended.get(o, 0.0) for o in before), default=0.0)
+    return max(ended.values(), default=0.0)
+
+
+def _theoretical(
+    graph: StepGraph,
+    partition: Partition,
+    time_of: Callable[[_StageOps], float],
+    seconds: Sequence[float],
+    recomputation: bool,
+) -> PhaseTimes:
+    gradients: list[list[int]] = [[] for _ in partition.stages]
+    for op_id in sorted(graph.backward):
+        stage, op = partition.stage_of[op_id], graph.ops[op_id]
+        if stage is not None and not (op.stateful and not op.outputs):
+            gradients[stage].append(op_id)
+    forward = [time_of(_StageOps(graph, stage.ops, seconds)) for stage in partition.stages]
+    backward = [time_of(_StageOps(graph, ops, seconds)) for ops in gradients]
+    if recomputation:
+        backward = [b + f for b, f in zip(backward, forward, strict=True)]
+    return PhaseTimes(tuple(forward), tuple(backward))
+
+
+def _real_times(samples: Sequence[StageSamples]) -> RealTimes:
+    fewest = min(min(len(each.forward), len(each.backward)) for each in samples)
+    if fewest < 2:
+        raise MemtradeError(
+            f"real times take at least 2 runs of each stage, of which the slowest does not count, "
+            f"not {fewest}"
+        )
+    counted = [[sorted(runs)[:-1] for runs in each] for each in samples]
+
+    def of_each(figure: Callable[[Sequence[float]], float]) -> PhaseTimes:
+        forward, backward = zip(
+            *([figure(runs) for runs in stage] for stage in counted), strict=True
+        )
+        return PhaseTimes(forward, backward)
+
+    return RealTimes(
+        iterations=fewest - 1,
+        mean=of_each(statistics.fmean),
+        variance=of_each(statistics.pvariance),
+        mean_deviation=of_each(_mean_deviation),
+    )
+
+
+def _mean_deviation(runs: Sequence[float]) -> float:
+    mean = statistics.fmean(runs)
+    return statistics.fmean(abs(run - mean) for run in runs)
+
+
+def _balance(times: PhaseTimes, connected: Sequence[tuple[int, int]]) -> Balance:
+    def over(pairs: Iterable[Sequence[float]]) -> float:
+        return min((_over(min(each), max(each)) for each in pairs), default=1.0)
+
+    def worst(seconds: Sequence[float]) -> float:
+        return over((seconds[u], seconds[v]) for u, v in connected)
+
+    return Balance(
+        times=times,
+        imbalance=Imbalance(over([times.forward]), over([times.backward])),
+        topology_aware=Imbalance(worst(times.forward), worst(times.backward)),
+    )
+
+
+def _over(smaller: float, larger: float) -> float:
+    """The ratio; 1 of two zeros."""
+    return smaller / larger if larger else 1.0
+
+
+def _op_edges(graph: StepGraph, partition: Partition) -> int:
+    """Data edges between forward ops of two stages, several of one tensor included."""
+    return sum(
+        partition.stage_of[reader] in crossing.targets
+        for crossing in partition.crossings
+        for reader in graph.consumers[crossing.tensor]
+        if reader in graph.forward
+    )
+
+
+def _traffic(
+    graph: StepGraph, partition: Partition, stage: int, volumes: Volumes, link_bytes_per_s: float
+) -> Traffic:
+    batch = [graph.tensors[t].size_bytes for t in partition.stages[stage].inputs]
+    arriving = batch + [crossing.size_bytes for crossing in partition.receives(stage)]
+    leaving = [crossing.size_bytes for crossing in partition.sends(stage) for _ in crossing.targets]
+    if partition.stage_of[graph.tensors[graph.loss].op] == stage:
+        leaving.append(graph.tensors[graph.loss].size_bytes)
+
+    def seconds(sizes: Sequence[int]) -> float:
+        moved = sum(sizes) if volumes == "sum" else max(sizes, default=0)
+        return moved / link_bytes_per_s
+
+    return Traffic(sum(arriving), seconds(arriving), sum(leaving), seconds(leaving))

@@ -1,0 +1,267 @@
+"""Schedule: which stage works on which micro-batch when.
+
+GPipe (Huang et al. 2018, arXiv 1811.06965): all forward, then all backward. With 3 stages and 4
+micro-batches, F forward, B backward, the micro-batch's number behind:
+
+    clock     0   1   2   3   4   5   6   7   8   9  10  11
+    stage 0   F0  F1  F2  F3  .   .   .   .   B3  B2  B1  B0
+    stage 1   .   F0  F1  F2  F3  .   .   B3  B2  B1  B0  .
+    stage 2   .   .   F0  F1  F2  F3  B3  B2  B1  B0  .   .
+
+Micro-batch i is on stage j at clock i + j; the backward part is the mirror image, so the last
+micro-batch comes back first, as in torchgpipe.
+
+1F1B (PipeDream-Flush, Narayanan et al. 2021, arXiv 2006.09503; also called DAPPLE): a stage that
+has `stages - j` micro-batches under way runs a backward before the next forward. As many clocks and
+so the same bubble, but at most `stages - j` micro-batches' activations, whatever their number:
+
+    stage 0   F0  F1  F2  .   .   B0  F3  B1  .   B2  .   B3
+    stage 1   .   F0  F1  .   B0  F2  B1  F3  B2  .   B3  .
+    stage 2   .   .   F0  B0  F1  B1  F2  B2  F3  B3  .   .
+
+Recomputation: a stage that checkpoints a micro-batch keeps only what it received for it, and runs
+its forward part again (R) just before the backward part, in the same clock. It reads nothing that
+is not there already, so it may start before the gradient arrives.
+
+A clock is a count, not a time: forward and backward take one each. `timing.py` gives them times.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Literal, get_args
+
+import msgspec
+
+from memtrade.errors import MemtradeError, UnknownNameError
+from memtrade.pipeline.design.partition import Crossing, Partition
+
+TaskKind = Literal["forward", "recompute", "backward"]
+ScheduleName = Literal["gpipe", "1f1b"]
+Checkpoint = Literal["always", "except_last", "never"]
+
+
+class Task(msgspec.Struct, frozen=True, order=True):
+    """One piece of work of one stage. `micro_batch` counts from 0.
+
+    A "forward" whose micro-batch is recomputed on this stage keeps nothing but what it received;
+    one that is not keeps what its "backward" reads.
+    """
+
+    clock: int
+    kind: TaskKind
+    micro_batch: int
+
+    @property
+    def moment(self) -> int:
+        """The clock in halves: a recomputation comes before the backward task of its clock."""
+        return 2 * self.clock + (self.kind == "backward")
+
+
+class Message(msgspec.Struct, frozen=True):
+    """A tensor on its way for one micro-batch, or the gradient of one on its way back.
+
+    Attributes:
+        tensor: the crossing's tensor id, in either direction.
+        kind: "activation" goes from the crossing's source to one of its targets, "gradient" back.
+        source, target: the stages that send and receive it.
+    """
+
+    micro_batch: int
+    tensor: int
+    kind: Literal["activation", "gradient"]
+    source: int
+    target: int
+    size_bytes: int
+
+
+class Schedule(msgspec.Struct, frozen=True):
+    """Who does what in which order. Plain data: `msgspec.json` carries it between processes.
+
+    Attributes:
+        checkpoint: for each stage, which micro-batches it recomputes: "always" all of them,
+            "except_last" all but the last one, "never" none.
+        tasks: for each stage, its tasks in the order in which it runs them. A stage runs one at a
+            time, and starts it as soon as what it receives is there.
+    """
+
+    name: ScheduleName
+    stages: int
+    micro_batches: int
+    checkpoint: tuple[Checkpoint, ...]
+    tasks: tuple[tuple[Task, ...], ...]
+
+    @property
+    def clocks(self) -> int:
+        return 1 + max(tasks[-1].clock for tasks in self.tasks)
+
+    def recomputes(self, stage: int, micro_batch: int) -> bool:
+        """Whether `stage` runs its forward part of `micro_batch` twice."""
+        mode = self.checkpoint[stage]
+        last = micro_batch == self.micro_batches - 1
+        return mode == "always" or (mode == "except_last" and not last)
+
+    def hand_over(self, sent: Task, target: int) -> tuple[Task | None, int]:
+        """When what `sent` made goes to stage `target`: behind the last task there before the one
+        that reads it, if there is any, and by which moment it has gone."""
+        own = self.tasks[target]
+        reading = next(
+            index
+            for index, task in enumerate(own)
+            if task.micro_batch == sent.micro_batch and task.moment > sent.moment
+        )
+        before = own[reading - 1] if reading else None
+        return before, max(sent.moment, before.moment if before else 0)
+
+    def most_in_flight(self, stage: int) -> int:
+        """The most micro-batches that are forward but not backward on `stage` at once."""
+        most = now = 0
+        for task in self.tasks[stage]:
+            now += {"forward": 1, "recompute": 0, "backward": -1}[task.kind]
+            most = max(most, now)
+        return most
+
+
+def make_schedule(
+    name: ScheduleName,
+    *,
+    stages: int,
+    micro_batches: int,
+    checkpoint: Checkpoint | Sequence[Checkpoint] = "except_last",
+) -> Schedule:
+    """The schedule of one step.
+
+    Args:
+        checkpoint: one mode for all stages, or one for each.
+
+    Raises:
+        UnknownNameError: no such schedule or checkpoint mode.
+        MemtradeError: a count below 1, or not as many modes as stages.
+    """
+    if name not in get_args(ScheduleName):
+        raise UnknownNameError("schedule", name, get_args(ScheduleName))
+    for what, count in (("partitions", stages), ("micro-batches", micro_batches)):
+        if count < 1:
+            raise MemtradeError(f"there must be at least 1 of the {what}, not {count}")
+    modes = (checkpoint,) * stages if isinstance(checkpoint, str) else tuple(checkpoint)
+    for mode in modes:
+        if mode not in get_args(Checkpoint):
+            raise UnknownNameError("checkpoint mode", mode, get_args(Checkpoint))
+    if len(modes) != stages:
+        raise MemtradeError(
+            f"give one checkpoint mode, or one per partition: not {len(modes)} for {stages}"
+        )
+    order = _gpipe if name == "gpipe" else _one_forward_one_backward
+    work = [list(order(stage, stages, micro_batches)) for stage in range(stages)]
+    clocks = _clocks(work)
+    bare = Schedule(name, stages, micro_batches, modes, ())
+    tasks = []
+    for stage, own in enumerate(work):
+        tasks.append([])
+        for kind, micro_batch in own:
+            clock = clocks[stage, kind, micro_batch]
+            if kind == "backward" and bare.recomputes(stage, micro_batch):
+                tasks[-1].append(Task(clock, "recompute", micro_batch))
+            tasks[-1].append(Task(clock, kind, micro_batch))
+    return msgspec.structs.replace(bare, tasks=tuple(map(tuple, tasks)))
+
+
+def micro_batch_size(batch_size: int, micro_batches: int) -> int:
+    """Examples in each micro-batch. Raises MemtradeError unless they are equally large."""
+    if micro_batches < 1 or batch_size % micro_batches:
+        fitting = [m for m in range(1, batch_size + 1) if batch_size % m == 0]
+        near = sorted(sorted(fitting, key=lambda m: abs(m - micro_batches))[:3])
+        raise MemtradeError(
+            f"a batch of {batch_size} cannot be split into {micro_batches} equal micro-batches: "
+            f"take {' or '.join(map(str, near))}"
+        )
+    return batch_size // micro_batches
+
+
+def receives(partition: Partition, stage: int, task: Task) -> list[Message]:
+    """What must have arrived at `stage` before `task` may start."""
+    if task.kind == "forward":
+        return [
+            _message(task, crossing, crossing.source, stage)
+            for crossing in partition.receives(stage)
+        ]
+    if task.kind == "backward":
+        return [
+            _message(task, crossing, target, stage)
+            for crossing in partition.sends(stage)
+            if crossing.has_gradient
+            for target in crossing.targets
+        ]
+    return []
+
+
+def sends(partition: Partition, stage: int, task: Task) -> list[Message]:
+    """What leaves `stage` once `task` has run."""
+    if task.kind == "forward":
+        return [
+            _message(task, crossing, stage, target)
+            for crossing in partition.sends(stage)
+            for target in crossing.targets
+        ]
+    if task.kind == "backward":
+        return [
+            _message(task, crossing, stage, crossing.source)
+            for crossing in partition.receives(stage)
+            if crossing.has_gradient
+        ]
+    return []
+
+
+def _message(task: Task, crossing: Crossing, source: int, target: int) -> Message:
+    return Message(
+        micro_batch=task.micro_batch,
+        tensor=crossing.tensor,
+        kind="activation" if task.kind == "forward" else "gradient",
+        source=source,
+        target=target,
+        size_bytes=crossing.size_bytes,
+    )
+
+
+Work = tuple[Literal["forward", "backward"], int]
+
+
+def _gpipe(_stage: int, _stages: int, micro_batches: int) -> Iterable[Work]:
+    for i in range(micro_batches):
+        yield "forward", i
+    for i in reversed(range(micro_batches)):
+        yield "backward", i
+
+
+def _one_forward_one_backward(stage: int, stages: int, micro_batches: int) -> Iterable[Work]:
+    ahead = min(stages - stage, micro_batches)
+    for i in range(ahead):
+        yield "forward", i
+    for i in range(micro_batches):
+        yield "backward", i
+        if i + ahead < micro_batches:
+            yield "forward", i + ahead
+
+
+def _clocks(work: Sequence[Sequence[Work]]) -> dict[tuple[int, str, int], int]:
+    """When each piece of work is done, if each takes one clock and all start as early as they can.
+
+    A forward waits for the stage before, a backward for the stage after.
+    """
+    clocks: dict[tuple[int, str, int], int] = {}
+    done = [0] * len(work)
+    clock = 0
+    while any(count < len(own) for count, own in zip(done, work, strict=True)):
+        ready = []
+        for stage, own in enumerate(work):
+            if done[stage] == len(own):
+                continue
+            kind, i = own[done[stage]]
+            before = stage - 1 if kind == "forward" else stage + 1
+            if not 0 <= before < len(work) or (before, kind, i) in clocks:
+                ready.append((stage, kind, i))
+        for key in ready:
+            clocks[key] = clock
+            done[key[0]] += 1
+        clock += 1
+    return clocks

@@ -1,0 +1,299 @@
+"""A stage as a training step of its own: a StepGraph, cut out of the whole step's.
+
+    batch, received ─► forward ops ─► Send ─ ─ ─► Receive ─► backward ops ─► gradients to send
+    weights ─────────────┘                                        └► accumulators
+
+So all that works on steps works on stages: strategies plan them, the simulator walks them. What
+the stage receives lies there before it starts, like a batch. In place of other stages stands a
+pair of ops: `Send` reads what leaves, `Receive` makes each gradient that comes back, so that the
+gradients descend from the forward part as they do in a whole step. In place of an update stands
+the addition to a gradient's accumulator: a pipelined step updates once, when all micro-batches
+are through.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from memtrade.errors import MemtradeError
+from memtrade.graph import GraphData, Op, StepGraph, Tensor
+from memtrade.pipeline.design.partition import Partition
+
+SEND, RECEIVE = "PipelineSend", "PipelineReceive"
+ACCUMULATE = "AssignAddVariableOp"
+
+
+@dataclass(frozen=True)
+class StageGraph:
+    """One stage's work on one micro-batch.
+
+    Attributes:
+        graph: the stage as a StepGraph, named after the step and the stage.
+        batch_bytes: of the batch's tensors that the stage reads, for one micro-batch.
+        received_bytes: of what it reads of other stages' forward tensors.
+        retained_bytes: the part of `received_bytes` that its backward ops read.
+        variable_bytes: of the values of weights and moving averages.
+        gradient_bytes: of the accumulators.
+        slot_bytes: of the optimizer's variables.
+        updates: ids, in the whole graph, of the updates, which run once per step.
+    """
+
+    graph: StepGraph
+    batch_bytes: int
+    received_bytes: int
+    retained_bytes: int
+    variable_bytes: int
+    gradient_bytes: int
+    slot_bytes: int
+    updates: tuple[int, ...]
+
+
+def stage_graphs(graph: StepGraph, partition: Partition) -> tuple[StageGraph, ...]:
+    """All stages of a partition of `graph`, which is that of the step on one micro-batch.
+
+    Raises MemtradeError where the partition belongs to another graph.
+    """
+    if partition.fingerprint != graph.fingerprint:
+        raise MemtradeError(
+            f"the partition was made for another graph ({partition.fingerprint}) than {graph.name} "
+            f"({graph.fingerprint}): cut this one at the partition's boundaries"
+        )
+    return tuple(_Builder(graph, partition, i).build() for i in range(len(partition.stages)))
+
+
+class _Builder:
+    """One stage in the making. Ids are of the whole graph unless they are said to be new."""
+
+    def __init__(self, graph: StepGraph, partition: Partition, stage: int):
+        self.whole, self.partition, self.number = graph, partition, stage
+        self.stage = partition.stages[stage]
+        self.backward = {op_id for op_id in graph.backward if partition.stage_of[op_id] == stage}
+        self.gradient_of = self._gradients_of_updates()
+        own = self._own_ops()
+        late = self._late(own)
+        self.forward, self.backward = own - late, self.backward | late
+        self.ops: list[Op] = []  # new
+        self.tensors: list[Tensor] = []  # new
+        self.new_op: dict[int, int] = {}
+        self.new_tensor: dict[int, int] = {}
+
+    def build(self) -> StageGraph:
+        whole, stage = self.whole, self.stage
+        own = self.forward | self.backward
+        read = sorted({t for op_id in own for t in self._inputs(op_id)})
+        foreign = [t for t in read if whole.tensors[t].op not in own]
+        batch = [t for t in whole.data.inputs if t in foreign]
+        captures = [t for t in whole.data.captures if t in foreign or t in stage.variables]
+        elsewhere = [t for t in foreign if t not in batch and t not in captures]
+        elsewhere.sort(key=self._turn)
+        received = [t for t in elsewhere if whole.tensors[t].op not in whole.backward]
+        arriving = [t for t in elsewhere if whole.tensors[t].op in whole.backward]
+        for t in (*batch, *received, *captures):
+            self._add(whole.label(t), "Placeholder", (), [t])
+        accumulators = [self._add_accumulator(t) for t in stage.trainable]
+        for op_id in sorted(self.forward):
+            self._copy(op_id)
+        loss = self._end_forward()
+        if arriving:
+            self._add("receive", RECEIVE, (loss,), arriving)
+        for op_id in sorted(self.backward):
+            self._copy_backward(op_id, dict(zip(stage.trainable, accumulators, strict=True)))
+        sizes = dict(zip(whole.data.captures, whole.data.capture_bytes, strict=True))
+        values = [t for t in stage.variables if t in read]
+        late = {t for op_id in self.backward for t in self._inputs(op_id)}
+        return StageGraph(
+            graph=StepGraph(
+                GraphData(
+                    name=f"{whole.name}, stage {self.number + 1}",
+                    ops=tuple(self.ops),
+                    tensors=tuple(self.tensors),
+                    inputs=tuple(self.new_tensor[t] for t in (*batch, *received)),
+                    captures=(*(self.new_tensor[t] for t in captures), *accumulators),
+                    capture_bytes=tuple(sizes[t] for t in (*captures, *stage.trainable)),
+                    outputs=(loss, *(self.new_tensor[t] for t in self._gradients_to_send())),
+                    control_outputs=tuple(o.id for o in self.ops if o.stateful and not o.outputs),
+                    loss=loss,
+                    collection=tuple(
+                        self.new_tensor[t] for t in whole.data.collection if t in self.new_tensor
+                    ),
+                    nodes=whole.data.nodes,
+                    values={
+                        self.new_tensor[t]: known
+                        for t, known in whole.data.values.items()
+                        if t in self.new_tensor
+                    },
+                )
+            ),
+            batch_bytes=self._bytes(batch),
+            received_bytes=self._bytes(received),
+            retained_bytes=self._bytes(t for t in received if t in late),
+            variable_bytes=sum(sizes[t] for t in values),
+            gradient_bytes=sum(sizes[t] for t in stage.trainable),
+            slot_bytes=sum(sizes[t] for t in stage.variables if t not in values),
+            updates=tuple(sorted(self.gradient_of)),
+        )
+
+    def _gradients_of_updates(self) -> dict[int, int]:
+        """For each update of a weight, the gradient that it applies."""
+        whole, found = self.whole, {}
+        for op_id in self.backward:
+            op = whole.ops[op_id]
+            gradients = [t for t in op.inputs if whole.tensors[t].op in whole.backward]
+            if op.stateful and not op.outputs and self._variable(op) is not None and gradients:
+                found[op_id] = max(gradients, key=lambda t: whole.tensors[t].size_bytes)
+        return found
+
+    def _variable(self, update: Op) -> int | None:
+        return next((t for t in update.inputs if t in self.stage.trainable), None)
+
+    def _inputs(self, op_id: int) -> Sequence[int]:
+        """What the op reads on this stage: an update only its gradient."""
+        if op_id in self.gradient_of:
+            return (self.gradient_of[op_id],)
+        return self.whole.ops[op_id].inputs
+
+    def _own_ops(self) -> set[int]:
+        """The stage's forward ops, and what its backward ops read of ops that belong to no stage,
+        such as shapes, constants, and gradients' factors of the forward part's tensors: each stage
+        makes its own."""
+        whole, stage_of = self.whole, self.partition.stage_of
+        found = {*self.stage.ops, *self.stage.side_ops}
+        stack = [*found, *self.backward]
+        while stack:
+            for t in self._inputs(stack.pop()):
+                producer = whole.tensors[t].op
+                if producer in found or producer in self.backward:
+                    continue
+                here = stage_of[producer] in (self.number, None)
+                if here and whole.ops[producer].type != "Placeholder":
+                    found.add(producer)
+                    stack.append(producer)
+        return found
+
+    def _late(self, own: set[int]) -> set[int]:
+        """Of the ops, those that belong to the backward part or wait for it, be it by a control
+        edge: TensorFlow holds back by one what a gradient makes of the forward part's tensors."""
+        late: set[int] = set()
+        for op_id in sorted(own):
+            op = self.whole.ops[op_id]
+            waits_for = [*self._controls(op), *(self.whole.tensors[t].op for t in op.inputs)]
+            if any(each in late or each in self.whole.backward for each in (op_id, *waits_for)):
+                late.add(op_id)
+        return late
+
+    def _turn(self, tensor: int) -> tuple[int, int]:
+        """When a tensor of another stage arrives: what was made first, and of that the largest."""
+        t = self.whole.tensors[tensor]
+        stage = self.partition.stage_of[t.op] or 0
+        return (-stage if t.op in self.whole.backward else stage), -t.size_bytes
+
+    def _gradients_to_send(self) -> list[int]:
+        whole, stage_of = self.whole, self.partition.stage_of
+        return [
+            t
+            for op_id in sorted(self.backward)
+            if stage_of[op_id] == self.number
+            for t in whole.ops[op_id].outputs
+            if any(stage_of[c] != self.number for c in whole.consumers[t])
+        ]
+
+    def _add(
+        self,
+        name: str,
+        type_: str,
+        inputs: Sequence[int],
+        outputs: Sequence[int],
+        *,
+        controls: Sequence[int] = (),
+        stateful: bool = False,
+        attrs: dict[str, Any] | None = None,
+        node: int = -1,
+    ) -> int:
+        """A new op. `inputs` and `controls` are new ids, `outputs` what it makes. Its new id."""
+        op_id = len(self.ops)
+        made = []
+        for index, t in enumerate(outputs):
+            self.new_tensor[t] = len(self.tensors)
+            made.append(len(self.tensors))
+            old = self.whole.tensors[t]
+            self.tensors.append(
+                msgspec.structs.replace(old, id=len(self.tensors), op=op_id, index=index)
+            )
+        self.ops.append(
+            Op(
+                op_id,
+                name,
+                type_,
+                tuple(inputs),
+                tuple(controls),
+                tuple(made),
+                stateful,
+                attrs or {},
+                node,
+            )
+        )
+        return op_id
+
+    def _add_accumulator(self, variable: int) -> int:
+        """The handle of a variable that sums the gradients of `variable`. Its new tensor id."""
+        self.tensors.append(Tensor(len(self.tensors), len(self.ops), 0, "resource", (), 0))
+        name = f"{self.whole.ops[self.whole.tensors[variable].op].name}/gradient"
+        made = (self.tensors[-1].id,)
+        self.ops.append(Op(len(self.ops), name, "Placeholder", (), (), made, False, {}))
+        return made[0]
+
+    def _copy(self, op_id: int) -> None:
+        op = self.whole.ops[op_id]
+        self.new_op[op_id] = self._add(
+            op.name,
+            op.type,
+            [self.new_tensor[t] for t in op.inputs],
+            op.outputs,
+            controls=[self.new_op[c] for c in self._controls(op) if c in self.new_op],
+            stateful=op.stateful,
+            attrs=op.attrs,
+            node=op.node,
+        )
+
+    def _controls(self, op: Op) -> list[int]:
+        """What the op waits for. TensorFlow gathers the gradients of an op by one that does
+        nothing and is on no stage: in its place stands what it waits for itself."""
+        found: dict[int, None] = {}
+        stack = list(reversed(op.controls))
+        while stack:
+            control = stack.pop()
+            if self.whole.ops[control].type == "NoOp":
+                stack.extend(reversed(self.whole.ops[control].controls))
+            else:
+                found[control] = None
+        return list(found)
+
+    def _copy_backward(self, op_id: int, accumulators: dict[int, int]) -> None:
+        """The op; in place of an update, the addition to the variable's accumulator."""
+        op = self.whole.ops[op_id]
+        variable = self._variable(op)
+        if op_id in self.gradient_of and variable is not None:
+            gradient = self.new_tensor[self.gradient_of[op_id]]
+            inputs = (accumulators[variable], gradient)
+            self._add(op.name, ACCUMULATE, inputs, (), stateful=True)
+        elif not (op.stateful and not op.outputs):  # no update of an optimizer's own variables
+            self._copy(op_id)
+
+    def _end_forward(self) -> int:
+        """The loss, or what stands for it where the stage sends. Its new tensor id."""
+        if self.whole.tensors[self.whole.loss].op in self.forward:
+            return self.new_tensor[self.whole.loss]
+        sent = [self.new_tensor[t] for t in self.stage.sent]
+        self.tensors.append(Tensor(len(self.tensors), len(self.ops), 0, "float32", (), 4))
+        made = (self.tensors[-1].id,)
+        self.ops.append(Op(len(self.ops), "send", SEND, tuple(sent), (), made, False, {}))
+        return made[0]
+
+    def _bytes(self, tensors: Iterable[int]) -> int:
+        """Of the tensors' buffers, each once."""
+        roots = dict.fromkeys(self.whole.root[t] for t in tensors)
+        return sum(self.whole.tensors[t].size_bytes for t in roots)

@@ -1,0 +1,373 @@
+"""A pipelined trial as the parent runs it: a process for each stage and one that drives them.
+
+The parent imports no TensorFlow. It starts the stages (or, with a cluster, finds them running),
+hands the driver its orders, and watches all of them. Whatever ends one ends the trial: a stage that
+dies or runs out of memory is a result that names it. However the trial ends, no process of it stays
+behind; when the parent is killed, the kernel kills them (`memtrade.measure.child`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+
+from memtrade.errors import MemtradeError
+from memtrade.measure import host
+from memtrade.measure.child import PARENT_VARIABLE
+from memtrade.measure.environment import child_environment
+from memtrade.measure.protocol import Failed, Progress, Runtime, Status, TrialSpec
+from memtrade.measure.trial import signals_raise
+from memtrade.pipeline.design.partition import Partition
+from memtrade.pipeline.design.schedule import Schedule
+from memtrade.pipeline.measure.protocol import (
+    DriverSpec,
+    Finished,
+    Lost,
+    PipelineEvent,
+    PipelineMeasured,
+    PipelineOutcome,
+    PipelineTrial,
+    Serving,
+    StageSpec,
+    decode_pipeline_event,
+)
+from memtrade.plan import Action
+
+CHILD = (sys.executable, "-m", "memtrade.pipeline.measure.child")
+
+_REACH_SECONDS = 4.0  # for a server to accept a connection; two addresses may be out of reach
+_POLL_SECONDS = 0.2
+_GRACE_SECONDS = 2.0  # for the process to be seen that made the driver fail
+_LOG_LINES = 50
+_OOM = "OOM when allocating tensor"
+
+
+def run_pipeline(
+    trial: PipelineTrial,
+    partition: Partition,
+    schedule: Schedule,
+    *,
+    plans: Sequence[Sequence[Action]] = (),
+    timeout_seconds: float | None = None,
+    on_event: Callable[[PipelineEvent], None] = lambda event: None,
+    on_log: Callable[[str], None] = lambda line: None,
+) -> PipelineOutcome:
+    """Runs and measures the trial.
+
+    Args:
+        partition: of the step's graph on one micro-batch.
+        plans: for each stage, the actions of a plan of its graph; none keep every activation.
+        on_event, on_log: called with each event of a child, and each line of their logs. Whatever
+            they raise ends the trial, and is raised here.
+
+    Raises:
+        MemtradeError: an address of the cluster cannot be reached, or a child says that the input
+            is bad.
+    """
+    if trial.cluster and len(trial.cluster) != trial.partitions:
+        raise MemtradeError(
+            f"a cluster needs one address per partition: {len(trial.cluster)} are given "
+            f"for {trial.partitions} partitions"
+        )
+    check_reachable(trial.cluster)
+    addresses = trial.cluster or _free_addresses(trial.partitions)
+    kills_before = host.oom_kills()
+    deadline = time.monotonic() + (timeout_seconds or math.inf)
+    with signals_raise(), _children() as children:
+        if not trial.cluster:
+            for i in range(trial.partitions):
+                order = StageSpec(
+                    stage=i,
+                    device=f"gpu:{i}" if trial.device == "gpu" else "arena",
+                    addresses=addresses,
+                    local=True,
+                    memory_limit_bytes=trial.memory_limit_bytes,
+                )
+                children.append(_start_stage(order))
+        driver_order = DriverSpec(
+            trial=trial,
+            partition=partition,
+            schedule=schedule,
+            plans=tuple(map(tuple, plans)),
+            addresses=addresses,
+        )
+        driver = _start("drive", driver_order, _driver_environment(trial), "the driver", None)
+        children.append(driver)
+        watch = _Watch(children, driver, on_event, on_log)
+        in_time = watch.listen(deadline)
+        oom_killed = host.oom_kills() > kills_before
+        return watch.outcome(
+            timeout_seconds=None if in_time else timeout_seconds, oom_killed=oom_killed
+        )
+
+
+def serve_stage(
+    stage: int,
+    addresses: Sequence[str],
+    *,
+    device: str,
+    memory_limit_bytes: int,
+    on_event: Callable[[PipelineEvent], None] = lambda event: None,
+    on_log: Callable[[str], None] = lambda line: None,
+) -> PipelineOutcome:
+    """Serves one stage for pipelines that are driven from elsewhere, until it is stopped.
+
+    `device` is "arena" or "gpu:N".
+
+    Raises MemtradeError where the limit or the number of the stage is bad.
+    """
+    if not 0 <= stage < len(addresses):
+        raise MemtradeError(
+            f"there is no stage {stage + 1} among {len(addresses)} addresses: "
+            "number the stages from 1, in the order of --cluster"
+        )
+    order = StageSpec(
+        stage=stage,
+        device=device,
+        addresses=tuple(addresses),
+        memory_limit_bytes=memory_limit_bytes,
+    )
+    with signals_raise(), _children() as children:
+        child = _start_stage(order)
+        children.append(child)
+        watch = _Watch(children, child, on_event, on_log)
+        watch.listen(math.inf)
+        return watch.outcome(timeout_seconds=None, oom_killed=False)
+
+
+def check_reachable(addresses: Sequence[str]) -> None:
+    """Raises MemtradeError that names the first address where nobody answers."""
+    for address in addresses:
+        name, colon, port = address.rpartition(":")
+        if not (colon and name and port.isdigit() and 0 < int(port) < 1 << 16):
+            raise MemtradeError(f"an address of a cluster is host:port, not {address!r}")
+        try:
+            socket.create_connection((name, int(port)), timeout=_REACH_SECONDS).close()
+        except OSError as error:
+            raise MemtradeError(
+                f"no server answers at {address} ({error.strerror or error}): start it there by "
+                "`memtrade pipeline serve`"
+            ) from None
+
+
+def _free_addresses(count: int) -> tuple[str, ...]:
+    """Addresses of this machine that are free now: all held at once, so that they differ."""
+    with contextlib.ExitStack() as held:
+        ports = []
+        for _ in range(count):
+            each = held.enter_context(socket.socket())
+            each.bind(("127.0.0.1", 0))
+            ports.append(each.getsockname()[1])
+    return tuple(f"127.0.0.1:{port}" for port in ports)
+
+
+@dataclass
+class _Child:
+    """A process, and what it has said. `stage` is None for the driver."""
+
+    process: subprocess.Popen[bytes]
+    name: str
+    stage: int | None
+    log: deque[str] = field(default_factory=lambda: deque(maxlen=_LOG_LINES))
+    rest: dict[str, bytes] = field(default_factory=lambda: {"stdout": b"", "stderr": b""})
+
+
+def _start_stage(order: StageSpec) -> _Child:
+    environment = child_environment(
+        TrialSpec(device=order.device, memory_limit_bytes=order.memory_limit_bytes)
+    )
+    return _start("stage", order, environment, f"stage {order.stage + 1}", order.stage)
+
+
+def _driver_environment(trial: PipelineTrial) -> dict[str, str]:
+    """The driver computes nothing but a reference, and under no limit."""
+    spec = TrialSpec(device="arena", memory_limit_bytes=trial.memory_limit_bytes)
+    environment = child_environment(spec)
+    for name in ("TF_CPU_ALLOCATOR_USE_BFC", "TF_CPU_BFC_MEM_LIMIT_IN_MB"):
+        del environment[name]
+    return environment
+
+
+def _start(
+    role: str, order: msgspec.Struct, environment: dict[str, str], name: str, stage: int | None
+) -> _Child:
+    environment[PARENT_VARIABLE] = str(os.getpid())
+    # A proxy for the web would be asked for the way to this machine's own ports.
+    environment["no_grpc_proxy"] = environment["no_proxy"] = "*"
+    with tempfile.TemporaryFile() as request:
+        request.write(msgspec.json.encode(order))
+        request.seek(0)
+        process = subprocess.Popen(
+            [*CHILD, role],
+            stdin=request,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=environment,
+            start_new_session=True,
+        )
+    return _Child(process, name, stage)
+
+
+@contextlib.contextmanager
+def _children() -> Iterator[list[_Child]]:
+    """The list of the children, all of which are ended with the block."""
+    children: list[_Child] = []
+    try:
+        yield children
+    finally:
+        for child in children:
+            if child.process.poll() is None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(child.process.pid, signal.SIGKILL)
+        for child in children:
+            child.process.wait()
+            for stream in (child.process.stdout, child.process.stderr):
+                if stream is not None:
+                    stream.close()
+
+
+class _Watch:
+    """Takes in what the children say, until the one that leads has said its last word or any
+    child has ended."""
+
+    def __init__(
+        self,
+        children: Sequence[_Child],
+        leader: _Child,
+        on_event: Callable[[PipelineEvent], None],
+        on_log: Callable[[str], None],
+    ):
+        self._children, self._leader = children, leader
+        self._on_event, self._on_log = on_event, on_log
+        self.phase: Progress | None = None
+        self.runtime: Runtime | None = None
+        self.finished: PipelineMeasured | None = None
+        self.lost: Lost | None = None
+        self.failed: Failed | None = None
+        self.noise: str | None = None
+
+    def listen(self, deadline: float) -> bool:
+        """Returns whether all was said before the deadline."""
+        with selectors.DefaultSelector() as selector:
+            for child in self._children:
+                for which in ("stdout", "stderr"):
+                    stream = getattr(child.process, which)
+                    selector.register(stream, selectors.EVENT_READ, (child, which))
+            while not (self.finished or self.failed or self.noise):
+                if time.monotonic() > deadline:
+                    return False
+                ready = selector.select(_POLL_SECONDS)
+                for key, _ in ready:
+                    if not self._read(*key.data):
+                        selector.unregister(key.fileobj)
+                if self.lost:
+                    # If a stage died of it, its end tells more than the lost connection.
+                    deadline = min(deadline, time.monotonic() + _GRACE_SECONDS)
+                    if self.lost.status == "out_of_memory" or time.monotonic() >= deadline:
+                        break
+                    if self._ended() is not None:
+                        break
+                    continue
+                if not ready and self._ended() is not None:
+                    break
+        return True
+
+    def outcome(self, *, timeout_seconds: float | None, oom_killed: bool) -> PipelineOutcome:
+        """Raises MemtradeError on bad input."""
+        if self.failed is not None:
+            if self.failed.status == "bad_input":
+                raise MemtradeError(self.failed.reason)
+            return PipelineOutcome(status=self.failed.status, reason=self.failed.reason)
+        if self.finished is not None:
+            return PipelineOutcome(status="ok", measured=self.finished, runtime=self.runtime)
+        if self.noise is not None:
+            return PipelineOutcome(status="crashed", reason=self.noise)
+        where = f" in {self.phase.phase}" if self.phase else ""
+        ended = self._ended()
+        if ended is not None:
+            status, reason = _how_it_ended(ended, where, oom_killed=oom_killed)
+            return PipelineOutcome(
+                status=status, reason=reason, stage=ended.stage, runtime=self.runtime
+            )
+        if self.lost is not None:
+            named = "" if self.lost.stage is None else f"stage {self.lost.stage + 1}: "
+            return PipelineOutcome(
+                status=self.lost.status,
+                reason=named + self.lost.reason,
+                stage=self.lost.stage,
+                runtime=self.runtime,
+            )
+        return PipelineOutcome(
+            status="timeout",
+            reason=f"no result within {timeout_seconds:g} s: stopped{where}",
+            runtime=self.runtime,
+        )
+
+    def _ended(self) -> _Child | None:
+        """A child that has ended, which none should before its time: a stage rather than the
+        driver, whose end may have followed from it."""
+        ended = [child for child in self._children if child.process.poll() is not None]
+        if self.lost:
+            ended = [child for child in ended if child is not self._leader]
+        return min(ended, key=lambda child: child is self._leader, default=None)
+
+    def _read(self, child: _Child, which: str) -> bool:
+        """Takes in what has arrived on a pipe. Returns whether more may come."""
+        chunk = os.read(getattr(child.process, which).fileno(), 1 << 16)
+        *lines, child.rest[which] = (child.rest[which] + chunk).split(b"\n")
+        for line in lines:
+            if which == "stdout":
+                self._take_event(child, line)
+            elif text := line.decode(errors="replace").rstrip():
+                child.log.append(text)
+                self._on_log(f"{child.name}: {text}")
+        return bool(chunk)
+
+    def _take_event(self, child: _Child, line: bytes) -> None:
+        try:
+            event = decode_pipeline_event(line)
+        except msgspec.DecodeError:
+            said = line.decode(errors="replace")[:80]
+            self.noise = f"{child.name} wrote a line that is no event: {said!r}"
+            return
+        match event:
+            case Serving(runtime=runtime):
+                self.runtime = runtime
+            case Progress():
+                self.phase = event
+            case Finished(measured=measured):
+                self.finished = measured
+            case Lost():
+                self.lost = event
+            case Failed():
+                self.failed = event
+            case _:
+                pass
+        self._on_event(event)
+
+
+def _how_it_ended(child: _Child, where: str, *, oom_killed: bool) -> tuple[Status, str]:
+    """The status and the reason of a child that ended by itself."""
+    code = child.process.returncode
+    # As in memtrade.measure.trial: oneDNN's kernels abort where their scratch does not fit.
+    failed = [line[line.index(_OOM) :] for line in child.log if _OOM in line]
+    if code < 0 and code != -signal.SIGKILL and failed:
+        return "out_of_memory", f"{child.name}: {failed[-1]}"
+    if code == -signal.SIGKILL and oom_killed:
+        return "out_of_host_memory", f"{child.name} was taken by the kernel's OOM killer{where}"
+    how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
+    told = f": {child.log[-1]}" if code > 0 and child.log else ""
+    return "crashed", f"{child.name} {how}{where}{told}"

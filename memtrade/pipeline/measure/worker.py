@@ -1,0 +1,368 @@
+"""The processes of a pipelined trial: servers that hold a stage each, and the driver.
+
+Each stage is a `tf.distribute.Server` in a process with an arena or a GPU of its own, so that its
+allocator measures the stage's peak. The server's devices take their memory from the arena that the
+process set up, and its statistics are those of the process. To ask for them from wherever the
+driver runs, a question and its answer travel through TensorFlow, too, by two queues on the stage:
+
+    driver   enqueue "reset" ──► questions ──► stage: look, reset
+             dequeue ◄───────── answers ◄───── [peak bytes, bytes in use]
+
+A GPU computes behind the clock that a graph can read: there the times of tasks say when their
+kernels were queued, and only those of whole steps are the GPU's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+import os
+import re
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any, BinaryIO, NamedTuple
+
+import msgspec
+import numpy as np
+import tensorflow as tf
+
+from memtrade.comparison import ANOTHER_ORDER
+from memtrade.errors import MemtradeError, UnsupportedGraphError
+from memtrade.measure.protocol import Failed, Progress, Runtime
+from memtrade.models import make_model
+from memtrade.pipeline.design.stages import StageGraph, stage_graphs
+from memtrade.pipeline.measure import loopback
+from memtrade.pipeline.measure.protocol import (
+    DriverSpec,
+    Finished,
+    Lost,
+    PipelineMeasured,
+    PipelineStepDone,
+    Serving,
+    StageDevice,
+    StageMeasured,
+    StageSpec,
+)
+from memtrade.pipeline.tf import PipelineGraph, build_pipeline, draw_step, session_config
+from memtrade.tf.build import make_step
+from memtrade.tf.construction import Construction
+from memtrade.tf.device import make_device
+from memtrade.tf.verify import compare_values
+
+v1 = tf.compat.v1
+
+JOB = "stage"
+_CONNECT_MILLISECONDS = 60_000  # for all stages to import TensorFlow, on a busy machine
+_RELEASE_MILLISECONDS = 5_000
+_TASK = re.compile(rf"/job:{JOB}/replica:\d+/task:(\d+)")
+
+
+def main(role: str) -> int:
+    # Events get a descriptor of their own; whatever else is printed goes to the log.
+    events = os.fdopen(os.dup(sys.stdout.fileno()), "wb", buffering=0)
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    request = sys.stdin.buffer.read()
+    try:
+        if role == "stage":
+            _serve(msgspec.json.decode(request, type=StageSpec), events)
+        else:
+            _Driver(msgspec.json.decode(request, type=DriverSpec), events).run()
+    except UnsupportedGraphError as error:
+        _send(events, Failed("unsupported", str(error)))
+    except MemtradeError as error:
+        _send(events, Failed("bad_input", str(error)))
+    except tf.errors.OpError as error:
+        _send(events, _lost(error))
+    return 0
+
+
+def stage_device(stage: int, device: StageDevice = "arena") -> str:
+    """TensorFlow's name of a stage's device. A process sees one GPU, its own."""
+    return f"/job:{JOB}/task:{stage}/device:{'GPU' if device == 'gpu' else 'CPU'}:0"
+
+
+# A stage
+
+
+def _serve(spec: StageSpec, events: BinaryIO) -> None:
+    """Serves the stage, and answers questions about its memory, until the process is ended."""
+    device = make_device(spec.device, spec.memory_limit_bytes)
+    device.start()
+    config = session_config()
+    if spec.device != "arena":  # a server sets its GPU up by itself; the limit is one for both
+        virtual = config.gpu_options.experimental.virtual_devices.add()
+        virtual.memory_limit_mb.append(spec.memory_limit_bytes >> 20)
+    server = tf.distribute.Server(
+        tf.train.ClusterSpec({JOB: list(spec.addresses)}),
+        job_name=JOB,
+        task_index=spec.stage,
+        config=config,
+        start=False,  # it listens, and answers nobody yet
+    )
+    exposed = not (spec.local and loopback.confine_listeners())
+    server.start()
+    runtime = Runtime(
+        tensorflow_version=tf.__version__,
+        device=device.name,
+        limit_bytes=spec.memory_limit_bytes,
+        onednn=device.runs_onednn(),
+        intra_op_threads=os.cpu_count() or 1,
+        inter_op_threads=1,
+    )
+    with tf.Graph().as_default():
+        questions, answers = _queues(spec.stage)
+        question = questions.dequeue()
+        seen = v1.placeholder(tf.int64, [2])
+        answer = answers.enqueue(seen)
+        config = session_config()
+        config.device_filters.append(f"/job:{JOB}/task:{spec.stage}")  # waits for nobody else
+        with v1.Session(server.target, config=config) as session:
+            _send(events, Serving(spec.stage, runtime, exposed))
+            while True:
+                asked = session.run(question)
+                bytes_seen = [device.peak_bytes(), device.in_use_bytes()]
+                if asked == b"reset":
+                    device.reset_peak()
+                session.run(answer, {seen: bytes_seen})
+
+
+def _queues(stage: int) -> tuple[Any, Any]:
+    with tf.device(stage_device(stage)):
+        return (
+            v1.FIFOQueue(1, [tf.string], shapes=[[]], shared_name="questions"),
+            v1.FIFOQueue(1, [tf.int64], shapes=[[2]], shared_name="answers"),
+        )
+
+
+# The driver
+
+
+class _Driver:
+    def __init__(self, spec: DriverSpec, events: BinaryIO):
+        self.spec, self.trial, self.events = spec, spec.trial, events
+
+    def run(self) -> None:
+        trial, started = self.trial, time.perf_counter()
+        _send(self.events, Progress("trace"))
+        whole = make_model(trial.model, trial.model_options)
+        size = whole.batch_size // trial.micro_batches
+        step = draw_step(
+            dataclasses.replace(whole, batch_size=size),
+            whole,
+            optimizer=trial.optimizer,
+            learning_rate=trial.learning_rate,
+        )
+        _send(self.events, Progress("build"))
+        stages = stage_graphs(step.trace.graph, self.spec.partition)
+        count = len(stages)
+        devices = [stage_device(i, trial.device) for i in range(count)]
+        pipeline = build_pipeline(
+            step,
+            self.spec.partition,
+            self.spec.schedule,
+            devices,
+            plans=self.spec.plans,
+            deferred_batch_norm=trial.deferred_batch_norm,
+            apart=trial.tasks_alone,
+        )
+        with pipeline.graph.as_default():
+            self.questions = [self._question(i) for i in range(count)]
+        build_seconds = time.perf_counter() - started
+        target = f"grpc://{self.spec.addresses[0]}"
+        _send(self.events, Progress("connect"))
+        made = v1.Session(target, graph=pipeline.graph, config=session_config())
+        with contextlib.closing(made) as session:  # not made the default: verifying is eager
+            try:
+                measured = self._measure(session, pipeline, stages, build_seconds)
+            finally:
+                if trial.cluster:  # these servers live on
+                    patience = v1.RunOptions(timeout_in_ms=_RELEASE_MILLISECONDS)
+                    with contextlib.suppress(tf.errors.OpError):
+                        session.run(pipeline.release, options=patience)
+        _send(self.events, Finished(measured))
+
+    def _measure(
+        self,
+        session: Any,
+        pipeline: PipelineGraph,
+        stages: Sequence[StageGraph],
+        build_seconds: float,
+    ) -> PipelineMeasured:
+        trial = self.trial
+        self._ask(session, "look", patient=True)
+        session.run(pipeline.initialize)
+        step = session.make_callable(pipeline.step)
+        look = session.make_callable([pipeline.loss, pipeline.times])
+        seconds: list[float] = []
+        losses: list[float] = []
+        peaks: list[list[int]] = []
+        in_use: list[int] = []
+        clocks: list[Sequence[np.ndarray]] = []
+        for i in range(trial.warmup + trial.steps):
+            warming = i < trial.warmup
+            number = i + 1 if warming else i + 1 - trial.warmup
+            of = trial.warmup if warming else trial.steps
+            _send(self.events, Progress("warm-up" if warming else "step", number, of))
+            self._ask(session, "reset")
+            begin = time.perf_counter()
+            step()
+            seconds.append(time.perf_counter() - begin)
+            seen = self._ask(session, "look")
+            loss, times = look()
+            losses.append(float(loss))
+            peaks.append([peak for peak, _ in seen])
+            in_use = [now for _, now in seen]
+            clocks.append(times)
+            done = PipelineStepDone(seconds[-1], tuple(peaks[-1]), _finite(losses[-1]))
+            _send(self.events, done)
+        verified = None
+        if trial.verify:
+            _send(self.events, Progress("verify"))
+            unpipelined = make_step(
+                make_model(trial.model, trial.model_options),
+                optimizer=trial.optimizer,
+                learning_rate=trial.learning_rate,
+                construction=Construction(micro_batches=trial.micro_batches),
+            )
+            comparison = compare_values(
+                unpipelined, session.run(pipeline.values), losses, left_out=pipeline.averages
+            )
+            verified = comparison.verified(ANOTHER_ORDER)
+        counted = seconds[trial.warmup :]
+        phases = [self._phases(times) for times in clocks[trial.warmup :]]
+        return PipelineMeasured(
+            stages=tuple(
+                _stage_measured(
+                    stage,
+                    parameters=pipeline.parameters[i],
+                    persistent_bytes=in_use[i],
+                    peaks=[peak[i] for peak in peaks],
+                    phases=[phase.stages[i] for phase in phases],
+                )
+                for i, stage in enumerate(stages)
+            ),
+            step_seconds=tuple(counted),
+            median_seconds=statistics.median(counted),
+            forward_seconds=statistics.median(phase.forward for phase in phases),
+            backward_seconds=statistics.median(phase.backward for phase in phases),
+            bubble=statistics.median(phase.bubble for phase in phases),
+            samples_per_second=trial.batch_size / statistics.median(counted),
+            build_seconds=build_seconds,
+            losses=tuple(_finite(loss) for loss in losses),
+            verified=verified,
+        )
+
+    def _question(self, stage: int) -> tuple[Any, Any, Any]:
+        questions, answers = _queues(stage)
+        with tf.device(stage_device(stage)):
+            asked = v1.placeholder(tf.string, [])
+        return asked, questions.enqueue(asked), answers.dequeue()
+
+    def _ask(self, session: Any, question: str, *, patient: bool = False) -> list[tuple[int, int]]:
+        """(peak bytes, bytes in use) of each stage."""
+        options = v1.RunOptions(timeout_in_ms=_CONNECT_MILLISECONDS) if patient else None
+        found = []
+        for asked, ask, answer in self.questions:
+            session.run(ask, {asked: question}, options=options)
+            peak, now = session.run(answer, options=options)
+            found.append((int(peak), int(now)))
+        return found
+
+    def _phases(self, looks: Sequence[np.ndarray]) -> _Phases:
+        tasks = self.spec.schedule.tasks
+        times = [own[:-1] for own in looks]
+        start = min(float(own[0]) for own in times)
+        forward = max(
+            float(own[2 * i + 1])
+            for own, stage in zip(times, tasks, strict=True)
+            for i, task in enumerate(stage)
+            if task.kind == "forward"
+        )
+        end = max(float(own[-1]) for own in times)
+        stages = []
+        for i, own in enumerate(times):
+            spans = list(zip(tasks[i], (own[1::2] - own[::2]).tolist(), strict=True))
+            early = math.fsum(span for task, span in spans if task.kind == "forward")
+            late = math.fsum(span for task, span in spans if task.kind != "forward")
+            update = None if self.trial.tasks_alone else float(looks[i][-1] - own[-1])
+            stages.append(_StagePhases(early, late, update))
+        busy = sum(each.forward + each.backward for each in stages)
+        return _Phases(
+            forward=forward - start,
+            backward=end - forward,
+            bubble=1 - busy / (len(stages) * (end - start)),
+            stages=stages,
+        )
+
+
+class _StagePhases(NamedTuple):
+    """One stage's seconds in one step: in forward tasks, in all others, and its update."""
+
+    forward: float
+    backward: float
+    update: float | None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Phases:
+    """The times of one step, in seconds."""
+
+    forward: float
+    backward: float
+    bubble: float
+    stages: list[_StagePhases]
+
+
+def _stage_measured(
+    stage: StageGraph,
+    *,
+    parameters: int,
+    persistent_bytes: int,
+    peaks: Sequence[int],
+    phases: Sequence[_StagePhases],
+) -> StageMeasured:
+    parameter_bytes = stage.variable_bytes + stage.gradient_bytes + stage.slot_bytes
+    updates = [each.update for each in phases if each.update is not None]
+    return StageMeasured(
+        parameters=parameters,
+        variable_bytes=stage.variable_bytes,
+        gradient_bytes=stage.gradient_bytes,
+        slot_bytes=stage.slot_bytes,
+        persistent_bytes=persistent_bytes,
+        peak_bytes=max(peaks),
+        peak_bytes_by_step=tuple(peaks),
+        activation_bytes=max(peaks) - parameter_bytes,
+        busy_seconds=statistics.median(each.forward + each.backward for each in phases),
+        forward_seconds=tuple(each.forward for each in phases),
+        backward_seconds=tuple(each.backward for each in phases),
+        update_seconds=statistics.median(updates) if updates else None,
+    )
+
+
+def _lost(error: tf.errors.OpError) -> Lost:
+    """What an error of the runtime means: which stage, and whether it had no more memory."""
+    message = str(error.message)
+    lines = [line.strip() for line in message.splitlines() if line.strip()]
+    if isinstance(error, tf.errors.ResourceExhaustedError):
+        told = [line for line in lines if "OOM" in line] or lines
+        return Lost("out_of_memory", told[0][:300], _stage_of(told[0]))
+    told = [line for line in lines if _TASK.search(line)] or lines or [type(error).__name__]
+    stage = _stage_of(message)
+    where = "" if stage is None else f" to stage {stage + 1}"
+    return Lost("crashed", f"the connection{where} failed: {told[0]}"[:300], stage)
+
+
+def _stage_of(text: str) -> int | None:
+    found = _TASK.search(text)
+    return int(found[1]) if found else None
+
+
+def _finite(loss: float) -> float | None:
+    return loss if math.isfinite(loss) else None
+
+
+def _send(events: BinaryIO, event: msgspec.Struct) -> None:
+    events.write(msgspec.json.encode(event) + b"\n")

@@ -1,0 +1,1 @@
+"""Tables and pictures of partitions, of schedules, and of records of pipelined trials."""

@@ -1,0 +1,159 @@
+"""Pictures of a partition and of schedules, for `memtrade.results.plots.render`."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch, PathPatch, Rectangle
+from matplotlib.path import Path
+
+from memtrade.graph import StepGraph
+from memtrade.pipeline.design.partition import Partition
+from memtrade.pipeline.design.report import PartitionReport
+from memtrade.pipeline.design.schedule import Schedule
+from memtrade.pipeline.design.timing import Timing
+from memtrade.units import megabytes
+
+# Okabe and Ito's colours; the hatch tells recomputation apart in grey, too.
+_COLOURS = {"forward": "#56B4E9", "recompute": "#F0E442", "backward": "#E69F00"}
+_HATCHES = {"forward": "", "recompute": "/////", "backward": ""}
+_NAMES = {"forward": "forward", "recompute": "recomputation", "backward": "backward"}
+_INK, _ARC = "#1A1A1A", "#009E73"
+_STYLE: dict[Any, Any] = {"font.size": 8, "axes.titlesize": 8, "axes.titleweight": "bold"}
+_WIDTH = 7.2  # inches
+_THICKEST = 4.0  # points, of the arc that carries most
+_NUMBERED = 24  # micro-batches; with more, the tasks have no numbers
+
+
+class Strip(NamedTuple):
+    """One schedule, with what stands above it."""
+
+    title: str
+    schedule: Schedule
+    timing: Timing
+
+
+def draw_partition(graph: StepGraph, partition: Partition, report: PartitionReport) -> Figure:
+    """The stages in a row, as wide as their times; above, what crosses, as arcs."""
+    times = report.sequential.times
+    both = [1e3 * (f + b) for f, b in zip(times.forward, times.backward, strict=True)]
+    edges = [0.0, *itertools.accumulate(both)]
+    capture_bytes = dict(zip(graph.data.captures, graph.data.capture_bytes, strict=True))
+    with mpl.rc_context(_STYLE):
+        figure = Figure(figsize=(_WIDTH, 2.7), layout="constrained")
+        axis = figure.subplots()
+        for stage, (left, right) in enumerate(itertools.pairwise(edges)):
+            turn = left + 1e3 * times.forward[stage]
+            _bar(axis, "forward", left, turn, 0.0)
+            _bar(axis, "backward", turn, right, 0.0)
+            weights = sum(capture_bytes[t] for t in partition.stages[stage].trainable)
+            label = f"stage {stage}\n{right - left:,.3g} ms\n{megabytes(weights)} MB of weights"
+            axis.text((left + right) / 2, -0.15, label, ha="center", va="top", color=_INK)
+        centres = [(left + right) / 2 for left, right in itertools.pairwise(edges)]
+        highest = _arcs(axis, partition, centres)
+        axis.set_xlim(0, edges[-1])
+        axis.set_ylim(-1.15, highest + 0.4)
+        axis.axis("off")
+        recomputing = ", with recomputation" if report.recomputation else ""
+        names = {"forward": "forward", "backward": f"backward{recomputing}"}
+        handles = [Patch(facecolor=_COLOURS[kind], label=name) for kind, name in names.items()]
+        figure.legend(handles=handles, loc="outside lower center", ncols=2, frameon=False)
+        axis.set_title(
+            f"{report.step} in {report.partitions} stages: times predicted for profile "
+            f"{report.device_profile}, arcs what crosses",
+            loc="left",
+        )
+    return figure
+
+
+def draw_schedules(strips: Sequence[Strip]) -> Figure:
+    """When each stage works on what: a strip per schedule, on one axis of time."""
+    stages = sum(len(strip.schedule.tasks) for strip in strips)
+    with mpl.rc_context(_STYLE):
+        height = 0.9 + 0.45 * len(strips) + 0.28 * stages
+        figure = Figure(figsize=(_WIDTH, height), layout="constrained")
+        axes = figure.subplots(
+            len(strips),
+            1,
+            sharex=True,
+            squeeze=False,
+            gridspec_kw={"height_ratios": [len(strip.schedule.tasks) for strip in strips]},
+        )[:, 0]
+        for axis, strip in zip(axes, strips, strict=True):
+            _strip(axis, strip)
+        axes[-1].set_xlabel("ms, predicted")
+        axes[-1].set_xlim(0, 1e3 * max(strip.timing.step_seconds for strip in strips))
+        used = {task.kind for strip in strips for own in strip.schedule.tasks for task in own}
+        handles = [
+            Patch(facecolor=_COLOURS[kind], hatch=_HATCHES[kind], edgecolor=_INK, label=name)
+            for kind, name in _NAMES.items()
+            if kind in used
+        ]
+        figure.legend(handles=handles, loc="outside upper right", ncols=3, frameon=False)
+    return figure
+
+
+def _bar(axis: Axes, kind: str, start: float, end: float, low: float) -> None:
+    axis.add_patch(
+        Rectangle(
+            (start, low),
+            end - start,
+            0.8,
+            facecolor=_COLOURS[kind],
+            hatch=_HATCHES[kind],
+            edgecolor=_INK,
+            linewidth=0.4,
+        )
+    )
+
+
+def _arcs(axis: Axes, partition: Partition, centres: Sequence[float]) -> float:
+    """One arc per pair of connected stages, as thick as what it carries. The highest one's top."""
+    moved: dict[tuple[int, int], int] = {}
+    for crossing in partition.crossings:
+        for target in crossing.targets:
+            pair = (crossing.source, target)
+            moved[pair] = moved.get(pair, 0) + crossing.size_bytes
+    most, highest = max(moved.values(), default=0), 0.8
+    for (source, target), size_bytes in sorted(moved.items()):
+        top = 0.8 + 0.7 * (target - source)
+        start, end = centres[source], centres[target]
+        # A quadratic curve comes half as high as its control point.
+        points = [(start, 0.8), ((start + end) / 2, 2 * top - 0.8), (end, 0.8)]
+        path = Path(points, [Path.MOVETO, Path.CURVE3, Path.CURVE3])
+        width = max(0.6, _THICKEST * size_bytes / most) if most else 0.6
+        axis.add_patch(PathPatch(path, fill=False, edgecolor=_ARC, linewidth=width, alpha=0.6))
+        label = f"{megabytes(size_bytes)} MB"
+        box = {"facecolor": "white", "edgecolor": "none", "pad": 0.5}
+        axis.text((start + end) / 2, top + 0.08, label, ha="center", va="bottom", bbox=box)
+        highest = max(highest, top)
+    return highest
+
+
+def _strip(axis: Axes, strip: Strip) -> None:
+    schedule, timing = strip.schedule, strip.timing
+    for stage, tasks in enumerate(schedule.tasks):
+        spans = zip(tasks, timing.start_seconds[stage], timing.end_seconds[stage], strict=True)
+        for task, start, end in spans:
+            _bar(axis, task.kind, 1e3 * start, 1e3 * end, stage)
+            if schedule.micro_batches <= _NUMBERED and task.kind != "recompute":
+                axis.text(
+                    1e3 * (start + end) / 2,
+                    stage + 0.42,
+                    str(task.micro_batch),
+                    ha="center",
+                    va="center",
+                    fontsize=6,
+                )
+    axis.set_ylim(len(schedule.tasks), 0)
+    axis.set_yticks([stage + 0.4 for stage in range(len(schedule.tasks))])
+    axis.set_yticklabels([f"stage {stage}" for stage in range(len(schedule.tasks))])
+    axis.tick_params(left=False)
+    for side in ("top", "right", "left"):
+        axis.spines[side].set_visible(False)
+    axis.set_title(strip.title, loc="left")

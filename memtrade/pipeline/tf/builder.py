@@ -1,0 +1,322 @@
+"""The graph of a pipelined step, written task by task in the order of the clocks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from memtrade.errors import UnsupportedGraphError
+from memtrade.graph import SOURCE_TYPES, StepGraph
+from memtrade.pipeline.design.batch_norm import MovingAverage, moving_averages
+from memtrade.pipeline.design.partition import Partition
+from memtrade.pipeline.design.schedule import Schedule, Task
+from memtrade.pipeline.design.stages import stage_graphs
+from memtrade.pipeline.design.work import has_state
+from memtrade.pipeline.tf.draw import DrawnStep
+from memtrade.pipeline.tf.handover import HandOver, Parcel
+from memtrade.pipeline.tf.nodes import NodeWriter, host_of, output
+from memtrade.pipeline.tf.program import Program
+from memtrade.pipeline.tf.state import StageState
+from memtrade.pipeline.tf.stopwatch import Stopwatch
+from memtrade.pipeline.tf.update import StepEnd
+from memtrade.plan import Action
+from memtrade.tf.swap import DeviceCopyTransfer, HostTransfer, SerializeTransfer
+
+# Between the seeds of a random op's copies for one micro-batch and the next.
+_SEED_STRIDE = 1_000_003
+
+
+@dataclass(frozen=True)
+class PipelineGraph:
+    """What a session runs.
+
+    Attributes:
+        graph: to make the session of.
+        initialize: sets the variables, the batch and the accumulators.
+        release: gives their memory back.
+        step: runs one step. Nothing is fetched with it: that would arrive on the first stage while
+            it computes.
+        loss: the mean of the micro-batches' losses, to be fetched once behind each step.
+        times: for each stage, [2 x tasks + 1]: when each of its tasks began and ended and when its
+            update ended, in seconds; to be fetched likewise.
+        values: each variable's value, by the name that it has in the unpipelined step.
+        averages: the names of batch norm's moving averages, if their update is deferred.
+        parameters: for each stage, the number of elements of its trainable variables.
+    """
+
+    graph: tf.Graph
+    initialize: tf.Operation
+    release: tf.Operation
+    step: tf.Operation
+    loss: tf.Tensor
+    times: tuple[tf.Tensor, ...]
+    values: dict[str, tf.Tensor]
+    averages: frozenset[str]
+    parameters: tuple[int, ...]
+
+
+def build_pipeline(
+    step: DrawnStep,
+    partition: Partition,
+    schedule: Schedule,
+    devices: Sequence[str],
+    *,
+    plans: Sequence[Sequence[Action]] = (),
+    deferred_batch_norm: bool = False,
+    apart: bool = False,
+) -> PipelineGraph:
+    """The graph that runs `schedule` over the stages of `partition`, stage j on `devices[j]`.
+
+    O(micro-batches x ops).
+
+    Args:
+        partition: of the graph of `step.trace`.
+        plans: for each stage, the actions of a plan of its graph; an empty one, or none at all,
+            keeps every activation between a forward and its backward task.
+        deferred_batch_norm: move averages once per step and not once per micro-batch.
+        apart: a recomputation waits for the gradient, as its backward task does, so with one
+            micro-batch only one stage works at a time; and no update follows.
+
+    Raises:
+        UnsupportedGraphError: a backward op stands on another stage than the variable it needs, or
+            batch norm is to be deferred, and there is none.
+    """
+    return _Builder(step, partition, schedule, devices, plans, deferred_batch_norm, apart).build()
+
+
+def session_config() -> Any:
+    """A ConfigProto under which a session runs the graph as it is, on servers too.
+
+    No optimizer may fold, merge or move ops: a recomputation is there to make again what is
+    there already. One inter-op thread, as in the worker. What a GPU has no
+    kernel for runs on its host.
+    """
+    config = tf.compat.v1.ConfigProto(inter_op_parallelism_threads=1, allow_soft_placement=True)
+    config.graph_options.rewrite_options.disable_meta_optimizer = True
+    config.graph_options.optimizer_options.opt_level = tf.compat.v1.OptimizerOptions.L0
+    return config
+
+
+class _Builder:
+    """Writes the nodes, stage by stage and task by task, in the order of the clocks.
+
+    Ids are of the whole step's graph; a reference is a tensor as a node's input names it.
+    """
+
+    def __init__(
+        self,
+        step: DrawnStep,
+        partition: Partition,
+        schedule: Schedule,
+        devices: Sequence[str],
+        plans: Sequence[Sequence[Action]],
+        deferred_batch_norm: bool,
+        apart: bool,
+    ):
+        self.step, self.partition, self.schedule, self.apart = step, partition, schedule, apart
+        self.graph: StepGraph = step.trace.graph
+        self.writer = NodeWriter(devices)
+        self.state = StageState(self.writer, step, partition, schedule.micro_batches)
+        self.stopwatch = Stopwatch(self.writer, self.state, schedule)
+        self.hand_over = HandOver(self.writer, self.stopwatch, schedule, apart)
+        stages = stage_graphs(self.graph, partition)
+        self.programs = [
+            Program(self.graph, stage, plan)
+            for stage, plan in zip(stages, plans or [()] * len(stages), strict=True)
+        ]
+        self.transfers = [_transfer(device) for device in devices]
+        self.made: dict[tuple[int, int, int], str] = {}  # (stage, micro-batch, tensor) -> reference
+        self.sent: dict[tuple[int, int, int], str] = {}  # likewise, by a forward task
+        self.outside: dict[tuple[int, int, int], str] = {}  # what was swapped out, by which name
+        self.deferred = moving_averages(self.graph) if deferred_batch_norm else {}
+        if deferred_batch_norm and not self.deferred:
+            raise UnsupportedGraphError(
+                f"{self.graph.name} has no batch norm to defer: leave --deferred-batch-norm out"
+            )
+        self.skipped = {op_id for each in self.deferred.values() for op_id in each.ops}
+
+    def build(self) -> PipelineGraph:
+        # What one stage hands over is made before another one reads it.
+        tasks = [(t, j) for j, own in enumerate(self.schedule.tasks) for t in own]
+        for task, stage in sorted(tasks, key=lambda each: each[0].moment):
+            self._run_task(stage, task)
+        self.hand_over.close()
+        stages, count = range(self.schedule.stages), self.schedule.micro_batches
+        end = StepEnd(self.writer, self.state, count, tuple(self.deferred.values()))
+        ends = []
+        for stage in stages:
+            restarted = self.stopwatch.restart(stage)
+            end.update(stage, self.programs[stage])
+            updated = self.stopwatch.end(stage)
+            ends.append(restarted if self.apart else updated)
+        self.writer.add(0, "step", "NoOp", [f"^{name}" for name in ends])
+        loss = end.mean_loss(stages[-1])
+        times = [self.stopwatch.times(stage) for stage in stages]
+        values = self.state.values()
+        self.state.begin_and_end()
+        return self._import(loss, times, values)
+
+    # Tasks
+
+    def _run_task(self, stage: int, task: Task) -> None:
+        i = task.micro_batch
+        scope = f"stage{stage}/batch{i}/{task.kind}"
+        self.hand_over.begin(stage, task, scope)
+        recomputed = self.schedule.recomputes(stage, i)
+        for action in self.programs[stage].tasks.of(task.kind, recomputed=recomputed):
+            self._act(stage, i, action, scope)
+        if task.kind == "forward":
+            # Other stages read what the forward task made, not what a recomputation makes again.
+            for t in self.partition.stages[stage].sent:
+                self.sent[stage, i, t] = self.made[stage, i, t]
+            if stage == self.schedule.stages - 1:
+                loss = self.graph.loss
+                total, value = self.state.loss_sum(stage), self.made[stage, i, loss]
+                self._add_up(stage, f"{scope}/add_loss", total, value, loss)
+        self.hand_over.end(stage, task, scope)
+
+    def _act(self, stage: int, i: int, action: Action, scope: str) -> None:
+        if action.kind == "run":
+            if action.id in self.deferred:
+                self._defer(stage, i, self.deferred[action.id], scope)
+            elif action.id not in self.skipped:
+                self._run_op(stage, i, action.id, scope)
+        elif action.kind == "recompute":
+            self._copy(stage, i, action.id, f"{scope}/again{len(self.writer.nodes)}")
+        elif action.kind == "swap_out":
+            self._swap_out(stage, i, action.id, scope)
+        elif action.kind == "swap_in":
+            self._swap_in(stage, i, action.id, scope)
+
+    def _swap_out(self, stage: int, i: int, tensor: int, scope: str) -> None:
+        name = f"{scope}/out{len(self.writer.nodes)}/{self.state.flat(tensor)}"
+        source = self._read(stage, i, tensor, scope)
+        value = self.graph.tensors[tensor]
+        self.writer.chain_group(stage, self.transfers[stage].swap_out(name, source, value))
+        self.outside[stage, i, tensor] = name
+
+    def _swap_in(self, stage: int, i: int, tensor: int, scope: str) -> None:
+        name = f"{scope}/in{len(self.writer.nodes)}/{self.state.flat(tensor)}"
+        out, value = self.outside[stage, i, tensor], self.graph.tensors[tensor]
+        self.writer.chain_group(stage, self.transfers[stage].swap_in(name, out, value))
+        self.made[stage, i, tensor] = name
+
+    def _defer(self, stage: int, i: int, average: MovingAverage, scope: str) -> None:
+        """Adds what the micro-batch has to say of a moving average to the sums of the step.
+
+        The variance's is the mean square: E[x^2] = var + mean^2, of each, the variance over n and
+        not, as the op gives it, over n - 1.
+        """
+        scope = f"{scope}/defer{average.update}"
+        chain, dtype = self.writer.chain, self.state.dtype(average.mean)
+        mean = self._read(stage, i, average.mean, scope)
+        value, attrs = mean, {"T": dtype}
+        if average.variance is not None:
+            variance = self._read(stage, i, average.variance, scope)
+            n = average.elements
+            share = self.writer.number(stage, f"{scope}/share", (n - 1) / n, dtype)
+            within = chain(stage, f"{scope}/within", "Mul", [variance, share], attrs)
+            square = chain(stage, f"{scope}/square", "Mul", [mean, mean], attrs)
+            value = chain(stage, f"{scope}/sum", "AddV2", [within, square], attrs)
+        total = self.state.sum_of(stage, average)
+        self._add_up(stage, f"{scope}/add", total, value, average.mean)
+
+    def _run_op(self, stage: int, i: int, op_id: int, scope: str) -> None:
+        gradient = self.programs[stage].gradient_of.get(op_id)
+        if gradient is None:
+            self._copy(stage, i, op_id, scope)
+            return
+        variable = self.state.trainable_of(stage, op_id)
+        total, value = (
+            self.state.accumulator(stage, variable),
+            self._read(stage, i, gradient, scope),
+        )
+        name = f"{scope}/accumulate/{self.state.flat(variable)}"
+        self._add_up(stage, name, total, value, gradient)
+
+    def _add_up(self, stage: int, name: str, total: str, value: str, tensor: int) -> None:
+        """Adds a value of `tensor` to a sum over the micro-batches."""
+        dtype = {"dtype": self.state.dtype(tensor)}
+        self.writer.chain(stage, name, "AssignAddVariableOp", [total, value], dtype)
+
+    def _copy(self, stage: int, i: int, op_id: int, scope: str) -> None:
+        """The op, behind the last one of its stage."""
+        op = self.graph.ops[op_id]
+        if op.type in SOURCE_TYPES:
+            self.state.constant(stage, op_id)
+            return
+        inputs = [self._read(stage, i, t, scope) for t in op.inputs]
+        like = self.state.sources[op.name]
+        node = self.writer.add(stage, f"{scope}/{op.name}", "", inputs, like=like)
+        if has_state(op) and "seed2" in node.attr:
+            node.attr["seed2"].i += i * _SEED_STRIDE  # each micro-batch draws its own numbers
+        self.writer.pin(stage, node)
+        for t in op.outputs:
+            self.made[stage, i, t] = output(node.name, self.graph.tensors[t].index)
+
+    # What ops read
+
+    def _read(self, stage: int, i: int, tensor: int, scope: str) -> str:
+        """The reference to the latest version of a tensor on this stage."""
+        if tensor in self.graph.data.inputs:
+            return self.state.batch_part(stage, i, tensor, scope)
+        standing = self.state.standing(stage, tensor)
+        if standing is not None:
+            return standing
+        if (stage, i, tensor) not in self.made:
+            self.made[stage, i, tensor] = self._receive(stage, i, tensor)
+        return self.made[stage, i, tensor]
+
+    def _receive(self, stage: int, i: int, tensor: int) -> str:
+        producer = self.graph.tensors[tensor].op
+        source = self.partition.stage_of[producer]
+        if source is None or source == stage:
+            raise UnsupportedGraphError(
+                f"op {self.graph.ops[producer].name!r} has no place in the pipeline: "
+                "give other boundaries"
+            )
+        made = self.sent.get((source, i, tensor)) or self.made[source, i, tensor]
+        kind = "backward" if producer in self.graph.backward else "forward"
+        size = self.graph.tensors[tensor].size_bytes
+        parcel = Parcel(made, self.state.flat(tensor), self.state.dtype(tensor), size)
+        return self.hand_over.receive(stage, source, kind, i, parcel)
+
+    def _import(
+        self,
+        loss: str,
+        times: Sequence[str],
+        values: dict[str, str],
+    ) -> PipelineGraph:
+        source = self.step.trace.graph_def
+        graph_def = tf.compat.v1.GraphDef(
+            node=self.writer.nodes.values(), library=source.library, versions=source.versions
+        )
+        graph = tf.Graph()
+        with graph.as_default():
+            tf.graph_util.import_graph_def(graph_def, name="")
+
+        def tensor(name: str) -> tf.Tensor:
+            return graph.get_tensor_by_name(f"{name}:0")
+
+        return PipelineGraph(
+            graph=graph,
+            initialize=graph.get_operation_by_name("initialize"),
+            release=graph.get_operation_by_name("release"),
+            step=graph.get_operation_by_name("step"),
+            loss=tensor(loss),
+            times=tuple(map(tensor, times)),
+            values={name: tensor(value) for name, value in values.items()},
+            averages=frozenset(
+                self.state.variable_of(each.variable).name for each in self.deferred.values()
+            ),
+            parameters=tuple(map(self.state.parameters, range(self.schedule.stages))),
+        )
+
+
+def _transfer(device: str) -> HostTransfer:
+    """How the tensors of a stage leave for its host."""
+    host = host_of(device)
+    return SerializeTransfer() if host == device else DeviceCopyTransfer(device, host)

@@ -1,0 +1,106 @@
+"""When tasks begin, and how tensors go from one stage to another.
+
+What a stage makes may be read later than it is ready. So that it does not pile up, and so that a
+peak is the same in every step, it goes at a moment of the schedule: behind the last task of its
+reader before the one that reads it. The sender's first task of a later moment waits until it has
+been received. Tensors of several sizes arrive one after the other, since the order decides on where
+they lie. All such edges lead from one moment to a later one: there is no deadlock, and by the
+clocks nobody waits longer. Of the transfers, only a gradient's is hidden behind computation: that
+of its micro-batch's recomputation.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from memtrade.pipeline.design.schedule import Schedule, Task, TaskKind
+from memtrade.pipeline.tf.nodes import NodeWriter
+from memtrade.pipeline.tf.stopwatch import Stopwatch
+
+
+class Parcel(NamedTuple):
+    """A tensor to be handed over: its reference, and a name that can be part of a node's."""
+
+    reference: str
+    name: str
+    dtype: tf.DType
+    size_bytes: int
+
+
+class _Arrival(NamedTuple):
+    turn: tuple[int, int]  # those of one turn may arrive in any order
+    sent: str  # the op that sends it
+    received: str  # the op that it is on this stage
+
+
+class HandOver:
+    """Writes where tasks begin and end, and what waits for what between stages.
+
+    Args:
+        apart: a recomputation waits for the gradient, as its backward task does.
+    """
+
+    def __init__(self, writer: NodeWriter, stopwatch: Stopwatch, schedule: Schedule, apart: bool):
+        self.writer, self.stopwatch = writer, stopwatch
+        self.schedule, self.apart = schedule, apart
+        self._starts: dict[tuple[int, Task], str] = {}
+        self._ends: dict[tuple[int, Task], str] = {}
+        self._arrivals: list[_Arrival] = []  # what the task in the making has received
+        self._received: list[tuple[int, Task, str]] = []  # what a task of its sender waits for
+
+    def begin(self, stage: int, task: Task, scope: str) -> None:
+        """A task starts behind the stage's last op."""
+        self._starts[stage, task] = self.stopwatch.look(stage, f"{scope}/begin")
+        self._arrivals = []
+
+    def end(self, stage: int, task: Task, scope: str) -> None:
+        """It has ended; it begins when all that it reads has arrived: waiting is no work."""
+        self._ends[stage, task] = self.stopwatch.look(stage, f"{scope}/end")
+        received = [each.received for each in self._arrivals]
+        self._wait(self._starts[stage, task], received)
+        if self.apart and task.kind == "backward":
+            own = self.schedule.tasks[stage]
+            before = own[own.index(task) - 1]
+            if before.kind == "recompute":
+                self._wait(self._starts[stage, before], received)
+        self._take_turns()
+
+    def receive(self, stage: int, source: int, kind: TaskKind, i: int, parcel: Parcel) -> str:
+        """What the `kind` task of micro-batch i on `source` made, on `stage`. The reference."""
+        sent = next(
+            task
+            for task in self.schedule.tasks[source]
+            if (task.kind, task.micro_batch) == (kind, i)
+        )
+        before, gone = self.schedule.hand_over(sent, stage)
+        name, attrs = f"stage{source}/batch{i}/send{stage}/{parcel.name}", {"T": parcel.dtype}
+        out = self.writer.add(source, name, "Identity", [parcel.reference], attrs).name
+        name = f"stage{stage}/batch{i}/receive/{parcel.name}"
+        into = self.writer.add(stage, name, "Identity", [out], attrs).name
+        self._wait(out, [self._ends[source, sent]])
+        if before:
+            self._wait(out, [self._ends[stage, before]])
+        waiting = next((task for task in self.schedule.tasks[source] if task.moment > gone), None)
+        if waiting:
+            self._received.append((source, waiting, into))
+        self._arrivals.append(_Arrival((sent.moment, -parcel.size_bytes), out, into))
+        return into
+
+    def _take_turns(self) -> None:
+        by_turn = sorted(self._arrivals, key=lambda each: each.turn)
+        turns = [list(own) for _, own in itertools.groupby(by_turn, lambda each: each.turn)]
+        for before, after in itertools.pairwise(turns):
+            for each in after:
+                self._wait(each.sent, [one.received for one in before])
+
+    def close(self) -> None:
+        """Behind the last task: senders wait, whichever of the two tasks was written first."""
+        for stage, task, name in self._received:
+            self._wait(self._starts[stage, task], [name])
+
+    def _wait(self, waiting: str, names: Iterable[str]) -> None:
+        self.writer.nodes[waiting].input.extend("^" + name for name in dict.fromkeys(names))
