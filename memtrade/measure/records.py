@@ -34,7 +34,7 @@ SCHEMA_VERSION = 1
 # How the files begin that say how a search for the largest batch ended (`max_batch_records.py`).
 MAX_BATCH_PREFIX = "max-batch_"
 
-# How those of pipelined trials begin (`pipeline_records.py`).
+# How those of pipelined trials begin (`pipeline/measure/records.py`).
 PIPELINE_PREFIX = "pipeline_"
 
 _OTHER_PREFIXES = (MAX_BATCH_PREFIX, PIPELINE_PREFIX)

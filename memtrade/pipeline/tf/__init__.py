@@ -12,7 +12,7 @@ Why one graph and not functions placed on remote devices. A function holds its a
 returns, so a backward function would hold all residuals of its micro-batch to its end; and eager
 remote tensors live as long as Python's references to them. In a graph a tensor is free after its
 last reader, wherever that is. On each stage control edges put all ops in one total order, the
-simulator's base order of the stage (`pipeline.stages`), so the peak of a stage is the same in every
+simulator's base order of the stage (`pipeline.design.stages`), so the peak of a stage is the same in every
 step, and what the simulator walked is what runs.
 
 Recomputation. The forward task of a recomputed micro-batch keeps nothing but what it received.
@@ -25,7 +25,7 @@ task, for each micro-batch; of a micro-batch that the schedule recomputes, the f
 nothing, and the plan's whole program runs later.
 
 Batch norm normalizes by micro-batch, and moves its averages for each of them. Deferred, it moves
-them once per step, by the whole batch's mean and variance (`pipeline.batch_norm`).
+them once per step, by the whole batch's mean and variance (`pipeline.design.batch_norm`).
 
 One update per step: gradients are added up in variables, and the step's own update ops run on
 their mean behind the stage's last task. For a loss that is the mean over independent examples that
