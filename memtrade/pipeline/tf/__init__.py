@@ -12,8 +12,8 @@ Why one graph and not functions placed on remote devices. A function holds its a
 returns, so a backward function would hold all residuals of its micro-batch to its end; and eager
 remote tensors live as long as Python's references to them. In a graph a tensor is free after its
 last reader, wherever that is. On each stage control edges put all ops in one total order, the
-simulator's base order of the stage (`pipeline.design.stages`), so the peak of a stage is the same in every
-step, and what the simulator walked is what runs.
+simulator's base order of the stage (`pipeline.design.stages`), so the peak of a stage is the same
+in every step, and what the simulator walked is what runs.
 
 Recomputation. The forward task of a recomputed micro-batch keeps nothing but what it received.
 The stateful ops (moving averages, random numbers) run in it alone: a recomputation reads again what
