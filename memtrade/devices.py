@@ -101,7 +101,7 @@ class Device(msgspec.Struct, frozen=True):
 
 def device_names() -> tuple[str, ...]:
     """The devices that come with memtrade."""
-    folder = resources.files("memtrade.simulate") / "devices"
+    folder = resources.files("memtrade") / "devices"
     return tuple(sorted(f.name[:-5] for f in folder.iterdir() if f.name.endswith(".toml")))
 
 
@@ -121,7 +121,7 @@ def load_device(name_or_path: str | Path) -> Device:
         return parse_device(text, where=str(path))
     if str(name_or_path) not in device_names():
         raise UnknownNameError("device", str(name_or_path), device_names())
-    file = resources.files("memtrade.simulate") / "devices" / f"{name_or_path}.toml"
+    file = resources.files("memtrade") / "devices" / f"{name_or_path}.toml"
     return parse_device(file.read_text(), where=str(name_or_path))
 
 

@@ -148,7 +148,7 @@ def _scaled(x: tf.Tensor, scale: tf.Tensor) -> tf.Tensor:
     def scaled(x: tf.Tensor):
         return x * scale, lambda upstream: upstream * scale
 
-    return scaled(x)
+    return scaled(x)  # pyright: ignore[reportReturnType]  # the decorator takes the gradient off
 
 
 def trace_step(layers: int | None, batch_size: int) -> StepGraph:

@@ -18,7 +18,7 @@ import csv
 import math
 import statistics
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import lru_cache
 from pathlib import Path
@@ -107,9 +107,9 @@ def published() -> list[Published]:
     # The table's times of two strategies are swapped against the log: the log's means count.
     steps = load_published("thesis_log_steps")
     means = steps[steps["model"] == "inception_v4"].groupby("strategy")["step_seconds_unrounded"]
-    seconds = means.mean()
+    seconds: dict[str, float] = means.mean().to_dict()
     rows += [
-        Published("InceptionV4", None, 32, row.strategy, float(seconds[row.strategy]), row.peak_mb)
+        Published("InceptionV4", None, 32, row.strategy, seconds[row.strategy], row.peak_mb)
         for row in load_published("thesis_inception_v4").itertuples()
     ]
     rows += [
@@ -268,7 +268,7 @@ def _cell(value: object) -> object:
     return "" if value is None else f"{value:.4g}" if isinstance(value, float) else value
 
 
-def markdown(rows: Sequence[Row], device: Device, others: dict[str, Sequence[Row]]) -> str:
+def markdown(rows: Sequence[Row], device: Device, others: Mapping[str, Sequence[Row]]) -> str:
     """The tables, what they come to, and what the choices behind them change.
 
     Args:

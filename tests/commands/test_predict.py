@@ -18,7 +18,7 @@ from memtrade.errors import InfeasibleBudgetError
 from memtrade.strategies import PLANNED
 from tests.commands.conftest import SMALL, Run
 
-ARENA = (resources.files("memtrade.simulate") / "devices" / "arena.toml").read_text()
+ARENA = (resources.files("memtrade") / "devices" / "arena.toml").read_text()
 
 
 def rows(csv: str) -> dict[str, dict[str, object]]:
