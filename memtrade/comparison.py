@@ -21,9 +21,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import numpy as np
-
-from memtrade.measure.protocol import Difference, Verified
 
 Values = Mapping[str, np.ndarray]
 
@@ -34,6 +33,42 @@ LOSS = "loss"
 # of an update after seven steps of a small ResNet, whose ReLUs turn over; a gradient that is
 # dropped is all of one, and a micro-batch of eight an eighth.
 ANOTHER_ORDER = 0.05
+
+
+class Difference(msgspec.Struct, frozen=True):
+    """A value that is not the original's: "loss" or a variable's name, and by how much.
+
+    Attributes:
+        max_difference: the largest of an element. of_update: as a share of the variable's update.
+            None is no number, or an infinite one.
+        why: where a number does not say it.
+    """
+
+    name: str
+    max_difference: float | None
+    of_update: float | None = None
+    why: str = ""
+
+
+class Verified(msgspec.Struct, frozen=True, kw_only=True, tag="verified"):
+    """The outcome of the comparison with the original.
+
+    Attributes:
+        equal: every difference is within `tolerance`, everything is a number and has a partner.
+        tolerance: as a share of the update; 0 asks for equality to the bit.
+        max_difference: the largest over the losses and all variables, None if one is not a number.
+        of_update: the largest share of an update (`memtrade.comparison`).
+        steps: compared. variables: compared after each step.
+        differing: beyond the tolerance, the largest first.
+    """
+
+    equal: bool
+    tolerance: float
+    max_difference: float | None
+    of_update: float | None = None
+    steps: int
+    variables: int
+    differing: tuple[Difference, ...]
 
 
 @dataclass(frozen=True)

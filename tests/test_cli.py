@@ -22,11 +22,11 @@ import pytest
 
 import memtrade
 from memtrade import cli
-from memtrade.commands import flags, profiles
-from memtrade.commands.flags import StrategyFlags, check_writable
+from memtrade.commands import profiles
 from memtrade.errors import InfeasibleBudgetError, MemtradeError
 from memtrade.graph import GraphData, Op, StepGraph, Tensor
-from memtrade.measure import here, host, trial
+from memtrade.measure import flags, here, host, trial
+from memtrade.measure.flags import StrategyFlags, check_writable
 from memtrade.measure.records import load_records
 from memtrade.plan import load_plan
 

@@ -9,7 +9,7 @@ import shlex
 import tomllib
 from pathlib import Path
 
-from memtrade.commands.flags import DEFAULT_STRATEGIES
+from memtrade.measure.flags import DEFAULT_STRATEGIES
 
 ROOT = Path(__file__).resolve().parents[1]
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from memtrade import cli
-from memtrade.commands.flags import DEFAULT_STRATEGIES
+from memtrade.measure.flags import DEFAULT_STRATEGIES
 
 ROOT = Path(__file__).resolve().parents[1]
 Run = Callable[..., tuple[int, str, str]]

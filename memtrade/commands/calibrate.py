@@ -6,13 +6,13 @@ import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
-from memtrade.commands.flags import DeviceFlags
 from memtrade.commands.progress import ignore, log, reporting
 from memtrade.commands.reading import check_folder, write_output
 from memtrade.commands.run import Flag
 from memtrade.devices import parse_device
 from memtrade.errors import MemtradeError
 from memtrade.measure import host
+from memtrade.measure.flags import DeviceFlags
 from memtrade.measure.protocol import TrialSpec
 from memtrade.measure.trial import run_child
 from memtrade.results.tables import status_text

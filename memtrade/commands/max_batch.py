@@ -12,19 +12,19 @@ import msgspec
 from cyclopts import Parameter
 
 from memtrade.commands.extract import extract_graph
-from memtrade.commands.flags import (
-    DeviceFlags,
-    ModelFlags,
-    StrategyFlags,
-    check_writable,
-    make_specs,
-)
 from memtrade.commands.progress import Reporter, ignore, log, reporting
 from memtrade.commands.reading import warnings_on_stderr
 from memtrade.commands.run import Flag, in_short, refuse_small_limit
 from memtrade.commands.screen import stdout
 from memtrade.errors import MemtradeError
 from memtrade.measure.environment import default_limit_bytes
+from memtrade.measure.flags import (
+    DeviceFlags,
+    ModelFlags,
+    StrategyFlags,
+    check_writable,
+    make_specs,
+)
 from memtrade.measure.here import here_target
 from memtrade.measure.host import describe_machine
 from memtrade.measure.max_batch import BatchSearch
@@ -32,13 +32,12 @@ from memtrade.measure.max_batch_records import (
     MaxBatchRecord,
     make_max_batch_record,
     save_max_batch,
-    to_csv,
-    to_sheet,
 )
 from memtrade.measure.protocol import TrialSpec
 from memtrade.measure.records import Record, load_records, save_record, trial_id
 from memtrade.measure.trial import run_trial
 from memtrade.rebatch import Rebatcher
+from memtrade.results.max_batch_sheet import to_csv, to_sheet
 from memtrade.results.tables import spec_label
 from memtrade.strategies import PLANNED
 

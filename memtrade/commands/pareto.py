@@ -10,13 +10,13 @@ import msgspec
 from cyclopts import Parameter
 from rich.table import Table
 
-from memtrade.commands.flags import DeviceFlags, ModelFlags, StrategyFlags
 from memtrade.commands.profiles import Foresight, foresee
 from memtrade.commands.progress import reporting
 from memtrade.commands.reading import check_folder, write_output
 from memtrade.commands.run import Flag
 from memtrade.commands.screen import stdout
 from memtrade.errors import InfeasibleBudgetError, MemtradeError, UnsupportedGraphError
+from memtrade.measure.flags import DeviceFlags, ModelFlags, StrategyFlags
 from memtrade.measure.protocol import Progress, TrialSpec
 from memtrade.plan import Plan
 from memtrade.results.pareto import Pareto, Point, front, pareto_plot, to_html

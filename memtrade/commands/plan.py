@@ -8,13 +8,13 @@ from pathlib import Path
 import msgspec
 from rich.table import Table
 
-from memtrade.commands.flags import DeviceFlags, ModelFlags, StrategyFlags
 from memtrade.commands.profiles import foresee
 from memtrade.commands.progress import planning
 from memtrade.commands.run import Flag
 from memtrade.commands.screen import stdout
 from memtrade.errors import MemtradeError
 from memtrade.graph import StepGraph
+from memtrade.measure.flags import DeviceFlags, ModelFlags, StrategyFlags
 from memtrade.measure.protocol import PlanSummary
 from memtrade.plan import Decision, Plan
 from memtrade.strategies import PLANNED, find_planned

@@ -19,8 +19,8 @@ from memtrade.commands.reading import (
 from memtrade.errors import MemtradeError, UnknownNameError
 from memtrade.measure.records import Record
 from memtrade.papers.thesis import conditions, machines_text
-from memtrade.results.figures import SOURCES, Figure, Source, make_figures
-from memtrade.results.max_batches import make_max_batches
+from memtrade.papers.thesis_figures import figures_beside, max_batches_beside
+from memtrade.results.figures import SOURCES, Figure, Source
 from memtrade.results.plots import depth_plot, format_of, max_batch_plot, render, trade_plot
 from memtrade.results.series import Quantity, by_depth, depth_panels, trade_panels
 
@@ -130,7 +130,7 @@ def max_batch(
     check_folder(output)
     records, searches = read_records(results), read_searches(results)
     with warnings_on_stderr():
-        batches = [b for b in make_max_batches(searches, records) if b.source != "predicted"]
+        batches = [b for b in max_batches_beside(searches, records) if b.source != "predicted"]
     if not batches:
         raise MemtradeError(
             f"there is no search for the largest batch in {str(results)!r}: "
@@ -174,7 +174,7 @@ def _by_depth(
 def _figures(results: Path) -> tuple[list[Record], list[Figure]]:
     records = read_records(results)
     with warnings_on_stderr():
-        return records, make_figures(records)
+        return records, figures_beside(records)
 
 
 def _caption(

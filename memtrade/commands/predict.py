@@ -7,12 +7,12 @@ from typing import Annotated, Literal
 import msgspec
 from cyclopts import Parameter
 
-from memtrade.commands.flags import DEFAULT_STRATEGIES, DeviceFlags, ModelFlags, StrategyFlags
 from memtrade.commands.profiles import Foresight, foresee
 from memtrade.commands.progress import reporting
 from memtrade.commands.run import Flag
 from memtrade.commands.screen import stdout
 from memtrade.errors import InfeasibleBudgetError, UnsupportedGraphError
+from memtrade.measure.flags import DEFAULT_STRATEGIES, DeviceFlags, ModelFlags, StrategyFlags
 from memtrade.measure.protocol import PlanSummary, Progress
 from memtrade.plan import Plan
 from memtrade.results.predictions import Foreseen, Prediction, to_csv, to_sheet

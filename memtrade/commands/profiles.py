@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import msgspec
 
 from memtrade.commands.extract import extract_graph
-from memtrade.commands.flags import DeviceFlags, ModelFlags, StrategyFlags, make_specs
 from memtrade.commands.progress import asking, reporting
 from memtrade.graph import StepGraph
+from memtrade.measure.flags import DeviceFlags, ModelFlags, StrategyFlags, make_specs
 from memtrade.measure.here import learned_target
 from memtrade.measure.protocol import Progress, TrialSpec
 from memtrade.plan import Plan

@@ -11,7 +11,7 @@ from pathlib import Path
 from memtrade.errors import MemtradeError
 from memtrade.measure.max_batch_records import MaxBatchRecord, load_max_batches
 from memtrade.measure.records import DamagedRecordWarning, Record, load_records
-from memtrade.results.figures import MissingPublishedWarning
+from memtrade.papers.thesis_figures import MissingPublishedWarning
 
 HOW_TO_MAKE_SOME = "make some: memtrade run, or memtrade sweep sweeps/thesis.toml"
 

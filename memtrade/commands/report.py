@@ -16,7 +16,7 @@ from memtrade.commands.reading import (
     write_output,
 )
 from memtrade.errors import MemtradeError
-from memtrade.results.report import make_report
+from memtrade.papers.thesis import thesis_report
 
 
 def report(
@@ -43,6 +43,6 @@ def report(
     check_folder(output)
     records, searches = read_records(results), read_searches(results)
     with warnings_on_stderr():
-        page = make_report(records, searches, folder=shown_folder(results), command=command_line)
+        page = thesis_report(records, searches, folder=shown_folder(results), command=command_line)
     write_output(output, page.encode())
     return 0

@@ -11,18 +11,18 @@ import msgspec
 from cyclopts import Parameter
 
 from memtrade.commands.extract import extract_graph
-from memtrade.commands.flags import (
+from memtrade.commands.progress import Reporter, ignore, log, reporting
+from memtrade.commands.screen import show
+from memtrade.errors import MemtradeError
+from memtrade.graph import StepGraph
+from memtrade.measure.environment import default_limit_bytes
+from memtrade.measure.flags import (
     DeviceFlags,
     ModelFlags,
     StrategyFlags,
     check_writable,
     make_specs,
 )
-from memtrade.commands.progress import Reporter, ignore, log, reporting
-from memtrade.commands.screen import show
-from memtrade.errors import MemtradeError
-from memtrade.graph import StepGraph
-from memtrade.measure.environment import default_limit_bytes
 from memtrade.measure.protocol import TrialSpec
 from memtrade.measure.records import Record, save_record
 from memtrade.measure.trial import run_trial

@@ -15,12 +15,12 @@ from cyclopts import Parameter
 from rich import box
 from rich.table import Table
 
-from memtrade.commands.flags import DeviceFlags, check_writable
 from memtrade.commands.progress import Reporter, log, reporting
 from memtrade.commands.reading import warnings_on_stderr
 from memtrade.commands.run import Flag, in_short
 from memtrade.commands.screen import stdout
 from memtrade.errors import MemtradeError
+from memtrade.measure.flags import DeviceFlags, check_writable
 from memtrade.measure.host import describe_machine
 from memtrade.measure.protocol import Event
 from memtrade.measure.records import Record, load_records, save_record, trial_id

@@ -7,11 +7,11 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from memtrade.commands.flags import DeviceFlags, ModelFlags, StrategyFlags
 from memtrade.commands.profiles import foresee, use_all
 from memtrade.commands.reading import check_folder, write_output
 from memtrade.commands.run import Flag
 from memtrade.errors import MemtradeError
+from memtrade.measure.flags import DeviceFlags, ModelFlags, StrategyFlags
 from memtrade.results.plots import FORMATS, render
 from memtrade.results.tables import step_text
 from memtrade.results.timeline_page import to_html

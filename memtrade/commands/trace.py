@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from memtrade.commands.flags import DeviceFlags, ModelFlags, StrategyFlags
 from memtrade.commands.profiles import foresee, use_all
 from memtrade.commands.reading import check_folder, write_output
 from memtrade.commands.run import Flag
+from memtrade.measure.flags import DeviceFlags, ModelFlags, StrategyFlags
 from memtrade.results.perfetto import Step, to_trace
 
 

@@ -7,14 +7,15 @@ from pathlib import Path
 import msgspec
 from rich.table import Table
 
-from memtrade.commands.flags import DeviceFlags, ModelFlags, StrategyFlags, make_specs
 from memtrade.commands.progress import ignore, log, reporting
 from memtrade.commands.run import Flag
 from memtrade.commands.screen import stdout
-from memtrade.measure.protocol import TrialSpec, Verified
+from memtrade.comparison import Verified
+from memtrade.measure.flags import DeviceFlags, ModelFlags, StrategyFlags, make_specs
+from memtrade.measure.protocol import TrialSpec
 from memtrade.measure.trial import Outcome, run_child
 from memtrade.models import make_model
-from memtrade.results.tables import NONE, status_text
+from memtrade.results.tables import NONE, number, status_text
 
 # Differing variables that the table names; `--json` has them all.
 _NAMES_SHOWN = 5
@@ -92,10 +93,6 @@ def differing(found: Verified) -> list[str]:
     ]
     more = len(found.differing) - _NAMES_SHOWN
     return [*named, f"and {more} more"] if more > 0 else named
-
-
-def number(value: float | None) -> str:
-    return "no number" if value is None else f"{value:.3g}"
 
 
 def _table(specs: list[TrialSpec], outcomes: list[Outcome]) -> Table:

@@ -14,6 +14,7 @@ from typing import IO
 
 import msgspec
 
+from memtrade.comparison import Verified
 from memtrade.measure.protocol import (
     Calibrated,
     Corrected,
@@ -26,7 +27,6 @@ from memtrade.measure.protocol import (
     Ready,
     Runtime,
     Simulated,
-    Verified,
     decode_event,
 )
 from memtrade.simulate.calibration import Rates

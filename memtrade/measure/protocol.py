@@ -24,6 +24,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from memtrade.comparison import Verified
 from memtrade.graph import StepGraph
 from memtrade.plan import Order, Plan
 from memtrade.simulate.calibration import Rates
@@ -200,21 +201,6 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-class Difference(msgspec.Struct, frozen=True):
-    """A value that is not the original's: "loss" or a variable's name, and by how much.
-
-    Attributes:
-        max_difference: the largest of an element. of_update: as a share of the variable's update.
-            None is no number, or an infinite one.
-        why: where a number does not say it.
-    """
-
-    name: str
-    max_difference: float | None
-    of_update: float | None = None
-    why: str = ""
-
-
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
     """TensorFlow is imported and the device is set up."""
 
@@ -249,27 +235,6 @@ class Simulated(msgspec.Struct, frozen=True, tag="simulated"):
     """What the plan will cost: said before the step runs."""
 
     predicted: Predicted
-
-
-class Verified(msgspec.Struct, frozen=True, kw_only=True, tag="verified"):
-    """The outcome of the comparison with the original.
-
-    Attributes:
-        equal: every difference is within `tolerance`, everything is a number and has a partner.
-        tolerance: as a share of the update; 0 asks for equality to the bit.
-        max_difference: the largest over the losses and all variables, None if one is not a number.
-        of_update: the largest share of an update (`memtrade.comparison`).
-        steps: compared. variables: compared after each step.
-        differing: beyond the tolerance, the largest first.
-    """
-
-    equal: bool
-    tolerance: float
-    max_difference: float | None
-    of_update: float | None = None
-    steps: int
-    variables: int
-    differing: tuple[Difference, ...]
 
 
 class Calibrated(msgspec.Struct, frozen=True, tag="calibrated"):

@@ -24,6 +24,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from memtrade.comparison import Verified
 from memtrade.errors import MemtradeError
 from memtrade.measure import host
 from memtrade.measure.child import PARENT_VARIABLE
@@ -40,7 +41,6 @@ from memtrade.measure.protocol import (
     Runtime,
     Status,
     TrialSpec,
-    Verified,
     encode_spec,
 )
 from memtrade.measure.records import Record, make_record

@@ -17,8 +17,8 @@ from collections.abc import Iterator
 from dataclasses import asdict, astuple, dataclass, fields
 from pathlib import Path
 
-from memtrade.commands.extract import extract_graph
 from memtrade.graph import StepGraph
+from memtrade.measure.extract import extract_graph
 from memtrade.measure.protocol import TrialSpec
 from memtrade.models import MODELS
 from memtrade.options import Value

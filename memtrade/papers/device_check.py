@@ -13,8 +13,8 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-from memtrade.commands.extract import extract_graph
 from memtrade.graph import StepGraph
+from memtrade.measure.extract import extract_graph
 from memtrade.measure.protocol import TrialSpec
 from memtrade.models.resnet import ResNet
 from memtrade.papers.published import load_published

@@ -15,6 +15,8 @@ layer norm's branches), or less (an activation function behind a norm).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 from memtrade.costs import OpClass, OpCost, op_cost
@@ -22,9 +24,12 @@ from memtrade.devices import Device
 from memtrade.graph import ALIAS_TYPES, StepGraph
 from memtrade.pipeline.design.stages import StageGraph
 from memtrade.pipeline.design.work import (
+    StageBytes,
     StageSeconds,
     TaskSeconds,
+    Timer,
     split_program,
+    stage_bytes,
     update_costs,
     update_seconds,
 )
@@ -87,6 +92,16 @@ class Fusion:
             if root[t] in self.inside
         )
         return cost._replace(bytes_moved=max(0, cost.bytes_moved - spared))
+
+
+def fused_kernels(
+    stage: StageGraph, whole: StepGraph, target: Target, plan: Sequence[Action]
+) -> tuple[Timer, StageBytes]:
+    """A stage with fused kernels, for `PipelinePredictor`. There are no plans for them."""
+    assert not plan
+    fusion = Fusion(stage.graph)
+    needed = stage_bytes(stage, target, fusion.program())
+    return FusedTimer(stage, whole, target, fusion), needed
 
 
 class FusedTimer:

@@ -21,7 +21,6 @@ from pathlib import Path
 import msgspec
 import pandas as pd
 
-from memtrade.commands.verify import number
 from memtrade.measure.environment import default_limit_bytes
 from memtrade.measure.protocol import TrialSpec
 from memtrade.measure.records import (
@@ -33,7 +32,7 @@ from memtrade.measure.records import (
 from memtrade.measure.trial import Outcome, run_child
 from memtrade.models import make_model
 from memtrade.results.sheets import NONE, Sheet
-from memtrade.results.tables import seconds, status_text, step_text
+from memtrade.results.tables import number, seconds, status_text, step_text
 from memtrade.strategies import NATIVE, STRATEGIES
 from memtrade.units import megabytes
 

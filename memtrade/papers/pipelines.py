@@ -18,11 +18,16 @@ from memtrade.devices import Device
 from memtrade.errors import MemtradeError, UnknownNameError
 from memtrade.graph import StepGraph
 from memtrade.options import Value
-from memtrade.papers.fused import Fusion
+from memtrade.papers.fused import Fusion, fused_kernels
 from memtrade.papers.published import load_published
 from memtrade.pipeline.design.calibrate import Calibration, Parameter, calibrate
 from memtrade.pipeline.design.partition import Partitioner
-from memtrade.pipeline.design.predict import Kernels, PipelinePrediction, PipelinePredictor
+from memtrade.pipeline.design.predict import (
+    Kernels,
+    PipelinePrediction,
+    PipelinePredictor,
+    own_kernels,
+)
 from memtrade.pipeline.design.schedule import Checkpoint, make_schedule
 from memtrade.pipeline.design.timing import Hosts
 from memtrade.target import Target
@@ -134,7 +139,7 @@ def compare_published(
     if fit is not None:
         oracle.set_device(fit.device)
     lines = [
-        _line(row, figures, oracle.predict(row, "ops"), oracle.predict(row, "fused"))
+        _line(row, figures, oracle.predict(row, own_kernels), oracle.predict(row, fused_kernels))
         for row, figures in zip(rows, published, strict=True)
     ]
     return Compared(
@@ -202,7 +207,7 @@ def _calibrate(oracle: _Oracle, rows: list[Row], published: list[Figures]) -> Ca
     def ratios(candidate: Device) -> tuple[float, ...]:
         oracle.set_device(candidate)
         return tuple(
-            oracle.predict(row, "fused").samples_per_second / speed for row, speed in chosen
+            oracle.predict(row, fused_kernels).samples_per_second / speed for row, speed in chosen
         )
 
     return calibrate(oracle.target.device, ratios, parameters=oracle.comparison.fit)

@@ -17,9 +17,9 @@ from pathlib import Path
 
 import msgspec
 
-from memtrade.commands.extract import extract_graph
 from memtrade.errors import MemtradeError
 from memtrade.graph import StepGraph
+from memtrade.measure.extract import extract_graph
 from memtrade.measure.here import profile_of
 from memtrade.measure.protocol import PlanSummary, TrialSpec
 from memtrade.measure.records import (

@@ -8,6 +8,7 @@ source, and out of memory as what it is. Records of other steps are not part of 
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -15,6 +16,7 @@ import pandas as pd
 
 from memtrade.measure.max_batch_records import MaxBatchRecord
 from memtrade.measure.records import Record
+from memtrade.papers.thesis_figures import figures_beside, max_batches_beside
 from memtrade.results.figures import (
     SOURCES,
     Figure,
@@ -22,7 +24,6 @@ from memtrade.results.figures import (
     Source,
     device_label,
     figures_frame,
-    make_figures,
     step_conditions,
     strategy_rank,
 )
@@ -31,15 +32,17 @@ from memtrade.results.machines import machine_labels
 from memtrade.results.max_batches import (
     MAX_BATCH_GRID,
     MaxBatch,
-    make_max_batches,
     max_batch_grid,
     max_batches_frame,
 )
+from memtrade.results.report import make_report
 from memtrade.results.tables import beside, beside_note, ratio, seconds, status_text
 from memtrade.units import megabytes
 
 # Further down than this, the notes on slips of the source stay in its CSV files.
 _NOTES_SHOWN = 4
+
+_MAX_BATCHES_IN = "the thesis, results/published/thesis_max_batch.csv"
 
 _STATUS = {"out_of_memory": "OOM", "out_of_host_memory": "host OOM"}
 
@@ -130,15 +133,34 @@ def thesis_grids(records: Sequence[Record], searches: Sequence[MaxBatchRecord] =
 
     `searches` are those for the largest batch; `records` has their trials, too.
     """
-    figures = make_figures(records)
+    figures = figures_beside(records)
     grids = []
     for step in STEPS:
         chosen = [figure for figure in figures if step.includes(figure)]
         if chosen:
             grids.append(_grid(step, chosen, _records_of(step, records)))
-    if batches := _of_the_thesis(make_max_batches(searches, records)):
-        grids.append(max_batch_grid(batches))
+    if batches := _of_the_thesis(max_batches_beside(searches, records)):
+        grids.append(max_batch_grid(batches, published_in=_MAX_BATCHES_IN))
     return grids
+
+
+def thesis_report(
+    records: Sequence[Record],
+    searches: Sequence[MaxBatchRecord] = (),
+    *,
+    folder: str,
+    command: str,
+) -> str:
+    """The report on records, with the thesis beside them: `memtrade.results.report`."""
+    printed_by = shlex.join(["memtrade", "table", "thesis", folder])
+    return make_report(
+        records,
+        figures=figures_beside(records),
+        batches=max_batches_beside(searches, records),
+        grids=[(grid, printed_by) for grid in thesis_grids(records, searches)],
+        folder=folder,
+        command=command,
+    )
 
 
 def thesis_frame(
@@ -149,11 +171,11 @@ def thesis_frame(
     The column `table` names the table. In the one of the largest batches, `batch_size` is the
     largest and `relative_batch` relates it to the original's.
     """
-    figures = make_figures(records)
+    figures = figures_beside(records)
     frames = [
         figures_frame(filter(step.includes, figures)).assign(table=step.name) for step in STEPS
     ]
-    batches = max_batches_frame(_of_the_thesis(make_max_batches(searches, records)))
+    batches = max_batches_frame(_of_the_thesis(max_batches_beside(searches, records)))
     frames.append(batches.assign(table=MAX_BATCH_GRID, status="ok"))
     frame = pd.concat([each for each in frames if len(each)], ignore_index=True)
     frame.insert(0, "table", frame.pop("table"))
@@ -165,7 +187,7 @@ def thesis_commands(
 ) -> list[str]:
     """The commands that measured what `grid` shows, each once."""
     if grid.name == MAX_BATCH_GRID:
-        batches = _of_the_thesis(make_max_batches(searches, records))
+        batches = _of_the_thesis(max_batches_beside(searches, records))
         return list(dict.fromkeys(b.origin for b in batches if b.source == "measured"))
     steps = [step for step in STEPS if step.name == grid.name]
     found = [record for step in steps for record in _records_of(step, records)]

@@ -1,8 +1,8 @@
 """Figures: one row per step, strategy and source, which the tables, plots and the report arrange.
 
-A record gives a `measured` figure and, where it has a prediction, a `predicted` one; the published
-tables of the thesis give `published` ones. They stand beside each other and are never mixed: each
-figure has one source, and its ratios relate it to `original` of the same source and place.
+A record gives a `measured` figure and, where it has a prediction, a `predicted` one; `published`
+ones are handed in. They stand beside each other and are never mixed: each figure has one source,
+and its ratios relate it to `original` of the same source and place.
 
 `where` is empty as long as all records were measured in the same place. Where they were not, it
 names what differs: the machine, the device and its limit, the optimizer.
@@ -10,19 +10,16 @@ names what differs: the machine, the device and its limit, the optimizer.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
 import pandas as pd
 
 from memtrade.measure.host import Machine
 from memtrade.measure.protocol import TrialSpec
 from memtrade.measure.records import Record, options_text, unusual_model_options
-from memtrade.models import MODELS, make_model, options_of
-from memtrade.papers.published import load_published
+from memtrade.models import MODELS, options_of
 from memtrade.results.machines import hardware, machine_labels
 from memtrade.results.tables import strategy_label
 from memtrade.strategies import STRATEGIES
@@ -30,26 +27,17 @@ from memtrade.strategies import STRATEGIES
 Source = Literal["published", "measured", "predicted"]
 SOURCES: tuple[Source, ...] = ("published", "measured", "predicted")
 
-# Where the published figures were measured, as plots and tables title it.
-THESIS = "thesis"
-
-_PUBLISHED_TABLES = ("thesis_resnet", "thesis_inception_v4")
-
-
-class MissingPublishedWarning(UserWarning):
-    """The published figures are not there: the package was installed without `results/`."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Figure:
     """What one source says of one step under one strategy.
 
     Attributes:
-        where: see above; the published ones are of `THESIS`.
+        where: see above; of a published one, what published it.
         model: the display name ("resnet-50"). family: the registered one ("resnet").
         layers: the depth, or None where the model has no such option.
         strategy: the registered name. variant: with what is not the default ("lms (lb=3)").
-        conditions: what else about the step is not the default, "" for the thesis's steps.
+        conditions: what else about the step is not the default.
         status: of the trial; of a prediction, whether the step fits under the limit.
         host_bytes: of host memory, without that of an idle process.
         relative_peak, relative_time: to `original` of the same source, place and step.
@@ -85,17 +73,14 @@ class Figure:
         return self.model, self.batch_size, self.conditions
 
 
-def make_figures(
-    records: Sequence[Record], *, published: bool = True, results_dir: str | Path = "results"
-) -> list[Figure]:
-    """The figures of all records, and the thesis's: published, then measured, then predicted.
+def make_figures(records: Sequence[Record], published: Iterable[Figure] = ()) -> list[Figure]:
+    """The figures of all records beside published ones: published, then measured, then predicted.
 
     Of two records of the same step, strategy and place (two versions, say), the newer one counts.
     """
     found: dict[tuple[object, ...], Figure] = {}
-    if published:
-        for figure in published_figures(results_dir=results_dir):
-            found[_identity(figure)] = figure
+    for figure in published:
+        found[_identity(figure)] = figure
     pairs = sorted(zip(records, places(records), strict=True), key=lambda pair: pair[0].created)
     for record, where in pairs:
         for figure in _of_record(record, where):
@@ -103,17 +88,6 @@ def make_figures(
             found[_identity(figure)] = figure
     ordered = sorted(found.values(), key=_order)
     return _with_ratios(ordered)
-
-
-def published_figures(*, results_dir: str | Path = "results") -> list[Figure]:
-    """The thesis's figures, without ratios. None, with a warning, where they are not installed."""
-    try:
-        tables = [load_published(name, results_dir=results_dir) for name in _PUBLISHED_TABLES]
-    except FileNotFoundError as error:
-        message = f"published figures are left out: {error}"
-        warnings.warn(message, MissingPublishedWarning, stacklevel=2)
-        return []
-    return [_of_published(row) for table in tables for row in table.to_dict("records")]
 
 
 def figures_frame(figures: Iterable[Figure]) -> pd.DataFrame:
@@ -213,31 +187,6 @@ def _of_record(record: Record, where: str) -> list[Figure]:
             )
         )
     return figures
-
-
-def _of_published(row: dict[Any, Any]) -> Figure:
-    def number(name: str) -> Any:
-        value: Any = row.get(name)
-        return value if pd.notna(value) else None
-
-    layers, peak_mb, host_gb = number("layers"), number("peak_mb"), number("host_gb")
-    model = make_model(row["model"], {} if layers is None else {"layers": int(layers)})
-    return Figure(
-        source="published",
-        where=THESIS,
-        model=model.name,
-        family=model.family,
-        layers=None if layers is None else int(layers),
-        batch_size=int(row["batch_size"]),
-        strategy=row["strategy"],
-        variant=row["strategy"],
-        status=row["status"],
-        peak_bytes=None if peak_mb is None else round(peak_mb * 1e6),
-        host_bytes=None if host_gb is None else round(host_gb * 1e9),
-        step_seconds=number("step_seconds"),
-        origin=row["provenance"],
-        note=row["note"],
-    )
 
 
 def _identity(figure: Figure) -> tuple[object, ...]:

@@ -1,28 +1,21 @@
 """The largest batches: how far each strategy carries a step under a memory limit.
 
-The thesis's table of ResNet-50 stands beside our own searches, source by source, as with
-`figures.py`; `relative` is to `original` of the same source and place.
+Published ones stand beside our own searches, source by source, as with `figures.py`; `relative` is
+to `original` of the same source and place.
 """
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
 from memtrade.measure.max_batch_records import MaxBatchRecord
 from memtrade.measure.protocol import Measured
 from memtrade.measure.records import Record
-from memtrade.models import make_model
-from memtrade.papers.published import load_published
 from memtrade.results.figures import (
     SOURCES,
-    THESIS,
-    MissingPublishedWarning,
     Source,
     places,
     step_conditions,
@@ -79,8 +72,7 @@ class MaxBatch:
 def make_max_batches(
     searches: Sequence[MaxBatchRecord],
     trials: Sequence[Record],
-    *,
-    results_dir: str | Path = "results",
+    published: Iterable[MaxBatch] = (),
 ) -> list[MaxBatch]:
     """Published, then measured, then predicted, by model and strategy.
 
@@ -89,7 +81,7 @@ def make_max_batches(
     """
     measured = {record.id: record.measured for record in trials}
     found: dict[tuple[object, ...], MaxBatch] = {}
-    for batch in published_max_batches(results_dir=results_dir):
+    for batch in published:
         found[_identity(batch)] = batch
     pairs = sorted(zip(searches, places(searches), strict=True), key=lambda pair: pair[0].created)
     for search, where in pairs:
@@ -128,17 +120,6 @@ def _of_search(search: MaxBatchRecord, where: str, best: Measured | None) -> lis
     return [batch, foreseen]
 
 
-def published_max_batches(*, results_dir: str | Path = "results") -> list[MaxBatch]:
-    """The thesis's. None, with a warning, where they are not installed."""
-    try:
-        table = load_published("thesis_max_batch", results_dir=results_dir)
-    except FileNotFoundError as error:
-        message = f"published figures are left out: {error}"
-        warnings.warn(message, MissingPublishedWarning, stacklevel=2)
-        return []
-    return [_of_published(row) for row in table.to_dict("records")]
-
-
 def max_batches_frame(batches: Iterable[MaxBatch]) -> pd.DataFrame:
     """One row each, units in the columns' names; what there is not is missing. `relative` becomes
     `relative_batch`, so that the frame can stand below one of figures."""
@@ -149,8 +130,11 @@ def max_batches_frame(batches: Iterable[MaxBatch]) -> pd.DataFrame:
     return frame.astype(integers | numbers).rename(columns={"relative": "relative_batch"})
 
 
-def max_batch_grid(batches: Sequence[MaxBatch]) -> Grid:
-    """The table: a section per model, a row per strategy and place, a column per source."""
+def max_batch_grid(batches: Sequence[MaxBatch], *, published_in: str = "") -> Grid:
+    """The table: a section per model, a row per strategy and place, a column per source.
+
+    `published_in` says in a note where the published ones are from.
+    """
     columns: list[tuple[str, str, Callable[..., str], Source]] = [
         (group, attribute, text, source)
         for group, attribute, text in _QUANTITIES
@@ -179,7 +163,7 @@ def max_batch_grid(batches: Sequence[MaxBatch]) -> Grid:
         stub="strategy",
         columns=tuple(Column(group=group, name=source) for group, _, _, source in columns),
         sections=tuple(sections),
-        notes=tuple(_notes(batches)),
+        notes=tuple(_notes(batches, published_in)),
         expendable=("relative batch", "step s"),
     )
 
@@ -211,11 +195,11 @@ def _cell(batch: MaxBatch | None, attribute: str, text: Callable[..., str]) -> s
     return NONE if value is None else text(value)
 
 
-def _notes(batches: Sequence[MaxBatch]) -> list[str]:
+def _notes(batches: Sequence[MaxBatch], published_in: str) -> list[str]:
     notes = []
     sources = {batch.source for batch in batches}
-    if "published" in sources:
-        notes.append("published: the thesis, results/published/thesis_max_batch.csv")
+    if "published" in sources and published_in:
+        notes.append(f"published: {published_in}")
     if "measured" in sources:
         notes.append("measured: the largest that ran, by trials")
     if "predicted" in sources:
@@ -228,24 +212,6 @@ def _notes(batches: Sequence[MaxBatch]) -> list[str]:
         notes += [f"bound by {bound}: {', '.join(labels)}" for bound, labels in bounds.items()]
     notes.append("peak and step time at that batch; relative: to original of the same source")
     return notes
-
-
-def _of_published(row: dict[Any, Any]) -> MaxBatch:
-    model = make_model(row["model"], {"layers": int(row["layers"])})
-    return MaxBatch(
-        source="published",
-        where=THESIS,
-        model=model.name,
-        family=model.family,
-        layers=int(row["layers"]),
-        strategy=row["strategy"],
-        variant=row["strategy"],
-        batch_size=int(row["max_batch"]),
-        peak_bytes=round(row["peak_mb"] * 1e6),
-        step_seconds=row["step_seconds"],
-        origin=row["provenance"],
-        note=row["note"],
-    )
 
 
 def _identity(batch: MaxBatch) -> tuple[object, ...]:

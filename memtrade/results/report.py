@@ -14,18 +14,15 @@ from typing import Any
 import msgspec
 from markupsafe import Markup
 
-from memtrade.measure.max_batch_records import MaxBatchRecord
 from memtrade.measure.records import Record
-from memtrade.papers.thesis import thesis_grids
 from memtrade.results.answers import make_answers, step_name, summarize, summarize_batches
 from memtrade.results.figures import (
     Figure,
     device_label,
-    make_figures,
 )
 from memtrade.results.grids import Column, Grid, GridRow, Section, template_environment
 from memtrade.results.machines import hardware, machine_labels
-from memtrade.results.max_batches import MaxBatch, make_max_batches
+from memtrade.results.max_batches import MaxBatch
 from memtrade.results.series import (
     DepthPanel,
     Quantity,
@@ -75,14 +72,16 @@ class Page:
 
 def make_report(
     records: Sequence[Record],
-    searches: Sequence[MaxBatchRecord] = (),
     *,
+    figures: Sequence[Figure],
+    batches: Sequence[MaxBatch],
+    grids: Sequence[tuple[Grid, str]] = (),
     folder: str,
     command: str,
 ) -> str:
-    """The page, as HTML. `folder` and `command` are shown as they are given."""
-    figures = make_figures(records)
-    batches = make_max_batches(searches, records)
+    """The page, as HTML: of records, their figures and the largest batches, published ones among
+    them. `grids`, each with the command that prints it, go before the table of all trials. `folder`
+    and `command` are shown as they are given."""
     data = _data(figures, batches)
     page = Page(
         title="Memory-saving strategies, measured",
@@ -90,7 +89,7 @@ def make_report(
         command=command,
         summary=(*summarize(make_answers(figures)), *summarize_batches(batches)),
         plots=tuple(plot for plot in _plots(folder) if data[plot.name.replace("-", "_")]),
-        grids=tuple(_grids(records, searches, folder)),
+        grids=(*grids, (_all_trials(records), shlex.join(["memtrade", "table", folder]))),
         environment=_environment(records),
         commands=tuple(dict.fromkeys(r.command for r in sorted(records, key=_by_model))),
     )
@@ -219,14 +218,6 @@ def _plots(folder: str) -> list[Plot]:
         Plot(name="trade", title="Memory against time", command=command("pareto")),
         Plot(name="max-batch", title="Largest batch", command=command("max-batch")),
     ]
-
-
-def _grids(
-    records: Sequence[Record], searches: Sequence[MaxBatchRecord], folder: str
-) -> list[tuple[Grid, str]]:
-    command = shlex.join(["memtrade", "table", "thesis", folder])
-    grids = [(grid, command) for grid in thesis_grids(records, searches)]
-    return [*grids, (_all_trials(records), shlex.join(["memtrade", "table", folder]))]
 
 
 def _all_trials(records: Sequence[Record]) -> Grid:

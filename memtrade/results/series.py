@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from memtrade.errors import MemtradeError
-from memtrade.results.figures import SOURCES, THESIS, Figure, Source, strategy_rank
+from memtrade.results.figures import SOURCES, Figure, Source, strategy_rank
 
 Quantity = Literal["peak", "time"]
 
@@ -163,7 +163,7 @@ def trade_panels(
                 continue
             model, batch_size, conditions = step
             parts = [model, f"batch {batch_size}" if batch_size else "", conditions]
-            parts += [where if where != THESIS else "", source if several_sources else ""]
+            parts += [where if source != "published" else "", source if several_sources else ""]
             points = _with_front(ran)
             title = ", ".join(part for part in parts if part)
             panels.append(TradePanel(source=source, title=title, points=points))

@@ -221,6 +221,10 @@ def status_text(status: str) -> str:
     return status.replace("_", " ")
 
 
+def number(value: float | None) -> str:
+    return "no number" if value is None else f"{value:.3g}"
+
+
 def seconds(value: float) -> str:
     return f"{value:,.2f}" if value >= 1 else f"{value:.3f}"
 

@@ -22,10 +22,10 @@ from typing import Any
 
 import msgspec
 
-from memtrade.commands.flags import DeviceFlags
 from memtrade.errors import MemtradeError, UnknownNameError
 from memtrade.measure import host
 from memtrade.measure.environment import child_environment
+from memtrade.measure.flags import DeviceFlags
 from memtrade.measure.protocol import TrialSpec
 from memtrade.measure.records import Record
 from memtrade.measure.trial import run_trial, signals_raise

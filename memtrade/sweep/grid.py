@@ -28,14 +28,14 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
-from memtrade.commands.flags import (
+from memtrade.errors import MemtradeError, UnknownNameError
+from memtrade.measure.flags import (
     DEFAULT_STRATEGIES,
     DeviceFlags,
     ModelFlags,
     StrategyFlags,
     make_specs,
 )
-from memtrade.errors import MemtradeError, UnknownNameError
 from memtrade.measure.host import describe_machine
 from memtrade.measure.protocol import TrialSpec
 from memtrade.measure.records import (

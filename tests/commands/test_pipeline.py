@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from memtrade.measure.protocol import Difference, Verified
+from memtrade.comparison import Difference, Verified
 from memtrade.pipeline.commands import partition
 from memtrade.pipeline.commands import run as pipeline_run
 from memtrade.pipeline.measure.protocol import PipelineOutcome

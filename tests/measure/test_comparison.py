@@ -8,8 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from memtrade.comparison import LOSS, Comparison, by_name
-from memtrade.measure.protocol import Verified
+from memtrade.comparison import LOSS, Comparison, Verified, by_name
 
 RATE = 1e-7  # an update far below any tolerance that does not look at its size
 BEFORE = {"w": np.linspace(-0.01, 0.01, 50, dtype=np.float32), "b": np.zeros(4, np.float32)}

@@ -18,13 +18,12 @@ from memtrade.pipeline.design.predict import PipelinePredictor
 from memtrade.pipeline.design.schedule import make_schedule
 from memtrade.pipeline.measure.protocol import PipelineStepDone, PipelineTrial, Serving
 from memtrade.pipeline.measure.records import (
-    device_sheet,
     load_pipeline_records,
     make_pipeline_record,
-    runs_sheet,
     save_pipeline_record,
 )
 from memtrade.pipeline.measure.trial import check_reachable, run_pipeline
+from memtrade.pipeline.results.measured import device_sheet, runs_sheet
 from memtrade.pipeline.tf import draw_step
 from tests.graphs import ARENA
 

@@ -1,5 +1,5 @@
 from memtrade.costs import op_cost
-from memtrade.papers.anchors import find_anchors
+from memtrade.pipeline.design.anchors import find_anchors
 from tests.graphs import target
 from tests.pipeline.graphs import names, network
 

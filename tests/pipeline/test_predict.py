@@ -5,9 +5,10 @@ import dataclasses
 import pytest
 
 from memtrade.graph import StepGraph
+from memtrade.papers.fused import fused_kernels
 from memtrade.pipeline.design.memory import stage_memory
 from memtrade.pipeline.design.partition import Partitioner
-from memtrade.pipeline.design.predict import PipelinePredictor
+from memtrade.pipeline.design.predict import PipelinePredictor, own_kernels
 from memtrade.pipeline.design.schedule import Checkpoint, Schedule, ScheduleName, make_schedule
 from memtrade.pipeline.design.stages import stage_graphs
 from memtrade.pipeline.design.timing import Hosts, Timing, simulate_timing
@@ -181,7 +182,7 @@ def test_fused_kernels_hold_less_and_take_less_time(small_gpt2: StepGraph):
         PipelinePredictor(small_gpt2, made, DEVICE, kernels=kernels).predict(
             schedule, micro_batch_size=2
         )
-        for kernels in ("ops", "fused")
+        for kernels in (own_kernels, fused_kernels)
     )
     assert fused.activation_bytes < 0.8 * ops.activation_bytes
     assert fused.parameter_bytes == ops.parameter_bytes

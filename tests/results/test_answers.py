@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from memtrade.papers.thesis_figures import max_batches_beside
 from memtrade.results.answers import (
     NEEDS,
     fastest_under,
@@ -13,7 +14,6 @@ from memtrade.results.answers import (
     summarize_batches,
 )
 from memtrade.results.figures import Figure
-from memtrade.results.max_batches import make_max_batches
 from tests.results.test_max_batches import make_search
 from tests.results.test_series import figure
 
@@ -78,11 +78,11 @@ def test_the_summary_counts_steps_and_gives_ranges() -> None:
 
 
 def test_the_largest_batch_is_a_measured_one() -> None:
-    batches = make_max_batches([make_search("original", 80), make_search("lms", 200)], [])
+    batches = max_batches_beside([make_search("original", 80), make_search("lms", 200)], [])
     assert summarize_batches(batches) == [
         ("largest batch of resnet-50", "lms: 200, 2.50 × original's")
     ]
-    assert summarize_batches(make_max_batches([], [])) == []
+    assert summarize_batches(max_batches_beside([], [])) == []
 
 
 def test_shares_of_the_original_are_asked_for_only_where_it_ran() -> None:

@@ -9,9 +9,9 @@ import msgspec
 import pytest
 
 from memtrade.measure.records import Record
+from memtrade.papers.thesis_figures import MissingPublishedWarning, figures_beside
 from memtrade.results.figures import (
     Figure,
-    MissingPublishedWarning,
     figures_frame,
     make_figures,
     places,
@@ -49,7 +49,7 @@ def test_sources_stand_beside_each_other_and_relate_to_their_own_original(
         make_record("original", peak_mb=2800.0, step_seconds=8.0),
         make_record("ome", peak_mb=700.0, step_seconds=10.0, predicted=PREDICTED),
     ]
-    figures = make_figures(records)
+    figures = figures_beside(records)
     measured = figure_of(figures, "measured", "ome")
     assert (measured.peak_bytes, measured.relative_peak) == (700_000_000, 0.25)
     assert measured.relative_time == 1.25
@@ -61,14 +61,14 @@ def test_sources_stand_beside_each_other_and_relate_to_their_own_original(
     # Nothing was predicted for `original`, and a prediction is not related to what was measured.
     predicted = figure_of(figures, "predicted", "ome")
     assert (predicted.peak_bytes, predicted.relative_peak) == (700_000_000, None)
-    assert {figure.source for figure in make_figures(records, published=False)} == {
+    assert {figure.source for figure in make_figures(records)} == {
         "measured",
         "predicted",
     }
 
 
 def test_published_out_of_memory_has_a_status_and_no_figures() -> None:
-    figure = figure_of(make_figures([]), "published", "original", layers=200)
+    figure = figure_of(figures_beside([]), "published", "original", layers=200)
     assert figure.status == "out_of_memory"
     assert figure.peak_bytes is figure.step_seconds is None
 
@@ -77,7 +77,7 @@ def test_the_newer_record_of_a_trial_counts(make_record: MakeRecord) -> None:
     newer = make_record("ome", peak_mb=600.0, created="2026-02-01T00:00:00+00:00")
     older = make_record("ome", peak_mb=700.0, created="2026-01-01T00:00:00+00:00")
     for records in ([newer, older], [older, newer]):
-        [figure] = make_figures(records, published=False)
+        [figure] = make_figures(records)
         assert figure.peak_bytes == 600_000_000
 
 
@@ -103,7 +103,7 @@ def test_two_machines_keep_their_own_figures_and_ratios(make_record: MakeRecord)
     ]
     ratios = {
         figure.where: figure.relative_time
-        for figure in make_figures(records, published=False)
+        for figure in make_figures(records)
         if figure.strategy == "ome"
     }
     assert ratios == {"A CPU, 2 cores": 1.25, "Another CPU, 2 cores": 3.0}
@@ -124,9 +124,9 @@ def test_machines_are_alike_whatever_their_software_says() -> None:
 
 def test_conditions_say_what_is_not_the_default(make_record: MakeRecord) -> None:
     small = make_record(spec={"model_options": MODEL_OPTIONS | {"image_size": 64}})
-    [figure] = make_figures([small], published=False)
+    [figure] = make_figures([small])
     assert figure.conditions == "image_size=64"
-    [figure] = make_figures([make_record()], published=False)
+    [figure] = make_figures([make_record()])
     assert figure.conditions == ""
 
 
@@ -134,7 +134,7 @@ def test_the_frame_has_a_row_per_figure_and_no_zero_for_what_is_missing(
     make_record: MakeRecord,
 ) -> None:
     failed = make_record("lms", peak_mb=None, status="out_of_memory")
-    frame = figures_frame(make_figures([make_record(), failed], published=False))
+    frame = figures_frame(make_figures([make_record(), failed]))
     assert frame["strategy"].tolist() == ["original", "lms"]
     assert frame["peak_bytes"].isna().tolist() == [False, True]
     assert str(frame["peak_bytes"].dtype) == "Int64"
@@ -144,5 +144,5 @@ def test_without_published_files_there_is_a_warning(
     tmp_path: Path, make_record: MakeRecord
 ) -> None:
     with pytest.warns(MissingPublishedWarning, match="published figures are left out"):
-        figures = make_figures([make_record()], results_dir=tmp_path)
+        figures = figures_beside([make_record()], results_dir=tmp_path)
     assert [figure.source for figure in figures] == ["measured"]

@@ -12,7 +12,8 @@ from memtrade.measure.max_batch import Tried
 from memtrade.measure.max_batch_records import MaxBatchRecord
 from memtrade.measure.protocol import TrialSpec
 from memtrade.measure.records import SCHEMA_VERSION, Record
-from memtrade.results.max_batches import MaxBatch, make_max_batches, max_batch_grid
+from memtrade.papers.thesis_figures import max_batches_beside
+from memtrade.results.max_batches import MaxBatch, max_batch_grid
 from tests.results.conftest import MACHINE, MODEL_OPTIONS
 
 MakeRecord = Callable[..., Record]
@@ -53,7 +54,7 @@ def test_a_search_has_the_figures_of_its_best_trial(make_record: MakeRecord) -> 
     best = make_record("ome", peak_mb=7500.0, step_seconds=30.0)
     other = make_record("lms", peak_mb=1.0)
     search = make_search("ome", 300, best=best, predicted_batch_size=298)
-    batches = make_max_batches([search], [other, best])
+    batches = max_batches_beside([search], [other, best])
     measured = by_source(batches, "measured")["ome"]
     assert (measured.batch_size, measured.peak_bytes) == (300, 7_500_000_000)
     assert measured.step_seconds == 30.0
@@ -63,7 +64,7 @@ def test_a_search_has_the_figures_of_its_best_trial(make_record: MakeRecord) -> 
 
 
 def test_ratios_relate_to_the_original_of_the_same_source() -> None:
-    batches = make_max_batches([make_search("original", 80), make_search("lms", 200)], [])
+    batches = max_batches_beside([make_search("original", 80), make_search("lms", 200)], [])
     assert by_source(batches, "measured")["lms"].relative == 2.5
     assert by_source(batches, "published")["lms"].relative == pytest.approx(111 / 87)
 
@@ -72,7 +73,7 @@ def test_the_newer_search_counts() -> None:
     newer = make_search("lms", 200, created="2026-02-01T00:00:00+00:00")
     older = make_search("lms", 100)
     for searches in ([newer, older], [older, newer]):
-        assert by_source(make_max_batches(searches, []), "measured")["lms"].batch_size == 200
+        assert by_source(max_batches_beside(searches, []), "measured")["lms"].batch_size == 200
 
 
 def test_the_table_has_published_beside_measured_and_says_what_bounds() -> None:
@@ -81,7 +82,7 @@ def test_the_table_has_published_beside_measured_and_says_what_bounds() -> None:
         make_search("lms", 180, bound="host memory"),
         make_search("optimal", 500),
     ]
-    grid = max_batch_grid(make_max_batches(searches, []))
+    grid = max_batch_grid(max_batches_beside(searches, []))
     names = [f"{column.group} {column.name}" for column in grid.columns]
     [section] = grid.sections
     rows = {row.label: dict(zip(names, row.cells, strict=True)) for row in section.rows}
@@ -95,6 +96,6 @@ def test_the_table_has_published_beside_measured_and_says_what_bounds() -> None:
 
 
 def test_other_models_get_a_section_of_their_own() -> None:
-    batches = make_max_batches([make_search("lms", 40, model="resnet-101")], [])
+    batches = max_batches_beside([make_search("lms", 40, model="resnet-101")], [])
     grid = max_batch_grid(batches)
     assert sorted(section.title for section in grid.sections) == ["resnet-101", "resnet-50"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from memtrade.measure.protocol import Difference, Verified
+from memtrade.comparison import Difference, Verified
 from memtrade.measure.trial import Outcome
 from memtrade.papers.keras_own_ways import answer, best_own, key_of, sheet, small, verdict, ways
 from tests.results.conftest import MakeRecord

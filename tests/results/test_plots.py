@@ -15,8 +15,7 @@ from PIL import Image
 
 from memtrade.errors import MemtradeError
 from memtrade.measure.records import Record
-from memtrade.results.figures import make_figures
-from memtrade.results.max_batches import make_max_batches
+from memtrade.papers.thesis_figures import figures_beside, max_batches_beside
 from memtrade.results.plots import (
     FORMATS,
     depth_plot,
@@ -40,9 +39,9 @@ def canvases(make_record: MakeRecord) -> dict[str, Canvas]:
         at(make_record, layers, strategy)
         for layers, strategy in itertools.product((18, 50), ("original", "lms", "ome"))
     ]
-    figures = make_figures(records)
+    figures = figures_beside(records)
     chosen = by_depth(figures)
-    batches = make_max_batches([make_search("original", 85), make_search("lms", 200)], [])
+    batches = max_batches_beside([make_search("original", 85), make_search("lms", 200)], [])
     return {
         "peak": depth_plot(depth_panels(chosen, "peak"), "peak", caption="Measured: here."),
         "time": depth_plot(depth_panels(chosen, "time"), "time", caption="Measured: here."),

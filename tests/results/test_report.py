@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from memtrade.measure.records import Record
-from memtrade.results.report import make_report
+from memtrade.papers.thesis import thesis_report
 from tests.results.conftest import MODEL_OPTIONS
 from tests.results.test_max_batches import make_search
 from tests.results.test_series import at
@@ -39,7 +39,7 @@ def records(make_record: MakeRecord) -> list[Record]:
 
 def report(records: list[Record], **changes: Any) -> str:
     names = {"folder": "my runs", "command": "memtrade report 'my runs'"}
-    return make_report(records, [make_search("ome", 300)], **(names | changes))
+    return thesis_report(records, [make_search("ome", 300)], **(names | changes))
 
 
 def without_plotly(page: str) -> str:
@@ -127,7 +127,7 @@ def test_what_records_say_is_text_and_no_markup(make_record: MakeRecord) -> None
 
 def test_without_a_finished_trial_there_is_nothing_to_choose(make_record: MakeRecord) -> None:
     failed = make_record("ome", peak_mb=None, status="crashed", reason="killed")
-    page = without_plotly(make_report([failed], folder="runs", command="memtrade report"))
+    page = without_plotly(thesis_report([failed], folder="runs", command="memtrade report"))
     assert "No trial has run to its end yet" in page
     assert "ome: crashed: killed" in page
 

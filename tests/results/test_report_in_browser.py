@@ -16,7 +16,7 @@ import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
 
 from memtrade.measure.records import load_records
-from memtrade.results.report import make_report
+from memtrade.papers.thesis import thesis_report
 
 MEASURED = Path(__file__).resolve().parents[2] / "results" / "measured"
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
@@ -47,7 +47,7 @@ def browser() -> Iterator[Browser]:
 def report_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("report") / "report.html"
     records = load_records(MEASURED)
-    page = make_report(records, folder="results/measured", command="memtrade report")
+    page = thesis_report(records, folder="results/measured", command="memtrade report")
     path.write_text(page, encoding="utf-8")
     return path
 

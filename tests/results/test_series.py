@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from memtrade.errors import MemtradeError
 from memtrade.measure.records import Record
-from memtrade.results.figures import Figure, make_figures
+from memtrade.papers.thesis_figures import figures_beside
+from memtrade.results.figures import Figure
 from memtrade.results.series import by_depth, depth_panels, style_of, trade_panels
 from memtrade.strategies import STRATEGIES
 from tests.results.conftest import MODEL_OPTIONS
@@ -43,11 +44,11 @@ def figure(peak_bytes: int, seconds: float, variant: str = "ome", **changes: Any
 
 def test_the_batch_size_measured_at_most_depths_is_plotted(make_record: MakeRecord) -> None:
     records = [at(make_record, 50, batch=128), at(make_record, 101), at(make_record, 18)]
-    chosen = by_depth(make_figures(records))
+    chosen = by_depth(figures_beside(records))
     assert {f.batch_size for f in chosen} == {32}
-    assert {f.batch_size for f in by_depth(make_figures(records), batch_size=128)} == {128}
+    assert {f.batch_size for f in by_depth(figures_beside(records), batch_size=128)} == {128}
     with pytest.raises(MemtradeError, match="no records of batch size 7: the choices are 32, 128"):
-        by_depth(make_figures(records), batch_size=7)
+        by_depth(figures_beside(records), batch_size=7)
 
 
 def test_of_batch_sizes_at_as_many_depths_the_one_with_more_figures_is_plotted(
@@ -55,7 +56,7 @@ def test_of_batch_sizes_at_as_many_depths_the_one_with_more_figures_is_plotted(
 ) -> None:
     records = [at(make_record, 50, batch=128), at(make_record, 18, batch=128)]
     records += [at(make_record, n, name) for n in (50, 18) for name in ("ome", "lms")]
-    assert {f.batch_size for f in by_depth(make_figures(records))} == {32}
+    assert {f.batch_size for f in by_depth(figures_beside(records))} == {32}
 
 
 def test_without_depths_there_is_nothing_to_plot() -> None:
@@ -65,7 +66,7 @@ def test_without_depths_there_is_nothing_to_plot() -> None:
 
 def test_a_panel_per_source_in_which_lines_go_by_depth(make_record: MakeRecord) -> None:
     records = [at(make_record, 101), at(make_record, 18), at(make_record, 50, "lms")]
-    published, measured = depth_panels(by_depth(make_figures(records)), "peak")
+    published, measured = depth_panels(by_depth(figures_beside(records)), "peak")
     assert (published.source, published.title) == ("published", "published: thesis")
     assert [line.variant for line in measured.lines] == ["lms", "ome"]  # in registry order
     ome = measured.lines[1]

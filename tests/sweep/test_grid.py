@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 import memtrade
-from memtrade.commands.flags import DeviceFlags, ModelFlags, StrategyFlags, make_specs
 from memtrade.errors import MemtradeError
 from memtrade.measure import host
+from memtrade.measure.flags import DeviceFlags, ModelFlags, StrategyFlags, make_specs
 from memtrade.measure.host import describe_machine
 from memtrade.measure.records import trial_id
 from memtrade.strategies import STRATEGIES

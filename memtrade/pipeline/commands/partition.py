@@ -15,14 +15,6 @@ import msgspec
 from cyclopts import Parameter
 
 from memtrade.commands.extract import extract_graph
-from memtrade.commands.flags import (
-    DeviceFlags,
-    ModelFlags,
-    Pairs,
-    StrategyFlags,
-    check_writable,
-    make_specs,
-)
 from memtrade.commands.progress import ignore, log, reporting
 from memtrade.commands.reading import check_folder, write_output
 from memtrade.commands.run import Flag
@@ -30,6 +22,14 @@ from memtrade.commands.screen import stdout
 from memtrade.errors import MemtradeError
 from memtrade.graph import StepGraph
 from memtrade.measure.environment import default_limit_bytes
+from memtrade.measure.flags import (
+    DeviceFlags,
+    ModelFlags,
+    Pairs,
+    StrategyFlags,
+    check_writable,
+    make_specs,
+)
 from memtrade.measure.here import learned_target
 from memtrade.measure.host import describe_machine
 from memtrade.measure.protocol import Progress

@@ -10,14 +10,15 @@ from typing import Annotated, Any, Literal
 import msgspec
 from cyclopts import App, Parameter
 
-from memtrade.commands.flags import DeviceFlags, ModelFlags, StrategyFlags, check_writable
 from memtrade.commands.reading import check_folder, write_output
 from memtrade.commands.run import Flag
 from memtrade.commands.screen import stdout
 from memtrade.errors import MemtradeError, UnknownNameError
 from memtrade.graph import StepGraph
+from memtrade.measure.flags import DeviceFlags, ModelFlags, StrategyFlags, check_writable
 from memtrade.measure.here import learned_target
 from memtrade.options import Value
+from memtrade.papers.gpipe_runs import PUBLISHED_RUNS, published_sheet
 from memtrade.papers.pipelines import compare_published, load_comparison
 from memtrade.papers.pipelines_page import errors_sheet, to_markdown
 from memtrade.papers.published import load_published
@@ -29,7 +30,7 @@ from memtrade.pipeline.design.schedule import Schedule, make_schedule, micro_bat
 from memtrade.pipeline.design.stages import stage_graphs
 from memtrade.pipeline.design.timing import Hosts
 from memtrade.pipeline.measure.records import load_pipeline_records
-from memtrade.pipeline.results.measured import PUBLISHED_RUNS, published_sheet, schedules_sheet
+from memtrade.pipeline.results.measured import schedules_sheet
 from memtrade.pipeline.results.picture import Strip, draw_schedules
 from memtrade.pipeline.results.tables import prediction_sheet, stages_sheet
 from memtrade.results.plots import format_of, render

@@ -12,17 +12,18 @@ from typing import Annotated, Any
 import msgspec
 from cyclopts import Parameter
 
-from memtrade.commands.flags import DeviceFlags, ModelFlags, StrategyFlags, check_writable
 from memtrade.commands.progress import ignore, log
 from memtrade.commands.run import Flag
 from memtrade.commands.screen import stdout
 from memtrade.commands.verify import differing, number
+from memtrade.comparison import Verified
 from memtrade.devices import device_names
 from memtrade.errors import MemtradeError
 from memtrade.graph import StepGraph
 from memtrade.measure.environment import default_limit_bytes
+from memtrade.measure.flags import DeviceFlags, ModelFlags, StrategyFlags, check_writable
 from memtrade.measure.here import here_target, learned_target
-from memtrade.measure.protocol import Progress, Verified
+from memtrade.measure.protocol import Progress
 from memtrade.options import Value
 from memtrade.pipeline.commands.partition import CutFlags, trace_step
 from memtrade.pipeline.design.planned import KEEP, plan_stages
@@ -39,12 +40,11 @@ from memtrade.pipeline.design.work import has_state
 from memtrade.pipeline.measure.protocol import PipelineEvent, PipelineTrial, Serving, StageDevice
 from memtrade.pipeline.measure.records import (
     PipelineRecord,
-    device_sheet,
     make_pipeline_record,
-    runs_sheet,
     save_pipeline_record,
 )
 from memtrade.pipeline.measure.trial import check_reachable, run_pipeline, serve_stage
+from memtrade.pipeline.results.measured import device_sheet, runs_sheet
 from memtrade.strategies import find_planned, make_options
 from memtrade.target import ARENA, Target, profile_target
 from memtrade.units import parse_bytes

@@ -43,7 +43,7 @@ import numpy as np
 from memtrade.costs import OpCost
 from memtrade.errors import MemtradeError
 from memtrade.graph import READ_TYPES, Op, StepGraph
-from memtrade.papers.anchors import find_anchors
+from memtrade.pipeline.design.anchors import find_anchors
 from memtrade.strategies.segments import frontiers
 from memtrade.target import Target
 

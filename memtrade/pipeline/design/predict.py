@@ -8,14 +8,12 @@ Predicted, for a named device; nothing here is measured.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Callable, Sequence
 
 import msgspec
 
 from memtrade.devices import Device
 from memtrade.graph import StepGraph
-from memtrade.papers.fused import FusedTimer, Fusion
 from memtrade.pipeline.design.arena import arena_peak
 from memtrade.pipeline.design.memory import StageMemory, stage_memory
 from memtrade.pipeline.design.partition import Partition
@@ -25,8 +23,6 @@ from memtrade.pipeline.design.timing import Hosts, Timing, simulate_timing
 from memtrade.pipeline.design.work import StageBytes, StageTimer, Timer, stage_bytes
 from memtrade.plan import Action, Plan
 from memtrade.target import Target
-
-Kernels = Literal["ops", "fused"]
 
 
 class Case(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,14 +72,24 @@ class PipelinePrediction(msgspec.Struct, frozen=True, kw_only=True):
         return self.batch_size / self.timing.step_seconds
 
 
+# A stage, the whole step's graph, the target and the stage's plan -> its seconds and its bytes.
+Kernels = Callable[[StageGraph, StepGraph, Target, Sequence[Action]], tuple[Timer, StageBytes]]
+
+
+def own_kernels(
+    stage: StageGraph, whole: StepGraph, target: Target, plan: Sequence[Action]
+) -> tuple[Timer, StageBytes]:
+    """As TensorFlow runs them, one by one."""
+    return StageTimer(stage, whole, target, plan), stage_bytes(stage, target, plan)
+
+
 class PipelinePredictor:
     """Predicts schedules of one partition of one graph, whose stages are all on such a target.
 
     Args:
         graph: of the step on one micro-batch.
         stages: of the partition, if they are there already.
-        kernels: "ops" as TensorFlow runs them, one by one; "fused" as if chains of elementwise ops
-            were one kernel each (`fused.py`), for which there are no plans.
+        kernels: what a stage takes by its ops' kernels; by default as TensorFlow runs them.
         plans: for each stage a plan of its graph, by any strategy; an empty one keeps every
             activation between a forward and its backward task.
     """
@@ -96,7 +102,7 @@ class PipelinePredictor:
         *,
         stages: Sequence[StageGraph] | None = None,
         plans: Sequence[Plan | Sequence[Action]] | None = None,
-        kernels: Kernels = "ops",
+        kernels: Kernels = own_kernels,
     ):
         self.graph, self.partition, self.target = graph, partition, target
         self.plans = [
@@ -107,13 +113,9 @@ class PipelinePredictor:
         timers: list[Timer] = []
         needs: list[StageBytes] = []
         for stage, plan in zip(self.stages, self.plans, strict=True):
-            if kernels == "fused":
-                fusion = Fusion(stage.graph)
-                timers.append(FusedTimer(stage, graph, target, fusion))
-                needs.append(stage_bytes(stage, target, fusion.program()))
-            else:
-                timers.append(StageTimer(stage, graph, target, plan))
-                needs.append(stage_bytes(stage, target, plan))
+            timer, needed = kernels(stage, graph, target, plan)
+            timers.append(timer)
+            needs.append(needed)
         self.bytes, self._timers = tuple(needs), tuple(timers)
         self.set_device(target.device)
 

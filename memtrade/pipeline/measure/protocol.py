@@ -14,7 +14,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from memtrade.measure.protocol import Failed, Progress, Runtime, Status, Verified
+from memtrade.comparison import Verified
+from memtrade.measure.protocol import Failed, Progress, Runtime, Status
 from memtrade.pipeline.design.partition import Partition
 from memtrade.pipeline.design.schedule import Checkpoint, Schedule, ScheduleName
 from memtrade.plan import Action

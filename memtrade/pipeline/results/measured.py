@@ -1,40 +1,31 @@
-"""Tables over the records of pipelined trials: measured beside predicted, and beside published.
+"""Tables over the records of pipelined trials: measured beside predicted.
 
     schedules    a row per trial: GPipe, 1F1B and swapping, side by side
-    published    a row per published run of GPipe on GPT-2, with our trial of the same settings
+    runs         a row per trial, as the published logs print theirs
+    devices      a row per stage of one trial
 
-What was measured, predicted and published stands in columns of its own, named so. Nothing is
-measured or simulated again here.
+What was measured and predicted stands in columns of its own, named so. Nothing is measured or
+simulated again here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from operator import attrgetter
-from typing import NamedTuple
+from collections.abc import Sequence
 
-import pandas as pd
-
-from memtrade.errors import MemtradeError
-from memtrade.papers.pipelines import checkpoint_of
 from memtrade.pipeline.design.planned import KEEP
-from memtrade.pipeline.design.predict import PipelinePrediction
-from memtrade.pipeline.design.schedule import Checkpoint, make_schedule
-from memtrade.pipeline.measure.protocol import PipelineMeasured, PipelineTrial
+from memtrade.pipeline.design.schedule import make_schedule
+from memtrade.pipeline.measure.protocol import PipelineTrial
 from memtrade.pipeline.measure.records import PipelineRecord
 from memtrade.results.sheets import NONE, Sheet
 
 MIB = 1 << 20
-
-# The published table whose rows our trials can stand beside.
-PUBLISHED_RUNS = "gpipe_gpt2_runs"
 
 
 def schedules_sheet(records: Sequence[PipelineRecord], *, command: str = "") -> Sheet:
     """All trials, largest measured peak first."""
     ordered = sorted(records, key=_size, reverse=True)
     return Sheet(
-        title=f"Pipelines, measured and predicted: {_steps(records)}",
+        title=f"Pipelines, measured and predicted: {steps_text(records)}",
         columns=(
             "schedule",
             "checkpoint",
@@ -64,140 +55,143 @@ def schedules_sheet(records: Sequence[PipelineRecord], *, command: str = "") -> 
             "bubble by clocks: the share of the schedule's clocks in which a stage has no task. "
             "Measured and predicted: the share of the stages' time; a stage that waits for what "
             "it receives has no task",
-            f"predicted times: profile {_profiles(records)}, as if each stage had that device for "
-            f"itself; measured: {_machines(records)}, which all stages share",
+            f"predicted times: profile {profiles_text(records)}, as if each stage had that device "
+            f"for itself; measured: {machines_text(records)}, which all stages share",
             *(f"{record.trial.schedule}: {record.reason}" for record in records if record.reason),
         ),
         command=command,
     )
 
 
-class _Share(NamedTuple):
-    """A run's figures over those of its base: K = 1, M = 1, nothing recomputed."""
-
-    activation: float
-    throughput: float
-
-
-def published_sheet(
-    records: Sequence[PipelineRecord], published: pd.DataFrame, *, command: str = ""
-) -> Sheet:
-    """The runs of GPipe on GPT-2 beside our trials of the same settings.
-
-    Args:
-        published: the table `gpipe_gpt2_runs`.
-
-    Raises MemtradeError where the records are of several steps, or have no trial of K = 1 and M = 1
-    that keeps everything: what the others are compared with.
-    """
-    kept = [r for r in records if (r.trial.schedule, r.trial.strategy) == ("gpipe", KEEP)]
-    if len({_step(record) for record in kept}) > 1:
-        raise MemtradeError(
-            f"the records are of several steps ({_steps(kept)}): give each a folder of its own"
-        )
-    ours = {_settings(record.trial): record for record in kept}
-    base = ours.get((1, 1, "never"))
-    if base is None or base.measured is None:
-        raise MemtradeError(
-            "there is no record of K = 1, M = 1 without recomputation, over which all others are "
-            "shown: run it by `memtrade pipeline sweep`"
-        )
-    lines = published.to_dict("records")
-    first = {
-        line["implementation"]: line
-        for line in lines
-        if (line["partitions"], line["micro_batches"], line["strategy"]) == (1, 1, "original")
-    }
-    rows, weak = [], set()
-    for line in lines:
-        checkpoint = checkpoint_of(line["implementation"], line["strategy"])
-        settings = (int(line["partitions"]), int(line["micro_batches"]), checkpoint)
-        theirs = _over(line, first[line["implementation"]])
-        record = ours.get(settings)
-        if record is None or record.measured is None:
-            weak.add(len(rows))
-        rows.append(
-            (
-                line["implementation"],
-                checkpoint,
-                str(settings[0]),
-                str(settings[1]),
-                f"{line['peak_activation_bytes'] / MIB:,.0f}",
-                *_our_bytes(record),
-                f"{theirs.activation:.3f}",
-                *_ours_over(record, base, attrgetter("activation_bytes")),
-                f"{theirs.throughput:.3f}",
-                *_ours_over(record, base, attrgetter("samples_per_second")),
-            )
-        )
+def runs_sheet(records: Sequence[PipelineRecord], *, command: str = "") -> Sheet:
+    """A row for each trial: what the published logs print of theirs, in their order."""
     return Sheet(
-        title=f"GPipe on GPT-2: {len(rows)} published runs beside {_steps(kept)}",
+        title=_runs_title(records),
         columns=(
-            "implementation",
+            "schedule",
             "checkpoint",
             "K",
             "M",
-            "activation MiB: published",
-            "measured",
-            "predicted",
-            "activation over K=1, M=1, never: published",
-            "measured",
-            "predicted",
-            "samples/s over K=1, M=1, never: published",
-            "measured",
-            "predicted",
+            "status",
+            "parameters",
+            "parameter MiB",
+            "activation MiB",
+            "of never, K=1, M=1",
+            "total MiB",
+            "forward s",
+            "backward s",
+            "step s",
+            "samples / s",
+            "bubble",
+            "worst peak error",
         ),
         words=2,
-        rows=tuple(rows),
-        weak=frozenset(weak),
+        rows=tuple(_run_row(record, _base_of(record, records)) for record in records),
+        weak=frozenset(i for i, record in enumerate(records) if record.status != "ok"),
         notes=(
-            "published: the logs' 89,762,304 parameters on GPUs that they do not name; measured "
-            f"and predicted: ours, scaled down to {base.measured.parameters:,} parameters. So only "
-            "what is over K=1, M=1, never (nothing recomputed, the same implementation) is alike",
-            "published bytes are what PyTorch's allocator had reserved; measured is the sum of the "
-            "stages' peaks by their own allocators, less values, gradients and slots; predicted is "
-            "that for simulated allocators",
-            "published K = 1 and M up to 4: the logs' timers do not wait for the GPU",
-            f"measured throughput: {_machines(kept)}, which all stages share, so that more "
-            f"stages compute no faster; predicted: profile {_profiles(kept)} for each stage",
-            f"{len(ours)} trials of ours; torchgpipe's with recomputation leaves the last "
-            "micro-batch out (except_last)",
+            "Memory: all stages together, each at its own peak, by its own allocator. Parameters: "
+            "value, accumulated gradient and slots; activation: peak less that.",
+            "Worst peak error: of a stage's predicted peak, as a share of the measured one.",
+            *(record.reason for record in records if record.reason),
         ),
         command=command,
     )
 
 
-def _settings(trial: PipelineTrial) -> tuple[int, int, Checkpoint]:
-    return trial.partitions, trial.micro_batches, trial.checkpoint
-
-
-def _over(line: dict[str, float], base: dict[str, float]) -> _Share:
-    return _Share(
-        line["peak_activation_bytes"] / base["peak_activation_bytes"],
-        line["samples_per_second"] / base["samples_per_second"],
+def device_sheet(record: PipelineRecord) -> Sheet:
+    """A row for each stage of one trial, predicted beside measured."""
+    assert record.measured is not None
+    rows = []
+    for i, (seen, said) in enumerate(
+        zip(record.measured.stages, record.predicted.stages, strict=True)
+    ):
+        rows.append(
+            (
+                f"stage {i + 1}",
+                f"{seen.parameters:,}",
+                *(
+                    mib(size)
+                    for size in (
+                        seen.variable_bytes,
+                        seen.gradient_bytes,
+                        seen.slot_bytes,
+                        seen.activation_bytes,
+                        seen.peak_bytes,
+                        said.peak_bytes,
+                    )
+                ),
+                f"{said.peak_bytes / seen.peak_bytes - 1:+.1%}",
+                f"{seen.busy_seconds:.3f}",
+                NONE if seen.update_seconds is None else f"{seen.update_seconds:.3f}",
+            )
+        )
+    return Sheet(
+        title="Peak memory per stage",
+        columns=(
+            "stage",
+            "parameters",
+            "values MiB",
+            "gradients MiB",
+            "slots MiB",
+            "activation MiB",
+            "peak MiB",
+            "predicted MiB",
+            "error",
+            "busy s",
+            "update s",
+        ),
+        words=1,
+        rows=tuple(rows),
     )
 
 
-def _our_bytes(record: PipelineRecord | None) -> tuple[str, str]:
-    if record is None:
-        return NONE, NONE
-    seen = record.measured
-    measured = NONE if seen is None else _mib(seen.activation_bytes)
-    return measured, _mib(record.predicted.activation_bytes)
+def _runs_title(records: Sequence[PipelineRecord]) -> str:
+    kinds = dict.fromkeys(
+        f"{record.model}, batch {record.trial.batch_size}, {record.trial.optimizer}"
+        for record in records
+    )
+    return "Pipelined steps, measured: " + "; ".join(kinds)
 
 
-def _ours_over(
-    record: PipelineRecord | None,
-    base: PipelineRecord,
-    value: Callable[[PipelineMeasured | PipelinePrediction], float],
-) -> tuple[str, str]:
-    """The value over the base's: measured, predicted."""
-    if record is None or base.measured is None:
-        return NONE, NONE
-    predicted = value(record.predicted) / value(base.predicted)
-    if record.measured is None:
-        return NONE, f"{predicted:.3f}"
-    return f"{value(record.measured) / value(base.measured):.3f}", f"{predicted:.3f}"
+def _base_of(record: PipelineRecord, records: Sequence[PipelineRecord]) -> int | None:
+    """Activation bytes of the same step unpipelined and without recomputation, if it is there."""
+    for other in records:
+        trial = other.trial
+        unpipelined = (trial.partitions, trial.micro_batches) == (1, 1)
+        same = (other.model, trial.batch_size) == (record.model, record.trial.batch_size)
+        kept = (trial.checkpoint, trial.strategy) == ("never", KEEP)
+        if unpipelined and same and kept and other.measured:
+            return other.measured.activation_bytes
+    return None
+
+
+def _run_row(record: PipelineRecord, base_bytes: int | None) -> tuple[str, ...]:
+    trial, measured = record.trial, record.measured
+    within = "" if trial.strategy == KEEP else f", {trial.strategy}"
+    head = (
+        trial.schedule,
+        trial.checkpoint + within,
+        str(trial.partitions),
+        str(trial.micro_batches),
+        record.status.replace("_", " "),
+    )
+    if measured is None:
+        return (*head, *[NONE] * 11)
+    share = NONE if base_bytes is None else f"{measured.activation_bytes / base_bytes:.3f}"
+    return (
+        *head,
+        f"{measured.parameters:,}",
+        mib(measured.parameter_bytes),
+        mib(measured.activation_bytes),
+        share,
+        mib(measured.peak_bytes),
+        f"{measured.forward_seconds:.3f}",
+        f"{measured.backward_seconds:.3f}",
+        f"{measured.median_seconds:.3f}",
+        f"{measured.samples_per_second:.2f}",
+        f"{measured.bubble:.3f}",
+        f"{max(record.peak_errors, key=abs):+.1%}",
+    )
 
 
 def _schedules_row(record: PipelineRecord) -> tuple[str, ...]:
@@ -211,13 +205,13 @@ def _schedules_row(record: PipelineRecord) -> tuple[str, ...]:
         str(trial.partitions),
         str(trial.micro_batches),
         record.status.replace("_", " "),
-        NONE if seen is None else _mib(seen.peak_bytes),
-        _mib(said.peak_bytes),
-        NONE if seen is None else _mib(max(stage.peak_bytes for stage in seen.stages)),
-        _mib(largest),
-        NONE if seen is None else _mib(seen.activation_bytes),
-        _mib(said.activation_bytes),
-        _mib(host) if host else NONE,
+        NONE if seen is None else mib(seen.peak_bytes),
+        mib(said.peak_bytes),
+        NONE if seen is None else mib(max(stage.peak_bytes for stage in seen.stages)),
+        mib(largest),
+        NONE if seen is None else mib(seen.activation_bytes),
+        mib(said.activation_bytes),
+        mib(host) if host else NONE,
         f"{_bubble_by_clocks(trial):.3f}",
         NONE if seen is None else f"{seen.bubble:.3f}",
         f"{said.timing.bubble:.3f}",
@@ -241,25 +235,25 @@ def _size(record: PipelineRecord) -> int:
     return record.measured.peak_bytes if record.measured else record.predicted.peak_bytes
 
 
-def _step(record: PipelineRecord) -> tuple[str, int, str]:
+def step_of(record: PipelineRecord) -> tuple[str, int, str]:
     return record.model, record.trial.batch_size, record.trial.optimizer
 
 
-def _steps(records: Sequence[PipelineRecord]) -> str:
+def steps_text(records: Sequence[PipelineRecord]) -> str:
     named = dict.fromkeys(
         f"{model}, batch {batch_size}, {optimizer}"
-        for model, batch_size, optimizer in map(_step, records)
+        for model, batch_size, optimizer in map(step_of, records)
     )
     return "; ".join(named)
 
 
-def _profiles(records: Sequence[PipelineRecord]) -> str:
+def profiles_text(records: Sequence[PipelineRecord]) -> str:
     return ", ".join(dict.fromkeys(record.predicted.device_profile for record in records))
 
 
-def _machines(records: Sequence[PipelineRecord]) -> str:
+def machines_text(records: Sequence[PipelineRecord]) -> str:
     return ", ".join(dict.fromkeys(f"{record.machine.cores} cores" for record in records))
 
 
-def _mib(size_bytes: int) -> str:
+def mib(size_bytes: int) -> str:
     return f"{size_bytes / MIB:,.1f}"

@@ -1,0 +1,161 @@
+"""GPipe on GPT-2: a row per published run, with our trial of the same settings beside it.
+
+What was measured, predicted and published stands in columns of its own, named so. Nothing is
+measured or simulated again here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from operator import attrgetter
+from typing import NamedTuple
+
+import pandas as pd
+
+from memtrade.errors import MemtradeError
+from memtrade.papers.pipelines import checkpoint_of
+from memtrade.pipeline.design.planned import KEEP
+from memtrade.pipeline.design.predict import PipelinePrediction
+from memtrade.pipeline.design.schedule import Checkpoint
+from memtrade.pipeline.measure.protocol import PipelineMeasured, PipelineTrial
+from memtrade.pipeline.measure.records import PipelineRecord
+from memtrade.pipeline.results.measured import (
+    MIB,
+    machines_text,
+    mib,
+    profiles_text,
+    step_of,
+    steps_text,
+)
+from memtrade.results.sheets import NONE, Sheet
+
+# The published table whose rows our trials can stand beside.
+PUBLISHED_RUNS = "gpipe_gpt2_runs"
+
+
+class _Share(NamedTuple):
+    """A run's figures over those of its base: K = 1, M = 1, nothing recomputed."""
+
+    activation: float
+    throughput: float
+
+
+def published_sheet(
+    records: Sequence[PipelineRecord], published: pd.DataFrame, *, command: str = ""
+) -> Sheet:
+    """The runs of GPipe on GPT-2 beside our trials of the same settings.
+
+    Args:
+        published: the table `gpipe_gpt2_runs`.
+
+    Raises MemtradeError where the records are of several steps, or have no trial of K = 1 and M = 1
+    that keeps everything: what the others are compared with.
+    """
+    kept = [r for r in records if (r.trial.schedule, r.trial.strategy) == ("gpipe", KEEP)]
+    if len({step_of(record) for record in kept}) > 1:
+        raise MemtradeError(
+            f"the records are of several steps ({steps_text(kept)}): give each a folder of its own"
+        )
+    ours = {_settings(record.trial): record for record in kept}
+    base = ours.get((1, 1, "never"))
+    if base is None or base.measured is None:
+        raise MemtradeError(
+            "there is no record of K = 1, M = 1 without recomputation, over which all others are "
+            "shown: run it by `memtrade pipeline sweep`"
+        )
+    lines = published.to_dict("records")
+    first = {
+        line["implementation"]: line
+        for line in lines
+        if (line["partitions"], line["micro_batches"], line["strategy"]) == (1, 1, "original")
+    }
+    rows, weak = [], set()
+    for line in lines:
+        checkpoint = checkpoint_of(line["implementation"], line["strategy"])
+        settings = (int(line["partitions"]), int(line["micro_batches"]), checkpoint)
+        theirs = _over(line, first[line["implementation"]])
+        record = ours.get(settings)
+        if record is None or record.measured is None:
+            weak.add(len(rows))
+        rows.append(
+            (
+                line["implementation"],
+                checkpoint,
+                str(settings[0]),
+                str(settings[1]),
+                f"{line['peak_activation_bytes'] / MIB:,.0f}",
+                *_our_bytes(record),
+                f"{theirs.activation:.3f}",
+                *_ours_over(record, base, attrgetter("activation_bytes")),
+                f"{theirs.throughput:.3f}",
+                *_ours_over(record, base, attrgetter("samples_per_second")),
+            )
+        )
+    return Sheet(
+        title=f"GPipe on GPT-2: {len(rows)} published runs beside {steps_text(kept)}",
+        columns=(
+            "implementation",
+            "checkpoint",
+            "K",
+            "M",
+            "activation MiB: published",
+            "measured",
+            "predicted",
+            "activation over K=1, M=1, never: published",
+            "measured",
+            "predicted",
+            "samples/s over K=1, M=1, never: published",
+            "measured",
+            "predicted",
+        ),
+        words=2,
+        rows=tuple(rows),
+        weak=frozenset(weak),
+        notes=(
+            "published: the logs' 89,762,304 parameters on GPUs that they do not name; measured "
+            f"and predicted: ours, scaled down to {base.measured.parameters:,} parameters. So only "
+            "what is over K=1, M=1, never (nothing recomputed, the same implementation) is alike",
+            "published bytes are what PyTorch's allocator had reserved; measured is the sum of the "
+            "stages' peaks by their own allocators, less values, gradients and slots; predicted is "
+            "that for simulated allocators",
+            "published K = 1 and M up to 4: the logs' timers do not wait for the GPU",
+            f"measured throughput: {machines_text(kept)}, which all stages share, so that more "
+            f"stages compute no faster; predicted: profile {profiles_text(kept)} for each stage",
+            f"{len(ours)} trials of ours; torchgpipe's with recomputation leaves the last "
+            "micro-batch out (except_last)",
+        ),
+        command=command,
+    )
+
+
+def _settings(trial: PipelineTrial) -> tuple[int, int, Checkpoint]:
+    return trial.partitions, trial.micro_batches, trial.checkpoint
+
+
+def _over(line: dict[str, float], base: dict[str, float]) -> _Share:
+    return _Share(
+        line["peak_activation_bytes"] / base["peak_activation_bytes"],
+        line["samples_per_second"] / base["samples_per_second"],
+    )
+
+
+def _our_bytes(record: PipelineRecord | None) -> tuple[str, str]:
+    if record is None:
+        return NONE, NONE
+    seen = record.measured
+    measured = NONE if seen is None else mib(seen.activation_bytes)
+    return measured, mib(record.predicted.activation_bytes)
+
+
+def _ours_over(
+    record: PipelineRecord | None,
+    base: PipelineRecord,
+    value: Callable[[PipelineMeasured | PipelinePrediction], float],
+) -> tuple[str, str]:
+    """The value over the base's: measured, predicted."""
+    if record is None or base.measured is None:
+        return NONE, NONE
+    predicted = value(record.predicted) / value(base.predicted)
+    if record.measured is None:
+        return NONE, f"{predicted:.3f}"
+    return f"{value(record.measured) / value(base.measured):.3f}", f"{predicted:.3f}"

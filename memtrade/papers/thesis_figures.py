@@ -1,0 +1,105 @@
+"""The thesis's figures, as the views take published ones: to stand beside records."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from memtrade.measure.max_batch_records import MaxBatchRecord
+from memtrade.measure.records import Record
+from memtrade.models import make_model
+from memtrade.papers.published import load_published
+from memtrade.results.figures import Figure, make_figures
+from memtrade.results.max_batches import MaxBatch, make_max_batches
+
+# Where they were measured, as plots and tables title it.
+THESIS = "thesis"
+
+_PUBLISHED_TABLES = ("thesis_resnet", "thesis_inception_v4")
+
+
+class MissingPublishedWarning(UserWarning):
+    """The published figures are not there: the package was installed without `results/`."""
+
+
+def figures_beside(
+    records: Sequence[Record], *, results_dir: str | Path = "results"
+) -> list[Figure]:
+    """The figures of all records, and the thesis's."""
+    return make_figures(records, published_figures(results_dir=results_dir))
+
+
+def max_batches_beside(
+    searches: Sequence[MaxBatchRecord], trials: Sequence[Record]
+) -> list[MaxBatch]:
+    """The largest batches of all searches, and the thesis's."""
+    return make_max_batches(searches, trials, published_max_batches())
+
+
+def published_figures(*, results_dir: str | Path = "results") -> list[Figure]:
+    """The thesis's figures, without ratios. None, with a warning, where they are not installed."""
+    try:
+        tables = [load_published(name, results_dir=results_dir) for name in _PUBLISHED_TABLES]
+    except FileNotFoundError as error:
+        message = f"published figures are left out: {error}"
+        warnings.warn(message, MissingPublishedWarning, stacklevel=2)
+        return []
+    return [_figure(row) for table in tables for row in table.to_dict("records")]
+
+
+def published_max_batches(*, results_dir: str | Path = "results") -> list[MaxBatch]:
+    """The thesis's. None, with a warning, where they are not installed."""
+    try:
+        table = load_published("thesis_max_batch", results_dir=results_dir)
+    except FileNotFoundError as error:
+        message = f"published figures are left out: {error}"
+        warnings.warn(message, MissingPublishedWarning, stacklevel=2)
+        return []
+    return [_max_batch(row) for row in table.to_dict("records")]
+
+
+def _figure(row: dict[Any, Any]) -> Figure:
+    def number(name: str) -> Any:
+        value: Any = row.get(name)
+        return value if pd.notna(value) else None
+
+    layers, peak_mb, host_gb = number("layers"), number("peak_mb"), number("host_gb")
+    model = make_model(row["model"], {} if layers is None else {"layers": int(layers)})
+    return Figure(
+        source="published",
+        where=THESIS,
+        model=model.name,
+        family=model.family,
+        layers=None if layers is None else int(layers),
+        batch_size=int(row["batch_size"]),
+        strategy=row["strategy"],
+        variant=row["strategy"],
+        status=row["status"],
+        peak_bytes=None if peak_mb is None else round(peak_mb * 1e6),
+        host_bytes=None if host_gb is None else round(host_gb * 1e9),
+        step_seconds=number("step_seconds"),
+        origin=row["provenance"],
+        note=row["note"],
+    )
+
+
+def _max_batch(row: dict[Any, Any]) -> MaxBatch:
+    model = make_model(row["model"], {"layers": int(row["layers"])})
+    return MaxBatch(
+        source="published",
+        where=THESIS,
+        model=model.name,
+        family=model.family,
+        layers=int(row["layers"]),
+        strategy=row["strategy"],
+        variant=row["strategy"],
+        batch_size=int(row["max_batch"]),
+        peak_bytes=round(row["peak_mb"] * 1e6),
+        step_seconds=row["step_seconds"],
+        origin=row["provenance"],
+        note=row["note"],
+    )
