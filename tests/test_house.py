@@ -1,0 +1,75 @@
+"""The rooms in ARCHITECTURE.md's picture are the contract's, and those there are."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+HOUSE = ROOT / "memtrade"
+NAME = "The rooms, from the roof to the ground"
+
+
+def contract() -> list[set[str]]:
+    """The rows of the layers contract, as paths below memtrade/."""
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    [layers] = [
+        each["layers"]
+        for each in settings["tool"]["importlinter"]["contracts"]
+        if each["type"] == "layers"
+    ]
+    return [
+        {name.removeprefix("memtrade.").replace(".", "/") for name in row.split(" : ")}
+        for row in layers
+    ]
+
+
+def picture() -> list[set[str]]:
+    """The rows of the picture: names stand left of the line, what they are right of it."""
+    text = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    [drawn] = re.findall(r"## The house\n.*?```\n(.*?)```", text, re.DOTALL)
+    return [set(line.partition("│")[0].split()) for line in drawn.splitlines() if "│" in line]
+
+
+def rooms() -> set[str]:
+    """Each module and package of memtrade; of `pipeline`, whose parts are on several floors,
+    those."""
+    found = {
+        path.relative_to(HOUSE).with_suffix("").as_posix()
+        for folder in (HOUSE, HOUSE / "pipeline")
+        for path in folder.iterdir()
+        if path.suffix == ".py" or (path / "__init__.py").exists()
+    }
+    return {name for name in found if not name.endswith("__init__")} - {"pipeline"}
+
+
+def test_the_picture_is_the_contract() -> None:
+    assert picture() == contract()
+
+
+def test_every_room_stands_on_one_floor() -> None:
+    placed = [room for row in contract() for room in row]
+    assert len(placed) == len(set(placed))
+    assert set(placed) == rooms()
+
+
+@pytest.mark.parametrize(
+    ("room", "above"),
+    [("strategies/lms.py", "memtrade.papers.thesis"), ("results/tables.py", "memtrade.sweep.grid"),
+     ("tf/swap.py", "memtrade.measure.trial"), ("plan.py", "memtrade.schedule")],
+)  # fmt: skip
+def test_an_import_that_leads_up_is_found(tmp_path: Path, room: str, above: str) -> None:
+    shutil.copytree(HOUSE, tmp_path / "memtrade", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    planted = tmp_path / "memtrade" / room
+    planted.write_text(planted.read_text(encoding="utf-8") + f"\nimport {above}\n")
+    command = [Path(sys.executable).with_name("lint-imports"), "--no-logo", "--no-cache"]
+    found = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert found.returncode == 1
+    assert f"{NAME} BROKEN" in found.stdout
