@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import math
-import os
-import selectors
+import contextlib
 import subprocess
-import time
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import IO
 
 import msgspec
 
 from memtrade.comparison import Verified
+from memtrade.measure.children import Child, supervise
 from memtrade.measure.protocol import (
     Calibrated,
     Corrected,
@@ -32,15 +28,14 @@ from memtrade.measure.protocol import (
 from memtrade.simulate.calibration import Rates
 from memtrade.simulate.predict import Predicted
 
-_POLL_SECONDS = 0.5  # how long to wait for output before looking whether the child still lives
 _GRACE_SECONDS = 5.0  # for a child that has said its last word to leave by itself
-_LOG_LINES = 50  # of the child's stderr, kept for the reason of a crash
 
 
 @dataclass
 class Conversation:
     """What the child has said so far."""
 
+    child: Child
     on_event: Callable[[Event], None]
     on_log: Callable[[str], None]
     on_wait: Callable[[], None] = lambda: None
@@ -53,42 +48,19 @@ class Conversation:
     phase: Progress | None = None
     end: Done | Failed | None = None
     noise: str | None = None  # the first line on stdout that is no event
-    log: deque[str] = field(default_factory=lambda: deque(maxlen=_LOG_LINES))
 
-    def listen(self, process: subprocess.Popen[bytes], deadline: float) -> bool:
+    def listen(self, deadline: float) -> bool:
         """Takes in what the child says until it ends, or has said its last word.
 
         Returns whether that was before the deadline.
         """
-        assert process.stdout is not None
-        assert process.stderr is not None
-        with selectors.DefaultSelector() as selector:
-            for stream, take in (
-                (process.stdout, self._take_event),
-                (process.stderr, self._take_log),
-            ):
-                selector.register(stream, selectors.EVENT_READ, _Lines(stream, take))
-            while selector.get_map() and not (self.end or self.noise):
-                self.on_wait()
-                left = deadline - time.monotonic()
-                if left <= 0:
-                    return False
-                ready = selector.select(min(left, _POLL_SECONDS))
-                for key, _ in ready:
-                    if not key.data.read():
-                        selector.unregister(key.fileobj)
-                if not ready and process.poll() is not None:
-                    break  # it has ended, although something it started holds its pipes open
-        if self.noise:
-            return True  # nothing that it says can be relied on: no use in waiting for its end
-        left = _GRACE_SECONDS if self.end else max(deadline - time.monotonic(), 0)
-        try:
-            process.wait(timeout=None if left == math.inf else left)
-        except subprocess.TimeoutExpired:
-            return self.end is not None
-        return True
+        in_time = supervise([self.child], self, deadline=deadline, on_wait=self.on_wait)
+        if self.end:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.child.process.wait(timeout=_GRACE_SECONDS)
+        return in_time
 
-    def _take_event(self, line: bytes) -> None:
+    def take_event(self, child: Child, line: bytes) -> None:
         if self.end or self.noise:
             return
         try:
@@ -115,23 +87,8 @@ class Conversation:
                 self.end = event
         self.on_event(event)
 
-    def _take_log(self, line: bytes) -> None:
-        text = line.decode(errors="replace").rstrip()
-        if text:
-            self.log.append(text)
-            self.on_log(text)
+    def take_log(self, child: Child, text: str) -> None:
+        self.on_log(text)
 
-
-class _Lines:
-    """Cuts what arrives on a pipe into lines."""
-
-    def __init__(self, stream: IO[bytes], take: Callable[[bytes], None]):
-        self._stream, self._take, self._rest = stream, take, b""
-
-    def read(self) -> bool:
-        """Takes in what has arrived. Returns whether more may come."""
-        chunk = os.read(self._stream.fileno(), 1 << 16)
-        *lines, self._rest = (self._rest + chunk).split(b"\n")
-        for line in lines:
-            self._take(line)
-        return bool(chunk)
+    def has_enough(self, *, quiet: bool) -> bool:
+        return bool(self.end or self.noise or (quiet and self.child.has_ended))

@@ -4,30 +4,23 @@ The parent never imports TensorFlow. So each trial starts from the same state, a
 limit can be set before TensorFlow reads it, and running out of memory, hanging and crashing are
 results like any other: `run_child` returns them, it does not raise them.
 
-However the parent ends, no child stays behind: on an exception, Ctrl-C, SIGTERM and SIGHUP the
-parent kills the child's process group, and when the parent itself is killed, the kernel kills the
-child (`memtrade.measure.child`).
+However the parent ends, no child stays behind (`memtrade.measure.children`).
 """
 
 from __future__ import annotations
 
-import contextlib
 import math
-import os
 import re
 import signal
-import subprocess
 import sys
-import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from memtrade.comparison import Verified
 from memtrade.errors import MemtradeError
 from memtrade.measure import host
-from memtrade.measure.child import PARENT_VARIABLE
+from memtrade.measure.children import children, start
 from memtrade.measure.conversation import Conversation
 from memtrade.measure.environment import child_environment
 from memtrade.measure.protocol import (
@@ -51,9 +44,6 @@ WORKER = (sys.executable, "-m", "memtrade.measure")
 
 # By these, a process ends itself.
 _FATAL_SIGNALS = frozenset({signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE})
-
-# What TensorFlow logs of an allocation that failed.
-_OOM = "OOM when allocating tensor"
 
 # Lines of TensorFlow's log that do not say why it ended: stack frames, information, warnings.
 _NOISE = re.compile(r"\s*@ |\*\*\* |WARNING: All log messages|[IW]\d{4} ")
@@ -127,38 +117,25 @@ def run_child(
     Args:
         timeout_seconds: from the start of the process; None waits for ever.
         on_event, on_log: called with each event, and with each line of the child's stderr.
-        on_wait: called about twice a second while the child runs. Whatever any of the three raises
-            ends the child, and is raised here.
+        on_wait: called several times a second while the child runs. Whatever any of the three
+            raises ends the child, and is raised here.
         environment: the child's variables, by default `child_environment(spec)`.
         worker: the command to start.
 
     Raises:
         MemtradeError: the child says that the input is bad.
     """
-    environment = dict(child_environment(spec) if environment is None else environment)
-    environment[PARENT_VARIABLE] = str(os.getpid())
+    if environment is None:
+        environment = child_environment(spec)
     kills_before = host.oom_kills()
-    conversation = Conversation(on_event, on_log, on_wait)
-    # A file and not a pipe: a worker that never reads cannot block the parent.
-    with tempfile.TemporaryFile() as request, signals_raise():
-        request.write(encode_spec(spec))
-        request.seek(0)
-        process = subprocess.Popen(
-            worker,
-            stdin=request,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env=environment,
-            start_new_session=True,
-        )
-        try:
-            deadline = time.monotonic() + (timeout_seconds or math.inf)
-            timed_out = not conversation.listen(process, deadline)
-        finally:
-            _kill_group(process)
+    with children() as started:
+        child = start(worker, encode_spec(spec), environment)
+        started.append(child)
+        conversation = Conversation(child, on_event, on_log, on_wait)
+        timed_out = not conversation.listen(time.monotonic() + (timeout_seconds or math.inf))
     status, reason = _classify(
         conversation,
-        exit_code=process.returncode,
+        exit_code=child.process.returncode,
         timeout_seconds=timeout_seconds if timed_out else None,
         oom_killed=host.oom_kills() > kills_before,
         task=spec.task,
@@ -205,14 +182,11 @@ def _classify(
             return "out_of_host_memory", f"taken by the kernel's OOM killer{where}"
         return "crashed", f"killed by SIGKILL{where}"
     if -exit_code in _FATAL_SIGNALS:
-        # Where oneDNN's own scratch memory does not fit, TensorFlow 2.21 logs the failed
-        # allocation and then trips over the tensor that it did not get, in place of an error.
-        failed = [line[line.index(_OOM) :] for line in said.log if _OOM in line]
-        if failed:
-            return "out_of_memory", failed[-1]
-        if any("std::bad_alloc" in line for line in said.log):
+        if failed := said.child.failed_allocation:
+            return "out_of_memory", failed
+        if any("std::bad_alloc" in line for line in said.child.log):
             return "out_of_host_memory", f"the process heap could not grow{where}"
-    telling = [line for line in said.log if not _NOISE.match(line)]
+    telling = [line for line in said.child.log if not _NOISE.match(line)]
     last_line = ": " + _PREFIX.sub("", telling[-1]) if telling else ""
     how = f"killed by {_signal_name(-exit_code)}" if exit_code < 0 else f"exit code {exit_code}"
     return "crashed", how + where + last_line
@@ -227,33 +201,3 @@ def _signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
-
-
-def _kill_group(process: subprocess.Popen[bytes]) -> None:
-    """Ends the child, and all that it started, unless it has ended by itself; closes its pipes."""
-    if process.poll() is None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-    for stream in (process.stdout, process.stderr):
-        if stream is not None:
-            stream.close()
-
-
-@contextlib.contextmanager
-def signals_raise() -> Iterator[None]:
-    """Within it, SIGTERM and SIGHUP raise SystemExit, as Ctrl-C raises KeyboardInterrupt: so
-    that `finally` clauses run. Only the main thread may set handlers; elsewhere it does nothing."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def stop(number: int, frame: object) -> None:
-        raise SystemExit(128 + number)
-
-    previous = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)

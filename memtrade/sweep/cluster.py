@@ -24,11 +24,12 @@ import msgspec
 
 from memtrade.errors import MemtradeError, UnknownNameError
 from memtrade.measure import host
+from memtrade.measure.children import signals_raise
 from memtrade.measure.environment import child_environment
 from memtrade.measure.flags import DeviceFlags
 from memtrade.measure.protocol import TrialSpec
 from memtrade.measure.records import Record
-from memtrade.measure.trial import run_trial, signals_raise
+from memtrade.measure.trial import run_trial
 from memtrade.sweep.grid import Trial
 from memtrade.sweep.needs import Need, need_of
 from memtrade.sweep.watch import End, NoRecord, Watch

@@ -16,8 +16,9 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 import msgspec
 
 from memtrade.errors import MemtradeError
+from memtrade.measure.children import signals_raise
 from memtrade.measure.protocol import Event
-from memtrade.measure.trial import run_trial, signals_raise
+from memtrade.measure.trial import run_trial
 from memtrade.sweep.grid import Trial
 from memtrade.sweep.watch import End, NoRecord, Watch
 

@@ -3,33 +3,26 @@
 The parent imports no TensorFlow. It starts the stages (or, with a cluster, finds them running),
 hands the driver its orders, and watches all of them. Whatever ends one ends the trial: a stage that
 dies or runs out of memory is a result that names it. However the trial ends, no process of it stays
-behind; when the parent is killed, the kernel kills them (`memtrade.measure.child`).
+behind (`memtrade.measure.children`).
 """
 
 from __future__ import annotations
 
 import contextlib
 import math
-import os
-import selectors
 import signal
 import socket
-import subprocess
 import sys
-import tempfile
 import time
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 
 import msgspec
 
 from memtrade.errors import MemtradeError
 from memtrade.measure import host
-from memtrade.measure.child import PARENT_VARIABLE
+from memtrade.measure.children import Child, children, start, supervise
 from memtrade.measure.environment import child_environment
 from memtrade.measure.protocol import Failed, Progress, Runtime, Status, TrialSpec
-from memtrade.measure.trial import signals_raise
 from memtrade.pipeline.design.partition import Partition
 from memtrade.pipeline.design.schedule import Schedule
 from memtrade.pipeline.measure.protocol import (
@@ -49,10 +42,7 @@ from memtrade.plan import Action
 CHILD = (sys.executable, "-m", "memtrade.pipeline.measure.child")
 
 _REACH_SECONDS = 4.0  # for a server to accept a connection; two addresses may be out of reach
-_POLL_SECONDS = 0.2
 _GRACE_SECONDS = 2.0  # for the process to be seen that made the driver fail
-_LOG_LINES = 50
-_OOM = "OOM when allocating tensor"
 
 
 def run_pipeline(
@@ -86,7 +76,7 @@ def run_pipeline(
     addresses = trial.cluster or _free_addresses(trial.partitions)
     kills_before = host.oom_kills()
     deadline = time.monotonic() + (timeout_seconds or math.inf)
-    with signals_raise(), _children() as children:
+    with children() as started:
         if not trial.cluster:
             for i in range(trial.partitions):
                 order = StageSpec(
@@ -96,7 +86,7 @@ def run_pipeline(
                     local=True,
                     memory_limit_bytes=trial.memory_limit_bytes,
                 )
-                children.append(_start_stage(order))
+                started.append(_start_stage(order))
         driver_order = DriverSpec(
             trial=trial,
             partition=partition,
@@ -105,9 +95,9 @@ def run_pipeline(
             addresses=addresses,
         )
         driver = _start("drive", driver_order, _driver_environment(trial), "the driver", None)
-        children.append(driver)
-        watch = _Watch(children, driver, on_event, on_log)
-        in_time = watch.listen(deadline)
+        started.append(driver)
+        watch = _Watch(started, driver, on_event, on_log)
+        in_time = supervise(started, watch, deadline=deadline)
         oom_killed = host.oom_kills() > kills_before
         return watch.outcome(
             timeout_seconds=None if in_time else timeout_seconds, oom_killed=oom_killed
@@ -140,11 +130,11 @@ def serve_stage(
         addresses=tuple(addresses),
         memory_limit_bytes=memory_limit_bytes,
     )
-    with signals_raise(), _children() as children:
+    with children() as started:
         child = _start_stage(order)
-        children.append(child)
-        watch = _Watch(children, child, on_event, on_log)
-        watch.listen(math.inf)
+        started.append(child)
+        watch = _Watch(started, child, on_event, on_log)
+        supervise(started, watch, deadline=math.inf)
         return watch.outcome(timeout_seconds=None, oom_killed=False)
 
 
@@ -174,18 +164,7 @@ def _free_addresses(count: int) -> tuple[str, ...]:
     return tuple(f"127.0.0.1:{port}" for port in ports)
 
 
-@dataclass
-class _Child:
-    """A process, and what it has said. `stage` is None for the driver."""
-
-    process: subprocess.Popen[bytes]
-    name: str
-    stage: int | None
-    log: deque[str] = field(default_factory=lambda: deque(maxlen=_LOG_LINES))
-    rest: dict[str, bytes] = field(default_factory=lambda: {"stdout": b"", "stderr": b""})
-
-
-def _start_stage(order: StageSpec) -> _Child:
+def _start_stage(order: StageSpec) -> Child:
     environment = child_environment(
         TrialSpec(device=order.device, memory_limit_bytes=order.memory_limit_bytes)
     )
@@ -203,40 +182,10 @@ def _driver_environment(trial: PipelineTrial) -> dict[str, str]:
 
 def _start(
     role: str, order: msgspec.Struct, environment: dict[str, str], name: str, stage: int | None
-) -> _Child:
-    environment[PARENT_VARIABLE] = str(os.getpid())
+) -> Child:
     # A proxy for the web would be asked for the way to this machine's own ports.
-    environment["no_grpc_proxy"] = environment["no_proxy"] = "*"
-    with tempfile.TemporaryFile() as request:
-        request.write(msgspec.json.encode(order))
-        request.seek(0)
-        process = subprocess.Popen(
-            [*CHILD, role],
-            stdin=request,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env=environment,
-            start_new_session=True,
-        )
-    return _Child(process, name, stage)
-
-
-@contextlib.contextmanager
-def _children() -> Iterator[list[_Child]]:
-    """The list of the children, all of which are ended with the block."""
-    children: list[_Child] = []
-    try:
-        yield children
-    finally:
-        for child in children:
-            if child.process.poll() is None:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(child.process.pid, signal.SIGKILL)
-        for child in children:
-            child.process.wait()
-            for stream in (child.process.stdout, child.process.stderr):
-                if stream is not None:
-                    stream.close()
+    environment |= {"no_grpc_proxy": "*", "no_proxy": "*"}
+    return start([*CHILD, role], msgspec.json.encode(order), environment, name=name, stage=stage)
 
 
 class _Watch:
@@ -245,8 +194,8 @@ class _Watch:
 
     def __init__(
         self,
-        children: Sequence[_Child],
-        leader: _Child,
+        children: Sequence[Child],
+        leader: Child,
         on_event: Callable[[PipelineEvent], None],
         on_log: Callable[[str], None],
     ):
@@ -256,34 +205,18 @@ class _Watch:
         self.runtime: Runtime | None = None
         self.finished: PipelineMeasured | None = None
         self.lost: Lost | None = None
+        self._lost_at = math.inf
         self.failed: Failed | None = None
         self.noise: str | None = None
 
-    def listen(self, deadline: float) -> bool:
-        """Returns whether all was said before the deadline."""
-        with selectors.DefaultSelector() as selector:
-            for child in self._children:
-                for which in ("stdout", "stderr"):
-                    stream = getattr(child.process, which)
-                    selector.register(stream, selectors.EVENT_READ, (child, which))
-            while not (self.finished or self.failed or self.noise):
-                if time.monotonic() > deadline:
-                    return False
-                ready = selector.select(_POLL_SECONDS)
-                for key, _ in ready:
-                    if not self._read(*key.data):
-                        selector.unregister(key.fileobj)
-                if self.lost:
-                    # If a stage died of it, its end tells more than the lost connection.
-                    deadline = min(deadline, time.monotonic() + _GRACE_SECONDS)
-                    if self.lost.status == "out_of_memory" or time.monotonic() >= deadline:
-                        break
-                    if self._ended() is not None:
-                        break
-                    continue
-                if not ready and self._ended() is not None:
-                    break
-        return True
+    def has_enough(self, *, quiet: bool) -> bool:
+        if self.finished or self.failed or self.noise:
+            return True
+        if self.lost is None:
+            return quiet and self._ended() is not None
+        # If a stage died of it, its end tells more than the lost connection.
+        late = time.monotonic() >= self._lost_at + _GRACE_SECONDS
+        return late or self.lost.status == "out_of_memory" or self._ended() is not None
 
     def outcome(self, *, timeout_seconds: float | None, oom_killed: bool) -> PipelineOutcome:
         """Raises MemtradeError on bad input."""
@@ -316,27 +249,18 @@ class _Watch:
             runtime=self.runtime,
         )
 
-    def _ended(self) -> _Child | None:
+    def _ended(self) -> Child | None:
         """A child that has ended, which none should before its time: a stage rather than the
         driver, whose end may have followed from it."""
-        ended = [child for child in self._children if child.process.poll() is not None]
+        ended = [child for child in self._children if child.has_ended]
         if self.lost:
             ended = [child for child in ended if child is not self._leader]
         return min(ended, key=lambda child: child is self._leader, default=None)
 
-    def _read(self, child: _Child, which: str) -> bool:
-        """Takes in what has arrived on a pipe. Returns whether more may come."""
-        chunk = os.read(getattr(child.process, which).fileno(), 1 << 16)
-        *lines, child.rest[which] = (child.rest[which] + chunk).split(b"\n")
-        for line in lines:
-            if which == "stdout":
-                self._take_event(child, line)
-            elif text := line.decode(errors="replace").rstrip():
-                child.log.append(text)
-                self._on_log(f"{child.name}: {text}")
-        return bool(chunk)
+    def take_log(self, child: Child, text: str) -> None:
+        self._on_log(f"{child.name}: {text}")
 
-    def _take_event(self, child: _Child, line: bytes) -> None:
+    def take_event(self, child: Child, line: bytes) -> None:
         try:
             event = decode_pipeline_event(line)
         except msgspec.DecodeError:
@@ -351,7 +275,7 @@ class _Watch:
             case Finished(measured=measured):
                 self.finished = measured
             case Lost():
-                self.lost = event
+                self.lost, self._lost_at = event, time.monotonic()
             case Failed():
                 self.failed = event
             case _:
@@ -359,13 +283,11 @@ class _Watch:
         self._on_event(event)
 
 
-def _how_it_ended(child: _Child, where: str, *, oom_killed: bool) -> tuple[Status, str]:
+def _how_it_ended(child: Child, where: str, *, oom_killed: bool) -> tuple[Status, str]:
     """The status and the reason of a child that ended by itself."""
     code = child.process.returncode
-    # As in memtrade.measure.trial: oneDNN's kernels abort where their scratch does not fit.
-    failed = [line[line.index(_OOM) :] for line in child.log if _OOM in line]
-    if code < 0 and code != -signal.SIGKILL and failed:
-        return "out_of_memory", f"{child.name}: {failed[-1]}"
+    if code < 0 and code != -signal.SIGKILL and (failed := child.failed_allocation):
+        return "out_of_memory", f"{child.name}: {failed}"
     if code == -signal.SIGKILL and oom_killed:
         return "out_of_host_memory", f"{child.name} was taken by the kernel's OOM killer{where}"
     how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"

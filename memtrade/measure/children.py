@@ -1,0 +1,187 @@
+"""Child processes: started in groups of their own, watched by one loop, and ended with a block.
+
+However the parent ends, no child stays behind: on an exception, Ctrl-C, SIGTERM and SIGHUP the
+block kills the children's process groups, and when the parent itself is killed, the kernel kills
+the children (`memtrade.measure.child`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import signal
+import subprocess
+import tempfile
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import IO, Protocol
+
+from memtrade.measure.child import PARENT_VARIABLE
+
+_POLL_SECONDS = 0.25  # how long to wait for output before looking whether the children still live
+_LOG_LINES = 50  # of a child's stderr, kept for the reason of a crash
+
+# What TensorFlow logs of an allocation that failed.
+_OOM = "OOM when allocating tensor"
+
+
+@dataclass(frozen=True)
+class Child:
+    """A process, and the last lines of its log. `stage` is that of a pipeline that it serves."""
+
+    process: subprocess.Popen[bytes]
+    name: str = "the worker"
+    stage: int | None = None
+    log: deque[str] = field(default_factory=lambda: deque(maxlen=_LOG_LINES))
+
+    @property
+    def has_ended(self) -> bool:
+        return self.process.poll() is not None
+
+    @property
+    def failed_allocation(self) -> str | None:
+        """The last one that it logged: where oneDNN's own scratch memory does not fit, TensorFlow
+        2.21 logs that and then trips over the tensor that it did not get, in place of an error."""
+        failed = [line[line.index(_OOM) :] for line in self.log if _OOM in line]
+        return failed[-1] if failed else None
+
+
+class Listener(Protocol):
+    """Who takes in what children say."""
+
+    def take_event(self, child: Child, line: bytes) -> None:
+        """A line on stdout."""
+
+    def take_log(self, child: Child, text: str) -> None:
+        """A line on stderr, which the child's `log` has already."""
+
+    def has_enough(self, *, quiet: bool) -> bool:
+        """Whether there is nothing more to wait for. `quiet`: nothing waits to be read, so what has
+        ended has said all."""
+        ...
+
+
+@contextlib.contextmanager
+def children() -> Iterator[list[Child]]:
+    """The list of the children, all of which are ended with the block; signals raise within it."""
+    started: list[Child] = []
+    with signals_raise():
+        try:
+            yield started
+        finally:
+            for child in started:
+                if not child.has_ended:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.killpg(child.process.pid, signal.SIGKILL)
+            for child in started:
+                child.process.wait()
+                for stream in (child.process.stdout, child.process.stderr):
+                    if stream is not None:
+                        stream.close()
+
+
+def start(
+    command: Sequence[str],
+    request: bytes,
+    environment: Mapping[str, str],
+    *,
+    name: str = "the worker",
+    stage: int | None = None,
+) -> Child:
+    """Starts a process that finds `request` on its stdin."""
+    # A file and not a pipe: a child that never reads cannot block the parent.
+    with tempfile.TemporaryFile() as file:
+        file.write(request)
+        file.seek(0)
+        process = subprocess.Popen(
+            command,
+            stdin=file,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={**environment, PARENT_VARIABLE: str(os.getpid())},
+            start_new_session=True,
+        )
+    return Child(process, name, stage)
+
+
+def supervise(
+    started: Sequence[Child],
+    listener: Listener,
+    *,
+    deadline: float,
+    on_wait: Callable[[], None] = lambda: None,
+) -> bool:
+    """Hands on what the children say until the listener has enough of it.
+
+    Args:
+        deadline: on the clock of `time.monotonic`.
+        on_wait: called several times a second.
+
+    Returns:
+        Whether that was before the deadline.
+    """
+
+    def take_log(child: Child, line: bytes) -> None:
+        if text := line.decode(errors="replace").rstrip():
+            child.log.append(text)
+            listener.take_log(child, text)
+
+    with selectors.DefaultSelector() as selector:
+        for child in started:
+            for stream, take in (
+                (child.process.stdout, listener.take_event),
+                (child.process.stderr, take_log),
+            ):
+                assert stream is not None
+                selector.register(stream, selectors.EVENT_READ, _Lines(stream, child, take))
+        quiet = False
+        while not listener.has_enough(quiet=quiet):
+            on_wait()
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return False
+            ready = selector.select(min(left, _POLL_SECONDS))
+            for key, _ in ready:
+                if not key.data.read():
+                    selector.unregister(key.fileobj)
+            # What a child started may hold its pipes open behind its end.
+            quiet = not ready or not selector.get_map()
+    return True
+
+
+class _Lines:
+    """Cuts what arrives on a pipe into lines."""
+
+    def __init__(self, stream: IO[bytes], child: Child, take: Callable[[Child, bytes], None]):
+        self._stream, self._child, self._take, self._rest = stream, child, take, b""
+
+    def read(self) -> bool:
+        """Takes in what has arrived. Returns whether more may come."""
+        chunk = os.read(self._stream.fileno(), 1 << 16)
+        *lines, self._rest = (self._rest + chunk).split(b"\n")
+        for line in lines:
+            self._take(self._child, line)
+        return bool(chunk)
+
+
+@contextlib.contextmanager
+def signals_raise() -> Iterator[None]:
+    """Within it, SIGTERM and SIGHUP raise SystemExit, as Ctrl-C raises KeyboardInterrupt: so
+    that `finally` clauses run. Only the main thread may set handlers; elsewhere it does nothing."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(number: int, frame: object) -> None:
+        raise SystemExit(128 + number)
+
+    previous = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
