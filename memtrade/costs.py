@@ -179,8 +179,3 @@ _CUSTOM: dict[str, Callable[[Op, StepGraph], OpCost]] = {
     "FusedBatchNormGradV3": _batch_norm_grad,
     "FusedBatchNormV3": _batch_norm,
 }
-
-
-def total_flops(graph: StepGraph) -> int:
-    """Floating-point operations of one step."""
-    return sum(op_cost(op, graph).flops for op in graph.ops)

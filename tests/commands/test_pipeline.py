@@ -11,8 +11,7 @@ import msgspec
 import pytest
 
 from memtrade.comparison import Difference, Verified
-from memtrade.pipeline.commands import partition
-from memtrade.pipeline.commands import run as pipeline_run
+from memtrade.pipeline.commands import partition, runner
 from memtrade.pipeline.measure.protocol import PipelineOutcome
 from memtrade.pipeline.measure.records import load_pipeline_records, save_pipeline_record
 from tests.commands.conftest import Run, trace_here
@@ -93,7 +92,7 @@ def test_a_pipeline_that_computes_something_else_exits_with_1(
     )  # fmt: skip
     measured = msgspec.structs.replace(made.measured, verified=verified)
     outcome = PipelineOutcome(status="ok", measured=measured)
-    monkeypatch.setattr(pipeline_run, "run_pipeline", lambda *given, **named: outcome)
+    monkeypatch.setattr(runner, "run_pipeline", lambda *given, **named: outcome)
     status, out, _ = run("pipeline", "run", *MODEL, "--micro-batches", "2", "--verify")
     assert status == 1
     assert f"Differs from the unpipelined step: w {why or 'by 0.5 of the update'}" in out

@@ -23,7 +23,9 @@ from memtrade.papers.pipelines import compare_published, load_comparison
 from memtrade.papers.pipelines_page import errors_sheet, to_markdown
 from memtrade.papers.published import load_published
 from memtrade.pipeline.commands.partition import DEFAULT_PARTITIONS, CutFlags, trace_step
-from memtrade.pipeline.commands.run import run, serve, sweep
+from memtrade.pipeline.commands.run import run
+from memtrade.pipeline.commands.serve import serve
+from memtrade.pipeline.commands.sweep import sweep
 from memtrade.pipeline.design.planned import plan_stages
 from memtrade.pipeline.design.predict import Case, PipelinePrediction, PipelinePredictor
 from memtrade.pipeline.design.schedule import Schedule, make_schedule, micro_batch_size

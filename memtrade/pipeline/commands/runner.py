@@ -1,0 +1,220 @@
+"""What the pipeline commands share: where the stages are, trials, what is shown."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+from cyclopts import Parameter
+
+from memtrade.commands.progress import ignore, log
+from memtrade.commands.screen import stdout
+from memtrade.commands.verify import differing
+from memtrade.comparison import Verified
+from memtrade.devices import device_names
+from memtrade.errors import MemtradeError
+from memtrade.graph import StepGraph
+from memtrade.measure.environment import default_limit_bytes
+from memtrade.measure.flags import DeviceFlags, ModelFlags
+from memtrade.measure.here import here_target, learned_target
+from memtrade.measure.protocol import Progress
+from memtrade.pipeline.commands.partition import CutFlags, trace_step
+from memtrade.pipeline.design.planned import KEEP, plan_stages
+from memtrade.pipeline.design.predict import PipelinePredictor
+from memtrade.pipeline.design.schedule import Schedule, micro_batch_size
+from memtrade.pipeline.design.stages import stage_graphs
+from memtrade.pipeline.design.work import has_state
+from memtrade.pipeline.measure.protocol import PipelineEvent, PipelineTrial, Serving, StageDevice
+from memtrade.pipeline.measure.records import PipelineRecord, make_pipeline_record
+from memtrade.pipeline.measure.trial import run_pipeline
+from memtrade.pipeline.results.measured import device_sheet, runs_sheet
+from memtrade.results.tables import number
+from memtrade.target import ARENA, Target, profile_target
+from memtrade.units import parse_bytes
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class StageFlags:
+    """Where the stages are.
+
+    Attributes:
+        device: arena or gpu. Each stage has a GPU of its own: stage 1 has gpu:0, and so on, or the
+            one that its server was given.
+        profile: A device profile, by whose rates stages are cut, planned and predicted: a name out
+            of `memtrade devices`, or a .toml file. Unless given: the arena's, or the nearest to the
+            card; servers elsewhere with GPUs need it said.
+        memory_limit: Of each stage, such as 2GiB. Unless given: an equal share of what a single
+            arena would get, or what the smallest GPU has free.
+        cluster: host:port of each stage, separated by commas, where `memtrade pipeline serve` runs.
+            Unless given: processes of this machine.
+        timeout: Seconds that one trial may take.
+    """
+
+    device: StageDevice = "arena"
+    profile: str | None = None
+    memory_limit: str | None = None
+    cluster: str | None = None
+    timeout: float = 3600.0
+
+    def addresses(self) -> tuple[str, ...]:
+        if self.cluster is None:
+            return ()
+        return tuple(each.strip() for each in self.cluster.split(","))
+
+    def target(self, stages: int) -> Target:
+        """Of each stage. Raises MemtradeError where there is no such profile, or none was named
+        for GPUs elsewhere."""
+        limit_bytes = self.limit_bytes(stages)
+        if self.cluster is None:
+            name = "gpu:0" if self.device == "gpu" else ARENA
+            return here_target(name, profile=self.profile, limit_bytes=limit_bytes)
+        if self.profile is None and self.device == "gpu":
+            raise MemtradeError(
+                "stages on GPUs elsewhere are cut and planned by a device profile: name it with "
+                f"--profile, one of {', '.join(device_names())} or a .toml file by "
+                "`memtrade calibrate`"
+            )
+        return profile_target(self.profile or ARENA, limit_bytes=limit_bytes)
+
+    def limit_bytes(self, stages: int) -> int:
+        if self.device == "gpu" and self.cluster is None:
+            return min(
+                DeviceFlags(device=f"gpu:{i}", memory_limit=self.memory_limit).resolve()[1]
+                for i in range(stages)
+            )
+        if self.memory_limit is None:
+            return default_limit_bytes() // stages
+        return parse_bytes(self.memory_limit)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PipelineRunner:
+    """Runs trials of one model. Graphs are traced once per size of a micro-batch."""
+
+    model: ModelFlags
+    cutting: CutFlags
+    where: StageFlags
+    steps: int
+    warmup: int
+    verify: bool
+    verbose: bool
+    command_line: str
+    strategy: str = KEEP
+    options: Any = None
+    deferred_batch_norm: bool = False
+    graphs: dict[int, StepGraph] = field(default_factory=dict)
+
+    def run(self, schedule: Schedule) -> PipelineRecord:
+        model = self.model.make_model()
+        size = micro_batch_size(model.batch_size, schedule.micro_batches)
+        if size not in self.graphs:
+            self.graphs[size] = trace_step(
+                self.model,
+                timeout_seconds=self.where.timeout,
+                verbose=self.verbose,
+                batch_size=size,
+            )
+        graph = self.graphs[size]
+        target = learned_target(self.where.target(schedule.stages), [graph])
+        if self.verify:
+            _check_draws_nothing(graph)
+        mode = schedule.checkpoint[0]
+        in_flight = schedule.micro_batches if mode == "never" else 1
+        partition = self.cutting.cut(graph, schedule.stages, target, in_flight=in_flight)
+        stages, options = stage_graphs(graph, partition), self.options
+        plans = plan_stages(stages, self.strategy, options, target)
+        predicted = PipelinePredictor(graph, partition, target, stages=stages, plans=plans).predict(
+            schedule, micro_batch_size=size, arenas=True
+        )
+        trial = PipelineTrial(
+            model=self.model.model,
+            model_options=dataclasses.asdict(model),
+            optimizer=self.model.optimizer,
+            learning_rate=self.model.learning_rate,
+            partitions=schedule.stages,
+            micro_batches=schedule.micro_batches,
+            schedule=schedule.name,
+            checkpoint=mode,
+            boundaries=partition.boundaries,
+            strategy=self.strategy,
+            strategy_options=dataclasses.asdict(options) if options is not None else {},
+            deferred_batch_norm=self.deferred_batch_norm,
+            device=self.where.device,
+            memory_limit_bytes=target.limit_bytes,
+            cluster=self.where.addresses(),
+            steps=self.steps,
+            warmup=self.warmup,
+            verify=self.verify,
+        )
+        outcome = run_pipeline(
+            trial,
+            partition,
+            schedule,
+            plans=plans,
+            timeout_seconds=self.where.timeout,
+            on_event=_progress,
+            on_log=log if self.verbose else ignore,
+        )
+        return make_pipeline_record(trial, outcome, predicted, command=self.command_line)
+
+
+def _progress(event: PipelineEvent) -> None:
+    if isinstance(event, Serving) and event.exposed:
+        say(
+            f"stage {event.stage + 1}'s server could not be kept to this machine: until the run "
+            "ends, whoever reaches its port can run anything there"
+        )
+    if isinstance(event, Progress):
+        say(f"{event.phase} {event.step}/{event.of}" if event.of else event.phase)
+
+
+def say(text: str) -> None:
+    print(f"memtrade: {text}", file=sys.stderr, flush=True)
+
+
+def _check_draws_nothing(graph: StepGraph) -> None:
+    """Each micro-batch draws numbers of its own, and the unpipelined step others."""
+    drawing = next((op for op in graph.ops if has_state(op) and op.outputs), None)
+    if drawing is not None:
+        raise MemtradeError(
+            f"--verify compares steps that draw no random numbers, and {graph.name} does "
+            f"({drawing.name}): give --model-option dropout=0"
+        )
+
+
+def show(records: list[PipelineRecord], json: bool) -> None:
+    if json:
+        encoded: Any = msgspec.json.encode(records, order="sorted")
+        print(msgspec.json.format(encoded, indent=2).decode())
+        return
+    if not records:
+        return
+    console = stdout()
+    if len(records) == 1 and records[0].measured is not None:
+        console.print(device_sheet(records[0]).to_rich())
+        verified = records[0].measured.verified
+        if verified is not None:
+            console.print(_verdict(verified) + "\n", markup=False)
+    console.print(runs_sheet(records).to_rich())
+
+
+def _verdict(found: Verified) -> str:
+    said = f"off by {number(found.of_update)} of an update at most, {found.tolerance:g} allowed"
+    if found.equal:
+        return f"Equal to the unpipelined step: {said}"
+    return f"Differs from the unpipelined step: {'; '.join(differing(found))}; {said}"
+
+
+def exit_code(records: list[PipelineRecord]) -> int:
+    """Running out of memory is a result like any other in a grid, as in `memtrade run`."""
+    return int(
+        any(
+            record.status in ("crashed", "unsupported")
+            or (record.measured and record.measured.verified and not record.measured.verified.equal)
+            for record in records
+        )
+    )

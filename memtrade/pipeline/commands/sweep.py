@@ -1,0 +1,157 @@
+"""`memtrade pipeline sweep`: a grid of pipelined steps, measured one after the other."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+from cyclopts import Parameter
+
+from memtrade.commands.run import Flag
+from memtrade.errors import MemtradeError
+from memtrade.measure.flags import ModelFlags, check_writable
+from memtrade.options import Value
+from memtrade.pipeline.commands.partition import CutFlags
+from memtrade.pipeline.commands.runner import PipelineRunner, StageFlags, exit_code, say, show
+from memtrade.pipeline.design.planned import KEEP
+from memtrade.pipeline.design.schedule import (
+    Checkpoint,
+    Schedule,
+    ScheduleName,
+    make_schedule,
+    micro_batch_size,
+)
+from memtrade.pipeline.measure.records import PipelineRecord, save_pipeline_record
+from memtrade.strategies import find_planned, make_options
+
+
+def sweep(
+    grid: Path,
+    /,
+    *,
+    model_option: Annotated[list[str] | None, Parameter(negative="")] = None,
+    batch_size: int | None = None,
+    stages: StageFlags | None = None,
+    steps: int = 3,
+    warmup: int = 1,
+    results: Path = Path("runs"),
+    json: Flag = False,
+    verbose: Flag = False,
+    command_line: Annotated[str, Parameter(parse=False)] = "",
+) -> int:
+    """Run a grid of pipelines: partitions x micro-batches x checkpointing.
+
+    Parameters
+    ----------
+    grid
+        A TOML file of [[pipeline]] tables, such as sweeps/gpipe_gpt2.toml.
+    model_option
+        An option of the model as key=value, to scale it down; repeatable.
+    batch_size
+        In place of the grid's.
+    steps
+        Counted steps of each trial.
+    warmup
+        Steps before those.
+    results
+        The folder for the records.
+    json
+        Print the records to stdout as JSON, and no table.
+    verbose
+        Pass on what TensorFlow logs.
+    """
+    where = stages or StageFlags()
+    check_writable(results)
+    plans: list[tuple[PipelineRunner, Schedule]] = []
+    for each in load_grids(grid):
+        size = batch_size or each.batch_size
+        runner = PipelineRunner(
+            model=each.flags(size, model_option or []),
+            cutting=CutFlags(),
+            where=where,
+            steps=steps,
+            warmup=warmup,
+            verify=False,
+            verbose=verbose,
+            command_line=command_line,
+            strategy=find_planned(each.strategy).name,
+            options=make_options(each.strategy, each.strategy_options),
+        )
+        plans += [(runner, planned) for planned in each.schedules(size)]
+    for stages_each in sorted({planned.stages for _, planned in plans}):
+        where.target(stages_each)
+    records, stopped = _run_all(plans, results)
+    show(records, json)
+    return 130 if stopped else exit_code(records)
+
+
+def _run_all(
+    plans: Sequence[tuple[PipelineRunner, Schedule]], results: Path
+) -> tuple[list[PipelineRecord], bool]:
+    """The records of the trials that ended, and whether somebody stopped them by Ctrl-C."""
+    records: list[PipelineRecord] = []
+    try:
+        for number, (runner, planned) in enumerate(plans, start=1):
+            k, m, mode = planned.stages, planned.micro_batches, planned.checkpoint[0]
+            said = f"{planned.name} K={k} M={m} {mode}"
+            said += f" {runner.strategy}" if runner.strategy != KEEP else ""
+            say(f"[{number}/{len(plans)}] {said}")
+            record = runner.run(planned)
+            save_pipeline_record(record, results)
+            records.append(record)
+    except KeyboardInterrupt:
+        say(f"stopped; {len(records)} of {len(plans)} trials had finished")
+        return records, True
+    return records, False
+
+
+class Grid(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One [[pipeline]] table: all combinations of the lists are run."""
+
+    model: str
+    batch_size: int
+    optimizer: str = "sgd"
+    model_options: dict[str, Value] = {}
+    partitions: tuple[int, ...]
+    micro_batches: tuple[int, ...]
+    schedule: ScheduleName = "gpipe"
+    checkpoint: tuple[Checkpoint, ...] = ("always",)
+    strategy: str = KEEP
+    strategy_options: dict[str, Value] = {}
+
+    def flags(self, batch_size: int, more_options: Sequence[str]) -> ModelFlags:
+        """Which step. Raises MemtradeError for what does not exist or is out of bounds."""
+        options = [f"{key}={value}" for key, value in self.model_options.items()]
+        flags = ModelFlags(
+            model=self.model,
+            batch_size=batch_size,
+            optimizer=self.optimizer,
+            model_option=[*options, *more_options],
+        )
+        flags.make_model()
+        return flags
+
+    def schedules(self, batch_size: int) -> list[Schedule]:
+        """Raises MemtradeError where micro-batches do not divide the batch."""
+        found = []
+        for k, m, mode in itertools.product(self.partitions, self.micro_batches, self.checkpoint):
+            micro_batch_size(batch_size, m)
+            found.append(make_schedule(self.schedule, stages=k, micro_batches=m, checkpoint=mode))
+        return found
+
+
+class _Grids(msgspec.Struct, frozen=True):
+    pipeline: tuple[Grid, ...]
+
+
+def load_grids(path: Path) -> tuple[Grid, ...]:
+    """Raises MemtradeError for a file that cannot be read or is no grid."""
+    try:
+        return msgspec.toml.decode(path.read_bytes(), type=_Grids).pipeline
+    except OSError as error:
+        raise MemtradeError(f"cannot read the grid {path}: {error.strerror}") from error
+    except msgspec.DecodeError as error:
+        raise MemtradeError(f"{path} is no grid of pipelines: {error}") from error
