@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 import msgspec
 from cyclopts import Parameter
@@ -40,6 +40,7 @@ from memtrade.rebatch import Rebatcher
 from memtrade.results.max_batch_sheet import to_csv, to_sheet
 from memtrade.results.tables import spec_label
 from memtrade.strategies import PLANNED
+from memtrade.target import Target
 
 # The batch sizes of the two traces from which all other graphs are made.
 _TRACED_BATCHES = (2, 3)
@@ -95,15 +96,7 @@ def max_batch(
     verbose
         Pass on what TensorFlow logs.
     """
-    if granularity < 1:
-        raise MemtradeError(f"--granularity must be at least 1, not {granularity}")
-    if start is not None and start < 1:
-        raise MemtradeError(f"--start must be at least 1, not {start}")
-    if max_batch_size is not None and max_batch_size < granularity:
-        raise MemtradeError(
-            f"--max-batch-size must be at least the granularity of {granularity}, "
-            f"not {max_batch_size}"
-        )
+    _check_sizes(start, granularity, max_batch_size)
     flags, device_flags = strategy or StrategyFlags(), device or DeviceFlags()
     specs = make_specs(
         model or ModelFlags(),
@@ -115,37 +108,15 @@ def max_batch(
         warmup=warmup,
     )
     check_writable(results)
-    target = here_target(
-        specs[0].device, order=specs[0].order, limit_bytes=specs[0].memory_limit_bytes
-    )
+    first = specs[0]
+    target = here_target(first.device, order=first.order, limit_bytes=first.memory_limit_bytes)
     rebatcher = None
     if any(spec.strategy in PLANNED for spec in specs):
-        rebatcher = _trace(specs[0], device_flags.timeout, verbose)
-    searches: list[MaxBatchRecord] = []
+        rebatcher = _trace(first, device_flags.timeout, verbose)
     with reporting() as reporter:
         trials = _Trials(results, reporter, device_flags.timeout, command_line, verbose)
-        try:
-            for position, spec in enumerate(specs, start=1):
-                trials.head = (position, len(specs), spec_label(spec))
-                planned = rebatcher if spec.strategy in PLANNED else None
-                before = None if planned is None else _largest(searches)
-                search = BatchSearch(
-                    spec,
-                    planned,
-                    target,
-                    trials.measure,
-                    start=start or before,
-                    on_plan=trials.planning,
-                    step=granularity,
-                    most=max_batch_size,
-                )
-                found = search.run()
-                searches.append(make_max_batch_record(search, found, command=command_line))
-                save_max_batch(searches[-1], results)
-                trials.found(searches[-1])
-            stopped = False
-        except KeyboardInterrupt:
-            stopped = True
+        sizes = _Sizes(start, granularity, max_batch_size)
+        searches, stopped = _search_all(specs, target, sizes, rebatcher, trials)
     if stopped:
         done = f"{len(searches)} of {len(specs)} searches had finished; their trials are kept"
         print(f"memtrade: stopped; {done}", file=sys.stderr)
@@ -153,6 +124,59 @@ def max_batch(
     if stopped:
         return 130
     return int(any(search.bound == "crash" for search in searches))
+
+
+class _Sizes(NamedTuple):
+    """Which batches to try: from `start`, multiples of `step`, up to `most`."""
+
+    start: int | None
+    step: int
+    most: int | None
+
+
+def _check_sizes(start: int | None, granularity: int, max_batch_size: int | None) -> None:
+    if granularity < 1:
+        raise MemtradeError(f"--granularity must be at least 1, not {granularity}")
+    if start is not None and start < 1:
+        raise MemtradeError(f"--start must be at least 1, not {start}")
+    if max_batch_size is not None and max_batch_size < granularity:
+        raise MemtradeError(
+            f"--max-batch-size must be at least the granularity of {granularity}, "
+            f"not {max_batch_size}"
+        )
+
+
+def _search_all(
+    specs: Sequence[TrialSpec],
+    target: Target,
+    sizes: _Sizes,
+    rebatcher: Rebatcher | None,
+    trials: _Trials,
+) -> tuple[list[MaxBatchRecord], bool]:
+    """The records of the searches that ended, and whether somebody stopped them by Ctrl-C."""
+    searches: list[MaxBatchRecord] = []
+    try:
+        for position, spec in enumerate(specs, start=1):
+            trials.head = (position, len(specs), spec_label(spec))
+            planned = rebatcher if spec.strategy in PLANNED else None
+            before = None if planned is None else _largest(searches)
+            search = BatchSearch(
+                spec,
+                planned,
+                target,
+                trials.measure,
+                start=sizes.start or before,
+                on_plan=trials.planning,
+                step=sizes.step,
+                most=sizes.most,
+            )
+            found = search.run()
+            searches.append(make_max_batch_record(search, found, command=trials.command_line))
+            save_max_batch(searches[-1], trials.folder)
+            trials.found(searches[-1])
+    except KeyboardInterrupt:
+        return searches, True
+    return searches, False
 
 
 def _largest(searches: Sequence[MaxBatchRecord]) -> int | None:

@@ -21,7 +21,7 @@ from memtrade.options import Value
 from memtrade.papers.fused import Fusion, fused_kernels
 from memtrade.papers.published import load_published
 from memtrade.pipeline.design.calibrate import Calibration, Parameter, calibrate
-from memtrade.pipeline.design.partition import Partitioner
+from memtrade.pipeline.design.partitioner import Partitioner
 from memtrade.pipeline.design.predict import (
     Kernels,
     PipelinePrediction,

@@ -13,7 +13,7 @@ import pytest
 from memtrade.errors import MemtradeError
 from memtrade.measure.records import load_records
 from memtrade.models import make_model
-from memtrade.pipeline.design.partition import Partitioner
+from memtrade.pipeline.design.partitioner import Partitioner
 from memtrade.pipeline.design.predict import PipelinePredictor
 from memtrade.pipeline.design.schedule import make_schedule
 from memtrade.pipeline.measure.protocol import PipelineStepDone, PipelineTrial, Serving

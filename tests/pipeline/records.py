@@ -1,7 +1,7 @@
 """Records of pipelined trials, made by hand: the figures are in, and nothing has run."""
 
 from memtrade.models import make_model
-from memtrade.pipeline.design.partition import Partitioner
+from memtrade.pipeline.design.partitioner import Partitioner
 from memtrade.pipeline.design.predict import PipelinePredictor
 from memtrade.pipeline.design.schedule import make_schedule
 from memtrade.pipeline.measure.protocol import (

@@ -4,7 +4,7 @@ import pytest
 
 from memtrade.graph import StepGraph
 from memtrade.pipeline.design.arena import arena_peak
-from memtrade.pipeline.design.partition import Partitioner
+from memtrade.pipeline.design.partitioner import Partitioner
 from memtrade.pipeline.design.planned import plan_stages
 from memtrade.pipeline.design.predict import PipelinePredictor
 from memtrade.pipeline.design.schedule import make_schedule

@@ -6,7 +6,8 @@ import pytest
 
 from memtrade.errors import MemtradeError
 from memtrade.graph import StepGraph
-from memtrade.pipeline.design.partition import Partition, Partitioner
+from memtrade.pipeline.design.partition import Partition
+from memtrade.pipeline.design.partitioner import Partitioner
 from tests.graphs import target
 from tests.pipeline.graphs import MIB, names, network
 

@@ -7,7 +7,7 @@ import pytest
 from memtrade.graph import StepGraph
 from memtrade.papers.fused import fused_kernels
 from memtrade.pipeline.design.memory import stage_memory
-from memtrade.pipeline.design.partition import Partitioner
+from memtrade.pipeline.design.partitioner import Partitioner
 from memtrade.pipeline.design.predict import PipelinePredictor, own_kernels
 from memtrade.pipeline.design.schedule import Checkpoint, Schedule, ScheduleName, make_schedule
 from memtrade.pipeline.design.stages import stage_graphs

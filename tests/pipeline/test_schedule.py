@@ -3,7 +3,7 @@ import itertools
 import pytest
 
 from memtrade.errors import MemtradeError, UnknownNameError
-from memtrade.pipeline.design.partition import Partitioner
+from memtrade.pipeline.design.partitioner import Partitioner
 from memtrade.pipeline.design.schedule import (
     Task,
     make_schedule,

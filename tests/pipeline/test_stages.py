@@ -2,7 +2,7 @@ import pytest
 
 from memtrade.errors import MemtradeError
 from memtrade.graph import StepGraph
-from memtrade.pipeline.design.partition import Partitioner
+from memtrade.pipeline.design.partitioner import Partitioner
 from memtrade.pipeline.design.stages import ACCUMULATE, RECEIVE, SEND, stage_graphs
 from memtrade.pipeline.design.work import split_program, stage_bytes
 from memtrade.plan import Action

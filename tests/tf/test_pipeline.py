@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from memtrade.errors import UnsupportedGraphError
 from memtrade.models import make_model
-from memtrade.pipeline.design.partition import Partitioner
+from memtrade.pipeline.design.partitioner import Partitioner
 from memtrade.pipeline.design.planned import plan_stages
 from memtrade.pipeline.design.schedule import make_schedule
 from memtrade.pipeline.design.stages import stage_graphs

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from memtrade.graph import StepGraph
-from memtrade.papers import thesis_models
+from memtrade.papers import thesis_models, thesis_predictor
 from memtrade.papers import thesis_plans as plans
 from memtrade.papers import thesis_prediction as prediction
 from memtrade.papers.published import REPOSITORY_ROOT, load_published
@@ -59,7 +59,7 @@ def _place(tensor: str) -> str:
 def test_the_memory_of_a_step_without_strategy_is_the_thesis(graph: Any):
     """The evidence that these are the networks: no figure of memory was fitted."""
     predictor = _predictor(graph)
-    for given in prediction.published():
+    for given in thesis_predictor.published():
         if given.strategy == "original" and given.layers in NETWORKS and given.batch_size == 32:
             assert predictor.row(given).peak_error == pytest.approx(0, abs=0.06)
 
@@ -67,7 +67,7 @@ def test_the_memory_of_a_step_without_strategy_is_the_thesis(graph: Any):
 def test_the_published_predictions_are_what_the_tool_says_today(graph: Any):
     predictor = _predictor(graph)
     written = {(r["table"], r["layers"], r["strategy"]): r for r in _rows()}
-    given = [r for r in prediction.published() if r.layers == 18 and r.batch_size == 32]
+    given = [r for r in thesis_predictor.published() if r.layers == 18 and r.batch_size == 32]
     assert len(given) == 4
     for row in map(predictor.row, given):
         before = written[row.table, str(row.layers), row.strategy]
@@ -76,7 +76,7 @@ def test_the_published_predictions_are_what_the_tool_says_today(graph: Any):
 
 
 def _predictor(graph: Any) -> Any:
-    return prediction.Predictor(graph, target("gtx-1070-traced"))
+    return thesis_predictor.Predictor(graph, target("gtx-1070-traced"))
 
 
 def test_no_more_rows_are_fitted_to_than_said_and_the_others_keep_the_bounds():
@@ -101,7 +101,7 @@ def test_errors_follow_from_the_figures_beside_them():
 def test_orders_tell_the_pairs_that_are_the_wrong_way():
 
     def row(strategy: str, published: float, predicted: float) -> Any:
-        return prediction.Row(
+        return thesis_predictor.Row(
             "batch 32", "resnet", 18, 32, strategy, False, published, predicted, 0, 1, 1, 0, True
         )
 

@@ -34,7 +34,8 @@ from memtrade.measure.here import learned_target
 from memtrade.measure.host import describe_machine
 from memtrade.measure.protocol import Progress
 from memtrade.models import MODELS, options_of
-from memtrade.pipeline.design.partition import Partition, Partitioner
+from memtrade.pipeline.design.partition import Partition
+from memtrade.pipeline.design.partitioner import Partitioner
 from memtrade.pipeline.design.report import PartitionReport, StageSamples, Volumes, analyse
 from memtrade.pipeline.design.schedule import make_schedule
 from memtrade.pipeline.measure.protocol import PipelineTrial

@@ -1,6 +1,6 @@
 """Pipelined training on paper: partitions, schedules, what they need and how long they take.
 
-    partition.py   which forward op stands on which stage, and what crosses between stages
+    partitioner.py which forward op stands on which stage, and what crosses between stages
     schedule.py    which stage works on which micro-batch when: GPipe, 1F1B
     stages.py      a stage's own StepGraph, cut out of the whole step's
     planned.py     a stage planned by a strategy: what is swapped or recomputed within it

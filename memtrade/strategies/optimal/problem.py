@@ -105,74 +105,129 @@ def reference_order(
 
 def make_problem(simulator: Simulator, times: TimeSimulator, order: Sequence[Action]) -> Problem:
     """`order` runs every op once (`reference_order`). O(ops + edges)."""
-    graph = simulator.graph
-    turn = max(i for i, action in enumerate(order) if action.id in graph.forward)
-    position = {action.id: i for i, action in enumerate(order)}
-    live = simulator.live_bytes(order)
-    chosen = _chosen(graph)
-    needs = _needs(graph, chosen)
-    reads = {t: [position[c] for v in graph.views(t) for c in graph.consumers[v]] for t in chosen}
-    backward = {t: [p for p in reads[t] if p > turn] for t in chosen}
-    forward_end = {
-        t: max((p for p in reads[t] if p <= turn), default=position[graph.tensors[t].op])
-        for t in chosen
-    }
-    first, last = _when_needed(chosen, needs, backward)
-    chosen = [t for t in chosen if t in first]
-    index = {t: i for i, t in enumerate(chosen)}
-    points = sorted({position[graph.tensors[t].op] for t in chosen})
-    cuts = sorted({turn + 1, *first.values(), *(p + 1 for p in last.values())} - {len(order)})
-    cuts = [cut for cut in cuts if cut > turn]
-
+    uses = _uses(simulator.graph, order)
     seconds = [0.0]
     for action in order:
         seconds.append(seconds[-1] + times.op_seconds[action.id])
-    extra = [bytes_ / MB for bytes_ in live]
-    for t in chosen:
-        # In the reference program an item that the backward part reads stays until then.
-        if backward[t]:
-            for i in range(forward_end[t] + 1, max(backward[t]) + 1):
-                extra[i] -= graph.tensors[t].size_bytes / MB
-
-    def interval(place: int) -> int:
-        return bisect_right(cuts, place) - 1
+    extra = _beside_items(uses, simulator.live_bytes(order))
 
     def most(start: int, end: int) -> float:
         return max(extra[start:end], default=0.0)
 
-    place = {
-        action.id: max(0, bisect_right(points, i) - 1) if i <= turn else -1 - interval(i)
-        for i, action in enumerate(order)
-    }
+    points, cuts = uses.points, uses.cuts
+    intervals = list(zip(cuts, [*cuts[1:], len(order)], strict=True))
+    return Problem(
+        items=_items(uses, simulator, times),
+        forward_mb=tuple(
+            most(a, b) for a, b in zip(points, [*points[1:], uses.turn + 1], strict=True)
+        ),
+        forward_seconds=tuple(seconds[point + 1] for point in points),
+        backward_mb=tuple(most(a, b) for a, b in intervals),
+        backward_seconds=tuple(seconds[b] - seconds[a] for a, b in intervals),
+        place={
+            action.id: max(0, uses.point(i)) if i <= uses.turn else -1 - uses.interval(i)
+            for i, action in enumerate(order)
+        },
+    )
+
+
+@dataclass(frozen=True)
+class _Uses:
+    """Where the reference program makes and reads the chosen tensors, by position in it.
+
+    Attributes:
+        turn: the last forward op's position. position: of each op.
+        chosen: the tensors to decide on, in forward order. needs: see `_needs`.
+        backward: their readers in the backward part. forward_end: the last one in the forward part.
+        first, last: see `_when_needed`.
+        points: where the forward points begin. cuts: where the backward intervals do.
+    """
+
+    graph: StepGraph
+    turn: int
+    position: Mapping[int, int]
+    chosen: Sequence[int]
+    needs: Mapping[int, set[int]]
+    backward: Mapping[int, list[int]]
+    forward_end: Mapping[int, int]
+    first: Mapping[int, int]
+    last: Mapping[int, int]
+    points: Sequence[int]
+    cuts: Sequence[int]
+
+    def made_at(self, tensor: int) -> int:
+        return self.position[self.graph.tensors[tensor].op]
+
+    def point(self, place: int) -> int:
+        """The forward point that a position lies in; -1 before the first."""
+        return bisect_right(self.points, place) - 1
+
+    def interval(self, place: int) -> int:
+        """The backward interval that a position lies in."""
+        return bisect_right(self.cuts, place) - 1
+
+
+def _uses(graph: StepGraph, order: Sequence[Action]) -> _Uses:
+    turn = max(i for i, action in enumerate(order) if action.id in graph.forward)
+    position = {action.id: i for i, action in enumerate(order)}
+    among = _chosen(graph)
+    needs = _needs(graph, among)
+    reads = {t: [position[c] for v in graph.views(t) for c in graph.consumers[v]] for t in among}
+    backward = {t: [p for p in reads[t] if p > turn] for t in among}
+    first, last = _when_needed(among, needs, backward)
+    chosen = [t for t in among if t in first]
+    cuts = {turn + 1, *first.values(), *(p + 1 for p in last.values())} - {len(order)}
+    return _Uses(
+        graph=graph,
+        turn=turn,
+        position=position,
+        chosen=chosen,
+        needs=needs,
+        backward=backward,
+        forward_end={
+            t: max((p for p in reads[t] if p <= turn), default=position[graph.tensors[t].op])
+            for t in among
+        },
+        first=first,
+        last=last,
+        points=sorted({position[graph.tensors[t].op] for t in chosen}),
+        cuts=sorted(cut for cut in cuts if cut > turn),
+    )
+
+
+def _beside_items(uses: _Uses, live_bytes: Sequence[int]) -> list[float]:
+    """For each position, MB in use besides items whose forward readers have run: in the reference
+    program an item that the backward part reads stays until then."""
+    extra = [bytes_ / MB for bytes_ in live_bytes]
+    for t in uses.chosen:
+        if uses.backward[t]:
+            for i in range(uses.forward_end[t] + 1, max(uses.backward[t]) + 1):
+                extra[i] -= uses.graph.tensors[t].size_bytes / MB
+    return extra
+
+
+def _items(uses: _Uses, simulator: Simulator, times: TimeSimulator) -> tuple[Item, ...]:
+    graph = uses.graph
+    index = {t: i for i, t in enumerate(uses.chosen)}
     pooled = simulator.linker.hidden_of  # a swapped MaxPool output loses its kernel's workspace
-    items = tuple(
+    return tuple(
         Item(
             tensor=t,
             op=graph.tensors[t].op,
-            needs=tuple(sorted(index[n] for n in needs[t] if n in index)),
+            needs=tuple(sorted(index[n] for n in uses.needs[t] if n in index)),
             size=graph.tensors[t].size_bytes / MB,
-            read=bool(backward[t]),
+            read=bool(uses.backward[t]),
             may_recompute=not graph.ops[graph.tensors[t].op].stateful,
-            may_swap=bool(backward[t]) and t not in pooled,
-            made=points.index(position[graph.tensors[t].op]),
-            spent=bisect_right(points, forward_end[t]) - 1,
-            first=interval(first[t]),
-            last=interval(last[t]),
+            may_swap=bool(uses.backward[t]) and t not in pooled,
+            made=uses.point(uses.made_at(t)),
+            spent=uses.point(uses.forward_end[t]),
+            first=uses.interval(uses.first[t]),
+            last=uses.interval(uses.last[t]),
             again_seconds=times.op_seconds[graph.tensors[t].op],
             out_seconds=times.out_seconds[t],
             in_seconds=times.in_seconds[t],
         )
-        for t in chosen
-    )
-    return Problem(
-        items=items,
-        forward_mb=tuple(most(a, b) for a, b in zip(points, [*points[1:], turn + 1], strict=True)),
-        forward_seconds=tuple(seconds[point + 1] for point in points),
-        backward_mb=tuple(most(a, b) for a, b in zip(cuts, [*cuts[1:], len(order)], strict=True)),
-        backward_seconds=tuple(
-            seconds[b] - seconds[a] for a, b in zip(cuts, [*cuts[1:], len(order)], strict=True)
-        ),
-        place=place,
+        for t in uses.chosen
     )
 
 

@@ -1,0 +1,198 @@
+"""The thesis' steps, predicted: each strategy as the thesis' own tools carried it out, on its card.
+
+Two device parameters are fitted to the five `original` rows at batch 32 (`fit`); all other rows are
+predicted with that profile.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from memtrade.graph import StepGraph
+from memtrade.papers import thesis_plans as plans
+from memtrade.papers.published import load_published
+from memtrade.plan import Action
+from memtrade.simulate.executor import run_order
+from memtrade.simulate.fit import Sample, fit_device
+from memtrade.simulate.timeline import TimeSimulator
+from memtrade.strategies import ome
+from memtrade.target import Target, profile_target
+
+CARD = "gtx-1070"
+FITTED = "gtx-1070-traced"
+# More than any step here needs: what a step that does not fit would take.
+ROOMY_BYTES = 1 << 40
+# In the log of batch 32, `original` and `lms` ran on in the process in which six checkpointed
+# networks had run before; `checkpoints` and `ome` each began one. Their processes held 0.9 GB more
+# of host memory, at every depth. What a step takes besides its ops, which the fit to `original`
+# finds, is theirs.
+AGED = frozenset({"original", "lms"})
+TABLES = ("batch 32", "batch 128", "InceptionV4", "max batch")
+# (layers or None for InceptionV4, batch size) -> one training step.
+Graphs = Callable[[int | None, int], StepGraph]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One published figure and its prediction. Errors are shares of what was published.
+
+    Attributes:
+        fitted: whether the profile was fitted to this row's time; its errors do not count.
+        fits: whether the predicted step runs in the memory that the thesis' card had.
+        predicted_peak_mb: of a step that does not fit, what it takes.
+        published_max_batch, predicted_max_batch: in the table "max batch" only.
+    """
+
+    table: str
+    model: str
+    layers: int | None
+    batch_size: int
+    strategy: str
+    fitted: bool
+    published_seconds: float | None
+    predicted_seconds: float
+    time_error: float | None
+    published_peak_mb: float | None
+    predicted_peak_mb: float
+    peak_error: float | None
+    fits: bool
+    published_max_batch: int | None = None
+    predicted_max_batch: int | None = None
+
+
+@dataclass(frozen=True)
+class Published:
+    table: str
+    layers: int | None
+    batch_size: int
+    strategy: str
+    seconds: float | None
+    peak_mb: float | None
+
+    @property
+    def fitted(self) -> bool:
+        return self.table == "batch 32" and self.strategy == "original" and bool(self.seconds)
+
+
+def published() -> list[Published]:
+    """The thesis' tables, in its order. A time or peak that it does not print is None."""
+    rows = [
+        Published(
+            f"batch {row.batch_size}", int(row.layers), int(row.batch_size), row.strategy,
+            _number(row.step_seconds), _number(row.peak_mb),
+        )
+        for row in load_published("thesis_resnet").itertuples()
+    ]  # fmt: skip
+    # The table's times of two strategies are swapped against the log: the log's means count.
+    steps = load_published("thesis_log_steps")
+    means = steps[steps["model"] == "inception_v4"].groupby("strategy")["step_seconds_unrounded"]
+    seconds: dict[str, float] = means.mean().to_dict()
+    rows += [
+        Published("InceptionV4", None, 32, row.strategy, seconds[row.strategy], row.peak_mb)
+        for row in load_published("thesis_inception_v4").itertuples()
+    ]
+    rows += [
+        Published("max batch", 50, int(row.max_batch), row.strategy, row.step_seconds, row.peak_mb)
+        for row in load_published("thesis_max_batch").itertuples()
+    ]
+    return rows
+
+
+def _number(value: float) -> float | None:
+    return None if math.isnan(value) else float(value)
+
+
+class Predictor:
+    """Predicts rows with one profile, and with a step's overhead where `aged` says so."""
+
+    def __init__(self, graph: Graphs, traced: Target, aged: frozenset[str] = AGED):
+        self.graph = graph
+        self.aged = aged
+        self.traced = traced
+        fresh = msgspec.structs.replace(traced.device, step_overhead_seconds=0.0)
+        self.fresh = traced.replace(device=fresh)
+
+    def row(self, given: Published, *, largest: bool = True) -> Row:
+        """One row; `largest`: in the table of largest batches, also look for that."""
+        graph = self.graph(given.layers, given.batch_size)
+        aged = given.strategy in self.aged
+        simulator = TimeSimulator(graph, self.traced if aged else self.fresh)
+        actions = actions_of(simulator, given.strategy, printed=given.layers is None)
+        timeline = simulator.timeline(actions)
+        assert timeline.memory is not None
+        fits = timeline.memory.out_of_memory is None
+        if not fits:
+            timeline = simulator.timeline(actions, limit_bytes=ROOMY_BYTES)
+            assert timeline.memory is not None
+        peak_mb = timeline.memory.peak_bytes / 1e6
+        of_largest = given.table == "max batch"
+        return Row(
+            table=given.table,
+            model="inception_v4" if given.layers is None else "resnet",
+            layers=given.layers,
+            batch_size=given.batch_size,
+            strategy=given.strategy,
+            fitted=given.fitted,
+            published_seconds=given.seconds,
+            predicted_seconds=timeline.step_seconds,
+            time_error=_error(timeline.step_seconds, given.seconds),
+            published_peak_mb=given.peak_mb,
+            predicted_peak_mb=peak_mb,
+            peak_error=_error(peak_mb, given.peak_mb),
+            fits=fits,
+            published_max_batch=given.batch_size if of_largest else None,
+            predicted_max_batch=self.max_batch(given) if of_largest and largest else None,
+        )
+
+    def max_batch(self, given: Published) -> int:
+        """The largest batch that fits, by bisection from half to twice the published one."""
+        low, high = given.batch_size // 2, 2 * given.batch_size
+        while high - low > 1:
+            middle = (low + high) // 2
+            simulator = TimeSimulator(self.graph(given.layers, middle), self.fresh)
+            memory = simulator.timeline(actions_of(simulator, given.strategy)).memory
+            assert memory is not None
+            if memory.out_of_memory is None:
+                low = middle
+            else:
+                high = middle
+        return low
+
+
+def actions_of(
+    simulator: TimeSimulator, strategy: str, *, printed: bool = False
+) -> Sequence[Action]:
+    """What the thesis' device did in one step. `printed`: its log says what `ome` swapped."""
+    step = plans.Step.of(simulator.graph)
+    if strategy == "original":
+        return run_order(simulator, plans.original(step))
+    if strategy == "lms":
+        return run_order(simulator, plans.large_model_support(step))
+    kept = plans.checkpoints(step)
+    swapped: Iterable[int] = ()
+    if strategy == "ome" and printed:
+        swapped = plans.read_once(step, kept)
+    elif strategy == "ome":
+        roots = sorted(step.graph.root[t] for t in kept)
+        swapped = ome.select(step.graph, roots, ome.Options(select="hidable"), profile_target(CARD))
+    return run_order(simulator, plans.checkpointed(step, kept, frozenset(swapped)))
+
+
+def _error(predicted: float, given: float | None) -> float | None:
+    return None if given is None else predicted / given - 1
+
+
+def fit(graph: Graphs, rows: Sequence[Published], card: Target) -> Target:
+    """`card` with its two overheads fitted to the rows that are for that."""
+    samples = []
+    for row in rows:
+        if row.fitted and row.seconds:
+            step = graph(row.layers, row.batch_size)
+            actions = actions_of(TimeSimulator(step, card), row.strategy)
+            samples.append(Sample(step, actions, row.seconds))
+    fitted = fit_device(card, samples, parameters=("trace", "step")).device
+    return card.replace(device=msgspec.structs.replace(fitted, name=FITTED))

@@ -1,0 +1,386 @@
+"""Where a step is cut into stages: balanced first, then with the least traffic.
+
+The line may be cut at its narrow places (`strategies.segments.frontiers`), so it is
+a sequence of segments, each with a cost: the time of its ops, forward and backward, or the bytes
+that it keeps. Block partition of a sequence is then exact, by dynamic programming over the cuts,
+
+    best(k, j) = min over i < j of max(best(k - 1, i), cost(i..j)),        O(stages x cuts^2)
+
+the smallest possible cost of the heaviest stage. (This is the linear partition problem; torchgpipe
+balances by the algorithm of Bárány and Grinberg, "Block partitions of sequences", Israel J. Math.
+206, 2015, with the same optimum.) Of the partitions whose heaviest stage costs at most (1 + slack)
+times that, a second dynamic program takes the one with the least traffic,
+
+    least(k, j) = min over i < j with cost(i..j) <= limit of least(k - 1, i) + arriving(i, j),
+
+where arriving(i, j) is the bytes of the tensors that are made before i and read between i and j. A
+tensor counts once for each stage that reads it, however far it travels: that is what crosses. So,
+for graphs with long skip connections too, a partition with slack 0 is optimal in balance and then
+in traffic among those that cut at narrow places and respect the order of creation. Ties go to the
+earliest cuts. What could be better: several ops that follow an order of creation which is not the
+only topological one could change places.
+
+Costs are whole numbers (picoseconds, bytes): the same graph gives the same partition.
+"""
+
+from __future__ import annotations
+
+import difflib
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+
+import numpy as np
+
+from memtrade.costs import OpCost
+from memtrade.errors import MemtradeError
+from memtrade.graph import READ_TYPES, Op, StepGraph
+from memtrade.pipeline.design.anchors import find_anchors
+from memtrade.pipeline.design.partition import Balance, Crossing, Partition, Stage
+from memtrade.strategies.segments import frontiers
+from memtrade.target import Target
+
+_PICOSECONDS = 1e12
+_FAR = np.int64(1) << 60  # more than any cost
+
+
+class Partitioner:
+    """Cuts one graph in whatever way. What does not depend on the cuts is worked out once."""
+
+    def __init__(self, graph: StepGraph):
+        self.graph = graph
+        self.anchors = find_anchors(graph)
+        self._capture_bytes = dict(zip(graph.data.captures, graph.data.capture_bytes, strict=True))
+        self._homes = self._find_homes()
+        self._trainable = self._find_trainable()
+
+    @cached_property
+    def places(self) -> tuple[int, ...]:
+        """The ops of the line behind which it may be cut, ascending."""
+        end = self.anchors.line[-1]
+        return tuple(place.op for place in frontiers(self.graph) if place.op < end)
+
+    @property
+    def most_stages(self) -> int:
+        return len(self.places) + 1
+
+    def by_time(
+        self,
+        stages: int,
+        target: Target,
+        *,
+        slack: float = 0.0,
+        costs: Sequence[OpCost] | None = None,
+    ) -> Partition:
+        """Balances the time that the target needs for forward and backward ops.
+
+        Args:
+            costs: of each op of the graph, where they are not those of its kernel alone.
+
+        Raises MemtradeError for fewer stages than 1 or more than `most_stages`.
+        """
+        return self._best(stages, self._times(target, costs), "time", slack)
+
+    def by_memory(self, stages: int, *, in_flight: int = 1, slack: float = 0.0) -> Partition:
+        """Balances the bytes of variables, their gradients and activations.
+
+        Args:
+            in_flight: of how many micro-batches a stage holds the activations at once: 1 where
+                they are recomputed, else as many as the schedule has under way.
+
+        Raises MemtradeError for fewer stages than 1 or more than `most_stages`.
+        """
+        return self._best(stages, self._bytes(in_flight), "memory", slack)
+
+    def cut_at(self, names: Sequence[str], target: Target) -> Partition:
+        """Stages that end with the named ops of the line, in whichever order they are given.
+
+        Raises MemtradeError for a name that is no such op, is given twice, or ends the line.
+        """
+        by_name = {self.graph.ops[op_id].name: op_id for op_id in self.anchors.line}
+        for name in names:
+            if name not in by_name:
+                near = difflib.get_close_matches(name, by_name, n=3, cutoff=0.3)
+                hint = f": did you mean {', '.join(near)}?" if near else ""
+                raise MemtradeError(
+                    f"boundary {name!r} is no op of the forward pass of {self.graph.name} that "
+                    f"computes from the batch{hint}"
+                )
+            if names.count(name) > 1:
+                raise MemtradeError(f"boundary {name!r} is given twice: name another op")
+            if by_name[name] == self.anchors.line[-1]:
+                raise MemtradeError(
+                    f"boundary {name!r} is the last op of the forward pass of {self.graph.name}: "
+                    "nothing is left for the stage after it"
+                )
+        costs = self._times(target)
+        optimum = 0
+        if len(names) < self.most_stages:
+            optimum = _smallest_maximum(self._prefix_sums(costs), len(names) + 1)
+        ends = sorted(by_name[name] for name in names)
+        return self._partition(ends, costs, "explicit", slack=0.0, optimum=optimum)
+
+    def _best(self, stages: int, costs: list[int], balance: Balance, slack: float) -> Partition:
+        if not 1 <= stages <= self.most_stages:
+            raise MemtradeError(
+                f"{self.graph.name} can be cut into 1 to {self.most_stages:,} stages, "
+                f"not {stages:,}: ask for at most {self.most_stages:,} partitions"
+            )
+        if not slack >= 0:
+            raise MemtradeError(f"the slack of a partition must be at least 0, not {slack:g}")
+        sums = self._prefix_sums(costs)
+        optimum = _smallest_maximum(sums, stages)
+        ends = _least_traffic(sums, self._arriving(), stages, limit=int(optimum * (1 + slack)))
+        return self._partition(
+            [self.places[end] for end in ends], costs, balance, slack=slack, optimum=optimum
+        )
+
+    def _times(self, target: Target, costs: Sequence[OpCost] | None = None) -> list[int]:
+        """For each op, picoseconds."""
+        if costs is None:
+            seconds = target.op_seconds(self.graph)
+        else:
+            seconds = [target.device.seconds(cost) for cost in costs]
+        return [round(each * _PICOSECONDS) for each in seconds]
+
+    def _bytes(self, in_flight: int) -> list[int]:
+        """For each op, the bytes of what it makes or of the variables that live with it."""
+        graph = self.graph
+        found = [0] * len(graph.ops)
+        for t in graph.activations:
+            found[graph.tensors[t].op] += graph.tensors[t].size_bytes * in_flight
+        for handle, home in self._homes.items():
+            copies = 2 if handle in self._trainable else 1  # the value and its gradient
+            found[home] += copies * self._capture_bytes[handle]
+        return found
+
+    def _find_homes(self) -> dict[int, int]:
+        """For each captured variable, the op of the line that it lives with."""
+        graph, at = self.graph, self.anchors.at
+        homes = {}
+        for handle in graph.data.captures:
+            if graph.tensors[handle].dtype != "resource":
+                continue
+            own = at[graph.tensors[handle].op]
+            places = [at[c] for c in graph.consumers[handle]] if own is None else [own]
+            known = [place for place in places if place is not None]
+            if known:
+                homes[handle] = min(known)
+        return homes
+
+    def _find_trainable(self) -> frozenset[int]:
+        """The variables that the forward part reads and a gradient updates."""
+        graph = self.graph
+        read = {t for op_id in graph.forward for t in graph.ops[op_id].inputs}
+        return frozenset(
+            handle
+            for handle in self._homes
+            if handle in read and any(c in graph.backward for c in graph.consumers[handle])
+        )
+
+    def _segment(self, op_id: int) -> int | None:
+        place = self.anchors.at[op_id]
+        return None if place is None else bisect_left(self.places, place)
+
+    def _prefix_sums(self, costs: list[int]) -> np.ndarray:
+        """[segments + 1]: the cost of all segments before each cut, the start and the end."""
+        sums = np.zeros(len(self.places) + 2, dtype=np.int64)
+        for op_id, cost in enumerate(costs):
+            segment = self._segment(op_id)
+            if cost and segment is not None:
+                sums[segment + 1] += cost
+        return np.cumsum(sums)
+
+    def _arriving(self) -> np.ndarray:
+        """[i, j]: bytes made before segment i and read in the segments i to j - 1."""
+        size = len(self.places) + 2
+        found = np.zeros((size, size), dtype=np.int64)
+        for t, producer, readers in self._forward_edges():
+            last = bisect_left(self.places, producer)
+            for segment in sorted({bisect_left(self.places, reader) for reader in readers}):
+                if segment > last:
+                    # Cut anywhere behind the last reader, and the next one has to get it again.
+                    found[last + 1 : segment + 1, segment + 1] += self.graph.tensors[t].size_bytes
+                    last = segment
+        return np.cumsum(found, axis=1)
+
+    def _forward_edges(self) -> Iterable[tuple[int, int, list[int]]]:
+        """(tensor, anchor of its producer, anchors of its readers) of what may cross."""
+        graph, at = self.graph, self.anchors.at
+        outside = {*graph.data.inputs, *graph.data.captures}
+        for op_id in sorted(graph.forward - self.anchors.constants):
+            producer = at[op_id]
+            for t in graph.ops[op_id].outputs:
+                if producer is None or t in outside:
+                    continue
+                readers = [
+                    place
+                    for c in graph.consumers[t]
+                    if (c in graph.forward or c in self._side_ops) and (place := at[c]) is not None
+                ]
+                yield t, producer, readers
+
+    @cached_property
+    def _side_ops(self) -> frozenset[int]:
+        """Ops outside the forward part that run with it: they lead from the line to updates."""
+        graph = self.graph
+        from_line = set(self.anchors.line)
+        rest: list[Op] = []
+        for op in graph.ops:
+            if op.id in graph.forward or op.id in graph.backward:
+                continue
+            if any(graph.tensors[t].op in from_line for t in op.inputs):
+                from_line.add(op.id)
+            rest.append(op)
+        found: set[int] = set()
+        for op in reversed(rest):
+            updates = op.stateful and not op.outputs and op.id in from_line
+            if updates or any(c in found for t in op.outputs for c in graph.consumers[t]):
+                found.add(op.id)
+        return frozenset(found)
+
+    @cached_property
+    def _differentiable(self) -> frozenset[int]:
+        """Forward tensors of fractions that weights lead to."""
+        graph, found = self.graph, set[int]()
+        for op_id in sorted(graph.forward):
+            op = graph.ops[op_id]
+            if op.type in READ_TYPES or any(t in found for t in op.inputs):
+                found.update(t for t in op.outputs if "float" in graph.tensors[t].dtype)
+        return frozenset(found)
+
+    def _partition(
+        self, ends: list[int], costs: list[int], balance: Balance, *, slack: float, optimum: int
+    ) -> Partition:
+        """The partition whose stages end with the ops `ends` of the line, and the line's end."""
+        graph = self.graph
+        stage_of = self._stages_of(ends)
+        totals = [0] * (len(ends) + 1)
+        for op_id, cost in enumerate(costs):
+            stage = self._stage(op_id, ends)
+            if stage is not None:
+                totals[stage] += cost
+        crossings = []
+        for t, producer, readers in self._forward_edges():
+            source = bisect_left(ends, producer)
+            targets = sorted({bisect_left(ends, reader) for reader in readers} - {source})
+            if targets:
+                crossings.append(
+                    Crossing(
+                        tensor=t,
+                        source=source,
+                        targets=tuple(targets),
+                        size_bytes=graph.tensors[t].size_bytes,
+                        has_gradient=t in self._differentiable,
+                    )
+                )
+        crossings.sort(key=lambda crossing: crossing.tensor)
+        return Partition(
+            fingerprint=graph.fingerprint,
+            balance=balance,
+            cost_unit="bytes" if balance == "memory" else "ps",
+            slack=slack,
+            optimum=optimum,
+            boundaries=tuple(graph.ops[end].name for end in ends),
+            stage_of=tuple(stage_of),
+            stages=tuple(
+                self._stage_data(stage, stage_of, ends, crossings, cost)
+                for stage, cost in enumerate(totals)
+            ),
+            crossings=tuple(crossings),
+        )
+
+    def _stage(self, op_id: int, ends: list[int]) -> int | None:
+        place = self.anchors.at[op_id]
+        return None if place is None else bisect_left(ends, place)
+
+    def _stages_of(self, ends: list[int]) -> list[int | None]:
+        outside = {self.graph.tensors[t].op for t in self.graph.data.inputs}
+        outside |= self.anchors.constants
+        return [None if op.id in outside else self._stage(op.id, ends) for op in self.graph.ops]
+
+    def _stage_data(
+        self,
+        stage: int,
+        stage_of: list[int | None],
+        ends: list[int],
+        crossings: list[Crossing],
+        cost: int,
+    ) -> Stage:
+        graph = self.graph
+        own = {op_id for op_id in graph.forward if stage_of[op_id] == stage}
+        beside = self._closure(
+            {
+                op_id
+                for op_id in self._side_ops
+                if stage_of[op_id] == stage and graph.ops[op_id].stateful
+            },
+            self._side_ops,
+        )
+        own = self._closure(own, self.anchors.constants, reading=beside)
+        read = {t for op_id in own | beside for t in graph.ops[op_id].inputs}
+        captures = [t for t in graph.data.captures if graph.tensors[t].dtype != "resource"]
+        variables = [
+            handle for handle, home in self._homes.items() if bisect_left(ends, home) == stage
+        ]
+
+        def built(ops: set[int]) -> tuple[int, ...]:
+            return tuple(sorted(o for o in ops if graph.ops[o].type != "Placeholder"))
+
+        return Stage(
+            ops=built(own),
+            side_ops=built(beside),
+            inputs=tuple(t for t in graph.data.inputs if t in read),
+            captures=tuple(t for t in captures if t in read),
+            received=tuple(c.tensor for c in crossings if stage in c.targets),
+            sent=tuple(c.tensor for c in crossings if c.source == stage),
+            variables=tuple(variables),
+            trainable=tuple(handle for handle in variables if handle in self._trainable),
+            cost=cost,
+        )
+
+    def _closure(
+        self, ops: set[int], among: frozenset[int], *, reading: Iterable[int] = ()
+    ) -> set[int]:
+        """`ops` with those of `among` that they, or the ops `reading`, are computed from."""
+        graph, found = self.graph, set(ops)
+        stack = [*ops, *reading]
+        while stack:
+            for t in graph.ops[stack.pop()].inputs:
+                producer = graph.tensors[t].op
+                if producer in among and producer not in found:
+                    found.add(producer)
+                    stack.append(producer)
+        return found
+
+
+def _stage_costs(sums: np.ndarray) -> np.ndarray:
+    """[i, j]: the cost of a stage of the segments i to j - 1; far too much where it has none."""
+    costs = sums[None, :] - sums[:, None]
+    return np.where(np.tri(len(sums), dtype=bool), _FAR, costs)
+
+
+def _smallest_maximum(sums: np.ndarray, stages: int) -> int:
+    """The cost of the heaviest stage of the best block partition."""
+    costs = _stage_costs(sums)
+    best = costs[0]
+    for _ in range(stages - 1):
+        best = np.maximum(best[:, None], costs).min(axis=0)
+    return int(best[-1])
+
+
+def _least_traffic(sums: np.ndarray, arriving: np.ndarray, stages: int, *, limit: int) -> list[int]:
+    """The cuts of the partition with the least traffic whose stages all cost at most `limit`.
+
+    A cut c lies between the segments c and c + 1.
+    """
+    traffic = np.where(_stage_costs(sums) <= limit, arriving, _FAR)
+    least, previous = traffic[0], []
+    for _ in range(stages - 1):
+        through = np.minimum(least[:, None] + traffic, _FAR)
+        previous.append(through.argmin(axis=0))
+        least = through.min(axis=0)
+    ends = [len(sums) - 1]
+    for before in reversed(previous):
+        ends.append(int(before[ends[-1]]))
+    return [end - 1 for end in ends[:0:-1]]
