@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from operator import attrgetter
-from typing import NamedTuple
+from typing import Any
 
 import pandas as pd
 
@@ -33,11 +33,24 @@ from memtrade.results.sheets import NONE, Sheet
 PUBLISHED_RUNS = "gpipe_gpt2_runs"
 
 
-class _Share(NamedTuple):
-    """A run's figures over those of its base: K = 1, M = 1, nothing recomputed."""
+_COLUMNS = (
+    "implementation",
+    "checkpoint",
+    "K",
+    "M",
+    "activation MiB: published",
+    "measured",
+    "predicted",
+    "activation over K=1, M=1, never: published",
+    "measured",
+    "predicted",
+    "samples/s over K=1, M=1, never: published",
+    "measured",
+    "predicted",
+)
 
-    activation: float
-    throughput: float
+Settings = tuple[int, int, Checkpoint]
+Line = dict[Any, Any]
 
 
 def published_sheet(
@@ -69,74 +82,69 @@ def published_sheet(
         for line in lines
         if (line["partitions"], line["micro_batches"], line["strategy"]) == (1, 1, "original")
     }
-    rows, weak = [], set()
-    for line in lines:
-        checkpoint = checkpoint_of(line["implementation"], line["strategy"])
-        settings = (int(line["partitions"]), int(line["micro_batches"]), checkpoint)
-        theirs = _over(line, first[line["implementation"]])
-        record = ours.get(settings)
-        if record is None or record.measured is None:
-            weak.add(len(rows))
-        rows.append(
-            (
-                line["implementation"],
-                checkpoint,
-                str(settings[0]),
-                str(settings[1]),
-                f"{line['peak_activation_bytes'] / MIB:,.0f}",
-                *_our_bytes(record),
-                f"{theirs.activation:.3f}",
-                *_ours_over(record, base, attrgetter("activation_bytes")),
-                f"{theirs.throughput:.3f}",
-                *_ours_over(record, base, attrgetter("samples_per_second")),
-            )
-        )
+    beside = [ours.get(_settings_of(line)) for line in lines]
     return Sheet(
-        title=f"GPipe on GPT-2: {len(rows)} published runs beside {steps_text(kept)}",
-        columns=(
-            "implementation",
-            "checkpoint",
-            "K",
-            "M",
-            "activation MiB: published",
-            "measured",
-            "predicted",
-            "activation over K=1, M=1, never: published",
-            "measured",
-            "predicted",
-            "samples/s over K=1, M=1, never: published",
-            "measured",
-            "predicted",
-        ),
+        title=f"GPipe on GPT-2: {len(lines)} published runs beside {steps_text(kept)}",
+        columns=_COLUMNS,
         words=2,
-        rows=tuple(rows),
-        weak=frozenset(weak),
-        notes=(
-            "published: the logs' 89,762,304 parameters on GPUs that they do not name; measured "
-            f"and predicted: ours, scaled down to {base.measured.parameters:,} parameters. So only "
-            "what is over K=1, M=1, never (nothing recomputed, the same implementation) is alike",
-            "published bytes are what PyTorch's allocator had reserved; measured is the sum of the "
-            "stages' peaks by their own allocators, less values, gradients and slots; predicted is "
-            "that for simulated allocators",
-            "published K = 1 and M up to 4: the logs' timers do not wait for the GPU",
-            f"measured throughput: {machines_text(kept)}, which all stages share, so that more "
-            f"stages compute no faster; predicted: profile {profiles_text(kept)} for each stage",
-            f"{len(ours)} trials of ours; torchgpipe's with recomputation leaves the last "
-            "micro-batch out (except_last)",
+        rows=tuple(
+            _row(line, first[line["implementation"]], record, base)
+            for line, record in zip(lines, beside, strict=True)
         ),
+        weak=frozenset(i for i, r in enumerate(beside) if r is None or r.measured is None),
+        notes=_notes(kept, base.measured, trials=len(ours)),
         command=command,
     )
 
 
-def _settings(trial: PipelineTrial) -> tuple[int, int, Checkpoint]:
+def _row(
+    line: Line, first: Line, record: PipelineRecord | None, base: PipelineRecord
+) -> tuple[str, ...]:
+    """A published run over the implementation's first, and our trial over our base."""
+    partitions, micro_batches, checkpoint = _settings_of(line)
+
+    def over_first(name: str) -> str:
+        return f"{line[name] / first[name]:.3f}"
+
+    return (
+        line["implementation"],
+        checkpoint,
+        str(partitions),
+        str(micro_batches),
+        f"{line['peak_activation_bytes'] / MIB:,.0f}",
+        *_our_bytes(record),
+        over_first("peak_activation_bytes"),
+        *_ours_over(record, base, attrgetter("activation_bytes")),
+        over_first("samples_per_second"),
+        *_ours_over(record, base, attrgetter("samples_per_second")),
+    )
+
+
+def _notes(
+    kept: Sequence[PipelineRecord], base: PipelineMeasured, *, trials: int
+) -> tuple[str, ...]:
+    return (
+        "published: the logs' 89,762,304 parameters on GPUs that they do not name; measured "
+        f"and predicted: ours, scaled down to {base.parameters:,} parameters. So only "
+        "what is over K=1, M=1, never (nothing recomputed, the same implementation) is alike",
+        "published bytes are what PyTorch's allocator had reserved; measured is the sum of the "
+        "stages' peaks by their own allocators, less values, gradients and slots; predicted is "
+        "that for simulated allocators",
+        "published K = 1 and M up to 4: the logs' timers do not wait for the GPU",
+        f"measured throughput: {machines_text(kept)}, which all stages share, so that more "
+        f"stages compute no faster; predicted: profile {profiles_text(kept)} for each stage",
+        f"{trials} trials of ours; torchgpipe's with recomputation leaves the last "
+        "micro-batch out (except_last)",
+    )
+
+
+def _settings(trial: PipelineTrial) -> Settings:
     return trial.partitions, trial.micro_batches, trial.checkpoint
 
 
-def _over(line: dict[str, float], base: dict[str, float]) -> _Share:
-    return _Share(
-        line["peak_activation_bytes"] / base["peak_activation_bytes"],
-        line["samples_per_second"] / base["samples_per_second"],
-    )
+def _settings_of(line: Line) -> Settings:
+    checkpoint = checkpoint_of(line["implementation"], line["strategy"])
+    return int(line["partitions"]), int(line["micro_batches"]), checkpoint
 
 
 def _our_bytes(record: PipelineRecord | None) -> tuple[str, str]:

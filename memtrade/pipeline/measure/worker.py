@@ -29,7 +29,7 @@ import msgspec
 import numpy as np
 import tensorflow as tf
 
-from memtrade.comparison import ANOTHER_ORDER
+from memtrade.comparison import ANOTHER_ORDER, Verified
 from memtrade.errors import MemtradeError, UnsupportedGraphError
 from memtrade.measure.protocol import Failed, Progress, Runtime
 from memtrade.models import make_model
@@ -191,16 +191,45 @@ class _Driver:
         stages: Sequence[StageGraph],
         build_seconds: float,
     ) -> PipelineMeasured:
-        trial = self.trial
         self._ask(session, "look", patient=True)
         session.run(pipeline.initialize)
+        ran = self._run_steps(session, pipeline)
+        verified = None
+        if self.trial.verify:
+            _send(self.events, Progress("verify"))
+            losses = [step.loss for step in ran]
+            verified = self._verified(session.run(pipeline.values), losses, pipeline.averages)
+        counted = ran[self.trial.warmup :]
+        phases = [self._phases(step.clocks) for step in counted]
+        seconds = [step.seconds for step in counted]
+        return PipelineMeasured(
+            stages=tuple(
+                _stage_measured(
+                    stage,
+                    parameters=pipeline.parameters[i],
+                    persistent_bytes=ran[-1].in_use[i],
+                    peaks=[step.peaks[i] for step in ran],
+                    phases=[phase.stages[i] for phase in phases],
+                )
+                for i, stage in enumerate(stages)
+            ),
+            step_seconds=tuple(seconds),
+            median_seconds=statistics.median(seconds),
+            forward_seconds=statistics.median(phase.forward for phase in phases),
+            backward_seconds=statistics.median(phase.backward for phase in phases),
+            bubble=statistics.median(phase.bubble for phase in phases),
+            samples_per_second=self.trial.batch_size / statistics.median(seconds),
+            build_seconds=build_seconds,
+            losses=tuple(_finite(step.loss) for step in ran),
+            verified=verified,
+        )
+
+    def _run_steps(self, session: Any, pipeline: PipelineGraph) -> list[_Step]:
+        """What was seen of each step, those that warm up included."""
+        trial = self.trial
         step = session.make_callable(pipeline.step)
         look = session.make_callable([pipeline.loss, pipeline.times])
-        seconds: list[float] = []
-        losses: list[float] = []
-        peaks: list[list[int]] = []
-        in_use: list[int] = []
-        clocks: list[Sequence[np.ndarray]] = []
+        ran: list[_Step] = []
         for i in range(trial.warmup + trial.steps):
             warming = i < trial.warmup
             number = i + 1 if warming else i + 1 - trial.warmup
@@ -209,51 +238,25 @@ class _Driver:
             self._ask(session, "reset")
             begin = time.perf_counter()
             step()
-            seconds.append(time.perf_counter() - begin)
+            seconds = time.perf_counter() - begin
             seen = self._ask(session, "look")
-            loss, times = look()
-            losses.append(float(loss))
-            peaks.append([peak for peak, _ in seen])
-            in_use = [now for _, now in seen]
-            clocks.append(times)
-            done = PipelineStepDone(seconds[-1], tuple(peaks[-1]), _finite(losses[-1]))
-            _send(self.events, done)
-        verified = None
-        if trial.verify:
-            _send(self.events, Progress("verify"))
-            unpipelined = make_step(
-                make_model(trial.model, trial.model_options),
-                optimizer=trial.optimizer,
-                learning_rate=trial.learning_rate,
-                construction=Construction(micro_batches=trial.micro_batches),
-            )
-            comparison = compare_values(
-                unpipelined, session.run(pipeline.values), losses, left_out=pipeline.averages
-            )
-            verified = comparison.verified(ANOTHER_ORDER)
-        counted = seconds[trial.warmup :]
-        phases = [self._phases(times) for times in clocks[trial.warmup :]]
-        return PipelineMeasured(
-            stages=tuple(
-                _stage_measured(
-                    stage,
-                    parameters=pipeline.parameters[i],
-                    persistent_bytes=in_use[i],
-                    peaks=[peak[i] for peak in peaks],
-                    phases=[phase.stages[i] for phase in phases],
-                )
-                for i, stage in enumerate(stages)
-            ),
-            step_seconds=tuple(counted),
-            median_seconds=statistics.median(counted),
-            forward_seconds=statistics.median(phase.forward for phase in phases),
-            backward_seconds=statistics.median(phase.backward for phase in phases),
-            bubble=statistics.median(phase.bubble for phase in phases),
-            samples_per_second=trial.batch_size / statistics.median(counted),
-            build_seconds=build_seconds,
-            losses=tuple(_finite(loss) for loss in losses),
-            verified=verified,
+            loss, clocks = look()
+            peaks, in_use = zip(*seen, strict=True)
+            ran.append(_Step(seconds, float(loss), peaks, in_use, clocks))
+            _send(self.events, PipelineStepDone(seconds, peaks, _finite(float(loss))))
+        return ran
+
+    def _verified(self, values: Any, losses: Sequence[float], averages: frozenset[str]) -> Verified:
+        """Compared with the unpipelined step, which runs here."""
+        trial = self.trial
+        unpipelined = make_step(
+            make_model(trial.model, trial.model_options),
+            optimizer=trial.optimizer,
+            learning_rate=trial.learning_rate,
+            construction=Construction(micro_batches=trial.micro_batches),
         )
+        comparison = compare_values(unpipelined, values, losses, left_out=averages)
+        return comparison.verified(ANOTHER_ORDER)
 
     def _question(self, stage: int) -> tuple[Any, Any, Any]:
         questions, answers = _queues(stage)
@@ -296,6 +299,16 @@ class _Driver:
             bubble=1 - busy / (len(stages) * (end - start)),
             stages=stages,
         )
+
+
+class _Step(NamedTuple):
+    """What was seen of one step: bytes by stage, and each stage's looks at the clock."""
+
+    seconds: float
+    loss: float
+    peaks: tuple[int, ...]
+    in_use: tuple[int, ...]
+    clocks: Sequence[np.ndarray]
 
 
 class _StagePhases(NamedTuple):
