@@ -47,7 +47,8 @@ speed: $(STAMP)
 
 # All that is made of the committed records: the README's tables, the notebooks, the pages.
 tables: readme notebooks
-	$(BIN)/python -m memtrade.papers.arena_check results/measured results/predicted
+	$(BIN)/memtrade accuracy results/measured --format markdown > results/predicted/arena.md
+	$(BIN)/memtrade accuracy results/measured --format csv > results/predicted/arena.csv
 
 readme: $(STAMP)
 	$(BIN)/python docs/fill.py README.md

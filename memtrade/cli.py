@@ -64,6 +64,7 @@ COMMANDS = {
         "table": "Records side by side, and the tables of the thesis",
         "plot": "Records as a picture for print",
         "report": "Records as one page that opens offline",
+        "accuracy": "How far peaks and times were off that had been predicted",
         "compare": "Which trials of two result sets differ",
     },
     "What there is": {

@@ -60,6 +60,7 @@ VIEWS = [
     "plot pareto FOLDER --output f.pdf",
     "plot max-batch FOLDER --output f.pdf",
     "report FOLDER",
+    "accuracy FOLDER",
     "compare FOLDER FOLDER",
 ]
 

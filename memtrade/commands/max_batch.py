@@ -17,6 +17,7 @@ from memtrade.commands.reading import warnings_on_stderr
 from memtrade.commands.run import Flag, in_short, refuse_small_limit
 from memtrade.commands.screen import stdout
 from memtrade.errors import MemtradeError
+from memtrade.measure.batches import BatchTargets
 from memtrade.measure.environment import default_limit_bytes
 from memtrade.measure.flags import (
     DeviceFlags,
@@ -155,6 +156,7 @@ def _search_all(
 ) -> tuple[list[MaxBatchRecord], bool]:
     """The records of the searches that ended, and whether somebody stopped them by Ctrl-C."""
     searches: list[MaxBatchRecord] = []
+    target_at = BatchTargets(target, rebatcher).at if rebatcher else None
     try:
         for position, spec in enumerate(specs, start=1):
             trials.head = (position, len(specs), spec_label(spec))
@@ -165,6 +167,7 @@ def _search_all(
                 planned,
                 target,
                 trials.measure,
+                target_at=target_at,
                 start=sizes.start or before,
                 on_plan=trials.planning,
                 step=sizes.step,

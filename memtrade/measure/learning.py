@@ -29,6 +29,7 @@ from memtrade.costs import OpCost, op_cost
 from memtrade.facts.asking import Answer, Asking, CopyRates, Question, Refused, Said
 from memtrade.facts.cache import FactsFile
 from memtrade.facts.learned import Learned, kernel_text
+from memtrade.facts.lines import extended
 from memtrade.facts.signature import Signature, make_signature, signature_of
 from memtrade.facts.surroundings import Surroundings
 from memtrade.graph import StepGraph
@@ -48,10 +49,8 @@ SILENCE_SECONDS = 120.0
 # on fewer examples.
 _SHARE = 0.2
 _MOST_FLOPS = 16e9
-# The numbers of examples that it is asked on, each twice the one before; how far the one in the
-# middle may be off the line through the others.
+# The numbers of examples that it is asked on, each twice the one before.
 _SIZES = 3
-_FIT, _FIT_BYTES = 0.005, 256
 # The machine's load per core below which it is taken to be at rest.
 _QUIET_LOAD = 0.3
 
@@ -243,30 +242,16 @@ def _on_examples(lesson: Lesson, examples: int) -> Signature:
 
 
 def _extended(lesson: Lesson, found: Mapping[int, Answer | None]) -> Answer | None:
-    """The answer for all examples, on a line through the smallest and the largest of three; None
-    where the one in the middle is not on it."""
-    (low, a), (middle, b), (high, c) = sorted(found.items())
-    if a is None or b is None or c is None:
+    """The answer for all examples; None where the answers for fewer do not tell."""
+    runs = {size: answer for size, answer in found.items() if answer is not None}
+    line = extended(runs, lesson.batch) if len(runs) == _SIZES else None
+    if line is None or line.seconds is None:
         return None
-    if not ([slot for _, slot in a.requests] == [slot for _, slot in b.requests]
-            == [slot for _, slot in c.requests]):  # fmt: skip
-        return None
-
-    def at(first: float, last: float, examples: int) -> float:
-        return first + (last - first) * (examples - low) / (high - low)
-
-    requests = []
-    for (x, slot), (y, _), (z, _) in zip(a.requests, b.requests, c.requests, strict=True):
-        if abs(at(x, z, middle) - y) > max(_FIT * y, _FIT_BYTES):
-            return None
-        requests.append((round(at(x, z, lesson.batch)), slot))
-    slope = (c.seconds - b.seconds) / (high - middle)
-    seconds = c.seconds + max(slope, 0.0) * (lesson.batch - high)
     return Answer(
         key=lesson.signature.key,
-        requests=tuple(requests),
-        seconds=seconds,
-        disturbed=b.disturbed or c.disturbed,
+        requests=line.requests,
+        seconds=line.seconds,
+        disturbed=any(run.disturbed for run in runs.values()),
     )
 
 

@@ -18,6 +18,7 @@ from typing import Literal
 import msgspec
 
 from memtrade.errors import InfeasibleBudgetError, UnsupportedGraphError
+from memtrade.graph import StepGraph
 from memtrade.measure import host
 from memtrade.measure.defaults import with_default
 from memtrade.measure.protocol import Status, TrialSpec
@@ -85,6 +86,7 @@ class BatchSearch:
         base: a trial; the search begins at its batch size unless `start` is given.
         rebatcher: of the model; None for a strategy without a plan.
         target: of the device, with the limit.
+        target_at: makes the target for the step at a batch size; None takes `target` for all.
         measure: runs a trial, or finds the record of one that has run.
         start: the batch size where predictions begin, or trials where there are none.
         on_plan: called with each batch size before it is planned and simulated.
@@ -96,6 +98,7 @@ class BatchSearch:
     rebatcher: Rebatcher | None
     target: Target
     measure: Callable[[TrialSpec], Record]
+    target_at: Callable[[int, StepGraph], Target] | None = None
     start: int | None = None
     on_plan: Callable[[int], None] = lambda batch: None
     step: int = 1
@@ -150,7 +153,8 @@ class BatchSearch:
         if self.rebatcher is None:
             return Candidate(spec)
         graph = self.rebatcher.at(batch)
-        predictor = Predictor(graph, self.target)
+        target = self.target_at(batch, graph) if self.target_at else self.target
+        predictor = Predictor(graph, target)
         spec = with_default(spec, "host_memory_limit", _words(self._host_limit_bytes()))
         candidate = Candidate(spec)
         for margin in _MARGINS[spec.order]:
@@ -159,7 +163,7 @@ class BatchSearch:
             )
             try:
                 typed = make_options(budgeted.strategy, budgeted.strategy_options)
-                plan = PLANNED[budgeted.strategy].plan(graph, typed, self.target)
+                plan = PLANNED[budgeted.strategy].plan(graph, typed, target)
             except InfeasibleBudgetError as error:
                 if candidate.predicted is not None:
                     break  # there is a plan, for the larger budget: a trial may tell

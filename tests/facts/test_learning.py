@@ -7,10 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from memtrade.facts.learned import LearnedFacts
 from memtrade.facts.surroundings import Surroundings
 from memtrade.graph import GraphData, Op, StepGraph, Tensor
-from memtrade.measure import learning
+from memtrade.measure import batches, learning
 from memtrade.measure.learning import Asker, learn
+from memtrade.rebatch import Rebatcher
+from tests.graphs import ARENA
 
 HERE = Surroundings(
     device="cpu", tensorflow="2.21.0", cpu="a", onednn="1", instructions="", threads=2
@@ -153,3 +156,31 @@ def test_what_was_timed_on_a_busy_machine_is_asked_again_at_rest(tmp_path, asker
     monkeypatch.setattr(learning, "_is_quiet", lambda: True)
     table, _ = learn([graph], HERE, asker, folder=tmp_path)
     assert [each.seconds for each in table.values()] == [4.0]
+
+
+def test_a_batch_that_nobody_asked_for_is_on_the_line_of_three(tmp_path, asker, monkeypatch):
+    class Chains(Rebatcher):
+        def __init__(self) -> None:
+            pass
+
+        def at(self, batch: int) -> StepGraph:
+            return chain("Relu", "Square", "Refuse", batch=batch)
+
+    def learned(target, graphs, on_progress):
+        table, _ = learn(graphs, HERE, asker, folder=tmp_path)
+        return target.replace(facts=LearnedFacts(target.facts, table))
+
+    monkeypatch.setattr(batches, "learned_target", learned)
+    chains = Chains()
+    targets = batches.BatchTargets(ARENA, chains)
+    graph = chains.at(100)
+    facts = targets.at(100, graph).facts
+    line, square, refused = (facts.of(op, graph) for op in graph.ops[1:])
+    assert [each.size_bytes for each in line.requests] == [100 * 40_000, 100_000]
+    assert line.seconds == pytest.approx(100.0)
+    assert line.source == "fitted from batch 4, 8, 16"
+    # On no line, or refused: as for a kernel that nobody has asked.
+    assert square == ARENA.facts.of(graph.ops[2], graph)
+    assert refused == ARENA.facts.of(graph.ops[3], graph)
+    targets.at(200, chains.at(200))
+    assert children(asker) == 1

@@ -1,0 +1,46 @@
+"""`memtrade accuracy`: how far peaks and times were off that had been predicted. Only reads."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Literal
+
+from memtrade.commands.reading import read_records, shown_folder
+from memtrade.commands.screen import stdout
+from memtrade.results.accuracy import accuracy as rows_of
+from memtrade.results.accuracy import to_frame, to_sheet
+
+
+def accuracy(
+    results: Path = Path("runs"),
+    /,
+    *more: Path,
+    format: Literal["terminal", "markdown", "csv"] = "terminal",
+) -> int:
+    """Show what was predicted of each trial beside what it took, and by how much that was off.
+
+    Trials that did not run, or that nothing was predicted of, are left out; so are the times of
+    trials that ran beside others.
+
+    Parameters
+    ----------
+    results
+        A folder of records.
+    more
+        Further folders.
+    format
+        csv has bytes, seconds and shares, and the budgets.
+    """
+    folders = (results, *more)
+    rows = rows_of([record for folder in folders for record in read_records(folder)])
+    if format == "csv":
+        print(to_frame(rows).to_csv(index=False, lineterminator="\n"), end="")
+        return 0
+    words = ["memtrade", "accuracy", *map(shown_folder, folders), "--format", "markdown"]
+    sheet = to_sheet(rows, command=shlex.join(words))
+    if format == "markdown":
+        print(sheet.to_markdown(), end="")
+    else:
+        stdout().print(sheet.to_rich())
+    return 0

@@ -1,0 +1,46 @@
+"""What a kernel asks for on more examples than it was run on: a line through two of three sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple, Protocol
+
+# How far the size in the middle may be off the line through the others.
+_FIT, _FIT_BYTES = 0.005, 256
+
+
+class Run(Protocol):
+    """What a kernel did, on so many examples."""
+
+    @property
+    def requests(self) -> tuple[tuple[int, int], ...]: ...
+
+    @property
+    def seconds(self) -> float | None: ...
+
+
+class Extended(NamedTuple):
+    requests: tuple[tuple[int, int], ...]
+    seconds: float | None
+
+
+def extended(runs: Mapping[int, Run], examples: int) -> Extended | None:
+    """What it does on `examples`, from three runs by their number of examples; None where the run
+    in the middle is not on the line, or one asks for other things than the others."""
+    (low, a), (middle, b), (high, c) = sorted(runs.items())
+    slots = [[slot for _, slot in run.requests] for run in (a, b, c)]
+    if not slots[0] == slots[1] == slots[2]:
+        return None
+
+    def at(first: float, last: float, where: int) -> float:
+        return first + (last - first) * (where - low) / (high - low)
+
+    requests = []
+    for (x, slot), (y, _), (z, _) in zip(a.requests, b.requests, c.requests, strict=True):
+        if abs(at(x, z, middle) - y) > max(_FIT * y, _FIT_BYTES):
+            return None
+        requests.append((max(round(at(x, z, examples)), 0), slot))
+    if b.seconds is None or c.seconds is None:
+        return Extended(tuple(requests), None)
+    slope = (c.seconds - b.seconds) / (high - middle)
+    return Extended(tuple(requests), c.seconds + max(slope, 0.0) * (examples - high))

@@ -1,0 +1,80 @@
+"""Targets for a step at any batch size, from what its kernels do at three: no kernel is asked for
+each size that a search looks at."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property
+
+import msgspec
+
+from memtrade.facts.learned import Learned, LearnedFacts
+from memtrade.facts.lines import extended
+from memtrade.facts.signature import signature_of
+from memtrade.graph import StepGraph
+from memtrade.measure.here import learned_target
+from memtrade.rebatch import Rebatcher
+from memtrade.target import Target
+
+# Small enough to be quick; a line through the outer two that meets the one between is extended.
+SIZES = (4, 8, 16)
+
+
+class BatchTargets:
+    """Makes the target for the step at one batch size.
+
+    Args:
+        target: without what was learned.
+        rebatcher: of the step.
+        on_progress: called with how many kernels have been asked, and how many there are.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        rebatcher: Rebatcher,
+        on_progress: Callable[[int, int], None] = lambda done, of: None,
+    ):
+        self._plain, self._rebatcher, self._on_progress = target, rebatcher, on_progress
+
+    @cached_property
+    def _graphs(self) -> dict[int, StepGraph]:
+        return {size: self._rebatcher.at(size) for size in SIZES}
+
+    @cached_property
+    def _learned(self) -> Target:
+        return learned_target(self._plain, self._graphs.values(), on_progress=self._on_progress)
+
+    def at(self, batch: int, graph: StepGraph) -> Target:
+        """The target for `graph`, which is the step at `batch`."""
+        facts = self._learned.facts
+        if not isinstance(facts, LearnedFacts):
+            return self._learned  # a device that is not here, or nothing is asked
+        table = dict(facts.table)
+        for index, op in enumerate(graph.ops):
+            signature = signature_of(op, graph)
+            if signature is None or signature.key in table:
+                continue
+            fitted = self._fitted(index, batch, facts.table)
+            if fitted is not None:
+                table[signature.key] = msgspec.structs.replace(fitted, key=signature.key)
+        return self._learned.replace(facts=LearnedFacts(facts.base, table))
+
+    def _fitted(self, index: int, batch: int, known: dict[str, Learned]) -> Learned | None:
+        """What the op with that index does at `batch`; None where the sizes do not tell."""
+        runs = {}
+        for size, graph in self._graphs.items():
+            signature = signature_of(graph.ops[index], graph)
+            run = known.get(signature.key) if signature else None
+            if run is None or not run.requests:
+                return None
+            runs[size] = run
+        line = extended(runs, batch)
+        if line is None:
+            return None
+        return msgspec.structs.replace(
+            runs[SIZES[-1]],
+            requests=line.requests,
+            seconds=line.seconds,
+            source=f"fitted from batch {', '.join(map(str, SIZES))}",
+        )

@@ -1,0 +1,139 @@
+"""How far predictions were off: peak and step time of each record beside what was said of it."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import pandas as pd
+
+from memtrade.models import make_model
+from memtrade.results.records import Record, options_text, unusual_strategy_options
+from memtrade.results.sheets import NONE, Sheet
+from memtrade.results.tables import AFTERWARDS, BESIDE
+from memtrade.units import parse_bytes
+
+COLUMNS = (
+    "step", "batch", "strategy", "oneDNN",
+    "peak MB", "predicted MB", "error", "step s", "predicted s", "error s",
+)  # fmt: skip
+
+
+class Row(NamedTuple):
+    """One trial that ran and had been predicted. Errors are shares of what was measured; those of
+    times are None of trials that ran beside others."""
+
+    step: str
+    batch_size: int
+    strategy: str
+    onednn: bool | None
+    peak_bytes: int
+    predicted_peak_bytes: int
+    peak_error: float
+    seconds: float
+    predicted_seconds: float | None
+    time_error: float | None
+    budget_bytes: int | None
+    afterwards: bool
+
+    @property
+    def over(self) -> bool:
+        """Whether the step took more than its budget."""
+        return self.budget_bytes is not None and self.peak_bytes > self.budget_bytes
+
+
+def accuracy(records: Sequence[Record]) -> list[Row]:
+    """A row for each trial that ran and had been predicted."""
+    found = [row for record in records if (row := _row(record))]
+    return sorted(found, key=lambda row: (row.batch_size, len(row.step), row))
+
+
+def _row(record: Record) -> Row | None:
+    measured, predicted = record.measured, record.shown_prediction
+    if measured is None or predicted is None:
+        return None
+    spec = record.spec
+    seconds, foreseen = measured.median_seconds, predicted.step_seconds
+    timed = foreseen is not None and record.jobs == 1
+    return Row(
+        step=make_model(spec.model, spec.model_options).name,
+        batch_size=int(spec.model_options["batch_size"]),
+        strategy=f"{spec.strategy} {options_text(unusual_strategy_options(spec))}".strip(),
+        onednn=record.runtime.onednn if record.runtime else None,
+        peak_bytes=measured.peak_bytes,
+        predicted_peak_bytes=predicted.peak_bytes,
+        peak_error=predicted.peak_bytes / measured.peak_bytes - 1,
+        seconds=seconds,
+        predicted_seconds=foreseen,
+        time_error=foreseen / seconds - 1 if timed and foreseen is not None else None,
+        budget_bytes=_budget(record),
+        afterwards=record.predicted_by is not None,
+    )
+
+
+def _budget(record: Record) -> int | None:
+    budget = record.spec.strategy_options.get("budget")
+    return parse_bytes(budget) if budget else None
+
+
+def to_frame(rows: Sequence[Row]) -> pd.DataFrame:
+    """All of it, in bytes, seconds and shares."""
+    return pd.DataFrame(rows, columns=list(Row._fields))
+
+
+def to_sheet(rows: Sequence[Row], *, command: str = "") -> Sheet:
+    marks: list[str] = []
+    if any(row.afterwards for row in rows):
+        marks.append(f"{AFTERWARDS} predicted after the run, of a trial that had no prediction.")
+    if any(row.time_error is None for row in rows):
+        marks.append(f"{BESIDE} ran beside other trials: its time says nothing.")
+    return Sheet(
+        title="Predicted and measured",
+        columns=COLUMNS,
+        words=4,
+        rows=tuple(map(_cells, rows)),
+        weak=frozenset(i for i, row in enumerate(rows) if row.over),
+        notes=(*summary(rows), *marks),
+        command=command,
+    )
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    return (
+        row.step,
+        str(row.batch_size),
+        row.strategy,
+        {True: "on", False: "off", None: NONE}[row.onednn],
+        f"{row.peak_bytes / 1e6:,.1f}",
+        f"{row.predicted_peak_bytes / 1e6:,.1f}" + (AFTERWARDS if row.afterwards else ""),
+        f"{100 * row.peak_error:+.2f}%",
+        f"{row.seconds:.3f}" + ("" if row.time_error is not None else BESIDE),
+        NONE if row.predicted_seconds is None else f"{row.predicted_seconds:.3f}",
+        NONE if row.time_error is None else f"{100 * row.time_error:+.1f}%",
+    )
+
+
+def summary(rows: Sequence[Row]) -> tuple[str, ...]:
+    """One line each of peaks, times and budgets, where there are any."""
+    peaks = [row.peak_error for row in rows]
+    times = [row.time_error for row in rows if row.time_error is not None]
+    budgets = [row for row in rows if row.budget_bytes is not None]
+    lines = []
+    if peaks:
+        lines.append(f"Peaks of {_errors(peaks, 2)}; most below: {100 * min(*peaks, 0.0):.2f}%.")
+    if times:
+        lines.append(f"Times of {_errors(times, 1)}.")
+    if budgets:
+        over = sum(row.over for row in budgets)
+        lines.append(f"Budgets: {len(budgets)}, of which {over} were exceeded.")
+    return tuple(lines)
+
+
+def _errors(errors: Sequence[float], digits: int) -> str:
+    """The median and the largest, whatever their sign."""
+    sizes = [abs(each) for each in errors]
+    median, largest = (
+        f"{100 * share:.{digits}f}%" for share in (statistics.median(sizes), max(sizes))
+    )
+    return f"{len(sizes)} trials: error in the median {median}, largest {largest}"

@@ -1,0 +1,55 @@
+"""How far predictions were off, against the records."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from collections.abc import Callable
+
+import pytest
+
+from memtrade.results.accuracy import accuracy, summary, to_frame, to_sheet
+from memtrade.papers.published import REPOSITORY_ROOT
+from memtrade.results.records import Record, load_records
+from memtrade.strategies import make_options
+from tests.results.test_figures import PREDICTED
+
+RESULTS = REPOSITORY_ROOT / "results"
+COMMAND = "memtrade accuracy results/measured --format markdown"
+ROWS = accuracy(load_records(RESULTS / "measured"))
+
+
+def test_the_page_says_what_the_records_say() -> None:
+    page = (RESULTS / "predicted" / "arena.md").read_text(encoding="utf-8")
+    assert page == to_sheet(ROWS, command=COMMAND).to_markdown(), "an old page: make tables"
+    table = (RESULTS / "predicted" / "arena.csv").read_text(encoding="utf-8")
+    assert table == to_frame(ROWS).to_csv(index=False, lineterminator="\n")
+
+
+def test_step_times_are_predicted_within_the_promised_bounds() -> None:
+    assert len(ROWS) >= 27
+    errors = [abs(row.time_error) for row in ROWS if row.time_error is not None]
+    assert statistics.median(errors) <= 0.10
+    assert sum(error > 0.25 for error in errors) <= len(errors) / 10
+
+
+def test_times_of_what_ran_beside_others_are_left_out(make_record: Callable[..., Record]) -> None:
+    alone = make_record("ome", predicted=PREDICTED)
+    beside = make_record("lms", predicted=PREDICTED, jobs=2)
+    rows = accuracy([alone, beside])
+    assert [row.strategy for row in rows if row.time_error is not None] == ["ome"]
+    assert len(rows) == 2
+    assert to_sheet(rows).notes[-1].startswith("† ran beside")
+    assert accuracy([make_record("ome")]) == []
+
+
+def test_a_budget_that_was_exceeded_is_counted(make_record: Callable[..., Record]) -> None:
+    def record(budget: str) -> Record:
+        options = dataclasses.asdict(make_options("optimal", {"budget": budget}))
+        spec = {"strategy_options": options}
+        return make_record("optimal", peak_mb=500.0, predicted=PREDICTED, spec=spec)
+
+    rows = accuracy([record("499MB"), record("501MB")])
+    assert sorted(row.over for row in rows) == [False, True]
+    assert summary(rows)[-1] == "Budgets: 2, of which 1 were exceeded."
+    assert rows[0].peak_error == pytest.approx(PREDICTED.peak_bytes / 500e6 - 1)
