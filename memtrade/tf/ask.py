@@ -7,7 +7,8 @@ For each kernel a stretch of one function, held in order by control edges:
 The inputs are read once more behind the end, so that no output can take their place; a second
 form without that shows whose place is taken. Kernels prepare themselves in the first run of the
 function, the second is read off the log; what a kernel takes is the median of that and some more
-runs, less what two looks at the clock take with nothing between them.
+runs, less what two looks at the clock take with nothing between them, and less what writing the
+log takes, which an op with many outputs and no work tells.
 
 Started by `memtrade.measure.learning`.
 """
@@ -29,7 +30,7 @@ import tensorflow as tf
 from memtrade.facts.asking import Answer, Asking, CopyRates, Question, Refused, Said
 from memtrade.facts.shipped import reuse
 from memtrade.facts.signature import Operand, Signature
-from memtrade.tf.calibrate import copies, median_seconds, overhead_seconds
+from memtrade.tf.calibrate import copies, median_seconds
 from memtrade.tf.device import Device, make_device
 from memtrade.tf.kernel_log import Event, Granted, Output, between, read_events, requests_of
 
@@ -42,6 +43,10 @@ _FLOAT, _WHOLE = 0.5, 0
 _MOST_RUNS, _ENOUGH_SECONDS = 5, 0.3
 # Times count as disturbed where others use more than this share of the processor.
 _QUIET = 0.1
+# Ops in a row whose time is that of starting one.
+_NOTHING = 1000
+# The outputs of the op that tells what a line of the log takes.
+_RULER = 64
 # What is copied to tell the rate, and how long that and an op's overhead are looked at.
 _COPY_BYTES, _SECONDS_EACH = 64 << 20, 0.1
 
@@ -133,17 +138,19 @@ def _answers(group: Sequence[Signature], log: _Log) -> list[Answer]:
         times.append(run())
     log.forget()
     disturbed = idle.were_busy()
-    gap = statistics.median(t[-1] for t in times)
+    gap, ruler = (statistics.median(t[i] for t in times) for i in (-1, -2))
+    line = max(ruler - gap, 0.0) / len(between(events, "ruler/begin", "ruler/end"))
     answers = []
     for i, signature in enumerate(group):
         own = between(events, f"k{i}/begin", f"k{i}/end")
         reused = _reused(events, f"free{i}", signature) if _may_reuse(signature) else ()
+        took = statistics.median(t[i] for t in times) - gap - len(own) * line
         answers.append(
             Answer(
                 key=signature.key,
                 requests=tuple(requests_of(own, f"k{i}/run")),
                 reused=reused,
-                seconds=max(statistics.median(t[i] for t in times) - gap, 0.0),
+                seconds=max(took, 0.0),
                 disturbed=disturbed,
             )
         )
@@ -255,13 +262,28 @@ class _Stretches:
             node.attr[key].type = tf.as_dtype(dtype).as_datatype_enum
         return node
 
+    def _stamp(self, name: str) -> None:
+        stamp = self._node("Timestamp", name)
+        stamp.input.append(f"^{self.previous}")
+        self.previous = name
+        self.timed.append(name)
+
+    def _ruler(self) -> None:
+        axis = self._const("ruler/axis", np.asarray(0, np.int32), "int32")
+        whole = self._const("ruler/whole", np.zeros(_RULER, np.float32), "float32")
+        split = self._node("Split", "ruler/run", T="float32")
+        split.attr["num_split"].i = _RULER
+        split.input.extend([axis, whole, f"^{self.previous}"])
+        self.previous = split.name
+
     def function(self) -> Callable[[], list[float]]:
-        """Runs all stretches; returns the seconds of each that is held, last of an empty one."""
-        for name in ("empty/begin", "empty/end"):
-            stamp = self._node("Timestamp", name)
-            stamp.input.append(f"^{self.previous}")
-            self.previous = name
-            self.timed.append(name)
+        """Runs all stretches; returns the seconds of each that is held, then of one with many
+        tiny outputs, and last of an empty one."""
+        self._stamp("ruler/begin")
+        self._ruler()
+        self._stamp("ruler/end")
+        self._stamp("empty/begin")
+        self._stamp("empty/end")
 
         @tf.function(autograph=False)
         def stretches(*fillings: tf.Tensor) -> tf.Tensor:
@@ -287,13 +309,23 @@ class _Stretches:
         return run
 
 
+@tf.function(autograph=False)
+def _nothing(x: tf.Tensor) -> tf.Tensor:
+    """Ops that do nothing one after the other, not even write to the log."""
+    for _ in range(_NOTHING):
+        with tf.control_dependencies([x]):
+            x = tf.raw_ops.NoOp()
+    with tf.control_dependencies([x]):
+        return tf.zeros([])
+
+
 def _rates(device: Device) -> CopyRates:
     rows = tf.zeros([_COPY_BYTES // 4096, 1024])
     leave, come = copies(device)
     out = median_seconds(leave, [rows], _SECONDS_EACH)
     back = median_seconds(come, [leave(rows)], _SECONDS_EACH)
     return CopyRates(
-        overhead_seconds=overhead_seconds(_SECONDS_EACH),
+        overhead_seconds=median_seconds(_nothing, [tf.zeros([])], _SECONDS_EACH) / _NOTHING,
         device_to_host_bytes_per_s=_COPY_BYTES / out,
         host_to_device_bytes_per_s=_COPY_BYTES / back,
         onednn=device.runs_onednn(),

@@ -43,15 +43,19 @@ class Output(NamedTuple):
     address: int
 
 
-Event = Granted | Returned | Output
+class Other(NamedTuple):
+    """A line that says nothing of use here, but took its time to be written."""
+
+
+Event = Granted | Returned | Output | Other
 
 
 def read_events(lines: Iterable[str]) -> Iterator[Event]:
     for line in lines:
         found = _LINE.search(line)
         if found is None:
-            continue
-        if found["granted"]:
+            yield Other()
+        elif found["granted"]:
             yield Granted(int(found["granted"]), int(found["at"], 16))
         elif found["returned"]:
             yield Returned(int(found["returned"]))

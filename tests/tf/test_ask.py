@@ -10,7 +10,15 @@ from memtrade.facts.surroundings import ONEDNN
 from memtrade.measure.here import here_target, learned_target
 from memtrade.measure.protocol import TrialSpec
 from memtrade.measure.trial import run_trial
-from memtrade.tf.kernel_log import Granted, Output, Returned, between, read_events, requests_of
+from memtrade.tf.kernel_log import (
+    Granted,
+    Other,
+    Output,
+    Returned,
+    between,
+    read_events,
+    requests_of,
+)
 
 RESNET = {"layers": 18, "image_size": 64, "num_classes": 10, "batch_size": 4}
 
@@ -30,7 +38,9 @@ I0000 log_memory.cc:34] __LOG_MEMORY__ MemoryLogTensorOutput { step_id: -1 kerne
 def test_the_log_tells_requests_outputs_and_what_was_given_back():
     events = list(read_events(LOG.splitlines()))
     own = between(events, "a", "b")
-    assert own == [Granted(400, 256), Granted(100, 768), Returned(100), Output("run", 1, 256)]
+    assert own == [
+        Other(), Granted(400, 256), Granted(100, 768), Returned(100), Output("run", 1, 256)
+    ]  # fmt: skip
     assert requests_of(own, "run") == [(400, 1), (100, -1)]
 
 
