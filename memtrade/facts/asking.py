@@ -34,7 +34,8 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, tag="answer"):
 
     Attributes:
         requests: (bytes, output or -1 for scratch), in order.
-        reused: (output, position of the input whose buffer it took), where both were free.
+        reused: (output or -1 for scratch, position of the input whose buffer it took), where that
+            input had no other reader.
         seconds: of one run, on a device that had run it before.
         disturbed: other processes kept the processor busy meanwhile.
     """

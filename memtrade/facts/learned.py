@@ -19,7 +19,7 @@ class Learned(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         key: of its signature.
         kernel: what people read: the op type and its shapes.
         requests: (bytes, output or -1 for scratch), in order.
-        reused: (output, position of the input whose buffer it took).
+        reused: (output or -1 for scratch, position of the input whose buffer it took).
         seconds: of one run; None where it was not run.
         disturbed: the seconds are from a machine that was busy with other things.
         margin_bytes: by how much the scratch may be larger.
@@ -71,7 +71,7 @@ class LearnedFacts:
         hidden = len(op.outputs)
         return Fact(
             tuple(
-                Request(size, slot, () if slot == SCRATCH else self._positions(op, graph, slot))
+                Request(size, slot, self._positions(op, graph, slot, size))
                 for size, slot in known.requests
                 if slot < hidden
             ),
@@ -81,19 +81,18 @@ class LearnedFacts:
             source=known.source,
         )
 
-    def _positions(self, op: Op, graph: StepGraph, output: int) -> tuple[int, ...]:
-        """Whose buffer the output may be: as the table says, or else as was seen of the type."""
-        # Alone, a kernel may take a buffer over that it leaves alone beside its partner (MaxPool's
-        # gradient with a workspace): what is seen counts only of types that nobody has traced.
-        if self.base.is_known(op.type) or op.type in reuse().tried:
-            return reuse().positions(op, graph, output)
-        wanted = graph.tensors[op.outputs[output]]
+    def _positions(self, op: Op, graph: StepGraph, slot: int, size_bytes: int) -> tuple[int, ...]:
+        """Whose buffer a request may get: as the table says, or else as was seen of the type."""
+        if op.type in reuse().tried:
+            return () if slot == SCRATCH else reuse().positions(op, graph, slot)
+        dtype = None if slot == SCRATCH else graph.tensors[op.outputs[slot]].dtype
+        inputs = [graph.tensors[t] for t in op.inputs]
         return tuple(
             position
-            for slot, position in self._reused.get(op.type, ())
-            if slot == output
-            and graph.tensors[op.inputs[position]].size_bytes == wanted.size_bytes
-            and graph.tensors[op.inputs[position]].dtype == wanted.dtype
+            for own, position in self._reused.get(op.type, ())
+            if own == slot
+            and inputs[position].size_bytes == size_bytes
+            and dtype in (None, inputs[position].dtype)
         )
 
 

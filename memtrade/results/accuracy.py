@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import pandas as pd
 
+from memtrade.measure.records import Record, options_text, unusual_strategy_options
 from memtrade.models import make_model
-from memtrade.results.records import Record, options_text, unusual_strategy_options
 from memtrade.results.sheets import NONE, Sheet
 from memtrade.results.tables import AFTERWARDS, BESIDE
 from memtrade.units import parse_bytes

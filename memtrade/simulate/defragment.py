@@ -72,7 +72,7 @@ def defragment(
 def _with_reservations(
     simulator: Simulator, actions: Sequence[Action], allocator: _Splitting, lag: Lag | None
 ) -> tuple[tuple[Action, ...], Lag | None]:
-    program = simulator.linker.link(actions, simulator.graph.data.outputs)
+    program = simulator.link(actions)
     walk = Walk(simulator.linker, program, allocator, lag)
     walk.persist()
     walk.step()  # the first step may leave holes behind; all later ones start from the same

@@ -28,7 +28,7 @@ from memtrade.graph import StepGraph
 from memtrade.plan import Action, Plan
 from memtrade.simulate.bfc import ArenaOutOfMemoryError, BfcAllocator
 from memtrade.simulate.program import Linker, Program
-from memtrade.simulate.unplanned import executor_order
+from memtrade.simulate.unplanned import executor_order, merged_tensors
 from memtrade.simulate.walk import Holder, Lag, Peak, Walk
 from memtrade.target import Allocator, Target
 
@@ -87,6 +87,7 @@ class Simulator:
         self.assumed = tuple(sorted(each for each in types if not target.facts.is_known(each)))
         self.ahead_bytes = max((op.attrs.get("ahead_bytes", 0) for op in graph.ops), default=0)
         self._base: tuple[Action, ...] | None = None
+        self._same: dict[int, int] = {}
 
     def actions(self, plan: Plan | Sequence[Action]) -> Sequence[Action]:
         """The plan's actions; for an empty plan, the ops as TensorFlow runs them."""
@@ -94,8 +95,15 @@ class Simulator:
         if actions:
             return actions
         if self._base is None:
-            self._base = tuple(Action("run", op_id) for op_id in executor_order(self.graph))
+            self._same = merged_tensors(self.graph)
+            order = executor_order(self.graph, self._same)
+            self._base = tuple(Action("run", op_id) for op_id in order)
         return self._base
+
+    def link(self, actions: Sequence[Action]) -> Program:
+        """What `actions` returned, linked."""
+        same = self._same if actions is self._base else {}
+        return self.linker.link(actions, self.graph.data.outputs, same)
 
     def memory(
         self,
@@ -118,7 +126,7 @@ class Simulator:
         actions = self.actions(plan)
         # Without a plan, TensorFlow runs iterations of a loop at once, as many as it may.
         ahead_bytes = self.ahead_bytes if actions is self._base else 0
-        program = self.linker.link(actions, self.graph.data.outputs)
+        program = self.link(actions)
         walk = Walk(self.linker, program, self.allocator(limit_bytes, allocator), lag)
         best: Peak | None = None
         first = 0
@@ -180,7 +188,7 @@ class Simulator:
         return _spread(walk.series, program, len(actions), walk.persistent_bytes)
 
     def _count(self, actions: Sequence[Action]) -> tuple[Walk, Program]:
-        program = self.linker.link(actions, self.graph.data.outputs)
+        program = self.link(actions)
         walk = Walk(self.linker, program, _Count())
         walk.persist()
         walk.step()

@@ -12,8 +12,9 @@ version's number of readers is known, and with it the moment of its death.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from enum import IntEnum
+from types import MappingProxyType
 from typing import NamedTuple
 
 from memtrade.facts import FOLDED_BYTES, READING, SCRATCH, Facts, Request, reuse
@@ -49,7 +50,7 @@ class Spec(NamedTuple):
     outputs: tuple[int, ...]
     requests: tuple[Request, ...] = ()
     variables: tuple[tuple[int, int], ...] = ()
-    workspace: int | None = None  # of MaxPoolGrad: the tensor that spares its scratch
+    workspace: int | None = None  # of MaxPoolGrad: the tensor that spares it all but its outputs
 
 
 class Row(NamedTuple):
@@ -169,10 +170,18 @@ class Linker:
             workspace=workspace,
         )
 
-    def link(self, actions: Iterable[Action], returned: Sequence[int]) -> Program:
-        """`returned`: tensor ids that the step hands out, which therefore live to its end."""
+    def link(
+        self,
+        actions: Iterable[Action],
+        returned: Sequence[int],
+        same: Mapping[int, int] = MappingProxyType({}),
+    ) -> Program:
+        """`returned`: tensor ids that the step hands out, which therefore live to its end.
+        `same`: tensors that nothing makes, and those that are read in their place."""
         specs, sizes = self.specs, self.sizes
         latest = list(range(len(sizes)))
+        for t, one in same.items():
+            latest[t] = one
         tensor_of = list(range(len(sizes)))
         readers = [0] * len(sizes)
         outside: dict[int, int] = {}
@@ -209,7 +218,7 @@ class Linker:
             inputs = [latest[t] for t in spec.inputs]
             if spec.workspace is not None and spec.workspace not in lost:
                 inputs.append(latest[spec.workspace])
-                wanted = wanted[1:]
+                wanted = [each._replace(forwarded=()) for each in wanted if each.output != SCRATCH]
             for version in inputs:
                 readers[version] += 1
             outputs = spec.outputs

@@ -9,22 +9,63 @@ others go on top of a stack, from which the thread takes the next when it has no
 
 Constants and inputs come before all else. What the step as it came gathers (Keras's optimizers hand
 all gradients through one IdentityN, which waits for the last of them) is read no earlier than that.
-With more threads the order is another from run to run. O(ops + edges).
+With more threads the order is another from run to run.
+
+Before that the runtime merges what is computed twice: stateless ops of one definition on the same
+inputs (each branch's own ReLU of a block's input). Control edges that hold a plan's order keep ops
+apart, so only a step without one is merged. O(ops + edges).
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Hashable, Mapping
 
-from memtrade.graph import ALIAS_TYPES, READ_TYPES, SOURCE_TYPES, StepGraph
+from memtrade.graph import ALIAS_TYPES, READ_TYPES, SOURCE_TYPES, Op, StepGraph
 
 # Ops whose kernels call themselves inexpensive.
 _CHEAP = ALIAS_TYPES | READ_TYPES | SOURCE_TYPES | {"Rank", "Shape", "ShapeN", "Size"}
 
 
-def executor_order(graph: StepGraph) -> list[int]:
-    """Op ids in the order in which they run."""
-    successors, waiting = _edges(graph)
+# What the runtime leaves apart even where it computes the same.
+_APART = frozenset({"NoOp", "Placeholder", "VarHandleOp"})
+
+
+def merged_tensors(graph: StepGraph) -> dict[int, int]:
+    """The outputs of ops that are computed twice, and the tensors that stand for them."""
+    first: dict[Hashable, Op] = {}
+    same: dict[int, int] = {}
+    for op in graph.ops:
+        if op.stateful or op.type in _APART or not op.outputs:
+            continue
+        definition = _definition(op, graph)
+        if definition is None:
+            continue
+        inputs = tuple(same.get(t, t) for t in op.inputs)
+        one = first.setdefault((definition, inputs, op.controls), op)
+        if one is not op:
+            same.update(zip(op.outputs, one.outputs, strict=True))
+    return same
+
+
+def _definition(op: Op, graph: StepGraph) -> Hashable:
+    """Equal for ops that compute the same of the same inputs; None where that is not known."""
+    if op.node >= 0:
+        return op.node
+    made = tuple((graph.tensors[t].dtype, graph.tensors[t].shape) for t in op.outputs)
+    if op.type == "Const":
+        values = graph.data.values.get(op.outputs[0])
+        return None if values is None else (made, values)
+    if op.type in ALIAS_TYPES:
+        return op.type, made, repr(sorted(op.attrs.items()))
+    return None
+
+
+def executor_order(graph: StepGraph, same: Mapping[int, int] | None = None) -> list[int]:
+    """Op ids in the order in which they run. `same`: `merged_tensors`, worked out unless given."""
+    same = merged_tensors(graph) if same is None else same
+    gone = {graph.tensors[t].op for t in same}
+    successors, waiting = _edges(graph, same, gone)
     order: list[int] = []
 
     def run(op_id: int) -> list[int]:
@@ -38,7 +79,7 @@ def executor_order(graph: StepGraph) -> list[int]:
         return ready
 
     stack: list[int] = []
-    for root in [op.id for op in graph.ops if not waiting[op.id]]:
+    for root in [op.id for op in graph.ops if not waiting[op.id] and op.id not in gone]:
         cheap = deque([root])
         while cheap:
             for ready in run(cheap.popleft()):
@@ -55,15 +96,24 @@ def executor_order(graph: StepGraph) -> list[int]:
     return order
 
 
-def _edges(graph: StepGraph) -> tuple[list[list[int]], list[int]]:
-    """For each op those that wait for it, its readers first, and for how many it waits itself."""
-    reads = [{graph.tensors[t].op for t in op.inputs} for op in graph.ops]
-    before = [each | set(op.controls) for each, op in zip(reads, graph.ops, strict=True)]
+def _edges(
+    graph: StepGraph, same: Mapping[int, int], gone: set[int]
+) -> tuple[list[list[int]], list[int]]:
+    """For each op those that wait for it, its readers first, and for how many it waits itself.
+    Ops that are `gone` have neither."""
+    stands_for = {graph.tensors[t].op: graph.tensors[one].op for t, one in same.items()}
+    reads: list[set[int]] = []
+    controls: list[set[int]] = []
+    for op in graph.ops:
+        left = op.id not in gone
+        reads.append({graph.tensors[same.get(t, t)].op for t in op.inputs} if left else set())
+        controls.append({stands_for.get(c, c) for c in op.controls} if left else set())
+    before = [read | waits for read, waits in zip(reads, controls, strict=True)]
     for group in graph.data.gathered:
-        producers = {graph.tensors[t].op for t in group}
+        producers = {graph.tensors[same.get(t, t)].op for t in group}
         if not producers.isdisjoint(graph.descendants):
             ahead = _leading_to(graph, producers)
-            for reader in {c for t in group for c in graph.consumers[t]} - ahead:
+            for reader in {c for t in group for c in graph.consumers[t]} - ahead - gone:
                 before[reader] |= producers
     successors: list[list[int]] = [[] for _ in graph.ops]
     for edges in (reads, [waits - read for waits, read in zip(before, reads, strict=True)]):

@@ -114,7 +114,7 @@ def use_of_memory(
     if not fits:
         limit_bytes = ROOMY_BYTES
         timeline = clock.timeline(actions, limit_bytes=limit_bytes)
-    program = simulator.linker.link(actions, graph.data.outputs)
+    program = simulator.link(actions)
     walk = _walk(clock, program, timeline, limit_bytes)
     recorded = _Lives(graph, actions, program, walk)
     moments = recorded.moments(timeline)

@@ -202,7 +202,11 @@ class Walk:
             if code == Code.COMPUTE:
                 for size, slot, forwarded in wanted:
                     if slot < 0:
-                        dead.append(new(size, 1, -2 - row))
+                        free = (buffer_of[inputs[position]] for position in forwarded)
+                        buffer = next((each for each in free if refs[each] == 1), 0)
+                        if buffer:
+                            refs[buffer] += 1
+                        dead.append(buffer or new(size, 1, -2 - row))
                         continue
                     version = outputs[slot]
                     for position in forwarded:

@@ -15,10 +15,13 @@ Started by `memtrade.measure.learning`.
 
 from __future__ import annotations
 
+import itertools
+import math
 import os
 import statistics
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, BinaryIO
 
@@ -143,12 +146,15 @@ def _answers(group: Sequence[Signature], log: _Log) -> list[Answer]:
     answers = []
     for i, signature in enumerate(group):
         own = between(events, f"k{i}/begin", f"k{i}/end")
-        reused = _reused(events, f"free{i}", signature) if _may_reuse(signature) else ()
+        requests = requests_of(own, f"k{i}/run")
+        reused = ()
+        if _may_reuse(signature):
+            reused = _reused(events, f"free{i}", signature, requests)
         took = statistics.median(t[i] for t in times) - gap - len(own) * line
         answers.append(
             Answer(
                 key=signature.key,
-                requests=tuple(requests_of(own, f"k{i}/run")),
+                requests=tuple(requests),
                 reused=reused,
                 seconds=max(took, 0.0),
                 disturbed=disturbed,
@@ -181,18 +187,32 @@ def _may_reuse(signature: Signature) -> bool:
     )
 
 
-def _reused(events: list[Event], name: str, signature: Signature) -> tuple[tuple[int, int], ...]:
-    """(output, input) where an output lies where an input was."""
-    granted = {e.address for e in between(events, f"{name}/begin", f"{name}/end")
-               if isinstance(e, Granted)}  # fmt: skip
+def _reused(
+    events: list[Event], name: str, signature: Signature, held: Sequence[tuple[int, int]]
+) -> tuple[tuple[int, int], ...]:
+    """(output or -1, input): where an output lies where an input was, and which scratch that the
+    kernel wants while its inputs are `held` it does not want where they are free."""
+    own = between(events, f"{name}/begin", f"{name}/end")
+    granted = {each.address for each in own if isinstance(each, Granted)}
     lies = {(e.kernel, e.slot): e.address for e in events if isinstance(e, Output)}
+    inputs = range(len(signature.inputs))
     found = []
     for output in range(len(signature.outputs)):
         address = lies.get((f"{name}/run", output), 0)
-        for i in range(len(signature.inputs)):
+        for i in inputs:
             if address and address not in granted and lies.get((f"{name}/in{i}", 0)) == address:
                 found.append((output, i))
+    spared = Counter(size for size, slot in held if slot < 0)
+    spared -= Counter(size for size, slot in requests_of(own, f"{name}/run") if slot < 0)
+    for size in spared.elements():
+        taken = {position for _, position in found}
+        alike = (i for i in inputs if i not in taken and _bytes(signature.inputs[i]) == size)
+        found += [(-1, i) for i in itertools.islice(alike, 1)]
     return tuple(found)
+
+
+def _bytes(operand: Operand) -> int:
+    return math.prod(operand.shape) * tf.as_dtype(operand.dtype).size
 
 
 class _Stretches:

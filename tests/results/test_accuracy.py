@@ -8,9 +8,9 @@ from collections.abc import Callable
 
 import pytest
 
-from memtrade.results.accuracy import accuracy, summary, to_frame, to_sheet
+from memtrade.measure.records import Record, load_records
 from memtrade.papers.published import REPOSITORY_ROOT
-from memtrade.results.records import Record, load_records
+from memtrade.results.accuracy import accuracy, summary, to_frame, to_sheet
 from memtrade.strategies import make_options
 from tests.results.test_figures import PREDICTED
 
