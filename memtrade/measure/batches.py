@@ -3,7 +3,7 @@ each size that a search looks at."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cached_property
 
 import msgspec
@@ -60,7 +60,7 @@ class BatchTargets:
                 table[signature.key] = msgspec.structs.replace(fitted, key=signature.key)
         return self._learned.replace(facts=LearnedFacts(facts.base, table))
 
-    def _fitted(self, index: int, batch: int, known: dict[str, Learned]) -> Learned | None:
+    def _fitted(self, index: int, batch: int, known: Mapping[str, Learned]) -> Learned | None:
         """What the op with that index does at `batch`; None where the sizes do not tell."""
         runs = {}
         for size, graph in self._graphs.items():
