@@ -19,10 +19,11 @@ from memtrade.tf.construction import (
     in_micro_batches,
     micro_batch_size,
 )
-from memtrade.tf.layers import Net, RecomputingNet, Variables, normal, seed_pair, static_shape
+from memtrade.tf.layers import Net, RecomputingNet
 from memtrade.tf.optimizers import Optimizer, make_optimizer
 from memtrade.tf.step import TrainStep
 from memtrade.tf.target import make_target_step
+from memtrade.tf.variables import Variables, normal, seed_pair, static_shape
 
 
 def make_step(

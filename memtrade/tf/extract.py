@@ -25,11 +25,12 @@ from memtrade.graph import (
     StepGraph,
     Tensor,
 )
+from memtrade.tf.body_bytes import Learned
 from memtrade.tf.calls import Calls
 from memtrade.tf.graft import graft
 from memtrade.tf.inline import Inlined, opens
 from memtrade.tf.loss import computed_loss, find_loss
-from memtrade.tf.sizes import Learned, learn_sizes
+from memtrade.tf.sizes import learn_sizes
 from memtrade.tf.step import CHECKPOINTS, TrainStep
 
 # Shapes, axes and paddings have no more numbers.

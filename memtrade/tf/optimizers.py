@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from memtrade.errors import MemtradeError, UnknownNameError
 from memtrade.options import OPTIMIZERS
-from memtrade.tf.layers import new_variable, static_shape
+from memtrade.tf.variables import new_variable, static_shape
 
 Scalars = dict[str, tf.Tensor]
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import tensorflow as tf
 
@@ -22,16 +22,9 @@ from memtrade.graph import (
     BRANCH_TYPES,
     LOOP_TYPES,
     RESERVING_TYPES,
-    GraphData,
-    Op,
-    StepGraph,
-    Tensor,
 )
-from memtrade.plan import Action
-from memtrade.simulate.memory import ROOMY_BYTES, Simulator
-from memtrade.simulate.unplanned import executor_order
-from memtrade.target import ARENA, profile_target
 from memtrade.tf.bodies import Argument, Body, draw_body
+from memtrade.tf.body_bytes import Learned, leading_to, peak_bytes, shared_bytes
 
 Library = Any  # tf.compat.v1.FunctionDefLibrary, a protobuf class that type checkers cannot see
 
@@ -48,18 +41,6 @@ _ROW_NAMES = """
 _ROW_BY_ROW = frozenset(_ROW_NAMES.split()) | frozenset(reuse().tried) | reuse().passing
 # Ops whose output is as large as the tensor whose shape they are given, and where they read it.
 _SHAPED = {"BroadcastTo": 1, "Fill": 0, "Tile": 1}
-
-
-class Learned(NamedTuple):
-    """Of tensors by name: bytes, how they are known, and what lists hold; of ops, their scratch,
-    and how many iterations of a loop TensorFlow may run at once."""
-
-    sizes: dict[str, int]
-    how: dict[str, str]
-    contents: dict[str, tf.TensorSpec]
-    scratch: dict[str, int]
-    abreast: dict[str, int]
-    unsized: list[str]
 
 
 def learn_sizes(
@@ -244,9 +225,9 @@ class _Sizes:
             }
             | dict.fromkeys(body.contents, (0, None))
         )
-        operations = _leading_to(body)
+        operations = leading_to(body)
         learned = learn_sizes(operations, self.library, known)
-        return body, learned, _peak_bytes(operations, body, learned)
+        return body, learned, peak_bytes(operations, body, learned)
 
     def _loop(self, operation: tf.Operation) -> None:
         inputs, outputs = list(operation.inputs), list(operation.outputs)
@@ -261,7 +242,7 @@ class _Sizes:
             self.trips[after.name] = trips or 0
             growth, start = learned.sizes[result.name], self.found.sizes[before.name]
             if after.dtype == tf.variant:
-                growth -= _shared_bytes(body, learned, result, held)
+                growth -= shared_bytes(body, learned, result, held)
             content = learned.contents.get(result.name) or self.found.contents.get(before.name)
             if after.dtype == tf.resource:
                 self._set(after, 0, "", content)
@@ -319,87 +300,5 @@ class _Sizes:
             self._set(t, size if sized else None, "bound", content)
 
 
-def _shared_bytes(body: Body, learned: Learned, result: tf.Tensor, held: set[str]) -> int:
-    """Of what a loop's body appends to a list: what another list holds, too, or never changes.
-
-    Args:
-        held: names of what lists were found to hold so far; extended.
-    """
-    shared, t = 0, _original(result)
-    while t.op.type in ("TensorListPushBack", "TensorListSetItem"):
-        item = _carried(body, t.op.inputs[1 if t.op.type == "TensorListPushBack" else 2])
-        if item.name in held or any(item is each for each in body.arguments):
-            shared += learned.sizes[item.name]
-        held.add(item.name)
-        t = _original(t.op.inputs[0])
-    return shared
-
-
-def _carried(body: Body, t: tf.Tensor) -> tf.Tensor:
-    """The tensor itself; of what an iteration got from the one before, the one made there."""
-    for _ in body.arguments:
-        t = _original(t)
-        number = next((i for i, each in enumerate(body.arguments) if each is t), None)
-        if number is None or _original(body.results[number]) is t:
-            break
-        t = body.results[number]
-    return t
-
-
-def _original(t: tf.Tensor) -> tf.Tensor:
-    while t.op.type in ALIAS_TYPES and t.op.type != "IdentityN":
-        t = t.op.inputs[0]
-    return t
-
-
 def _product(dims: Sequence[int | None]) -> int:
     return math.prod(size for size in dims if size is not None)
-
-
-def _leading_to(body: Body) -> list[tf.Operation]:
-    """The ops that make the body's results, or have effects."""
-    alive = {t.op.name for t in body.results}
-    operations = body.graph.get_operations()
-    for operation in reversed(operations):
-        if operation.name in alive or operation.op_def.is_stateful:
-            alive.add(operation.name)
-            alive.update(t.op.name for t in operation.inputs)
-            alive.update(each.name for each in operation.control_inputs)
-    return [each for each in operations if each.name in alive]
-
-
-def _peak_bytes(operations: Sequence[tf.Operation], body: Body, learned: Learned) -> int:
-    """Most bytes in use beside the arguments; lists are counted where they are handed on."""
-    number = {operation.name: i for i, operation in enumerate(operations)}
-    ops: list[Op] = []
-    tensors: list[Tensor] = []
-    ids: dict[str, int] = {}
-    for op_id, operation in enumerate(operations):
-        first = len(tensors)
-        for index, t in enumerate(operation.outputs):
-            hidden = t.dtype == tf.variant or operation.name in body.contents.values()
-            size = 0 if hidden else learned.sizes[t.name]
-            shape = tuple(n or 0 for n in t.shape.as_list()) if t.shape.is_fully_defined() else None
-            ids[t.name] = len(tensors)
-            tensors.append(Tensor(len(tensors), op_id, index, t.dtype.name, shape, size))
-        scratch = learned.scratch.get(operation.name)
-        ops.append(
-            Op(
-                op_id,
-                operation.name,
-                operation.type,
-                tuple(ids[t.name] for t in operation.inputs),
-                tuple(sorted(number[each.name] for each in operation.control_inputs)),
-                tuple(range(first, len(tensors))),
-                False,
-                {} if scratch is None else {"scratch_bytes": scratch},
-            )
-        )
-    arguments = tuple(ids[t.name] for t in body.arguments if t.name in ids)
-    results = tuple(ids[t.name] for t in body.results)
-    graph = StepGraph(GraphData("body", tuple(ops), tuple(tensors), arguments, (), (), results, (),
-                                results[0] if results else 0, ()))  # fmt: skip
-    simulator = Simulator(graph, profile_target(ARENA))
-    walked = [simulator.memory([Action("run", op_id) for op_id in order], limit_bytes=ROOMY_BYTES)
-              for order in (range(len(ops)), executor_order(graph))]  # fmt: skip
-    return max(each.peak_bytes - each.persistent_bytes for each in walked)

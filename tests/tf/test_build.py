@@ -11,8 +11,9 @@ from memtrade.errors import MemtradeError, UnknownNameError, UnsupportedGraphErr
 from memtrade.models import OPTIMIZERS, Input, make_model
 from memtrade.models.base import DrawnModel
 from memtrade.tf.build import make_batch, make_step
-from memtrade.tf.layers import Net, Variables
+from memtrade.tf.layers import Net
 from memtrade.tf.optimizers import make_optimizer
+from memtrade.tf.variables import Variables
 
 SMALL = {
     "resnet-18": ("resnet", {"layers": 18, "image_size": 32, "num_classes": 10}),

@@ -13,7 +13,7 @@ from memtrade.pipeline.design.batch_norm import MovingAverage
 from memtrade.pipeline.design.partition import Partition
 from memtrade.pipeline.tf.draw import DrawnStep
 from memtrade.pipeline.tf.nodes import NodeWriter, const, output
-from memtrade.tf.layers import static_shape
+from memtrade.tf.variables import static_shape
 
 # In which order variables are set: the step's own, sums of gradients, the batch, what is the
 # harness's own; within these, by a number.

@@ -1,0 +1,109 @@
+"""What the body of a loop or a branch takes while it runs: it is walked as a little graph."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from memtrade.graph import ALIAS_TYPES, GraphData, Op, StepGraph, Tensor
+from memtrade.plan import Action
+from memtrade.simulate.memory import ROOMY_BYTES, Simulator
+from memtrade.simulate.unplanned import executor_order
+from memtrade.target import ARENA, profile_target
+from memtrade.tf.bodies import Body
+
+
+class Learned(NamedTuple):
+    """Of tensors by name: bytes, how they are known, and what lists hold; of ops, their scratch,
+    and how many iterations of a loop TensorFlow may run at once."""
+
+    sizes: dict[str, int]
+    how: dict[str, str]
+    contents: dict[str, tf.TensorSpec]
+    scratch: dict[str, int]
+    abreast: dict[str, int]
+    unsized: list[str]
+
+
+def shared_bytes(body: Body, learned: Learned, result: tf.Tensor, held: set[str]) -> int:
+    """Of what a loop's body appends to a list: what another list holds, too, or never changes.
+
+    Args:
+        held: names of what lists were found to hold so far; extended.
+    """
+    shared, t = 0, _original(result)
+    while t.op.type in ("TensorListPushBack", "TensorListSetItem"):
+        item = _carried(body, t.op.inputs[1 if t.op.type == "TensorListPushBack" else 2])
+        if item.name in held or any(item is each for each in body.arguments):
+            shared += learned.sizes[item.name]
+        held.add(item.name)
+        t = _original(t.op.inputs[0])
+    return shared
+
+
+def _carried(body: Body, t: tf.Tensor) -> tf.Tensor:
+    """The tensor itself; of what an iteration got from the one before, the one made there."""
+    for _ in body.arguments:
+        t = _original(t)
+        number = next((i for i, each in enumerate(body.arguments) if each is t), None)
+        if number is None or _original(body.results[number]) is t:
+            break
+        t = body.results[number]
+    return t
+
+
+def _original(t: tf.Tensor) -> tf.Tensor:
+    while t.op.type in ALIAS_TYPES and t.op.type != "IdentityN":
+        t = t.op.inputs[0]
+    return t
+
+
+def leading_to(body: Body) -> list[tf.Operation]:
+    """The ops that make the body's results, or have effects."""
+    alive = {t.op.name for t in body.results}
+    operations = body.graph.get_operations()
+    for operation in reversed(operations):
+        if operation.name in alive or operation.op_def.is_stateful:
+            alive.add(operation.name)
+            alive.update(t.op.name for t in operation.inputs)
+            alive.update(each.name for each in operation.control_inputs)
+    return [each for each in operations if each.name in alive]
+
+
+def peak_bytes(operations: Sequence[tf.Operation], body: Body, learned: Learned) -> int:
+    """Most bytes in use beside the arguments; lists are counted where they are handed on."""
+    number = {operation.name: i for i, operation in enumerate(operations)}
+    ops: list[Op] = []
+    tensors: list[Tensor] = []
+    ids: dict[str, int] = {}
+    for op_id, operation in enumerate(operations):
+        first = len(tensors)
+        for index, t in enumerate(operation.outputs):
+            hidden = t.dtype == tf.variant or operation.name in body.contents.values()
+            size = 0 if hidden else learned.sizes[t.name]
+            shape = tuple(n or 0 for n in t.shape.as_list()) if t.shape.is_fully_defined() else None
+            ids[t.name] = len(tensors)
+            tensors.append(Tensor(len(tensors), op_id, index, t.dtype.name, shape, size))
+        scratch = learned.scratch.get(operation.name)
+        ops.append(
+            Op(
+                op_id,
+                operation.name,
+                operation.type,
+                tuple(ids[t.name] for t in operation.inputs),
+                tuple(sorted(number[each.name] for each in operation.control_inputs)),
+                tuple(range(first, len(tensors))),
+                False,
+                {} if scratch is None else {"scratch_bytes": scratch},
+            )
+        )
+    arguments = tuple(ids[t.name] for t in body.arguments if t.name in ids)
+    results = tuple(ids[t.name] for t in body.results)
+    graph = StepGraph(GraphData("body", tuple(ops), tuple(tensors), arguments, (), (), results, (),
+                                results[0] if results else 0, ()))  # fmt: skip
+    simulator = Simulator(graph, profile_target(ARENA))
+    walked = [simulator.memory([Action("run", op_id) for op_id in order], limit_bytes=ROOMY_BYTES)
+              for order in (range(len(ops)), executor_order(graph))]  # fmt: skip
+    return max(each.peak_bytes - each.persistent_bytes for each in walked)
