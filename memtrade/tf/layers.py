@@ -1,7 +1,7 @@
 """The layers that the built-in models are drawn with: tf-slim's spirit, on tf.nn and tf.Variable.
 
-`Net` draws one forward pass with a model's `Variables`. A second trace makes a second `Net` over the
-same `Variables`, and so finds the variables of the first.
+`Net` draws one forward pass with a model's `Variables`. A second trace makes a second `Net` over
+the same `Variables`, and so finds the variables of the first.
 
 Ops are created in forward order, one layer after the other, on which the rest of memtrade relies:
 the graph's creation order is the execution order that strategies start from. Shapes are static, so
