@@ -1,4 +1,4 @@
-"""The thesis' steps as the tools draw and run them, against what its log prints."""
+"""The thesis' steps as its own tools drew and ran them, against what its log prints."""
 
 from __future__ import annotations
 
