@@ -1,6 +1,16 @@
 """What is here because something was published: figures, the nets and rules behind them, and the
 pages under `results/` that hold memtrade beside them.
 
-Only commands and tests know this package: no strategy, simulator or view does. What makes a page
+    published.py           the published tables, as frames
+    thesis.py              the thesis' tables and the report, ours beside its own; thesis_figures.py
+    thesis_prediction.py   its tables predicted: thesis_models.py, thesis_plans.py, thesis_predictor.py
+    pipelines.py           published pipelines predicted; pipelines_page.py, fused.py
+    gpipe_runs.py          GPipe on GPT-2, run by run, beside our trials
+    device_check.py        NVIDIA's training speeds beside the device profiles
+    keras_own_ways.py      TensorFlow's own ways beside ours; keras_double_batch.py, verify_keras.py
+    arena_check.py         the arena's predictions beside what was measured; predict_records.py
+    budget_check.py        what `optimal` costs within budgets
+
+Commands and tests alone know this package: no strategy, simulator or view does. What makes a page
 runs as a module, `python -m memtrade.papers.device_check results/predicted`.
 """
