@@ -3,7 +3,7 @@ pages under `results/` that hold memtrade beside them.
 
     published.py           the published tables, as frames
     thesis.py              the thesis' tables and the report, ours beside its own; thesis_figures.py
-    thesis_prediction.py   its tables predicted: thesis_models.py, thesis_plans.py, thesis_predictor.py
+    thesis_prediction.py   its tables predicted, with thesis_{predictor,models,plans}.py
     pipelines.py           published pipelines predicted; pipelines_page.py, fused.py
     gpipe_runs.py          GPipe on GPT-2, run by run, beside our trials
     device_check.py        NVIDIA's training speeds beside the device profiles
