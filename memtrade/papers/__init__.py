@@ -8,7 +8,7 @@ pages under `results/` that hold memtrade beside them.
     gpipe_runs.py          GPipe on GPT-2, run by run, beside our trials
     device_check.py        NVIDIA's training speeds beside the device profiles
     keras_own_ways.py      TensorFlow's own ways beside ours; keras_double_batch.py, verify_keras.py
-    arena_check.py         the arena's predictions beside what was measured; predict_records.py
+    predict_records.py     what this version predicts of steps that were measured before
     budget_check.py        what `optimal` costs within budgets
 
 Commands and tests alone know this package: no strategy, simulator or view does. What makes a page

@@ -12,7 +12,7 @@ from memtrade.pipeline.measure import loopback
 
 ALONE = """
 import socket, sys
-from memtrade.measure import loopback
+from memtrade.pipeline.measure import loopback
 held = [socket.create_server(("", 0)), socket.create_server(("::", 0), family=socket.AF_INET6)]
 client = socket.socket()
 print(loopback.confine_listeners())
