@@ -51,12 +51,12 @@ def transposed(batch_size: int = 16) -> Step:
 def grouped(batch_size: int = 16) -> Step:
     """Grouped convolutions as in ResNeXt."""
     blocks: list[Any] = [layers.Conv2D(64, 3, padding="same")]
-    for width in (64, 128, 128):
-        blocks += [layers.Conv2D(width, 3, padding="same", groups=8, use_bias=False),
+    for width in (64, 96, 96):
+        blocks += [layers.Conv2D(width, 3, padding="same", groups=4, use_bias=False),
                    layers.BatchNormalization(), layers.ReLU(),
                    layers.Conv2D(width, 1), layers.ReLU()]  # fmt: skip
     return _classifier(
-        [*blocks, layers.GlobalAveragePooling2D()], tf.random.uniform([batch_size, 48, 48, 3])
+        [*blocks, layers.GlobalAveragePooling2D()], tf.random.uniform([batch_size, 32, 32, 3])
     )
 
 

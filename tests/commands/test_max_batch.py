@@ -167,6 +167,7 @@ def test_a_damaged_record_is_left_out_with_a_warning(run: Run, trials: Trials) -
     assert "memtrade: warning: left out broken.json" in err
 
 
+@pytest.mark.usefixtures("asking")
 def test_from_start_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Real children: the prediction is right, and two trials confirm it."""
     monkeypatch.chdir(tmp_path)
