@@ -95,6 +95,7 @@ class GraphData(msgspec.Struct, frozen=True):
             (shapes, axes, paddings).
         gathered: tensor ids that the step as it came hands on together (`IdentityN`): Keras's
             optimizers do so with all gradients. Rewritten steps do not wait for the last of them.
+        batch_first: whether the batch lies before the variables, because it was made before them.
         sized: how tensors' sizes are known that tracing does not size: "bound" or "trip count".
         unsized: names of the tensors whose sizes nothing tells, and that so count as nothing.
     """
@@ -112,6 +113,7 @@ class GraphData(msgspec.Struct, frozen=True):
     nodes: tuple[bytes, ...] = ()
     values: dict[int, tuple[int, ...]] = {}
     gathered: tuple[tuple[int, ...], ...] = ()
+    batch_first: bool = False
     sized: dict[int, str] = {}
     unsized: tuple[str, ...] = ()
 

@@ -100,13 +100,33 @@ class Walk:
         self._groups: dict[str, list[int]] = {group: [] for group in groups}
 
     def persist(self) -> None:
-        """Puts variables, batch and constants into the arena, in that order.
+        """Puts variables, batch and constants into the arena, in that order, or the batch first.
 
         Raises ArenaOutOfMemoryError where they do not fit.
         """
-        graph, allocator = self.linker.graph, self.allocator
+        graph = self.linker.graph
         if self.linker.margin_bytes:
             self._always("set aside", self.linker.margin_bytes)
+        if graph.data.batch_first:
+            self._batch_lies()
+        self._variables_lie()
+        if not graph.data.batch_first:
+            self._batch_lies()
+        for op in graph.ops:
+            if op.type == "Const":
+                size = graph.tensors[op.outputs[0]].size_bytes
+                self._sources[op.outputs[0]] = self._always("constants", size)
+                if size <= SMALL_BYTES:
+                    for _ in range(_GRAPHS.get(graph.tensors[op.outputs[0]].dtype, 1)):
+                        self._always("constants", size)
+        for copy in self.linker.folded.values():
+            self._sources[copy] = self._always("constants", self.linker.sizes[copy])
+        self.persistent_bytes = self.allocator.bytes_in_use
+        self.peak = Peak(self.persistent_bytes, -1, len(self._handle))
+
+    def _variables_lie(self) -> None:
+        """Variables and captured constants."""
+        graph, allocator = self.linker.graph, self.allocator
         for t, size in zip(graph.data.captures, graph.data.capture_bytes, strict=True):
             if graph.tensors[t].dtype != "resource":
                 self._sources[t] = self._always("constants", size)
@@ -117,22 +137,14 @@ class Walk:
             for handle in while_made:
                 allocator.free(handle)
             self._always("variables", HANDLE_BYTES)
+
+    def _batch_lies(self) -> None:
+        graph, allocator = self.linker.graph, self.allocator
         for t in graph.data.inputs:
             while_made = [allocator.allocate(SHAPE_BYTES), allocator.allocate(SEED_BYTES)]
             self._sources[t] = self._always("batch", graph.tensors[t].size_bytes)
             for handle in while_made:
                 allocator.free(handle)
-        for op in graph.ops:
-            if op.type == "Const":
-                size = graph.tensors[op.outputs[0]].size_bytes
-                self._sources[op.outputs[0]] = self._always("constants", size)
-                if size <= SMALL_BYTES:
-                    for _ in range(_GRAPHS.get(graph.tensors[op.outputs[0]].dtype, 1)):
-                        self._always("constants", size)
-        for copy in self.linker.folded.values():
-            self._sources[copy] = self._always("constants", self.linker.sizes[copy])
-        self.persistent_bytes = allocator.bytes_in_use
-        self.peak = Peak(self.persistent_bytes, -1, len(self._handle))
 
     def _always(self, group: str, size: int, *, references: int = _FOREVER) -> int:
         buffer = self._new(size, references, -1)

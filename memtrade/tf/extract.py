@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import tensorflow as tf
 
 from memtrade.errors import UnsupportedGraphError
@@ -58,7 +59,8 @@ def trace(step: TrainStep) -> Trace:
 def trace_concrete(step: TrainStep, concrete: Any) -> Trace:
     """The trace of a concrete function of `step.specs`, in their order."""
     concrete = opened(concrete, step.specs)
-    graph = StepGraph(read_graph(step.name, concrete, step.laid))
+    data = read_graph(step.name, concrete, step.laid)
+    graph = StepGraph(msgspec.structs.replace(data, batch_first=step.batch_first))
     return Trace(step, concrete, concrete.graph.as_graph_def(), graph)
 
 

@@ -21,18 +21,34 @@ import tensorflow as tf
 from memtrade.tf.swap import MAX_SLICE_BYTES
 
 
+class Laid(list[tf.Variable]):
+    """Variables in order of creation. `before_bytes`: what the device held before the first."""
+
+    before_bytes: int = 0
+
+
 @contextlib.contextmanager
-def laid_down() -> Iterator[list[tf.Variable]]:
+def laid_down() -> Iterator[Laid]:
     """Within it, variables that are made lie side by side. Yields them, in order of creation."""
-    made: list[tf.Variable] = []
+    made = Laid()
 
     def create(make: Callable[..., tf.Variable], **options: Any) -> tf.Variable:
+        if not made:
+            made.before_bytes = _in_use_bytes()
         variable = make(**options | {"initial_value": _alone(options["initial_value"])})
         made.append(variable)
         return variable
 
     with tf.variable_creator_scope(create):
         yield made
+
+
+def _in_use_bytes() -> int:
+    """Of the CPU; 0 where it has an allocator that does not count."""
+    try:
+        return tf.config.experimental.get_memory_info("CPU:0")["current"]
+    except (ValueError, RuntimeError):
+        return 0
 
 
 def _alone(initial: Any) -> Callable[[], Any]:

@@ -25,6 +25,7 @@ class TrainStep:
         variables: all that a step changes: weights, moving averages, optimizer slots. A callable,
             because tracing may create variables.
         laid: the variables as they lie in memory, where that is not the order of their first use.
+        batch_first: whether the batch was made before them, and lies where they else would.
     """
 
     name: str
@@ -33,3 +34,4 @@ class TrainStep:
     make_batch: Callable[[], tuple[tf.Tensor, ...]]
     variables: Callable[[], tuple[tf.Variable, ...]]
     laid: Sequence[tf.Variable] = ()
+    batch_first: bool = False

@@ -62,7 +62,14 @@ def make_target_step(model: Target) -> TrainStep:
         make_batch=lambda: _batch(arguments),
         variables=lambda: _variables(concrete),
         laid=[*laid, *laid_later],
+        batch_first=laid.before_bytes >= max(_held_bytes(arguments), 1),
     )
+
+
+def _held_bytes(arguments: tuple[Any, ...]) -> int:
+    """Of the example's tensors."""
+    leaves = {id(leaf): leaf for leaf in tf.nest.flatten(arguments) if tf.is_tensor(leaf)}
+    return sum(leaf.shape.num_elements() * leaf.dtype.size for leaf in leaves.values())
 
 
 def _variables(concrete: Any) -> tuple[tf.Variable, ...]:
