@@ -96,6 +96,7 @@ class GraphData(msgspec.Struct, frozen=True):
         gathered: tensor ids that the step as it came hands on together (`IdentityN`): Keras's
             optimizers do so with all gradients. Rewritten steps do not wait for the last of them.
         batch_first: whether the batch lies before the variables, because it was made before them.
+        repeated: inputs that are the same tensor as an input before them -> that one.
         sized: how tensors' sizes are known that tracing does not size: "bound" or "trip count".
         unsized: names of the tensors whose sizes nothing tells, and that so count as nothing.
     """
@@ -114,6 +115,7 @@ class GraphData(msgspec.Struct, frozen=True):
     values: dict[int, tuple[int, ...]] = {}
     gathered: tuple[tuple[int, ...], ...] = ()
     batch_first: bool = False
+    repeated: dict[int, int] = {}
     sized: dict[int, str] = {}
     unsized: tuple[str, ...] = ()
 

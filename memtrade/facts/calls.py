@@ -3,7 +3,8 @@
 Keras compiles convolutions in groups by themselves where there is no GPU. XLA for CPU makes the
 gradient of their filter as if each channel of the images met each of the output, and keeps but the
 diagonal blocks: of ConvNeXt's step that is most of the time, and hundreds of MB for a moment.
-Measured with TensorFlow 2.21, filters of 7 x 7 over 96 to 768 channels.
+Measured with TensorFlow 2.21, filters of 7 x 7 over 96 to 768 channels, each on its own, and of
+3 x 3 over 64 and 96, in four groups.
 """
 
 from __future__ import annotations
@@ -36,9 +37,14 @@ def body_requests(op: Op, graph: StepGraph) -> tuple[Request, ...]:
 
 
 def call_scratch_bytes(op: Op, graph: StepGraph) -> int:
-    """What the kernel of a call takes for itself while it runs: the filter is there twice."""
+    """What the kernel of a call takes for itself while it runs: the filter is there twice, or once
+    beside the larger of the images and their gradient in XLA's layout."""
     dense = dense_filter(op, graph)
-    return 0 if dense is None else 2 * dense.size_bytes
+    if dense is None:
+        return 0
+    largest = max(graph.tensors[t].size_bytes for t in op.inputs)
+    filters = graph.tensors[op.inputs[op.attrs["filter"]]].size_bytes
+    return max(2 * dense.size_bytes, largest + filters)
 
 
 def dense_filter(op: Op, graph: StepGraph) -> DenseFilter | None:

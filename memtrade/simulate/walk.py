@@ -141,6 +141,9 @@ class Walk:
     def _batch_lies(self) -> None:
         graph, allocator = self.linker.graph, self.allocator
         for t in graph.data.inputs:
+            if t in graph.data.repeated:
+                self._sources[t] = self._sources[graph.data.repeated[t]]
+                continue
             while_made = [allocator.allocate(SHAPE_BYTES), allocator.allocate(SEED_BYTES)]
             self._sources[t] = self._always("batch", graph.tensors[t].size_bytes)
             for handle in while_made:

@@ -60,7 +60,9 @@ def trace_concrete(step: TrainStep, concrete: Any) -> Trace:
     """The trace of a concrete function of `step.specs`, in their order."""
     concrete = opened(concrete, step.specs)
     data = read_graph(step.name, concrete, step.laid)
-    graph = StepGraph(msgspec.structs.replace(data, batch_first=step.batch_first))
+    repeated = {data.inputs[i]: data.inputs[first] for i, first in step.repeated.items()}
+    data = msgspec.structs.replace(data, batch_first=step.batch_first, repeated=repeated)
+    graph = StepGraph(data)
     return Trace(step, concrete, concrete.graph.as_graph_def(), graph)
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import tensorflow as tf
@@ -25,6 +25,7 @@ class TrainStep:
         variables: all that a step changes: weights, moving averages, optimizer slots. A callable,
             because tracing may create variables.
         laid: the variables as they lie in memory, where that is not the order of their first use.
+        repeated: place of an argument -> place of an earlier one that is the same tensor.
         batch_first: whether the batch was made before them, and lies where they else would.
     """
 
@@ -35,3 +36,4 @@ class TrainStep:
     variables: Callable[[], tuple[tf.Variable, ...]]
     laid: Sequence[tf.Variable] = ()
     batch_first: bool = False
+    repeated: Mapping[int, int] = field(default_factory=dict)

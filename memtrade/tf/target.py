@@ -62,8 +62,24 @@ def make_target_step(model: Target) -> TrainStep:
         make_batch=lambda: _batch(arguments),
         variables=lambda: _variables(concrete),
         laid=[*laid, *laid_later],
+        repeated=_repeated(arguments),
         batch_first=laid.before_bytes >= max(_held_bytes(arguments), 1),
     )
+
+
+def _repeated(arguments: tuple[Any, ...]) -> dict[int, int]:
+    """Places of the example's tensors that stand there for the second time -> the first place."""
+    places: dict[int, int] = {}
+    found = {}
+    leaves = tf.nest.flatten(arguments)
+    specs = tf.nest.flatten(specs_of(arguments))
+    tensors = [leaf for leaf, spec in zip(leaves, specs, strict=True)
+               if isinstance(spec, tf.TensorSpec)]  # fmt: skip
+    for place, leaf in enumerate(tensors):
+        first = places.setdefault(id(leaf), place)
+        if tf.is_tensor(leaf) and first != place:
+            found[place] = first
+    return found
 
 
 def _held_bytes(arguments: tuple[Any, ...]) -> int:

@@ -3,11 +3,14 @@
 import sys
 import textwrap
 
+import msgspec
 import pytest
 import tensorflow as tf
 
 from memtrade.errors import MemtradeError, UnsupportedGraphError
+from memtrade.graph import StepGraph
 from memtrade.models import make_model
+from memtrade.simulate.memory import Simulator
 from memtrade.strategies import PLANNED, make_options
 from memtrade.tf.build import make_step
 from memtrade.tf.construction import Construction
@@ -67,6 +70,10 @@ def with_python(batch_size):
         return tf.ensure_shape(tf.py_function(tf.reduce_sum, [x], tf.float32), [])
     return step, tf.ones([batch_size, 3])
 
+def same_twice(batch_size):
+    x = tf.ones([batch_size, 3])
+    return (lambda x, y: tf.reduce_sum(x * y)), (x, x)
+
 def number():
     return 3
 """
@@ -106,6 +113,15 @@ def test_a_target_is_a_step_like_any_other(function):
 def test_a_python_function_and_specs_will_do():
     step = step_of("my_steps:python")
     assert float(step.function(*step.make_batch())) == 0.0
+
+
+def test_a_tensor_that_is_given_twice_is_there_once():
+    graph = trace(step_of("my_steps:same_twice")).graph
+    x, y = graph.data.inputs
+    assert graph.data.repeated == {y: x}
+    held = Simulator(graph, ARENA).memory([]).persistent_bytes
+    apart = StepGraph(msgspec.structs.replace(graph.data, repeated={}))
+    assert Simulator(apart, ARENA).memory([]).persistent_bytes - held == 512  # 32 x 3 floats
 
 
 @pytest.mark.parametrize(
