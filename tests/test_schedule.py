@@ -4,8 +4,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from memtrade.order import base_order
 from memtrade.plan import Action, Decision, Plan, check_plan
-from memtrade.schedule import Lowering, base_order, lower
+from memtrade.schedule import Lowering, lower
 from tests.graphs import Builder, chain
 from tests.test_graph import late_step
 

@@ -22,6 +22,7 @@ import msgspec
 from memtrade.costs import OpClass, OpCost, op_cost
 from memtrade.devices import Device
 from memtrade.graph import ALIAS_TYPES, StepGraph
+from memtrade.order import base_order
 from memtrade.pipeline.design.stages import StageGraph
 from memtrade.pipeline.design.work import (
     StageBytes,
@@ -34,7 +35,7 @@ from memtrade.pipeline.design.work import (
     update_seconds,
 )
 from memtrade.plan import Action, Decision
-from memtrade.schedule import base_order, lower
+from memtrade.schedule import lower
 from memtrade.target import Target
 
 

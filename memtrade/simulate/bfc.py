@@ -40,6 +40,7 @@ nothing while f stays below some thousands. Memory: at most two dictionary entri
 
 from __future__ import annotations
 
+import copy
 import struct
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator
@@ -152,7 +153,7 @@ class BfcAllocator:
         )
         first_bytes = min(limit_bytes, FIRST_REGION_BYTES) if allow_growth else limit_bytes
         self._region_bytes = _rounded(first_bytes)  # curr_region_allocation_bytes_
-        self._sub_allocator = sub_allocator or _descending()
+        self._sub_allocator = sub_allocator or _Descending()
         self._regions: list[tuple[int, int]] = []
         self._pool_bytes = 0
         self._bytes_in_use = 0
@@ -177,6 +178,20 @@ class BfcAllocator:
         arena.free(shape)
         arena.reset_peak()
         return arena
+
+    def fork(self) -> Self:
+        """Another allocator in the same state. Both share a `sub_allocator` that was given."""
+        made = copy.copy(self)
+        made._become(self)
+        return made
+
+    def _become(self, other: BfcAllocator) -> None:
+        """Takes on the state of another one."""
+        self.__dict__.update(other.__dict__)
+        self._sub_allocator = copy.copy(other._sub_allocator)
+        self._regions, self._free = other._regions[:], other._free[:]
+        self._live, self._size_at = other._live.copy(), other._size_at.copy()
+        self._start_of = other._start_of.copy()
 
     @property
     def bytes_in_use(self) -> int:
@@ -348,13 +363,12 @@ def _nine_tenths(num_bytes: int) -> int:
     return int(_float32(_float32(num_bytes) * _float32(0.9)))
 
 
-def _descending() -> SubAllocator:
+class _Descending:
     """Each region a page below the one before, from 2**47 down: the order of Linux's ``mmap``."""
-    lowest = 1 << 47
 
-    def place(num_bytes: int) -> int:
-        nonlocal lowest
-        lowest -= _rounded(num_bytes) + 4096
-        return lowest
+    def __init__(self) -> None:
+        self.lowest = 1 << 47
 
-    return place
+    def __call__(self, num_bytes: int) -> int:
+        self.lowest -= _rounded(num_bytes) + 4096
+        return self.lowest

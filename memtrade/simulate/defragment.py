@@ -19,25 +19,31 @@ O(actions), a few times over.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 
+from memtrade.facts import Request
 from memtrade.plan import Action
 from memtrade.simulate.bfc import BfcAllocator
-from memtrade.simulate.memory import ROOMY_BYTES, Simulator
+from memtrade.simulate.memory import ROOMY_BYTES
+from memtrade.simulate.program import Code, Program, Row
 from memtrade.simulate.timeline import TimeSimulator
 from memtrade.simulate.walk import Lag, Walk
 
-# Padding below this is not worth two more ops, and whole pieces reserved for one request, at the
-# most. Which values do best varies with the program, so all pairs are tried, the coarsest first.
-MIN_PADDING_BYTES = (1 << 24, 1 << 22, 1 << 20)
-MAX_PIECES = (0, 6)
+# Padding below the first is not worth two more ops; the second is how many whole pieces may be
+# reserved for one request. What does best varies with the program, so all are tried.
+SETTINGS = list(itertools.product((1 << 24, 1 << 22, 1 << 20), (0, 6)))
 
 # A finer choice must save this much, or it is only more ops.
 MIN_GAIN_BYTES = 1 << 20
 
 
 def defragment(
-    clock: TimeSimulator, actions: Sequence[Action], *, enough_bytes: int = 0
+    clock: TimeSimulator,
+    actions: Sequence[Action],
+    *,
+    enough_bytes: int = 0,
+    settings: list[tuple[int, int]] | None = None,
 ) -> tuple[Action, ...]:
     """`actions` with reservations where they lower the peak simulated on the clock's target; else
     as they came.
@@ -45,52 +51,66 @@ def defragment(
     In room enough for every program: how the pieces split does not depend on the limit.
 
     Args:
-        enough_bytes: a peak that need not be lowered further.
+        enough_bytes: a peak that need not be lowered further, and of no use where it is missed: a
+            program that asks for more stays as it came.
+        settings: pairs of least padding and most pieces, in the order in which they are tried. The
+            one that did best is put first: for the next program, much like this one.
     """
+    settings = SETTINGS.copy() if settings is None else settings
     simulator, lag = clock.simulator, None
     if not clock.target.copies_in_line:
         timeline = clock.timeline(actions, memory=False)
         lag = Lag(timeline.begun_seconds, timeline.end_seconds)
-
-    def peak_bytes(program: Sequence[Action], lag: Lag | None) -> int:
-        return simulator.memory(program, limit_bytes=ROOMY_BYTES, lag=lag).peak_bytes
-
-    best = tuple(actions)
-    lowest = peak_bytes(best, lag)
-    ceiling = simulator.peak_live_bytes(best)
-    for min_padding, max_pieces in itertools.product(MIN_PADDING_BYTES, MAX_PIECES):
+    program = simulator.link(actions)
+    walk = simulator.begin(program, limit_bytes=ROOMY_BYTES, lag=lag)
+    lowest = _peak_bytes(walk, math.inf)
+    if walk.live_peak > enough_bytes > 0:
+        return tuple(actions)
+    ceiling = simulator.peak_live_bytes(actions)
+    best: dict[int, list[int]] = {}
+    used: tuple[int, int] | None = None
+    stepped: Walk | None = None
+    for min_padding, max_pieces in settings.copy():
         if lowest <= max(enough_bytes, ceiling + MIN_GAIN_BYTES):
             break  # no more can be gained than what is beyond the live bytes
+        if stepped is None:
+            # The first step may leave holes behind; all later ones start from the same.
+            stepped = simulator.begin(program, limit_bytes=ROOMY_BYTES, allocator="device", lag=lag)
+            stepped.step()
         splitting = _Splitting(ceiling, min_padding, max_pieces)
-        candidate, its_lag = _with_reservations(simulator, actions, splitting, lag)
-        peak = peak_bytes(candidate, its_lag)
+        reserved = splitting.reservations_for(stepped)
+        walk = simulator.begin(_spliced(program, reserved), limit_bytes=ROOMY_BYTES, lag=lag)
+        peak = _peak_bytes(walk, lowest - MIN_GAIN_BYTES)
         if peak < lowest - MIN_GAIN_BYTES:
-            best, lowest = candidate, peak
-    return best
-
-
-def _with_reservations(
-    simulator: Simulator, actions: Sequence[Action], allocator: _Splitting, lag: Lag | None
-) -> tuple[tuple[Action, ...], Lag | None]:
-    program = simulator.link(actions)
-    walk = Walk(simulator.linker, program, allocator, lag)
-    walk.persist()
-    walk.step()  # the first step may leave holes behind; all later ones start from the same
-    allocator.walk = walk
-    walk.step()
-    reserved: dict[int, list[int]] = {}
-    for row, size_bytes in allocator.reservations:
-        reserved.setdefault(program.rows[row].action, []).append(size_bytes)
-    result: list[Action] = []
-    begun: list[float] = []
-    ended: list[float] = []
+            best, lowest, used = reserved, peak, (min_padding, max_pieces)
+    if used is not None:
+        settings.remove(used)
+        settings.insert(0, used)
+    made: list[Action] = []
     for i, action in enumerate(actions):
-        made = [Action("reserve", size_bytes) for size_bytes in reserved.get(i, ())]
-        result += [*made, action]
-        if lag:
-            begun += [lag.begun[i]] * (len(made) + 1)
-            ended += [*[lag.begun[i]] * len(made), lag.ended[i]]
-    return tuple(result), Lag(begun, ended) if lag else None
+        made += [Action("reserve", size_bytes) for size_bytes in best.get(i, ())]
+        made.append(action)
+    return tuple(made)
+
+
+def _peak_bytes(walk: Walk, hopeless: float) -> int:
+    """Of two steps; of the first one alone where that is `hopeless` bytes or more."""
+    walk.step()
+    first = walk.peak.in_use
+    if first < hopeless:
+        walk.step()
+    return max(first, walk.peak.in_use)
+
+
+def _spliced(program: Program, reserved: Mapping[int, Sequence[int]]) -> Program:
+    """With rows that reserve so many bytes before an action. They are counted as the action's, so
+    that its clock is theirs, too."""
+    rows: list[Row] = []
+    for row in program.rows:
+        for size_bytes in reserved.get(row.action, ()):
+            rows.append(Row(row.action, Code.RESERVE, (Request(size_bytes),), (), (), ()))
+        rows.append(row)
+    return program._replace(rows=rows)
 
 
 class _Splitting(BfcAllocator):
@@ -107,6 +127,17 @@ class _Splitting(BfcAllocator):
         self.reservations: list[tuple[int, int]] = []
         self._held: list[int] = []
         self._row = -1
+
+    def reservations_for(self, walk: Walk) -> dict[int, list[int]]:
+        """Action -> bytes, as the next step of `walk` asks for them."""
+        assert isinstance(walk.allocator, BfcAllocator)
+        self._become(walk.allocator)
+        self.walk = walk.fork(walk.program, self, walk.lag)
+        self.walk.step()
+        reserved: dict[int, list[int]] = {}
+        for row, size_bytes in self.reservations:
+            reserved.setdefault(walk.program.rows[row].action, []).append(size_bytes)
+        return reserved
 
     def allocate(self, num_bytes: int, /) -> int:
         if self.walk is None:

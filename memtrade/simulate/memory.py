@@ -21,12 +21,14 @@ along the same order is an approximation; for a plan without actions it follows
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 
 import msgspec
 
 from memtrade.graph import StepGraph
 from memtrade.plan import Action, Plan
 from memtrade.simulate.bfc import ArenaOutOfMemoryError, BfcAllocator
+from memtrade.simulate.live import Laid, laid, live_rows
 from memtrade.simulate.program import Linker, Program
 from memtrade.simulate.unplanned import executor_order, merged_tensors
 from memtrade.simulate.walk import Holder, Lag, Peak, Walk
@@ -88,6 +90,7 @@ class Simulator:
         self.ahead_bytes = max((op.attrs.get("ahead_bytes", 0) for op in graph.ops), default=0)
         self._base: tuple[Action, ...] | None = None
         self._same: dict[int, int] = {}
+        self._started: dict[tuple[int, Allocator], tuple[Walk, BfcAllocator]] = {}
 
     def actions(self, plan: Plan | Sequence[Action]) -> Sequence[Action]:
         """The plan's actions; for an empty plan, the ops as TensorFlow runs them."""
@@ -132,7 +135,7 @@ class Simulator:
         first = 0
         failed: OutOfMemory | None = None
         try:
-            walk.persist()
+            walk = self.begin(program, limit_bytes=limit_bytes, allocator=allocator, lag=lag)
             for step in range(steps):
                 walk.step()
                 if step == 0:
@@ -168,6 +171,27 @@ class Simulator:
             waits=tuple(walk.waits),
         )
 
+    def begin(
+        self,
+        program: Program,
+        *,
+        limit_bytes: int | None = None,
+        allocator: Allocator | None = None,
+        lag: Lag | None = None,
+    ) -> Walk:
+        """A walk to which all that persists has been laid down, which is done once.
+
+        Raises ArenaOutOfMemoryError where it does not fit.
+        """
+        key = (limit_bytes or self.target.limit_bytes, allocator or self.target.allocator)
+        if key not in self._started:
+            arena = self.allocator(*key)
+            walk = Walk(self.linker, program, arena)
+            walk.persist()
+            self._started[key] = walk, arena
+        walk, arena = self._started[key]
+        return walk.fork(program, arena.fork(), lag)
+
     def allocator(
         self, limit_bytes: int | None = None, kind: Allocator | None = None
     ) -> BfcAllocator:
@@ -179,20 +203,21 @@ class Simulator:
 
     def peak_live_bytes(self, plan: Plan | Sequence[Action]) -> int:
         """The peak of the bytes asked for, without the allocator: fast, for comparing plans."""
-        return self._count(self.actions(plan))[0].live_peak
+        return max(self._live_rows(self.link(self.actions(plan))), default=self._laid.live)
 
     def live_bytes(self, plan: Plan | Sequence[Action]) -> list[int]:
         """For each action, the most bytes asked for and not given back while it runs."""
         actions = self.actions(plan)
-        walk, program = self._count(actions)
-        return _spread(walk.series, program, len(actions), walk.persistent_bytes)
-
-    def _count(self, actions: Sequence[Action]) -> tuple[Walk, Program]:
         program = self.link(actions)
-        walk = Walk(self.linker, program, _Count())
-        walk.persist()
-        walk.step()
-        return walk, program
+        return _spread(self._live_rows(program), program, len(actions), self._laid.live)
+
+    def _live_rows(self, program: Program) -> list[int]:
+        self.linker.walked += len(program.rows)
+        return live_rows(program, self._laid)
+
+    @cached_property
+    def _laid(self) -> Laid:
+        return laid(self.linker)
 
     def _name(self, actions: Sequence[Action], index: int) -> str:
         if index < 0:
@@ -203,22 +228,6 @@ class Simulator:
         if action.kind == "reserve":
             return "reserve"
         return f"{action.kind.replace('_', ' ')} {self.graph.label(action.id)}"
-
-
-class _Count:
-    """No allocator at all: every request succeeds, and takes what it asks for."""
-
-    def __init__(self) -> None:
-        self.bytes_in_use = 0
-        self._sizes = [0]
-
-    def allocate(self, num_bytes: int, /) -> int:
-        self.bytes_in_use += num_bytes
-        self._sizes.append(num_bytes)
-        return len(self._sizes) - 1
-
-    def free(self, handle: int, /) -> None:
-        self.bytes_in_use -= self._sizes[handle]
 
 
 def _spread(series: list[int], program: Program, count: int, start: int) -> list[int]:

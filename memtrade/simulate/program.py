@@ -81,10 +81,15 @@ class Program(NamedTuple):
 
 
 class Linker:
-    """Links programs of one graph. What does not depend on the plan is worked out once."""
+    """Links programs of one graph. What does not depend on the plan is worked out once.
+
+    Attributes:
+        walked: rows of programs that were walked so far: what simulating has cost, on any machine.
+    """
 
     def __init__(self, graph: StepGraph, facts: Facts, margin_bytes: int = 0):
         self.graph, self.margin_bytes = graph, margin_bytes
+        self.walked = 0
         self.known = [facts.of(op, graph) for op in graph.ops]
         self.capture_bytes = dict(zip(graph.data.captures, graph.data.capture_bytes, strict=True))
         self.sizes = [t.size_bytes for t in graph.tensors]

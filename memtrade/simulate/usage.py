@@ -173,10 +173,9 @@ class _Recorder(Walk):
             self.gone.append(len(self.program.rows))
         return buffer
 
-    def _release(self, buffer: int) -> None:
-        super()._release(buffer)
-        if not self._refs[buffer]:
-            self.gone[buffer] = self.row
+    def _give_back(self, buffer: int) -> None:
+        super()._give_back(buffer)
+        self.gone[buffer] = self.row
 
     def lives(self) -> list[tuple[int, int, int, int, str]]:
         """Of each buffer of the last step: row made, last row, bytes, owner (as in `_new`), and
@@ -185,7 +184,7 @@ class _Recorder(Walk):
         for group, members in self._groups.items():
             grouped.update(dict.fromkeys(members, group))
         return [
-            (self.born[b], self.gone[b], self._size[b], self._owner[b], grouped.get(b, ""))
+            (self.born[b], self.gone[b], self.sizes[b], self._owner[b], grouped.get(b, ""))
             for b in range(1, len(self.born))
             if self.gone[b] > -2
         ]

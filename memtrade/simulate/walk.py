@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import heapq
 import math
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, Self
 
 import msgspec
 
@@ -77,6 +78,9 @@ class Walk:
         peak: of the last step.
         row: the last row that was begun.
         series: for each row of the last step, most bytes in use during it.
+        sizes, refs: per buffer, its bytes and its references; number 0 stands for "no bytes".
+        variables: handle's tensor id -> buffer.
+        sources: tensor id -> buffer, of what is always there.
         waits: the requests of the last step that waited for a copy: (action, the copy's end).
     """
 
@@ -91,13 +95,26 @@ class Walk:
         self.lag = lag
         self._leaving: list[tuple[float, int]] = []  # heap of (end of the copy, buffer)
         self.series: list[int] = []
-        # Per buffer; number 0 stands for "no bytes".
-        self._handle, self._size, self._refs = [0], [0], [_FOREVER]
+        self._handle, self.sizes, self.refs = [0], [0], [_FOREVER]
         self._owner, self._died = [-1], [math.inf]
-        self._variable: dict[int, int] = {}  # handle's tensor id -> buffer
-        self._sources = [0] * len(linker.sizes)  # tensor id -> buffer, of what is always there
+        self.variables: dict[int, int] = {}
+        self.sources = [0] * len(linker.sizes)
         groups = ("variables", "batch", "constants", "set aside")
         self._groups: dict[str, list[int]] = {group: [] for group in groups}
+
+    def fork(self, program: Program, allocator: Allocator, lag: Lag | None = None) -> Self:
+        """Another walk from here, along a program of the same graph.
+
+        Args:
+            allocator: in the state of this walk's.
+        """
+        made = copy.copy(self)
+        made.program, made.allocator, made.lag = program, allocator, lag
+        made._handle, made.sizes, made.refs = self._handle[:], self.sizes[:], self.refs[:]
+        made._owner, made._died, made._leaving = self._owner[:], self._died[:], self._leaving[:]
+        made.variables = self.variables.copy()
+        made._groups = {group: members[:] for group, members in self._groups.items()}
+        return made
 
     def persist(self) -> None:
         """Puts variables, batch and constants into the arena, in that order, or the batch first.
@@ -115,12 +132,12 @@ class Walk:
         for op in graph.ops:
             if op.type == "Const":
                 size = graph.tensors[op.outputs[0]].size_bytes
-                self._sources[op.outputs[0]] = self._always("constants", size)
+                self.sources[op.outputs[0]] = self._always("constants", size)
                 if size <= SMALL_BYTES:
                     for _ in range(_GRAPHS.get(graph.tensors[op.outputs[0]].dtype, 1)):
                         self._always("constants", size)
-        for copy in self.linker.folded.values():
-            self._sources[copy] = self._always("constants", self.linker.sizes[copy])
+        for folded in self.linker.folded.values():
+            self.sources[folded] = self._always("constants", self.linker.sizes[folded])
         self.persistent_bytes = self.allocator.bytes_in_use
         self.peak = Peak(self.persistent_bytes, -1, len(self._handle))
 
@@ -129,11 +146,11 @@ class Walk:
         graph, allocator = self.linker.graph, self.allocator
         for t, size in zip(graph.data.captures, graph.data.capture_bytes, strict=True):
             if graph.tensors[t].dtype != "resource":
-                self._sources[t] = self._always("constants", size)
+                self.sources[t] = self._always("constants", size)
                 continue
             # As tf.Variable(stateless_random(shape, seed)) does it.
             while_made = [allocator.allocate(SHAPE_BYTES), allocator.allocate(SEED_BYTES)]
-            self._variable[t] = self._always("variables", size, references=1)
+            self.variables[t] = self._always("variables", size, references=1)
             for handle in while_made:
                 allocator.free(handle)
             self._always("variables", HANDLE_BYTES)
@@ -142,10 +159,10 @@ class Walk:
         graph, allocator = self.linker.graph, self.allocator
         for t in graph.data.inputs:
             if t in graph.data.repeated:
-                self._sources[t] = self._sources[graph.data.repeated[t]]
+                self.sources[t] = self.sources[graph.data.repeated[t]]
                 continue
             while_made = [allocator.allocate(SHAPE_BYTES), allocator.allocate(SEED_BYTES)]
-            self._sources[t] = self._always("batch", graph.tensors[t].size_bytes)
+            self.sources[t] = self._always("batch", graph.tensors[t].size_bytes)
             for handle in while_made:
                 allocator.free(handle)
 
@@ -168,8 +185,8 @@ class Walk:
                 end, buffer = heapq.heappop(self._leaving)
                 self.waits.append((self.program.rows[self.row].action, end))
                 self._release(buffer)
-        self._size.append(size)
-        self._refs.append(references)
+        self.sizes.append(size)
+        self.refs.append(references)
         self._owner.append(owner)
         self._died.append(math.inf)
         self.live += size
@@ -178,11 +195,15 @@ class Walk:
 
     def _release(self, buffer: int) -> None:
         """One reference less."""
-        refs = self._refs[buffer] = self._refs[buffer] - 1
-        if not refs:
-            self.allocator.free(self._handle[buffer])
-            self.live -= self._size[buffer]
-            self._died[buffer] = len(self._handle)
+        self.refs[buffer] -= 1
+        if not self.refs[buffer]:
+            self._give_back(buffer)
+
+    def _give_back(self, buffer: int) -> None:
+        """Nobody will read it any more."""
+        self.allocator.free(self._handle[buffer])
+        self.live -= self.sizes[buffer]
+        self._died[buffer] = len(self._handle)
 
     def step(self) -> None:
         """Walks the program once. Raises ArenaOutOfMemoryError where the step would.
@@ -190,8 +211,9 @@ class Walk:
         `peak` is right in either case.
         """
         rows, tensor_of, readers, returned = self.program
-        allocator, refs, new, release = self.allocator, self._refs, self._new, self._release
-        sources = self._sources
+        self.linker.walked += len(rows)
+        allocator, refs, new, release = self.allocator, self.refs, self._new, self._release
+        sources = self.sources
         buffer_of = sources + [0] * (len(tensor_of) - len(sources))
         for buffer in sources:
             if buffer:
@@ -239,7 +261,7 @@ class Walk:
                     buffer = buffer_of[version] = buffer_of[source]
                     refs[buffer] += readers[version]
             elif code == Code.READ:
-                buffer = self._variable.get(variables[0][0], 0) if variables else 0
+                buffer = self.variables.get(variables[0][0], 0) if variables else 0
                 buffer_of[outputs[0]] = buffer
                 refs[buffer] += readers[outputs[0]]
             elif code == Code.UPDATE:
@@ -272,7 +294,10 @@ class Walk:
                 heapq.heappush(leaving, (lag.ended[action], buffer_of[inputs[0]]))
             else:
                 for version in inputs:
-                    release(buffer_of[version])
+                    buffer = buffer_of[version]
+                    refs[buffer] -= 1
+                    if not refs[buffer]:
+                        self._give_back(buffer)
             for buffer in dead:
                 release(buffer)
         while leaving:
@@ -282,19 +307,19 @@ class Walk:
 
     def _copy_if_shared(self, handle: int, size: int) -> None:
         """Before an update: the variable gets a buffer of its own if a read value is held."""
-        old = self._variable.get(handle, 0)
-        if self._refs[old] > 1 and old:
-            self._variable[handle] = self._new(size, 1, handle)
-            self._groups["variables"].append(self._variable[handle])
+        old = self.variables.get(handle, 0)
+        if self.refs[old] > 1 and old:
+            self.variables[handle] = self._new(size, 1, handle)
+            self._groups["variables"].append(self.variables[handle])
             self._release(old)
 
     def _assign(self, variable: tuple[int, int], value: int) -> None:
         """The variable takes the value's buffer over if nobody else reads it."""
         handle, size = variable
-        if self._refs[value] == 1:
-            old = self._variable.get(handle, 0)
-            self._refs[value] += 1
-            self._variable[handle] = value
+        if self.refs[value] == 1:
+            old = self.variables.get(handle, 0)
+            self.refs[value] += 1
+            self.variables[handle] = value
             self._groups["variables"].append(value)
             if old:
                 self._release(old)
@@ -318,6 +343,6 @@ class Walk:
             label = grouped.get(buffer)
             if label is None:
                 label = self.linker.label(owner) if owner >= 0 else f"scratch of {name(-2 - owner)}"
-            held[label] = held.get(label, 0) + self._size[buffer]
+            held[label] = held.get(label, 0) + self.sizes[buffer]
         ranked = sorted(held.items(), key=lambda each: (-each[1], each[0]))
         return tuple(Holder(label, size) for label, size in ranked)

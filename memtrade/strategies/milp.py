@@ -258,15 +258,19 @@ class NearRelaxation:
         self._relaxed.changeColsCost(len(indices), indices, self._cost)
         return least
 
+    def relax(self) -> Solution:
+        """The relaxation's solution: some integer columns are fractions."""
+        return _run(
+            self._relaxed, self._cost, np.zeros(len(self._cost), bool), self._deadline, None
+        )
+
     def solve(self, *, relative_gap: float, absolute_gap: float, thorough: bool = True) -> Solution:
         """A solution within one of the gaps, or the best that was found.
 
         Args:
             thorough: also look beside the groups that are not whole, where that is needed.
         """
-        relaxed = _run(
-            self._relaxed, self._cost, np.zeros(len(self._cost), bool), self._deadline, None
-        )
+        relaxed = self.relax()
         if relaxed.status != "optimal":
             return relaxed
         best = Solution("unknown", np.empty(0), math.inf, relaxed.objective)

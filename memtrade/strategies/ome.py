@@ -22,8 +22,8 @@ from dataclasses import dataclass
 
 from memtrade.graph import READ_TYPES, StepGraph
 from memtrade.options import check, option, options_of
+from memtrade.order import base_order
 from memtrade.plan import Fate, Plan
-from memtrade.schedule import base_order
 from memtrade.simulate.timeline import TimeSimulator
 from memtrade.strategies import checkpoints
 from memtrade.strategies.base import Strategy, is_worth_deciding, make_plan, worth_deciding

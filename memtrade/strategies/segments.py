@@ -10,13 +10,17 @@ frontiers. Between two frontiers lies a segment, whose activations come back tog
 from __future__ import annotations
 
 import itertools
+import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from memtrade.facts.calls import call_scratch_bytes
 from memtrade.graph import StepGraph
 from memtrade.strategies.base import worth_deciding
+from memtrade.strategies.milp import Floats
 
 # What a side path may carry past a bottleneck: partial losses and counters, never activations.
 SIDE_BYTES = 64
@@ -166,6 +170,10 @@ class _Chain:
                 later.append(later[-1] + size_bytes)
             self.producers.append([op_id for op_id, _ in made_by])
             self.later_bytes.append(later[::-1])
+        nodes = range(len(self.made))
+        self.added = [np.array([self._added_bytes(i, j) for i in range(j)], float) for j in nodes]
+        # What a segment (i, j) holds in the backward part.
+        self.segments = [self._segments_to(j) for j in nodes]
 
     def _scratch(self, activations: Sequence[int], ends: Sequence[int]) -> list[int]:
         """For each node, the most that a backward call takes which reads what lies before it."""
@@ -195,19 +203,18 @@ class _Chain:
 
     def cheapest(self, limit: int) -> Cut | None:
         nodes = len(self.made)
-        cost: list[float] = [0.0] + [float("inf")] * (nodes - 1)
+        cost = np.full(nodes, math.inf)
+        cost[0] = 0.0
         previous = [0] * nodes
         for j in range(1, nodes):
-            beside = 0
-            for i in range(j - 1, -1, -1):
-                beside = max(beside, self.beside[i + 1])
-                segment = self.made[j] - self.made[i] + beside
-                if segment > limit:
-                    break
-                through = cost[i] + self._added_bytes(i, j)
-                if through < cost[j] and (not self.resident or cost[i] + segment <= limit):
-                    cost[j], previous[j] = through, i
-        if cost[-1] == float("inf"):
+            segments, added = self.segments[j], self.added[j]
+            through = np.where(segments <= limit, cost[:j] + added, math.inf)
+            if self.resident:
+                through[cost[:j] + segments > limit] = math.inf
+            nearest = j - 1 - int(through[::-1].argmin())  # of equals the shortest segment
+            if through[nearest] < math.inf:
+                cost[j], previous[j] = through[nearest], nearest
+        if cost[-1] == math.inf:
             return None
         taken: list[Frontier] = []
         most, j = 0, nodes - 1
@@ -222,6 +229,10 @@ class _Chain:
         tensors = sorted({t for f in taken for t in f.tensors})
         total = sum(self.graph.tensors[t].size_bytes for t in tensors)
         return Cut(tuple(tensors), total, most)
+
+    def _segments_to(self, j: int) -> Floats:
+        beside = np.maximum.accumulate(self.beside[j:0:-1])[::-1]
+        return np.array([self.made[j] - made for made in self.made[:j]], float) + beside
 
     def _added_bytes(self, i: int, j: int) -> int:
         """Bytes of frontier j's tensors that are made after frontier i. The end keeps nothing."""

@@ -64,7 +64,7 @@ class Finished:
 def test_equals_brute_force(seed):
     graph = random_step_graph(seed, 4 + seed % 5)
     every = Finished(graph)
-    smallest = plan(graph, Options(time_limit=60.0), ARENA)
+    smallest = plan(graph, Options(time_limit=60.0, tolerance=0.0), ARENA)
     floor = every.smallest()
     assert every.finished_peak(smallest.actions) <= floor
     original = every.peak(tuple(every.simulator.actions(())))
@@ -98,7 +98,7 @@ def test_a_budget_below_the_floor_says_the_floor_and_the_op():
 def test_nothing_is_better_than_the_proven_gap_allows(seed: int) -> None:
     graph = random_step_graph(seed, 4 + seed % 3)
     every = Finished(graph)
-    smallest = plan(graph, Options(time_limit=60.0), ARENA)
+    smallest = plan(graph, Options(time_limit=60.0, tolerance=0.0), ARENA)
     peak = every.finished_peak(smallest.actions)
     assert smallest.gap is not None
     assert 0 <= smallest.gap < 1
@@ -121,7 +121,7 @@ def test_a_plan_says_what_binds() -> None:
         0.0,
         ("everything fits: nothing is recomputed or swapped",),
     )
-    smallest = plan(graph, Options(host_memory_limit="1GB"), ARENA)
+    smallest = plan(graph, Options(host_memory_limit="1GB", tolerance=0.0), ARENA)
     assert smallest.remarks[1:] == ("memory was minimized",)
     floor = every.finished_peak(smallest.actions)
     assert f"peak {megabytes(floor)} MB at " in smallest.remarks[0]
@@ -149,12 +149,14 @@ def test_half_of_a_correction_that_leaves_no_room_is_taken_back(
     graph = chain(12, size=8 << 20)
     budget = Simulator(graph, ARENA).peak_live_bytes(()) * 3 // 4
     choose, correct = Search._choose, Search._correct_everywhere
-    turns, corrections = iter(("late", "none")), []
+    turns, corrections = iter(("bound", "late", "none")), []
     swapped: dict[int, Decision] = dict.fromkeys(worth_deciding(graph), "swap")
 
-    def choose_badly(self: Search, chooser: Chooser, budget: int | None = None) -> Choice | None:
-        turn, choice = next(turns, "best"), choose(self, chooser, budget)
-        if turn == "best" or choice is None:
+    def choose_badly(
+        self: Search, chooser: Chooser, budget: int | None = None, *, rough: float = 0.0
+    ) -> Choice | None:
+        turn, choice = next(turns, "best"), choose(self, chooser, budget, rough=rough)
+        if turn in ("bound", "best") or choice is None:
             return choice
         return dataclasses.replace(choice, decisions=swapped) if turn == "late" else None
 

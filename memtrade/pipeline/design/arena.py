@@ -15,12 +15,12 @@ from collections.abc import Sequence
 import msgspec
 
 from memtrade.graph import SOURCE_TYPES, GraphData, Op, StepGraph, Tensor
+from memtrade.order import base_order
 from memtrade.pipeline.design.partition import Partition
 from memtrade.pipeline.design.schedule import Schedule, Task, TaskKind
 from memtrade.pipeline.design.stages import RECEIVE, SEND, StageGraph
 from memtrade.pipeline.design.work import TaskActions, split_program
 from memtrade.plan import Action
-from memtrade.schedule import base_order
 from memtrade.simulate.memory import ROOMY_BYTES, Simulator
 from memtrade.target import Target
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from memtrade.graph import StepGraph
+from memtrade.order import base_order
 from memtrade.pipeline.design.stages import RECEIVE, SEND, StageGraph
 from memtrade.pipeline.design.work import TaskActions, split_program
 from memtrade.plan import Action
-from memtrade.schedule import base_order
 
 # Ops of a stage's graph that stand for other stages.
 _STAND_INS = frozenset({SEND, RECEIVE, "Placeholder"})

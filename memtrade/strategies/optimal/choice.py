@@ -40,6 +40,7 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 from memtrade.devices import Device
@@ -60,6 +61,8 @@ STEP_GAP = 0.002
 PEAK_GAP = 0.005
 # With backlogs, large programmes take long beyond the first rounding, and gain little.
 FEW_ITEMS = 60
+# Of a relaxation's item, what share is kept for it to be kept: nearly all, or most.
+WHOLE, MOSTLY = 0.999, 0.5
 # Of solutions that take the same time, the one that moves and holds less: ms per MB.
 TIE = 1e-6
 # Where memory is minimized, a longer step counts too, lest it become absurd: twice the time weighs
@@ -90,6 +93,7 @@ class Chooser:
     Args:
         minimize: time within a budget, or the peak.
         host_limit_mb: most host memory for swapped items.
+        awaited: whether every copy is waited for, also where it could run beside compute.
     """
 
     def __init__(
@@ -100,6 +104,7 @@ class Chooser:
         minimize: Literal["time", "memory"],
         host_limit_mb: float,
         deadline: Deadline,
+        awaited: bool = False,
     ):
         self.problem, self.device, self.items = problem, device, problem.items
         self.minimize = minimize
@@ -112,7 +117,8 @@ class Chooser:
         if minimize == "memory":
             sizes = sum(item.size for item in self.items)
             self.per_second = STEP_SHARE * sizes / self.problem.step_seconds
-        self.overlapping = minimize == "time" and not device.blocking_transfers
+        awaited = awaited or minimize == "memory" or device.blocking_transfers
+        self.overlapping = not awaited
         self._decide(copies_cost=not self.overlapping)
         self._presence()
         self.peak = self._column(cost=1.0 if minimize == "memory" else 0.0)
@@ -130,22 +136,22 @@ class Chooser:
         if host_limit_mb < math.inf:
             swapped = [(self.swap[i], item.size) for i, item in enumerate(self.items)]
             self.rows.add(swapped, at_most=host_limit_mb)
-        rows = self.rows
-        self.model.rows(
-            len(rows.lower),
-            rows=rows.where,
-            columns=rows.columns,
-            values=rows.values,
-            lower=rows.lower,
-            upper=rows.upper,
-        )
+        self.rows.hand_to(self.model)
         groups = list(zip(self.keep, self.swap, self.again, strict=True))
         self.solver = NearRelaxation(self.model, groups, self._beside(), deadline)
 
-    def choose(self, budget_mb: float = math.inf) -> Choice | None:
+    def choose(self, budget_mb: float = math.inf, *, rough: float = 0.0) -> Choice | None:
         """The best choice found within a budget of device memory, persistent memory included; None
-        if there is none."""
+        if there is none.
+
+        Args:
+            rough: above 0, the relaxation's, at once: what is kept to a larger share is kept. With
+                `WHOLE`, it is mostly within the budget.
+        """
         self.solver.limit_column(self.peak, budget_mb)
+        if rough:
+            relaxed = self.solver.relax()
+            return self._read(relaxed, rough) if relaxed.found else None
         solution = self.solver.solve(
             relative_gap=GAP if self.minimize == "time" else PEAK_GAP,
             absolute_gap=self.per_second * STEP_GAP * self.problem.step_seconds,
@@ -173,15 +179,11 @@ class Chooser:
         items, model = self.items, self.model
         count = len(items)
         sizes = [item.size for item in items]
-        copies = [
-            self.per_second * (item.out_seconds + item.in_seconds)
-            if copies_cost
-            else 10 * TIE * item.size
-            for item in items
-        ]
-        self.keep = model.columns(
-            count, cost=[TIE * size for size in sizes], upper=1, integer=True
-        ).tolist()
+        copies = [10 * TIE * size for size in sizes]
+        if copies_cost:
+            copies = [self.per_second * (item.out_seconds + item.in_seconds) for item in items]
+        kept = [TIE * size for size in sizes]
+        self.keep = model.columns(count, cost=kept, upper=1, integer=True).tolist()
         self.swap = model.columns(
             count, cost=copies, upper=[float(item.may_swap) for item in items], integer=True
         ).tolist()
@@ -315,12 +317,14 @@ class Chooser:
 
     def _again_in(self, interval: int) -> list[tuple[int, float]]:
         """The recomputations of an interval: columns of ops and their seconds."""
-        if not hasattr(self, "_by_interval"):
-            self._by_interval: dict[int, dict[int, float]] = {}
-            for i, item in enumerate(self.items):
-                ops = self._by_interval.setdefault(item.first, {})
-                ops[self.again[i]] = item.again_seconds
         return list(self._by_interval.get(interval, {}).items())
+
+    @cached_property
+    def _by_interval(self) -> dict[int, dict[int, float]]:
+        found: dict[int, dict[int, float]] = {}
+        for column, item in zip(self.again, self.items, strict=True):
+            found.setdefault(item.first, {})[column] = item.again_seconds
+        return found
 
     def _forward_memory(self, backlog: Sequence[int]) -> None:
         """After each point: all else, kept items that the forward part is done with, backlog."""
@@ -364,14 +368,15 @@ class Chooser:
             terms += [(out[a], -1.0), (ahead[a], -1.0)] if out else []
             self.row_at[-1 - a] = rows.add([(self.peak, 1.0), *terms], at_least=constant)
 
-    def _read(self, solution: Solution) -> Choice:
+    def _read(self, solution: Solution, kept: float = 0.5) -> Choice:
         values = solution.values
         decisions: dict[int, Decision] = {}
         for i, item in enumerate(self.items):
-            if values[self.keep[i]] > 0.5:
+            if values[self.keep[i]] > kept:
                 decisions[item.tensor] = "keep"
             else:
-                decisions[item.tensor] = "swap" if values[self.swap[i]] > 0.5 else "recompute"
+                swapped = values[self.swap[i]] > min(0.5, values[self.again[i]])
+                decisions[item.tensor] = "swap" if swapped else "recompute"
         seconds = solution.objective
         if self.minimize == "memory":
             seconds -= values[self.peak]
@@ -385,10 +390,10 @@ class Chooser:
     def _bound(self, solution: Solution) -> float:
         """Of what was minimized alone: the objective's, less what its other terms weigh at most."""
         if self.minimize == "memory":
-            return self.solver.least(self.peak)
-        return (solution.bound - self._ties) / self.per_second
+            return self.least_peak_mb()
+        ties = 11 * TIE * sum(item.size for item in self.items)  # what only chooses between equals
+        return (solution.bound - ties) / self.per_second
 
-    @property
-    def _ties(self) -> float:
-        """The most that the terms weigh which only choose between equals."""
-        return 11 * TIE * sum(item.size for item in self.items)
+    def least_peak_mb(self) -> float:
+        """What no choice's peak is below."""
+        return self.solver.least(self.peak)

@@ -9,12 +9,15 @@ from memtrade.graph import StepGraph
 from memtrade.kernel_pairs import side_by_side
 from memtrade.plan import Action, Decision
 from memtrade.schedule import lower
-from memtrade.simulate.defragment import defragment
+from memtrade.simulate.defragment import SETTINGS, defragment
 from memtrade.simulate.memory import ROOMY_BYTES
 from memtrade.simulate.overlap import overlap
 from memtrade.simulate.timeline import TimeSimulator
 from memtrade.strategies.deadline import Deadline
 from memtrade.target import Target
+
+# Settings of `defragment` that a quick look tries: those that did best before.
+QUICK = 2
 
 
 @dataclass(frozen=True)
@@ -42,11 +45,17 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Finished:
-    """A choice as the program that a plan carries out, with the allocator's own peak."""
+    """A choice as the program that a plan carries out.
+
+    Attributes:
+        peak_bytes: the allocator's own. live_bytes: of it, most that was asked for; copies that
+            nobody has waited for hold theirs.
+    """
 
     verdict: Verdict
     actions: tuple[Action, ...]
     peak_bytes: int
+    live_bytes: int
     peak_op: str
     host_bytes: int
     seconds: float
@@ -55,6 +64,9 @@ class Finished:
 class Judge:
     """Judges choices for one graph on one target.
 
+    Attributes:
+        quick: whether reservations are looked for only in ways that did well before.
+
     Raises CancelledError from each of its methods when the deadline has passed.
     """
 
@@ -62,7 +74,9 @@ class Judge:
         self.graph, self.target, self.deadline = graph, target, deadline
         self.times = TimeSimulator(graph, target)
         self.simulator = self.times.simulator
-        self._finished: dict[tuple[tuple[Action, ...], float, int], Finished] = {}
+        self.quick = False
+        self._settings = SETTINGS.copy()
+        self._finished: dict[tuple[tuple[Action, ...], float, int, bool], Finished] = {}
 
     @property
     def finish_count(self) -> int:
@@ -94,14 +108,17 @@ class Judge:
 
         Args:
             copies_bytes: in use, up to which copies may hold memory.
-            enough_bytes: a peak that need not be lowered further.
+            enough_bytes: see `defragment`.
         """
         self.deadline.check()
-        key = (verdict.actions, copies_bytes, enough_bytes)
+        key = (verdict.actions, copies_bytes, enough_bytes, self.quick)
         if key not in self._finished:
             actions = overlap(self.times, verdict.actions, copies_bytes)
             if self.target.order == "pinned":
-                actions = defragment(self.times, actions, enough_bytes=enough_bytes)
+                settings = self._settings[:QUICK] if self.quick else self._settings
+                actions = defragment(
+                    self.times, actions, enough_bytes=enough_bytes, settings=settings
+                )
             self._finished[key] = self._measure(verdict, actions)
         return self._finished[key]
 
@@ -113,6 +130,7 @@ class Judge:
             verdict,
             actions,
             memory.peak_bytes,
+            memory.live_peak_bytes,
             memory.peak_op,
             memory.host_peak_bytes,
             timeline.step_seconds,

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from memtrade.strategies.milp import Model
+
 
 class Rows:
     """Entry k stands in row where[k], column columns[k]."""
@@ -32,3 +34,13 @@ class Rows:
         self.lower.append(at_least)
         self.upper.append(at_most)
         return row
+
+    def hand_to(self, model: Model) -> None:
+        model.rows(
+            len(self.lower),
+            rows=self.where,
+            columns=self.columns,
+            values=self.values,
+            lower=self.lower,
+            upper=self.upper,
+        )

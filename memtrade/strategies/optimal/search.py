@@ -15,19 +15,15 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Mapping
 from typing import Literal
 
 from memtrade.errors import InfeasibleBudgetError
-from memtrade.graph import StepGraph
-from memtrade.plan import Decision
-from memtrade.strategies.base import worth_deciding
 from memtrade.strategies.deadline import CancelledError, Deadline
-from memtrade.strategies.optimal.choice import Choice, Chooser
-from memtrade.strategies.optimal.judge import Finished, Judge, Verdict
-from memtrade.strategies.optimal.problem import MB, Problem, make_problem, moves, reference_order
-from memtrade.strategies.optimal.rules import Rules
-from memtrade.target import Target
+from memtrade.strategies.optimal.candidates import leanness
+from memtrade.strategies.optimal.choice import MOSTLY, WHOLE, Choice, Chooser
+from memtrade.strategies.optimal.judge import Finished, Verdict
+from memtrade.strategies.optimal.neighbourhood import Neighbourhood
+from memtrade.strategies.optimal.problem import MB, Problem
 from memtrade.units import megabytes
 
 # The programme is corrected and solved anew at most so many times, with this much to spare.
@@ -35,58 +31,29 @@ ROUNDS = 5
 SPARE = 0.001
 # For the smallest peak, the order of the plan that came out is taken up so often.
 ORDERS = 3
+DESCENTS = 3  # with a limit that follows the smallest peak
 LEANEST = 3  # choices with the smallest peaks that are finished
-# A plan proven to be within this share of the best is not searched around, unless the graph is so
-# small that the search is exhaustive.
-ENOUGH = 0.005
 LEAN = 0.0002  # for the smallest peak, which another strategy might miss by a few bytes
-FEW_ITEMS = 20
+# Of the budget, what is taken off at once for padding.
+PADDING = 0.02
+# And the least, else it would creep.
+LEAST_STEP = 0.005
 # A choice is close enough below the budget with so much of it left; else this share of what is left
 # is tried, too.
 CLOSE = 0.01
 CAUTION = 0.7
-# How many simulated actions one local search may spend.
-SEARCH_ACTIONS = 150_000
-# To finish a program is so many simulations more.
-FINISH_COST = 13
 
 log = logging.getLogger(__name__)
 
 
-class Search:
+class Search(Neighbourhood):
     """The best plan of one step for one goal.
 
     Attributes:
-        best: the best so far.
-        least_seconds, least_bytes: what no plan of the programme's kind goes below, if known.
         cancelled: whether the deadline ended the search.
     """
 
-    def __init__(
-        self,
-        graph: StepGraph,
-        target: Target,
-        *,
-        budget_bytes: int | None,
-        minimize: Literal["time", "memory"],
-        swap: bool,
-        host_limit_bytes: float,
-        seconds: float,
-    ):
-        self.graph, self.target, self.swap = graph, target, swap
-        self.budget_bytes, self.minimize = budget_bytes, minimize
-        self.host_limit_bytes = host_limit_bytes
-        self.deadline = Deadline(seconds)
-        self.judge = Judge(graph, target, self.deadline)
-        self.rules = Rules(self.judge, swap=swap)
-        self.original_seconds = self.judge.times.step_seconds(())
-        self.problem = self._problem(None)
-        self.best: Finished | None = None
-        self.least_seconds: float | None = None
-        self.least_bytes: float | None = None
-        self.cancelled = False
-        # Up to so many bytes in use, copies may hold memory.
-        self._copies_bytes = math.inf
+    cancelled = False
 
     def run(self) -> Finished:
         """The fastest plan within the budget, or the smallest peak and the fastest plan with it.
@@ -106,18 +73,6 @@ class Search:
             raise InfeasibleBudgetError(found.peak_bytes, self.budget_bytes, found.peak_op)
         return found
 
-    @property
-    def gap(self) -> float | None:
-        """How much better any plan could be, as a share of the best so far."""
-        assert self.best is not None
-        if self.minimize == "memory":
-            least, best = self.least_bytes, self.best.peak_bytes
-        else:
-            least, best = self.least_seconds, self.best.seconds
-        if least is None or math.isinf(least):
-            return None
-        return max(0.0, 1 - least / best)
-
     # The two goals.
 
     def _fastest(self, budget: int) -> None:
@@ -135,11 +90,31 @@ class Search:
             self._improve(budget)
 
     def _smallest(self) -> None:
-        peak_bytes = self._find_leanest().peak_bytes
-        self._solve(peak_bytes)
-        if not self._lean_enough(peak_bytes):
-            self._consider_rules(peak_bytes)
-        self._improve(peak_bytes)
+        self._find_leanest()
+        for _ in range(DESCENTS):
+            before = self.smallest_bytes
+            self._fastest_of_the_leanest()
+            if self.smallest_bytes == before or self._is_over:
+                break
+        if self._is_small:
+            self._consider_rules(self._limit)
+        self._improve(self._limit)
+
+    def _fastest_of_the_leanest(self) -> None:
+        """There is no room for copies on their way: they are waited for, and then put off as far as
+        the limit allows."""
+        assert self.smallest_bytes is not None
+        limit = self._limit
+        chooser = self._chooser(self.problem, "time", awaited=True)
+        if self.least_bytes is not None and self.least_bytes > self.smallest_bytes:
+            self._correct_everywhere(chooser, self.smallest_bytes - self.least_bytes)
+        self._copies_bytes = 0
+        self._approach(self._choose(chooser, limit, rough=MOSTLY), limit)
+        self._copies_bytes = limit
+        if self._is_small:
+            self._solve_from(chooser, limit)
+        else:
+            self._corrected(chooser, limit, rough=True)
 
     def _without_search(self) -> Finished:
         """Of keeping and swapping everything, the better one: there must be some plan."""
@@ -151,26 +126,17 @@ class Search:
 
     # Their parts.
 
-    def _problem(self, decisions: Mapping[int, Decision] | None) -> Problem:
-        judge = self.judge
-        made = make_problem(judge.simulator, judge.times, reference_order(self.graph, decisions))
-        return made if self.swap else made.without_swaps()
-
-    def _chooser(self, problem: Problem, minimize: Literal["time", "memory"]) -> Chooser:
+    def _chooser(
+        self, problem: Problem, minimize: Literal["time", "memory"], *, awaited: bool = False
+    ) -> Chooser:
         return Chooser(
             problem,
             self.target.device,
             minimize=minimize,
             host_limit_mb=self.host_limit_bytes / MB,
             deadline=self.deadline,
+            awaited=awaited,
         )
-
-    def _extremes(self) -> list[Verdict]:
-        """All is kept; all that can be is swapped, if there is room for it."""
-        both = [self.judge.judge({})]
-        if self.swap:
-            both.append(self.judge.judge(dict.fromkeys(worth_deciding(self.graph), "swap")))
-        return [each for each in both if each.host_bytes <= self.host_limit_bytes]
 
     def _find_leanest(self) -> Finished:
         """The smallest peak of a finished plan, which is remembered.
@@ -182,10 +148,14 @@ class Search:
         tried = self._extremes()
         problem = self.problem
         for _ in range(ORDERS):
-            choice = self._choose(self._chooser(problem, "memory"))
+            chooser = self._chooser(problem, "memory")
+            # As a rule, swapping all is as lean as can be where copies do not cost much.
+            self.least_bytes = min(chooser.least_peak_mb() * MB, self.least_bytes or math.inf)
+            if self._lean_enough(min(verdict.peak_bytes for verdict in tried)):
+                break
+            choice = self._choose(chooser)
             if choice is None:
                 break
-            self.least_bytes = min(choice.bound * MB, self.least_bytes or math.inf)
             tried.append(self.judge.judge(choice.decisions))
             before = min(verdict.peak_bytes for verdict in tried[:-1])
             if tried[-1].peak_bytes >= before or self._lean_enough(tried[-1].peak_bytes):
@@ -195,58 +165,66 @@ class Search:
         assert self.best is not None
         if not self._lean_enough(self.best.peak_bytes):
             tried += self._by_rules(0)
-            tried += map(self._shrink, sorted(tried, key=_leanness)[:2])
+            tried += map(self._shrink, sorted(tried, key=leanness)[:2])
             self._finish_leanest(tried)
-            self._descend(self.best.verdict, self._is_leaner_finished)
+            if self._is_small:
+                self._descend(self.best.verdict, self._is_leaner_finished)
         return self.best
 
     def _finish_leanest(self, tried: list[Verdict]) -> None:
-        for verdict in sorted(tried, key=_leanness)[:LEANEST]:
+        for verdict in sorted(tried, key=leanness)[:LEANEST]:
             # No plan needs less than its judged program.
             if self.best is None or verdict.peak_bytes < self.best.peak_bytes:
                 self._take_if_leaner(self.judge.finish(verdict, 0))
 
     def _lean_enough(self, peak_bytes: int) -> bool:
         """Whether it is no use to look for a smaller peak."""
-        enough = min((1 + LEAN) * (self.least_bytes or 0.0), self.budget_bytes or math.inf)
-        return peak_bytes <= enough and len(self.problem.items) > FEW_ITEMS
+        share = max(LEAN, self.tolerance / 2)
+        enough = min((1 + share) * (self.least_bytes or 0.0), self.budget_bytes or math.inf)
+        return peak_bytes <= enough and not self._is_small
 
     def _is_leaner_finished(self, tried: Verdict, _: Verdict) -> bool:
         assert self.best is not None
         leaner = tried.peak_bytes < self.best.peak_bytes
         return leaner and self._take_if_leaner(self.judge.finish(tried, 0))
 
-    def _take_if_leaner(self, finished: Finished) -> bool:
-        leaner = self.best is None or _leanness(finished) < _leanness(self.best)
-        if leaner:
-            self._take(finished)
-        return leaner
-
     def _solve(self, budget: int) -> None:
         """At first, copies beside compute are as early and as late as they like, and what memory
         they take corrects the programme; then the budget, less what padding takes, holds them."""
-        self._copies_bytes = math.inf
         chooser = self._chooser(self.problem, "time")
-        first = self._choose(chooser, budget)
+        first = self._choose(chooser, budget, rough=MOSTLY)
         if first is None:
             return
+        # Later ones, with corrections, prove less.
         self.least_seconds = self.original_seconds + first.bound
-        fits = self._solve_from(first, chooser, budget)
+        fits = self._solve_from(chooser, budget)
         if not fits and not self.target.copies_in_line:
             self._copies_bytes = budget
-            self._solve_from(first, self._chooser(self.problem, "time"), budget)
+            self._solve_from(self._chooser(self.problem, "time"), budget)
+        if not self._good_enough:
+            self._approach(first, budget)
 
-    def _solve_from(self, first: Choice, chooser: Chooser, budget: int) -> bool:
-        """Choices for the budget; what the simulator finds above it corrects the programme.
-
-        Args:
-            first: what the programme says without corrections: later ones prove less.
+    def _solve_from(self, chooser: Chooser, budget: int) -> bool:
+        """Choices for the budget; what the simulator finds above it corrects the programme. Rough
+        ones lead to corrections that do, and are good enough now and then.
 
         Returns whether one fits.
         """
-        loosened, excess_bytes = False, 0.0
+        fits = self._corrected(chooser, budget, rough=True)
+        if self._good_enough:
+            return fits
+        return self._corrected(chooser, budget, rough=False) or fits
+
+    def _corrected(self, chooser: Chooser, budget: int, *, rough: bool) -> bool:
+        loosened, excess_bytes, everywhere = False, 0.0, 0
+        # Beside compute, copies hold memory that the programme knows nothing of, and corrections
+        # for what rounding adds would come on top.
+        in_line = self.target.copies_in_line and self.minimize == "time"
+        rounding = MOSTLY if in_line else WHOLE
         for turn in range(ROUNDS):
-            choice = self._choose(chooser, budget) if turn else first
+            if self._is_over:
+                break
+            choice = self._choose(chooser, budget, rough=rounding if rough or loosened else 0.0)
             if choice is None:
                 if not excess_bytes:
                     return False
@@ -261,24 +239,34 @@ class Search:
                     return True
                 self._correct_everywhere(chooser, -CAUTION * slack)
                 loosened = True
+                if rough:
+                    return True
             elif loosened:
                 return True
             else:
-                excess_bytes = self._correct(chooser, verdict, budget, weight=turn + 1)
+                weights = (turn + 1, 1 if rough else everywhere + 1)
+                excess_bytes = self._correct(chooser, verdict, budget, weights)
+                everywhere += excess_bytes > 0
         return loosened
 
-    def _choose(self, chooser: Chooser, budget: int | None = None) -> Choice | None:
+    def _choose(
+        self, chooser: Chooser, budget: int | None = None, *, rough: float = 0.0
+    ) -> Choice | None:
         self._say("solving")
         spare = SPARE if self.minimize == "time" else 0.0
-        choice = chooser.choose(math.inf if budget is None else (1 - spare) * budget / MB)
+        choice = chooser.choose(
+            math.inf if budget is None else (1 - spare) * budget / MB, rough=rough
+        )
         if choice is not None:
             added = 100 * choice.seconds / self.original_seconds
             log.debug("%s: +%.1f%% time, %.0f MB", self.graph.name, added, choice.mb)
         return choice
 
-    def _correct(self, chooser: Chooser, verdict: Verdict, budget: int, weight: int) -> float:
+    def _correct(
+        self, chooser: Chooser, verdict: Verdict, budget: int, weights: tuple[int, int]
+    ) -> float:
         """Where the judged program takes more than the budget, the programme counts that much more,
-        `weight` times: what was not enough at first is more than padding that comes and goes.
+        so many times: what was not enough at first is more than padding that comes and goes.
 
         What has no place counts everywhere: padding that is left after reservations, and copies
         beside compute. Returns the bytes that it counts for.
@@ -290,11 +278,16 @@ class Search:
             if action.kind == "run":
                 place = self.problem.place[action.id]
             if size > budget:
-                excess[place] = max(excess.get(place, 0.0), weight * (size - budget) / MB)
+                excess[place] = max(excess.get(place, 0.0), weights[0] * (size - budget) / MB)
         if excess:
             chooser.correct(excess)
             return 0.0
-        excess_bytes = float(weight * (self._finish(verdict, budget).peak_bytes - budget))
+        finished = self._finish(verdict, budget)
+        # Where more is asked for than there is, nobody has looked for reservations yet; and what is
+        # padded here need not be in the next choice.
+        asked, padding = finished.live_bytes - budget, finished.peak_bytes - budget
+        excess_bytes = weights[1] * (asked if asked > 0 else min(padding, PADDING * budget))
+        excess_bytes = max(excess_bytes, LEAST_STEP * budget)
         self._correct_everywhere(chooser, excess_bytes)
         return excess_bytes
 
@@ -302,96 +295,3 @@ class Search:
         log.debug("%.1f MB over the budget", excess_bytes / MB)
         self._copies_bytes = max(0.0, self._copies_bytes - excess_bytes)
         chooser.correct(dict.fromkeys(self.problem.place.values(), excess_bytes / MB))
-
-    def _by_rules(self, budget: int) -> list[Verdict]:
-        verdicts = [self.judge.judge(decisions) for decisions in self.rules.choices(budget)]
-        return [each for each in verdicts if each.host_bytes <= self.host_limit_bytes]
-
-    def _consider_rules(self, budget: int) -> None:
-        for verdict in [*self._extremes(), *self._by_rules(budget)]:
-            self._offer_if_faster(verdict, budget)
-
-    def _offer(self, verdict: Verdict, budget: int) -> Finished | None:
-        """The finished plan if it fits; the fastest that does is remembered."""
-        if verdict.peak_bytes > budget or verdict.host_bytes > self.host_limit_bytes:
-            return None
-        finished = self._finish(verdict, budget)
-        if finished.peak_bytes > budget:
-            return None
-        if self.best is None or finished.seconds < self.best.seconds:
-            self._take(finished)
-        return finished
-
-    def _finish(self, verdict: Verdict, budget: int) -> Finished:
-        return self.judge.finish(verdict, self._copies_bytes, budget)
-
-    def _offer_if_faster(self, verdict: Verdict, budget: int) -> bool:
-        """Whether it is the best now. To finish it takes long, so that comes last."""
-        if verdict.peak_bytes > budget:
-            return False
-        if self.best is not None and (
-            verdict.least_seconds >= self.best.seconds
-            or self.judge.seconds(verdict, self._copies_bytes) >= self.best.seconds
-        ):
-            return False
-        self._offer(verdict, budget)
-        return self.best is not None and self.best.verdict is verdict
-
-    def _take(self, best: Finished) -> None:
-        self.best = best
-        self._say("best so far")
-
-    def _say(self, what: str) -> None:
-        """Progress, for whoever listens to the log: what is done now and the best so far."""
-        told = what
-        if self.best is not None:
-            told += f": {self.added(self.best)}, peak {megabytes(self.best.peak_bytes)} MB"
-            if self.gap is not None:
-                told += f", gap {100 * self.gap:.1f}%"
-        log.info("%s", told)
-
-    def added(self, found: Finished) -> str:
-        return f"{100 * (found.seconds / self.original_seconds - 1):+.1f}% time"
-
-    @property
-    def _good_enough(self) -> bool:
-        if self.best is None or len(self.problem.items) <= FEW_ITEMS:
-            return False
-        return self.gap is not None and self.gap <= ENOUGH
-
-    def _improve(self, budget: int) -> None:
-        """For less time, while the finished plan fits the budget."""
-        assert self.best is not None
-        self._descend(self.best.verdict, lambda tried, _: self._offer_if_faster(tried, budget))
-
-    def _shrink(self, verdict: Verdict) -> Verdict:
-        """For a smaller peak, and less time at the same."""
-        return self._descend(verdict, lambda tried, current: _leanness(tried) < _leanness(current))
-
-    def _descend(self, current: Verdict, better: Callable[[Verdict, Verdict], bool]) -> Verdict:
-        """Changes a few decisions at a time, as long as that is better.
-
-        As many as there is effort for: one in a large graph, any number in a tiny one.
-        """
-        evaluations = SEARCH_ACTIONS // max(1, len(current.actions))
-        tries = moves(self.problem.items, evaluations)
-        improved = True
-        while improved:
-            improved = False
-            for move in tries:
-                changed = [flip for flip in move if current.of(flip[0]) != flip[1]]
-                if len(changed) < len(move):
-                    continue
-                if evaluations <= 0:
-                    return current
-                tried = self.judge.judge({**current.decisions, **dict(changed)})
-                finished = self.judge.finish_count
-                if tried.host_bytes <= self.host_limit_bytes and better(tried, current):
-                    current, improved = tried, True
-                evaluations -= 1 if self.judge.finish_count == finished else FINISH_COST
-        return current
-
-
-def _leanness(found: Verdict | Finished) -> tuple[int, float]:
-    seconds = found.most_seconds if isinstance(found, Verdict) else found.seconds
-    return found.peak_bytes, seconds

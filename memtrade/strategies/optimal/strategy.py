@@ -43,6 +43,9 @@ class Options(BudgetOptions):
         "the most host memory for swapped tensors; empty: no limit, or what is free where it runs",
     )
     swap: bool = option(True, "whether tensors may be swapped")
+    tolerance: float = option(
+        0.01, "without a budget: the fastest plan within this share of the smallest peak"
+    )
     time_limit: float = option(
         600.0, "seconds after which planning is cancelled, and the best so far counts"
     )
@@ -51,6 +54,8 @@ class Options(BudgetOptions):
         super().__post_init__()
         if self.host_memory_limit:
             parse_bytes(self.host_memory_limit)
+        if not 0 <= self.tolerance < 1:
+            raise MemtradeError(f"tolerance is a share from 0 to 1, not {self.tolerance:g}")
         if not self.time_limit > 0:
             raise MemtradeError(f"time_limit is a positive number, not {self.time_limit:g}")
 
@@ -74,6 +79,7 @@ def plan(graph: StepGraph, options: Options, target: Target) -> Plan:
         swap=options.swap,
         host_limit_bytes=options.host_limit_bytes,
         seconds=options.time_limit,
+        tolerance=options.tolerance,
     )
     found = search.run()
     gap = search.gap
@@ -100,7 +106,7 @@ def _remarks(search: Search, found: Finished, options: Options) -> Iterator[str]
     if set(found.verdict.decisions.values()) <= {"keep"}:
         yield "everything fits: nothing is recomputed or swapped"
     elif search.minimize == "memory":
-        yield "memory was minimized"
+        yield _minimized(search, options)
     elif budget is not None and found.peak_bytes >= BINDING * budget:
         yield f"the budget of {megabytes(budget)} MB binds"
     if options.swap and found.host_bytes >= BINDING * host:
@@ -110,6 +116,15 @@ def _remarks(search: Search, found: Finished, options: Options) -> Iterator[str]
         )
     if search.cancelled:
         yield f"the time limit of {options.time_limit:g} s ended the search: give more time_limit"
+
+
+def _minimized(search: Search, options: Options) -> str:
+    if not options.tolerance or search.smallest_bytes is None:
+        return "memory was minimized"
+    return (
+        f"memory was minimized: the smallest peak is {megabytes(search.smallest_bytes)} MB, and "
+        f"this is the fastest plan within {100 * options.tolerance:g}% of it"
+    )
 
 
 def _fates(graph: StepGraph, found: Finished) -> tuple[Fate, ...]:

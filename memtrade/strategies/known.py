@@ -1,0 +1,122 @@
+"""Plans that are known already: one that was found for less memory counts for more, too.
+
+Searches are cut off by counts, so one for a larger budget may end at a slower plan than one for a
+smaller. Whoever plans a step for several budgets hands on what was found (`pareto` as it goes on,
+`sweep` through the folder of its records), and the plan says which of them it is:
+
+    plan(900MB) ──► +4.1%           known: +3.9% for 800MB ──► the plan for 800MB counts for 900MB
+
+Nothing is handed on between steps, targets, or options that differ in more than the budget.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from memtrade.errors import InfeasibleBudgetError, InvalidPlanError
+from memtrade.graph import StepGraph
+from memtrade.plan import Plan, check_plan, load_plan
+from memtrade.simulate.memory import ROOMY_BYTES
+from memtrade.simulate.timeline import TimeSimulator
+from memtrade.strategies.base import Strategy
+from memtrade.target import Target
+
+# How a plan's remark begins that is one of those known.
+FOUND_FOR = "found for a budget of "
+
+
+def plan_with_known(
+    strategy: Strategy, graph: StepGraph, options: Any, target: Target, known: Iterable[Plan]
+) -> Plan:
+    """The strategy's plan, or one of `known` that fits the budget and is faster.
+
+    Raises what the strategy raises, unless it found nothing within a budget that a known one fits.
+    """
+    budget_bytes: int | None = getattr(options, "budget_bytes", None)
+    clock = TimeSimulator(graph, target)
+    fitting = [] if budget_bytes is None else _fitting(clock, options, budget_bytes, known)
+    try:
+        made = strategy.plan(graph, options, target)
+    except InfeasibleBudgetError:
+        if not fitting:
+            raise
+        return _taken(min(fitting, key=clock.step_seconds), options)
+    fastest = min([made, *fitting], key=clock.step_seconds)
+    return made if fastest is made else _taken(fastest, options)
+
+
+def _fitting(
+    clock: TimeSimulator, options: Any, budget_bytes: int, known: Iterable[Plan]
+) -> list[Plan]:
+    """Those of the same step, target and options, as the simulator sees them today."""
+    found: list[Plan] = []
+    asked = _besides_budget(msgspec.to_builtins(options))
+    for plan in known:
+        if plan.target != clock.target.name or _besides_budget(plan.options) != asked:
+            continue
+        try:
+            check_plan(plan, clock.graph)
+        except InvalidPlanError:
+            continue
+        memory = clock.timeline(plan, limit_bytes=ROOMY_BYTES).memory
+        if memory is not None and memory.peak_bytes <= budget_bytes:
+            found.append(plan)
+    return found
+
+
+def _besides_budget(options: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if name != "budget"}
+
+
+def _taken(plan: Plan, options: Any) -> Plan:
+    """A known plan as that for these options. What it proved does not hold for another budget."""
+    budget = plan.options.get("budget") or "least memory"
+    before = tuple(each for each in plan.remarks if each.startswith(FOUND_FOR))
+    return msgspec.structs.replace(
+        plan,
+        options=msgspec.to_builtins(options),
+        gap=None,
+        remarks=(plan.remarks[:1] + (before or (f"{FOUND_FOR}{budget}, and counts for more",))),
+    )
+
+
+def found_for(plan: Plan) -> str:
+    """The budget that a plan was found for, if it is another one's; else ""."""
+    told = [each for each in plan.remarks if each.startswith(FOUND_FOR)]
+    return told[0].removeprefix(FOUND_FOR).partition(",")[0] if told else ""
+
+
+class KnownPlans:
+    """Plans in a folder, a file each, for processes that share it."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+
+    def of(self, strategy: str, graph: StepGraph) -> list[Plan]:
+        """All that can be read, in the order of their names."""
+        found: list[Plan] = []
+        for path in sorted(self.folder.glob(f"{strategy}-{graph.fingerprint}-*.plan")):
+            try:
+                found.append(load_plan(path))
+            except InvalidPlanError:
+                continue  # of another version: it is as if nobody had found it
+        return found
+
+    def add(self, plan: Plan) -> None:
+        """Whole or not at all; a folder that cannot be written to keeps nothing."""
+        encoded = msgspec.json.encode(plan)
+        name = hashlib.sha256(encoded).hexdigest()[:12]
+        path = self.folder / f"{plan.strategy}-{plan.fingerprint}-{name}.plan"
+        temporary = path.with_suffix(f".{os.getpid()}.tmp")
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            temporary.write_bytes(encoded)
+            os.replace(temporary, path)
+        except OSError:
+            temporary.unlink(missing_ok=True)

@@ -1,0 +1,191 @@
+"""What a search has found so far: choices are offered, and the best finished plan is remembered.
+
+Where time is minimized, the fastest plan within the budget is best; where memory is, the fastest
+of those whose peaks are next to the smallest that was found (`tolerance`).
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping
+from typing import Literal
+
+from memtrade.graph import StepGraph
+from memtrade.plan import Decision
+from memtrade.strategies.base import worth_deciding
+from memtrade.strategies.deadline import Deadline
+from memtrade.strategies.optimal.judge import Finished, Judge, Verdict
+from memtrade.strategies.optimal.problem import Problem, make_problem, reference_order
+from memtrade.strategies.optimal.rules import Rules
+from memtrade.target import Target
+from memtrade.units import megabytes
+
+# A plan proven to be within this share of the best is not searched around, unless the graph is so
+# small that the search is exhaustive.
+ENOUGH = 0.005
+FEW_ITEMS = 20
+# Once there is a plan, a search of a graph that is not small ends when so many rows of programs
+# have been walked.
+MOST_ROWS = 900_000
+
+log = logging.getLogger(__name__)
+
+
+class Candidates:
+    """The plans of one step for one goal, as they are found.
+
+    Attributes:
+        best: the best so far.
+        least_seconds, least_bytes: what no plan of the programme's kind goes below, if known.
+        smallest_bytes: the smallest peak that was found, where memory is minimized.
+    """
+
+    def __init__(
+        self,
+        graph: StepGraph,
+        target: Target,
+        *,
+        budget_bytes: int | None,
+        minimize: Literal["time", "memory"],
+        swap: bool,
+        host_limit_bytes: float,
+        seconds: float,
+        tolerance: float = 0.0,
+    ):
+        self.tolerance = tolerance
+        self.graph, self.target, self.swap = graph, target, swap
+        self.budget_bytes, self.minimize = budget_bytes, minimize
+        self.host_limit_bytes = host_limit_bytes
+        self.deadline = Deadline(seconds)
+        self.judge = Judge(graph, target, self.deadline)
+        self.rules = Rules(self.judge, swap=swap)
+        self.original_seconds = self.judge.times.step_seconds(())
+        self.problem = self._problem(None)
+        self.best: Finished | None = None
+        self.least_seconds: float | None = None
+        self.least_bytes: float | None = None
+        self.smallest_bytes: int | None = None
+        # Up to so many bytes in use, copies may hold memory.
+        self._copies_bytes = math.inf
+
+    @property
+    def gap(self) -> float | None:
+        """How much better any plan could be, as a share of the best so far."""
+        assert self.best is not None
+        if self.minimize == "memory":
+            least, best = self.least_bytes, self.best.peak_bytes
+        else:
+            least, best = self.least_seconds, self.best.seconds
+        if least is None or math.isinf(least):
+            return None
+        return max(0.0, 1 - least / best)
+
+    @property
+    def _good_enough(self) -> bool:
+        if self.best is None or self._is_small or self.minimize == "memory":
+            return False
+        return self.gap is not None and self.gap <= ENOUGH
+
+    @property
+    def _is_small(self) -> bool:
+        """Whether a search by trial is exhaustive, or nearly so."""
+        return len(self.problem.items) <= FEW_ITEMS
+
+    @property
+    def _is_over(self) -> bool:
+        walked = self.judge.simulator.linker.walked
+        return self.best is not None and not self._is_small and walked > MOST_ROWS
+
+    @property
+    def _limit(self) -> int:
+        """The highest peak of a plan that counts as one of the leanest."""
+        assert self.smallest_bytes is not None
+        return int((1 + self.tolerance) * self.smallest_bytes)
+
+    def _problem(self, decisions: Mapping[int, Decision] | None) -> Problem:
+        judge = self.judge
+        made = make_problem(judge.simulator, judge.times, reference_order(self.graph, decisions))
+        return made if self.swap else made.without_swaps()
+
+    def _extremes(self) -> list[Verdict]:
+        """All is kept; all that can be is swapped, if there is room for it."""
+        both = [self.judge.judge({})]
+        if self.swap:
+            both.append(self.judge.judge(dict.fromkeys(worth_deciding(self.graph), "swap")))
+        return [each for each in both if each.host_bytes <= self.host_limit_bytes]
+
+    def _by_rules(self, budget: int) -> list[Verdict]:
+        verdicts = [self.judge.judge(decisions) for decisions in self.rules.choices(budget)]
+        return [each for each in verdicts if each.host_bytes <= self.host_limit_bytes]
+
+    def _consider_rules(self, budget: int) -> None:
+        if self._is_over:
+            return
+        for verdict in [*self._extremes(), *self._by_rules(budget)]:
+            self._offer_if_faster(verdict, budget)
+
+    def _offer(self, verdict: Verdict, budget: int) -> Finished | None:
+        """The finished plan if it fits; the fastest that does is remembered."""
+        if verdict.peak_bytes > budget or verdict.host_bytes > self.host_limit_bytes:
+            return None
+        finished = self._finish(verdict, budget)
+        if finished.peak_bytes > budget:
+            return None
+        self._note_peak(finished)
+        fits = self.minimize == "time" or finished.peak_bytes <= self._limit
+        if fits and (self.best is None or finished.seconds < self.best.seconds):
+            self._take(finished)
+        return finished
+
+    def _note_peak(self, finished: Finished) -> None:
+        """Where memory is minimized, what was best so far may be too much, now."""
+        if self.minimize == "time":
+            return
+        if self.smallest_bytes is None or finished.peak_bytes < self.smallest_bytes:
+            self.smallest_bytes = finished.peak_bytes
+            if self.best is not None and self.best.peak_bytes > self._limit:
+                self.best = None
+
+    def _take_if_leaner(self, finished: Finished) -> bool:
+        leaner = self.best is None or leanness(finished) < leanness(self.best)
+        if leaner:
+            self.smallest_bytes = finished.peak_bytes
+            self._take(finished)
+        return leaner
+
+    def _offer_if_faster(self, verdict: Verdict, budget: int) -> bool:
+        """Whether it is the best now. To finish it takes long, so that comes last."""
+        if verdict.peak_bytes > budget:
+            return False
+        if self.best is not None and (
+            verdict.least_seconds >= self.best.seconds
+            or self.judge.seconds(verdict, self._copies_bytes) >= self.best.seconds
+        ):
+            return False
+        self._offer(verdict, budget)
+        return self.best is not None and self.best.verdict is verdict
+
+    def _finish(self, verdict: Verdict, budget: int) -> Finished:
+        return self.judge.finish(verdict, self._copies_bytes, budget)
+
+    def _take(self, best: Finished) -> None:
+        self.best = best
+        self._say("best so far")
+
+    def _say(self, what: str) -> None:
+        """Progress, for whoever listens to the log: what is done now and the best so far."""
+        told = what
+        if self.best is not None:
+            told += f": {self.added(self.best)}, peak {megabytes(self.best.peak_bytes)} MB"
+            if self.gap is not None:
+                told += f", gap {100 * self.gap:.1f}%"
+        log.info("%s", told)
+
+    def added(self, found: Finished) -> str:
+        return f"{100 * (found.seconds / self.original_seconds - 1):+.1f}% time"
+
+
+def leanness(found: Verdict | Finished) -> tuple[int, float]:
+    seconds = found.most_seconds if isinstance(found, Verdict) else found.seconds
+    return found.peak_bytes, seconds
