@@ -62,6 +62,7 @@ class Plan(msgspec.Struct, frozen=True, omit_defaults=True):
             that is the goal; proven in the strategy's model. None where nothing is.
         remarks: what the strategy says of its plan as a whole, such as which limit binds.
         target: the name of the device that it was made for.
+        found_for: the budget that it was found for, where that was a smaller one.
     """
 
     strategy: str
@@ -73,6 +74,7 @@ class Plan(msgspec.Struct, frozen=True, omit_defaults=True):
     gap: float | None = None
     remarks: tuple[str, ...] = ()
     target: str = ""
+    found_for: str = ""
 
     def save(self, path: Path) -> None:
         path.write_bytes(msgspec.json.encode(self))

@@ -118,17 +118,16 @@ def _plans(
     original: Predicted,
     budgets: int,
 ) -> list[tuple[int | None, Predicted]]:
-    """The plan as asked for and, where the strategy takes a budget and none was given, more.
-
-    A plan for less memory is one for more, too, and counts where it is faster than what was found.
-    """
+    """The plan as asked for and, where the strategy takes a budget and none was given, more: each
+    with those known that were made for less memory."""
+    known: list[Plan] = []
 
     def predict(chosen: TrialSpec) -> Predicted | None:
         try:
-            plan = foresight.plan(chosen)
+            known.append(foresight.plan(chosen, known))
         except (InfeasibleBudgetError, UnsupportedGraphError):
             return None
-        return predictor.predict(plan, limit_bytes=ROOMY_BYTES)
+        return predictor.predict(known[-1], limit_bytes=ROOMY_BYTES)
 
     least = predict(spec)
     if least is None:
@@ -140,9 +139,8 @@ def _plans(
             budget = int(least.peak_bytes + i * step)
             options = {**spec.strategy_options, "budget": f"{budget}B"}
             predicted = predict(msgspec.structs.replace(spec, strategy_options=options))
-            found = [each for _, each in made if each.peak_bytes <= budget]
-            found += [] if predicted is None else [predicted]
-            made.append((budget, min(found, key=lambda each: each.step_seconds or 0.0)))
+            if predicted is not None:
+                made.append((budget, predicted))
     return made
 
 

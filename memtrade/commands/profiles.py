@@ -21,6 +21,7 @@ from memtrade.results.tables import seconds, spec_label
 from memtrade.simulate.timeline import TimeSimulator
 from memtrade.simulate.usage import Usage, use_of_memory
 from memtrade.strategies import PLANNED, find_planned, make_options
+from memtrade.strategies.known import plan_with_known
 from memtrade.target import ARENA, Target
 from memtrade.units import megabytes
 
@@ -38,10 +39,11 @@ class Foresight:
     specs: tuple[TrialSpec, ...]
     labels: tuple[str, ...]
 
-    def plan(self, spec: TrialSpec) -> Plan:
-        """Raises what the strategy raises."""
+    def plan(self, spec: TrialSpec, known: Sequence[Plan] = ()) -> Plan:
+        """Raises what the strategy raises. `known`: plans that were made for other budgets."""
         options = make_options(spec.strategy, spec.strategy_options)
-        return find_planned(spec.strategy).plan(self.graph, options, self.target)
+        strategy = find_planned(spec.strategy)
+        return plan_with_known(strategy, self.graph, options, self.target, known)
 
 
 def foresee(

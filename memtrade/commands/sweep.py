@@ -25,6 +25,7 @@ from memtrade.measure.host import describe_machine
 from memtrade.measure.protocol import Event
 from memtrade.measure.records import Record, load_records, save_record, trial_id
 from memtrade.results.tables import NONE, seconds, status_text
+from memtrade.strategies.known import KNOWN_FOLDER
 from memtrade.sweep.cluster import resolve_on_cluster, run_on_cluster
 from memtrade.sweep.folder import sole_sweep
 from memtrade.sweep.grid import Trial, read_sweep
@@ -118,7 +119,13 @@ def _run(
         with reporting() if live else nullcontext() as reporter:
             watch = _Watch(todo, ends, results, reporter, verbose=verbose)
             if cluster is None:
-                run_locally(todo, jobs=jobs, watch=watch, command_line=command_line)
+                run_locally(
+                    todo,
+                    jobs=jobs,
+                    watch=watch,
+                    command_line=command_line,
+                    known=results / KNOWN_FOLDER,
+                )
             elif todo:
                 run_on_cluster(
                     todo, address=cluster, jobs=jobs, watch=watch, command_line=command_line

@@ -56,6 +56,8 @@ class TrialSpec(msgspec.Struct, frozen=True, kw_only=True):
         memory_limit_bytes: the hard limit; None leaves it to `child_environment`.
         steps: the counted steps; `warmup` more come before them.
         plan_path: a saved plan to run in place of the strategy's own.
+        known_folder: of plans that other trials made, and where this one's goes: one that was
+            made for less memory counts, too. No part of what the trial is; the plan says so.
     """
 
     task: Task = "measure"
@@ -71,6 +73,7 @@ class TrialSpec(msgspec.Struct, frozen=True, kw_only=True):
     steps: int = 5
     warmup: int = 1
     plan_path: str | None = None
+    known_folder: str | None = None
     graph_path: str | None = None
 
 
@@ -96,6 +99,7 @@ class PlanSummary(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         clones: ops that run again. actions: lines of the plan's program.
+        found_for: the budget that it was found for, where that was a smaller one.
     """
 
     kept: int
@@ -106,6 +110,7 @@ class PlanSummary(msgspec.Struct, frozen=True, kw_only=True):
     swapped_bytes: int
     clones: int
     actions: int
+    found_for: str = ""
 
     @classmethod
     def of(cls, plan: Plan, graph: StepGraph) -> PlanSummary:
@@ -124,6 +129,7 @@ class PlanSummary(msgspec.Struct, frozen=True, kw_only=True):
             swapped_bytes=total_bytes(swapped),
             clones=sum(action.kind == "recompute" for action in plan.actions),
             actions=len(plan.actions),
+            found_for=plan.found_for,
         )
 
 

@@ -158,7 +158,7 @@ def make_record(
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         command=command,
         model=make_model(spec.model, spec.model_options).name,
-        spec=spec,
+        spec=msgspec.structs.replace(spec, known_folder=None),
         status=status,
         reason=reason,
         measured=measured,
@@ -176,9 +176,10 @@ def trial_id(spec: TrialSpec, machine: Machine) -> str:
     if spec.plan_path is not None:
         with contextlib.suppress(OSError):
             plan = Path(spec.plan_path).read_bytes()
+    asked = msgspec.structs.replace(spec, plan_path=None, graph_path=None)
     identity = (
         SCHEMA_VERSION,
-        msgspec.structs.replace(spec, plan_path=None, graph_path=None),
+        {k: v for k, v in msgspec.structs.asdict(asked).items() if k != "known_folder"},
         hashlib.sha256(plan).hexdigest(),
         *machine.identity,
     )

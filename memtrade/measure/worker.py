@@ -53,6 +53,7 @@ from memtrade.models import DrawnModel, make_model
 from memtrade.plan import Plan, load_plan
 from memtrade.simulate.predict import Predicted, Predictor
 from memtrade.strategies import NATIVE, NativeOptions, find_planned, make_options
+from memtrade.strategies.known import plan_sharing
 from memtrade.target import Target
 from memtrade.tf.build import make_step
 from memtrade.tf.calibrate import measure_rates
@@ -217,7 +218,7 @@ class _Worker:
             arena_bytes = self.spec.memory_limit_bytes if self.spec.device == "arena" else 0
             options = host.within_room(options, traced.graph, arena_bytes or 0)
             strategy = find_planned(self.spec.strategy)
-            plan = strategy.plan(traced.graph, options, target)
+            plan = plan_sharing(strategy, traced.graph, options, target, self.spec.known_folder)
         self._send(Planned(PlanSummary.of(plan, traced.graph)))
         return plan
 

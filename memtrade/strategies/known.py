@@ -11,6 +11,8 @@ Nothing is handed on between steps, targets, or options that differ in more than
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import hashlib
 import os
 from collections.abc import Iterable
@@ -27,8 +29,8 @@ from memtrade.simulate.timeline import TimeSimulator
 from memtrade.strategies.base import Strategy
 from memtrade.target import Target
 
-# How a plan's remark begins that is one of those known.
-FOUND_FOR = "found for a budget of "
+# Beside the records that a sweep writes.
+KNOWN_FOLDER = "plans"
 
 
 def plan_with_known(
@@ -56,9 +58,10 @@ def _fitting(
 ) -> list[Plan]:
     """Those of the same step, target and options, as the simulator sees them today."""
     found: list[Plan] = []
-    asked = _besides_budget(msgspec.to_builtins(options))
+    asked = _besides_budget(dataclasses.asdict(options))
     for plan in known:
-        if plan.target != clock.target.name or _besides_budget(plan.options) != asked:
+        target = (clock.target.name, clock.target.order)
+        if (plan.target, plan.order) != target or _besides_budget(plan.options) != asked:
             continue
         try:
             check_plan(plan, clock.graph)
@@ -76,20 +79,26 @@ def _besides_budget(options: dict[str, Any]) -> dict[str, Any]:
 
 def _taken(plan: Plan, options: Any) -> Plan:
     """A known plan as that for these options. What it proved does not hold for another budget."""
-    budget = plan.options.get("budget") or "least memory"
-    before = tuple(each for each in plan.remarks if each.startswith(FOUND_FOR))
+    found_for = plan.found_for or plan.options.get("budget") or "least memory"
     return msgspec.structs.replace(
         plan,
-        options=msgspec.to_builtins(options),
+        options=dataclasses.asdict(options),
         gap=None,
-        remarks=(plan.remarks[:1] + (before or (f"{FOUND_FOR}{budget}, and counts for more",))),
+        remarks=(*plan.remarks[:1], f"found for {found_for}, and counts for more"),
+        found_for=found_for,
     )
 
 
-def found_for(plan: Plan) -> str:
-    """The budget that a plan was found for, if it is another one's; else ""."""
-    told = [each for each in plan.remarks if each.startswith(FOUND_FOR)]
-    return told[0].removeprefix(FOUND_FOR).partition(",")[0] if told else ""
+def plan_sharing(
+    strategy: Strategy, graph: StepGraph, options: Any, target: Target, folder: str | None
+) -> Plan:
+    """The plan of a process that shares a folder of plans with others, if it has a budget."""
+    if folder is None or getattr(options, "budget_bytes", None) is None:
+        return strategy.plan(graph, options, target)
+    shared = KnownPlans(Path(folder))
+    plan = plan_with_known(strategy, graph, options, target, shared.of(strategy.name, graph))
+    shared.add(plan)
+    return plan
 
 
 class KnownPlans:
@@ -119,4 +128,5 @@ class KnownPlans:
             temporary.write_bytes(encoded)
             os.replace(temporary, path)
         except OSError:
-            temporary.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)

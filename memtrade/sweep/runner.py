@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from pathlib import Path
 
 import msgspec
 
@@ -19,6 +20,7 @@ from memtrade.errors import MemtradeError
 from memtrade.measure.children import signals_raise
 from memtrade.measure.protocol import Event
 from memtrade.measure.trial import run_trial
+from memtrade.sweep.budgets import leaner_first
 from memtrade.sweep.grid import Trial
 from memtrade.sweep.watch import End, NoRecord, Watch
 
@@ -28,14 +30,25 @@ class _StoppedError(Exception):
 
 
 def run_locally(
-    trials: Sequence[Trial], *, jobs: int, watch: Watch, command_line: str = ""
+    trials: Sequence[Trial],
+    *,
+    jobs: int,
+    watch: Watch,
+    command_line: str = "",
+    known: Path | None = None,
 ) -> None:
-    """Runs the trials in their order, up to `jobs` at a time and one at a time on each GPU.
+    """Runs the trials in their order, up to `jobs` at a time and one at a time on each GPU; of
+    those that differ only in their budget, the one with the smallest first.
 
     The kernel may take a trial for its memory because of its neighbours. Such a trial is no result:
     it runs again at the end, alone.
+
+    Args:
+        known: the folder through which trials hand on their plans.
     """
+    trials = leaner_first(trials)
     jobs = max(min(jobs, len(trials)), 1)
+    folder = None if known is None else str(known)
     stop = threading.Event()
 
     def check() -> None:
@@ -50,7 +63,7 @@ def run_locally(
         began = time.monotonic()
         try:
             record = run_trial(
-                trial.spec,
+                msgspec.structs.replace(trial.spec, known_folder=folder),
                 timeout_seconds=trial.timeout_seconds,
                 on_event=tell,
                 on_log=watch.log,
@@ -81,7 +94,7 @@ def run_locally(
         finally:
             stop.set()
     if alone:
-        run_locally(alone, jobs=1, watch=watch, command_line=command_line)
+        run_locally(alone, jobs=1, watch=watch, command_line=command_line, known=known)
 
 
 def _starved(status: str) -> bool:
