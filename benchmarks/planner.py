@@ -3,8 +3,8 @@
     python benchmarks/planner.py GRAPH gtx-1070 '{"budget": "800MB"}'
 
 GRAPH is a file of `StepGraph.to_bytes`. Prints a JSON object: the seconds of planning (imports and
-reading the graph are not counted), on the wall's clock and on the processor, the most memory that the process ever held, what one simulation
-of the planned step takes, and what the plan is worth.
+reading the graph are not counted), on the wall's clock and on the processor, the most memory that
+the process ever held, what one simulation of the planned step takes, and what the plan is worth.
 """
 
 import json
