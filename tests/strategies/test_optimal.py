@@ -132,6 +132,24 @@ def test_a_plan_says_what_binds() -> None:
     assert without.remarks[-1] == "the host memory limit of 0.0 MB binds: 0.0 MB are swapped"
 
 
+@pytest.mark.parametrize("device", ["arena", "gtx-1070"])
+def test_least_memory_is_the_fastest_plan_next_to_the_smallest_peak(device: str) -> None:
+    graph, on = chain(60, size=4 << 20), target(device)
+    times = TimeSimulator(graph, on)
+    made = [plan(graph, Options(tolerance=tolerance), on) for tolerance in (0.0, 0.01, 0.5)]
+    lines = [times.timeline(each, limit_bytes=ROOMY_BYTES) for each in made]
+    peaks = [line.peak_bytes or 0 for line in lines]
+    seconds = [line.step_seconds for line in lines]
+    assert peaks[1] <= 1.01 * peaks[0]
+    assert peaks[2] <= 1.5 * peaks[0]
+    assert seconds[2] < seconds[0]
+    assert made[0].remarks[1] == "memory was minimized"
+    assert made[2].remarks[1] == (
+        f"memory was minimized: the smallest peak is {megabytes(peaks[0])} MB, and this is the "
+        "fastest plan within 50% of it"
+    )
+
+
 def test_the_log_has_the_best_so_far(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, logger="memtrade.strategies"):
         plan(random_step_graph(3, 8), Options(), ARENA)
@@ -191,7 +209,14 @@ def test_is_in_the_registry():
 
 
 @pytest.mark.parametrize(
-    "given", [{"budget": "12"}, {"minimize": "money"}, {"time_limit": 0.0}, {"device": "arena"}]
+    "given",
+    [
+        {"budget": "12"},
+        {"minimize": "money"},
+        {"time_limit": 0.0},
+        {"tolerance": 1.0},
+        {"device": "arena"},
+    ],
 )
 def test_bad_options_are_refused(given):
     with pytest.raises(MemtradeError):

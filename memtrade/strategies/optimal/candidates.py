@@ -23,7 +23,7 @@ from memtrade.units import megabytes
 
 # A plan proven to be within this share of the best is not searched around, unless the graph is so
 # small that the search is exhaustive.
-ENOUGH = 0.005
+ENOUGH = 0.003
 FEW_ITEMS = 20
 # Once there is a plan, a search of a graph that is not small ends when so many rows of programs
 # have been walked.

@@ -12,8 +12,8 @@ from memtrade.strategies.optimal.problem import moves, savings
 # How many simulated actions one local search may spend: in a graph that is not small, where few of
 # all changes can be tried, on those that look best.
 SEARCH_ACTIONS, FEWER_ACTIONS = 150_000, 50_000
-# The same, on the way to the programme's choice.
-APPROACH_ACTIONS = 80_000
+# The same, on the way to the programme's choice, and simulations that it may spend in any case.
+APPROACHES, APPROACH_ACTIONS = 16, 40_000
 # To finish a program is so many simulations more: with all settings of `defragment`, or with few.
 FINISH_COST, QUICK_COST = 8, 4
 
@@ -32,7 +32,7 @@ class Neighbourhood(Candidates):
             return
         start, goal = self.best.verdict, choice.decisions
         self.judge.quick = True
-        effort = APPROACH_ACTIONS // max(1, len(start.actions))
+        effort = APPROACHES + APPROACH_ACTIONS // max(1, len(start.actions))
         parts = [[t for t in goal if start.of(t) != goal[t]]]
         current = start
         while parts and effort > 0 and not self._is_over:

@@ -33,11 +33,15 @@ SPARE = 0.001
 ORDERS = 3
 DESCENTS = 3  # with a limit that follows the smallest peak
 LEANEST = 3  # choices with the smallest peaks that are finished
-LEAN = 0.0002  # for the smallest peak, which another strategy might miss by a few bytes
+# A peak so close to what none is below is lean enough: another strategy might miss it by a few bytes;
+# and where plans may be a little above it anyway.
+LEAN, NEARLY_LEAN = 0.0002, 0.005
 # Of the budget, what is taken off at once for padding.
 PADDING = 0.02
 # And the least, else it would creep.
 LEAST_STEP = 0.005
+# A plan so far from what may be is searched for as if for the smallest peak.
+FAR = 0.05
 # A choice is close enough below the budget with so much of it left; else this share of what is left
 # is tried, too.
 CLOSE = 0.01
@@ -87,27 +91,28 @@ class Search(Neighbourhood):
             self._say(f"no plan found within {megabytes(budget)} MB: looking for the smallest")
             self._find_leanest()
         if not self._good_enough and self.best is not None and self.best.peak_bytes <= budget:
+            if self.gap is None or self.gap > FAR:
+                self._solve_waiting(budget)
             self._improve(budget)
 
     def _smallest(self) -> None:
         self._find_leanest()
         for _ in range(DESCENTS):
             before = self.smallest_bytes
-            self._fastest_of_the_leanest()
+            self._solve_waiting(self._limit)
             if self.smallest_bytes == before or self._is_over:
                 break
         if self._is_small:
             self._consider_rules(self._limit)
         self._improve(self._limit)
 
-    def _fastest_of_the_leanest(self) -> None:
-        """There is no room for copies on their way: they are waited for, and then put off as far as
-        the limit allows."""
-        assert self.smallest_bytes is not None
-        limit = self._limit
+    def _solve_waiting(self, limit: int) -> None:
+        """Next to the smallest peak, there is no room for copies on their way: they are waited for,
+        and then put off as far as the limit allows."""
         chooser = self._chooser(self.problem, "time", awaited=True)
-        if self.least_bytes is not None and self.least_bytes > self.smallest_bytes:
-            self._correct_everywhere(chooser, self.smallest_bytes - self.least_bytes)
+        if (self.least_bytes or 0) > (self.smallest_bytes or math.inf):
+            # The programme counts more than is needed.
+            self._correct_everywhere(chooser, (self.smallest_bytes or 0) - (self.least_bytes or 0))
         self._copies_bytes = 0
         self._approach(self._choose(chooser, limit, rough=MOSTLY), limit)
         self._copies_bytes = limit
@@ -179,7 +184,7 @@ class Search(Neighbourhood):
 
     def _lean_enough(self, peak_bytes: int) -> bool:
         """Whether it is no use to look for a smaller peak."""
-        share = max(LEAN, self.tolerance / 2)
+        share = max(LEAN, min(self.tolerance / 2, NEARLY_LEAN))
         enough = min((1 + share) * (self.least_bytes or 0.0), self.budget_bytes or math.inf)
         return peak_bytes <= enough and not self._is_small
 
@@ -244,8 +249,7 @@ class Search(Neighbourhood):
             elif loosened:
                 return True
             else:
-                weights = (turn + 1, 1 if rough else everywhere + 1)
-                excess_bytes = self._correct(chooser, verdict, budget, weights)
+                excess_bytes = self._correct(chooser, verdict, budget, turn + 1, everywhere + 1)
                 everywhere += excess_bytes > 0
         return loosened
 
@@ -263,10 +267,10 @@ class Search(Neighbourhood):
         return choice
 
     def _correct(
-        self, chooser: Chooser, verdict: Verdict, budget: int, weights: tuple[int, int]
+        self, chooser: Chooser, verdict: Verdict, budget: int, weight: int, everywhere: int
     ) -> float:
         """Where the judged program takes more than the budget, the programme counts that much more,
-        so many times: what was not enough at first is more than padding that comes and goes.
+        `weight` times: what was not enough at first is more than padding that comes and goes.
 
         What has no place counts everywhere: padding that is left after reservations, and copies
         beside compute. Returns the bytes that it counts for.
@@ -278,7 +282,7 @@ class Search(Neighbourhood):
             if action.kind == "run":
                 place = self.problem.place[action.id]
             if size > budget:
-                excess[place] = max(excess.get(place, 0.0), weights[0] * (size - budget) / MB)
+                excess[place] = max(excess.get(place, 0.0), weight * (size - budget) / MB)
         if excess:
             chooser.correct(excess)
             return 0.0
@@ -286,7 +290,7 @@ class Search(Neighbourhood):
         # Where more is asked for than there is, nobody has looked for reservations yet; and what is
         # padded here need not be in the next choice.
         asked, padding = finished.live_bytes - budget, finished.peak_bytes - budget
-        excess_bytes = weights[1] * (asked if asked > 0 else min(padding, PADDING * budget))
+        excess_bytes = asked if asked > 0 else everywhere * min(padding, PADDING * budget)
         excess_bytes = max(excess_bytes, LEAST_STEP * budget)
         self._correct_everywhere(chooser, excess_bytes)
         return excess_bytes
