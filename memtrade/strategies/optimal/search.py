@@ -33,8 +33,8 @@ SPARE = 0.001
 ORDERS = 3
 DESCENTS = 3  # with a limit that follows the smallest peak
 LEANEST = 3  # choices with the smallest peaks that are finished
-# A peak so close to what none is below is lean enough: another strategy might miss it by a few bytes;
-# and where plans may be a little above it anyway.
+# A peak so close to what none is below is lean enough: one that another strategy might miss by a
+# few bytes, and where plans may be a little above it anyway.
 LEAN, NEARLY_LEAN = 0.0002, 0.005
 # Of the budget, what is taken off at once for padding.
 PADDING = 0.02
