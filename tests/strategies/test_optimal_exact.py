@@ -2,7 +2,9 @@
 
 Both get the bytes that optimal's plan has in use. They do not choose from quite the same plans: the
 program may run an op three times and more but keeps to one order of the ops; optimal recomputes an
-op at most once and orders the backward part anew.
+op at most once and orders the backward part anew. And the program counts what is asked for: where
+its schedule, padded, takes more than the budget, it is no plan for it. On so small steps, whose
+pieces of memory are few and large, that is often so next to the smallest peak.
 """
 
 import functools
@@ -19,7 +21,7 @@ from tests.graphs import ARENA
 from tests.strategies.brute_force import random_step_graph
 
 SEEDS = range(10)
-SHARES = (0.3, 0.5, 0.7)  # of the way from the smallest peak to the original's
+SHARES = (0.1, 0.25, 0.4, 0.6, 0.75, 0.9)  # of the way from the smallest peak to the original's
 
 # Of a step's time, what may lie between them for these two reasons.
 TOLERANCE = 0.03
@@ -41,8 +43,10 @@ def compared(seed: int) -> list[tuple[float, float]]:
         budget = int(floor + (roof - floor) * share)
         made = plan(graph, Options(budget=f"{budget}B", swap=False, time_limit=60.0), ARENA)
         exact = solve(nodes.dag, judge.live_bytes(made.actions) - nodes.always_bytes)
-        if exact is not None:
-            assert exact.bound == pytest.approx(exact.cost)
+        if exact is None:
+            continue
+        assert exact.bound == pytest.approx(exact.cost)
+        if judge.peak(nodes.program(exact)).peak_bytes <= budget:
             found.append((judge.seconds(made.actions), exact.cost + always_seconds))
     return found
 

@@ -17,7 +17,7 @@ from memtrade.strategies.base import worth_deciding
 from memtrade.strategies.deadline import Deadline
 from memtrade.strategies.optimal.judge import Finished, Judge, Verdict
 from memtrade.strategies.optimal.problem import Problem, make_problem, reference_order
-from memtrade.strategies.optimal.rules import Rules
+from memtrade.strategies.optimal.rules import Rules, exact_program
 from memtrade.target import Target
 from memtrade.units import megabytes
 
@@ -122,8 +122,13 @@ class Candidates:
     def _consider_rules(self, budget: int) -> None:
         if self._is_over:
             return
-        for verdict in [*self._extremes(), *self._by_rules(budget)]:
+        for verdict in [*self._extremes(), *self._by_rules(budget), *self._exact(budget)]:
             self._offer_if_faster(verdict, budget)
+
+    def _exact(self, budget: int | None) -> list[Verdict]:
+        """In a graph that is small, the fastest program without swaps, or the leanest."""
+        found = exact_program(self.judge, budget) if self._is_small else None
+        return [] if found is None else [found]
 
     def _offer(self, verdict: Verdict, budget: int) -> Finished | None:
         """The finished plan if it fits; the fastest that does is remembered."""

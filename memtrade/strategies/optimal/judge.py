@@ -83,8 +83,14 @@ class Judge:
         return len(self._finished)
 
     def judge(self, decisions: Mapping[int, Decision]) -> Verdict:
+        return self.judge_program(lower(self.graph, decisions), decisions)
+
+    def judge_program(
+        self, program: tuple[Action, ...], decisions: Mapping[int, Decision]
+    ) -> Verdict:
+        """Of a program that may do more than carry out `decisions`, which are told for it."""
         self.deadline.check()
-        actions = side_by_side(self.graph, lower(self.graph, decisions))
+        actions = side_by_side(self.graph, program)
         swapped = {action.id for action in actions if action.kind == "swap_out"}
         return Verdict(
             decisions,

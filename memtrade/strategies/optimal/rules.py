@@ -11,14 +11,25 @@ from bisect import bisect_left
 from collections.abc import Mapping
 from functools import cached_property
 
-from memtrade.errors import UnsupportedGraphError
+from memtrade.errors import InfeasibleBudgetError, UnsupportedGraphError
 from memtrade.plan import Decision
 from memtrade.strategies import checkpoints, ome
 from memtrade.strategies.base import decisions
-from memtrade.strategies.baselines import greedy
-from memtrade.strategies.optimal.judge import Judge
+from memtrade.strategies.baselines import checkmate, greedy
+from memtrade.strategies.optimal.judge import Judge, Verdict
 
 Decisions = Mapping[int, Decision]
+
+
+def exact_program(judge: Judge, budget_bytes: int | None) -> Verdict | None:
+    """What `checkmate` finds: exact in a graph so small. Ops may run a third
+    time, and what is kept may go before its last reader."""
+    budget = "" if budget_bytes is None else f"{budget_bytes}B"
+    with contextlib.suppress(UnsupportedGraphError, InfeasibleBudgetError):
+        plan = checkmate.plan(judge.graph, checkmate.Options(budget=budget), judge.target)
+        program = tuple(action for action in plan.actions if action.kind != "reserve")
+        return judge.judge_program(program, decisions(plan.fates))
+    return None
 
 
 class Rules:

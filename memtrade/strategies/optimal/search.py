@@ -171,6 +171,7 @@ class Search(Neighbourhood):
         if not self._lean_enough(self.best.peak_bytes):
             tried += self._by_rules(0)
             tried += map(self._shrink, sorted(tried, key=leanness)[:2])
+            tried += self._exact(None)
             self._finish_leanest(tried)
             if self._is_small:
                 self._descend(self.best.verdict, self._is_leaner_finished)
