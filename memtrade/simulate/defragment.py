@@ -32,7 +32,9 @@ from memtrade.simulate.walk import Lag, Walk
 
 # Padding below the first is not worth two more ops; the second is how many whole pieces may be
 # reserved for one request. What does best varies with the program, so all are tried.
-SETTINGS = list(itertools.product((1 << 24, 1 << 22, 1 << 20), (0, 6)))
+SETTINGS: list[tuple[int, int]] = [
+    *itertools.product((1 << 24, 1 << 22, 1 << 20), (0, 6)),
+]
 
 # A finer choice must save this much, or it is only more ops.
 MIN_GAIN_BYTES = 1 << 20
@@ -56,7 +58,7 @@ def defragment(
         settings: pairs of least padding and most pieces, in the order in which they are tried. The
             one that did best is put first: for the next program, much like this one.
     """
-    settings = SETTINGS.copy() if settings is None else settings
+    order: list[tuple[int, int]] = SETTINGS.copy() if settings is None else settings
     simulator, lag = clock.simulator, None
     if not clock.target.copies_in_line:
         timeline = clock.timeline(actions, memory=False)
@@ -70,7 +72,7 @@ def defragment(
     best: dict[int, list[int]] = {}
     used: tuple[int, int] | None = None
     stepped: Walk | None = None
-    for min_padding, max_pieces in settings.copy():
+    for min_padding, max_pieces in order.copy():
         if lowest <= max(enough_bytes, ceiling + MIN_GAIN_BYTES):
             break  # no more can be gained than what is beyond the live bytes
         if stepped is None:
@@ -84,8 +86,8 @@ def defragment(
         if peak < lowest - MIN_GAIN_BYTES:
             best, lowest, used = reserved, peak, (min_padding, max_pieces)
     if used is not None:
-        settings.remove(used)
-        settings.insert(0, used)
+        order.remove(used)
+        order.insert(0, used)
     made: list[Action] = []
     for i, action in enumerate(actions):
         made += [Action("reserve", size_bytes) for size_bytes in best.get(i, ())]

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from memtrade.plan import Action
+from memtrade.plan import Action, Decision
 from memtrade.schedule import lower
 from memtrade.simulate.memory import Simulator
 from memtrade.simulate.walk import Walk
@@ -43,7 +43,9 @@ def test_counts_what_the_walk_counts(seed: int) -> None:
     graph, rng = random_step_graph(seed, 10), random.Random(seed)
     simulator = Simulator(graph, ARENA)
     for _ in range(5):
-        decisions = {t: rng.choice(options(graph, t)) for t in worth_deciding(graph)}
+        decisions: dict[int, Decision] = {
+            t: rng.choice(options(graph, t)) for t in worth_deciding(graph)
+        }
         actions = list(lower(graph, decisions))
         actions.insert(len(actions) // 2, Action("reserve", 3 << 20))
         series, peak = walked(simulator, tuple(actions))

@@ -321,11 +321,9 @@ def savings(
             "swap": item.out_seconds + item.in_seconds,
         }
         now = seconds[decided(item.tensor)]
-        found += [
-            (seconds[decision] - now, item.tensor, decision)
-            for decision in _allowed(item)
-            if seconds[decision] < now
-        ]
+        for decision in _allowed(item):
+            if seconds[decision] < now:
+                found.append((seconds[decision] - now, item.tensor, decision))
     return [((tensor, decision),) for _, tensor, decision in sorted(found)]
 
 
