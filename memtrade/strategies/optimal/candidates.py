@@ -17,7 +17,7 @@ from memtrade.strategies.base import worth_deciding
 from memtrade.strategies.deadline import Deadline
 from memtrade.strategies.optimal.judge import Finished, Judge, Verdict
 from memtrade.strategies.optimal.problem import Problem, make_problem, reference_order
-from memtrade.strategies.optimal.rules import Rules, exact_program
+from memtrade.strategies.optimal.rules import Rules, early_swaps, exact_program
 from memtrade.target import Target
 from memtrade.units import megabytes
 
@@ -109,11 +109,12 @@ class Candidates:
         return made if self.swap else made.without_swaps()
 
     def _extremes(self) -> list[Verdict]:
-        """All is kept; all that can be is swapped, if there is room for it."""
-        both = [self.judge.judge({})]
+        """All is kept; all that can be is swapped, late or early, if there is room for it."""
+        found = [self.judge.judge({})]
         if self.swap:
-            both.append(self.judge.judge(dict.fromkeys(worth_deciding(self.graph), "swap")))
-        return [each for each in both if each.host_bytes <= self.host_limit_bytes]
+            found.append(self.judge.judge(dict.fromkeys(worth_deciding(self.graph), "swap")))
+            found.append(early_swaps(self.judge))
+        return [each for each in found if each.host_bytes <= self.host_limit_bytes]
 
     def _by_rules(self, budget: int) -> list[Verdict]:
         verdicts = [self.judge.judge(decisions) for decisions in self.rules.choices(budget)]

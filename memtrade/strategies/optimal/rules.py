@@ -13,7 +13,8 @@ from functools import cached_property
 
 from memtrade.errors import InfeasibleBudgetError, UnsupportedGraphError
 from memtrade.plan import Decision
-from memtrade.strategies import checkpoints, ome
+from memtrade.schedule import lower
+from memtrade.strategies import checkpoints, lms, ome
 from memtrade.strategies.base import decisions
 from memtrade.strategies.baselines import checkmate, greedy
 from memtrade.strategies.optimal.judge import Judge, Verdict
@@ -30,6 +31,14 @@ def exact_program(judge: Judge, budget_bytes: int | None) -> Verdict | None:
         program = tuple(action for action in plan.actions if action.kind != "reserve")
         return judge.judge_program(program, decisions(plan.fates))
     return None
+
+
+def early_swaps(judge: Judge) -> Verdict:
+    """What `lms` does: all is swapped, and comes back a little early, which other holes suit."""
+    options = lms.Options()
+    chosen = decisions(lms.fates(judge.graph, options))
+    program = lms.start_early(judge.graph, lower(judge.graph, chosen), options)
+    return judge.judge_program(program, chosen)
 
 
 class Rules:
