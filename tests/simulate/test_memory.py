@@ -268,6 +268,6 @@ def test_a_batch_that_was_made_first_lies_where_the_variables_else_would():
         walk = Walk(simulator.linker, simulator.link([]), simulator.allocator(), None)
         walk.persist()
         region, size_bytes = walk.allocator.regions[0]
-        buffers = walk._sources[x], walk._variable[handle]
+        buffers = walk.sources[x], walk.variables[handle]
         places.append([region <= walk._handle[b] < region + size_bytes for b in buffers])
     assert places == [[False, True], [True, False]]
