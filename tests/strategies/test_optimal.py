@@ -253,7 +253,7 @@ def test_the_time_limit_cancels_and_the_plan_says_so(
 
 
 def test_what_is_free_on_this_machine_does_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
-    graph = chain(12, size=8 << 20)
+    graph = chain(30, size=8 << 20)
     before = plan(graph, Options(), target("gtx-1070"))
     monkeypatch.setattr(psutil, "virtual_memory", lambda: pytest.fail("asked what is free"))
     assert before == plan(graph, Options(), target("gtx-1070"))
