@@ -33,6 +33,7 @@ from memtrade.tf.inline import Inlined, opens
 from memtrade.tf.loss import computed_loss, find_loss
 from memtrade.tf.sizes import learn_sizes
 from memtrade.tf.step import CHECKPOINTS, TrainStep
+from memtrade.tf.unroll import shapes_kept, unrolled
 
 # Shapes, axes and paddings have no more numbers.
 _MOST_VALUES = 64
@@ -58,7 +59,7 @@ def trace(step: TrainStep) -> Trace:
 
 def trace_concrete(step: TrainStep, concrete: Any) -> Trace:
     """The trace of a concrete function of `step.specs`, in their order."""
-    concrete = opened(concrete, step.specs)
+    concrete = unrolled(opened(concrete, step.specs), step.specs)
     data = read_graph(step.name, concrete, step.laid)
     repeated = {data.inputs[i]: data.inputs[first] for i, first in step.repeated.items()}
     data = msgspec.structs.replace(data, batch_first=step.batch_first, repeated=repeated)
@@ -83,23 +84,13 @@ def opened(concrete: Any, specs: Sequence[tf.TensorSpec]) -> Any:
     if closed and not any(opens(node, library) for node in graph_def.node):
         return concrete
     inlined = Inlined(graph_def)
-    traced = {operation.name: operation for operation in func_graph.get_operations()}
-
-    def keep_shapes(graph: Any) -> None:
-        """The program may have said more of a shape than the ops do."""
-        for operation in graph.get_operations():
-            if operation.name in traced:
-                for t, known in zip(operation.outputs, traced[operation.name].outputs, strict=True):
-                    if not t.shape.is_fully_defined():
-                        t.set_shape(known.shape)
-
     return graft(
         concrete,
         inlined.graph_def,
         specs,
         results=[inlined.reference(t.name) for t in func_graph.outputs],
         effects=[inlined.effect(op.name) for op in func_graph.control_outputs],
-        on_import=keep_shapes,
+        on_import=shapes_kept(func_graph),
     ).get_concrete_function()  # pyright: ignore[reportFunctionMemberAccess]
 
 

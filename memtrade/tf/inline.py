@@ -18,7 +18,7 @@ What the body does to variables keeps its place: its stateful ops wait for what 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -51,7 +51,7 @@ class Inlined:
             del node.input[:]
             node.input.extend(inputs)
         self.graph_def = tf.compat.v1.GraphDef(node=self._nodes, versions=graph_def.versions)
-        self.graph_def.library.function.extend(self._still_called())
+        self.graph_def.library.function.extend(still_called(self._nodes, self._library))
 
     def reference(self, name: str) -> str:
         """What "op:index", "op" or "^op" of the given GraphDef is called in the inlined one."""
@@ -140,16 +140,6 @@ class Inlined:
         self._names.add(f"{scope}/leave")
         return scope
 
-    def _still_called(self) -> Iterable[Any]:
-        found: dict[str, Any] = {}
-        stack = list(self._nodes)
-        while stack:
-            for name in _functions_named(stack.pop()):
-                if name in self._library and name not in found:
-                    found[name] = self._library[name]
-                    stack.extend(found[name].node_def)
-        return found.values()
-
 
 def opens(node: NodeDef, library: dict[str, Any]) -> bool:
     """Whether `Inlined` leads past the op."""
@@ -187,7 +177,19 @@ def op_defs(graph_def: GraphDef) -> dict[str, Any]:
     return {each.name: each for each in meta.meta_info_def.stripped_op_list.op}
 
 
-def _functions_named(node: NodeDef) -> Iterable[str]:
+def still_called(nodes: Iterable[NodeDef], library: Mapping[str, Any]) -> Iterable[Any]:
+    """The functions of `library` that `nodes` name, and those that these name."""
+    found: dict[str, Any] = {}
+    stack = list(nodes)
+    while stack:
+        for name in functions_named(stack.pop()):
+            if name in library and name not in found:
+                found[name] = library[name]
+                stack.extend(found[name].node_def)
+    return found.values()
+
+
+def functions_named(node: NodeDef) -> Iterable[str]:
     yield node.op
     for value in node.attr.values():
         if value.WhichOneof("value") == "func":

@@ -1,0 +1,197 @@
+"""Nodes of a GraphDef as they are written, one after the other, and what is known of their values.
+
+A *value* is a tensor as the writer knows it:
+
+    str       a reference to a tensor of the written graph, "op" or "op:1"
+    Constant  whole numbers or truth values; a node is written once one reads them as a tensor
+    Late      what is written when it is first read: an element of a list, or the list itself
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+NodeDef = Any  # tf.compat.v1.NodeDef, a protobuf class that type checkers cannot see
+
+# More elements are nothing that a loop counts by.
+MOST_VALUES = 64
+
+
+class Constant:
+    """Few whole numbers, or truth values.
+
+    Attributes:
+        reference: the node that holds them, if there is one.
+    """
+
+    def __init__(self, array: Any, reference: str = ""):
+        self.array, self.reference = np.asarray(array), reference
+
+
+class Late:
+    """A tensor that is written when it is first read."""
+
+    def written(self, writer: Writer) -> str:
+        raise NotImplementedError
+
+
+Value = str | Constant | Late
+
+
+class Writer:
+    """Writes nodes under names of their own.
+
+    Attributes:
+        nodes: what was written, each behind those that it reads.
+        dry: nothing is written, and references lead nowhere: to see what becomes of constants.
+        rows: of tensors by their references, the size of the first dimension.
+    """
+
+    def __init__(self, rows: dict[str, int], names: Iterable[str] = ()):
+        self.nodes: list[NodeDef] = []
+        self.dry = False
+        self.rows = rows
+        self._names = set(names)
+        self._constants: dict[tuple[Any, ...], str] = {}
+
+    def add(
+        self,
+        like: NodeDef,
+        name: str,
+        inputs: Sequence[Value],
+        controls: Iterable[str] = (),
+        *,
+        own_name: bool = False,
+    ) -> str:
+        """A copy of `like` that reads other inputs; its name, with a number if that is taken by
+        another (`own_name` says it is not)."""
+        references = [self.reference(each) for each in inputs]
+        if self.dry:
+            return name
+        node = tf.compat.v1.NodeDef()
+        node.CopyFrom(like)
+        node.attr.pop("_class", None)  # colocation with ops by names that may be gone
+        node.name = name if own_name else self._unique(name)
+        del node.input[:]
+        node.input.extend(references)
+        node.input.extend(f"^{each}" for each in controls)
+        self.nodes.append(node)
+        return node.name
+
+    def make(self, op: str, name: str, inputs: Sequence[Value], **attrs: Any) -> str:
+        """A node with these attributes: whole numbers, and dtypes of TensorFlow."""
+        like = tf.compat.v1.NodeDef(op=op)
+        for key, value in attrs.items():
+            if isinstance(value, tf.DType):
+                like.attr[key].type = value.as_datatype_enum
+            else:
+                like.attr[key].i = value
+        return self.add(like, name, inputs)
+
+    def reference(self, value: Value) -> str:
+        """The tensor, written now if it was not before."""
+        if isinstance(value, str):
+            return value
+        if isinstance(value, Late):
+            return "" if self.dry else value.written(self)
+        if not value.reference and not self.dry:
+            value.reference = self.constant(value.array)
+        return value.reference
+
+    def constant(self, array: np.ndarray) -> str:
+        """A Const of few values, one for all that are the same."""
+        key = (array.dtype.name, array.shape, array.tobytes())
+        if self.dry:
+            return ""
+        if key not in self._constants:
+            like = tf.compat.v1.NodeDef(op="Const")
+            like.attr["dtype"].type = tf.as_dtype(array.dtype).as_datatype_enum
+            like.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(array))
+            self._constants[key] = self.add(like, f"constant{len(self._constants)}", ())
+        return self._constants[key]
+
+    def filled(self, shape: Constant, value: str, dtype: tf.DType) -> str:
+        """A tensor of one and the same value; there is one of a kind, too."""
+        key = ("Fill", value, shape.array.tobytes())
+        if key not in self._constants:
+            inputs = [shape, value]
+            made = self.make("Fill", "filled", inputs, T=dtype, index_type=tf.int32)
+            self._constants[key] = made
+        return self._constants[key]
+
+    def _unique(self, name: str) -> str:
+        found, count = name, 0
+        while found in self._names:
+            count += 1
+            found = f"{name}_{count}"
+        self._names.add(found)
+        return found
+
+
+# Ops on whole numbers and truth values that loops count by.
+_COUNTED: dict[str, Callable[..., Any]] = {
+    "Abs": np.abs,
+    "Add": np.add,
+    "AddV2": np.add,
+    "Equal": np.equal,
+    "FloorDiv": np.floor_divide,
+    "FloorMod": np.mod,
+    "Greater": np.greater,
+    "GreaterEqual": np.greater_equal,
+    "Less": np.less,
+    "LessEqual": np.less_equal,
+    "LogicalAnd": np.logical_and,
+    "LogicalNot": np.logical_not,
+    "LogicalOr": np.logical_or,
+    "Maximum": np.maximum,
+    "Minimum": np.minimum,
+    "Mul": np.multiply,
+    "Neg": np.negative,
+    "NotEqual": np.not_equal,
+    "Sub": np.subtract,
+}
+_REDUCED: dict[str, Callable[..., Any]] = {"Max": np.max, "Min": np.min, "Prod": np.prod}
+# What one known input may decide alone.
+_DECIDED = {"LogicalAnd": False, "LogicalOr": True}
+KNOWN_TYPES = (tf.bool, tf.int32, tf.int64)
+
+
+def folded(node: NodeDef, inputs: Sequence[Value]) -> Constant | None:
+    """What `node` computes, if its inputs are known and whole."""
+    known = [each.array for each in inputs if isinstance(each, Constant)]
+    decided = _DECIDED.get(node.op)
+    if decided is not None and any(each.ndim == 0 and bool(each) is decided for each in known):
+        return Constant(decided)
+    if not inputs or len(known) < len(inputs):
+        return None
+    if node.op == "Cast" and tf.as_dtype(node.attr["DstT"].type) in KNOWN_TYPES:
+        return Constant(known[0].astype(tf.as_dtype(node.attr["DstT"].type).as_numpy_dtype))
+    if node.op in _REDUCED:
+        axes = tuple(int(axis) for axis in known[1].flat)
+        kept = node.attr["keep_dims"].b
+        found = _REDUCED[node.op](known[0], axis=axes, keepdims=kept)
+        return Constant(np.asarray(found, known[0].dtype))
+    if node.op == "StridedSlice":
+        return _sliced(node, *known)
+    compute = _COUNTED.get(node.op)
+    if compute is None or (node.op in ("FloorDiv", "FloorMod") and not known[1].all()):
+        return None
+    found = np.asarray(compute(*known))
+    return Constant(found) if found.size <= MOST_VALUES else None
+
+
+def _sliced(
+    node: NodeDef, source: np.ndarray, start: np.ndarray, stop: np.ndarray, step: np.ndarray
+) -> Constant | None:
+    """Of a vector, one number or several in a row: a dimension of a shape."""
+    if source.ndim != 1 or start.shape != (1,) or node.attr["new_axis_mask"].i:
+        return None
+    if node.attr["shrink_axis_mask"].i:
+        return Constant(source[start[0]]) if -len(source) <= start[0] < len(source) else None
+    first = None if node.attr["begin_mask"].i else int(start[0])
+    last = None if node.attr["end_mask"].i else int(stop[0])
+    return None if node.attr["ellipsis_mask"].i else Constant(source[first : last : int(step[0])])

@@ -1,0 +1,284 @@
+"""Lists of tensors whose length and indices tracing knows, taken apart into their elements.
+
+    TensorListSetItem(list, 3, x) ... TensorListGetItem(list, 3)      x
+    TensorListFromTensor(t)       ... TensorListGetItem(list, 3)      t[3]
+    TensorListPushBack(list, x)   ... TensorListPopBack(list)         x
+    TensorListStack(list)                                             Pack(of its elements)
+
+A list that an op reads which is none of these is written after all, by the ops that it came by.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import tensorflow as tf
+
+from memtrade.tf.nodes import Constant, Late, NodeDef, Value, Writer
+
+Outputs = list[Value] | None
+Made = tuple[NodeDef, str, Sequence[Value]]  # an op, the name for it, and its inputs
+
+
+class TensorList(Late):
+    """A list as the ops that made it left it; it never changes.
+
+    Attributes:
+        items: by their places; a place without one was never written to.
+        shape: of elements, as the list was told.
+        made: the op that made it, its inputs, and which of its outputs it is.
+        loop: the loop that it was made in.
+    """
+
+    def __init__(
+        self,
+        length: int,
+        items: dict[int, Value],
+        dtype: tf.DType,
+        shape: Value,
+        made: Made,
+        loop: str,
+    ):
+        self.length, self.items, self.dtype, self.shape = length, items, dtype, shape
+        self.made, self.loop, self.reference = made, loop, ""
+
+    def changed(
+        self,
+        made: Made,
+        loop: str,
+        items: dict[int, Value],
+        length: int,
+    ) -> TensorList:
+        return TensorList(length, items, self.dtype, self.shape, made, loop)
+
+    def written(self, writer: Writer) -> str:
+        if not self.reference:
+            # A long chain of changes, the first one first: Python's stack is short.
+            chain: list[TensorList] = [self]
+            while (before := chain[-1].made[2]) and isinstance(before[0], TensorList):
+                if before[0].reference:
+                    break
+                chain.append(before[0])
+            for each in reversed(chain):
+                each.reference = writer.add(each.made[0], each.made[1], each.made[2])
+        return self.reference
+
+
+class Row(Late):
+    """Row `index` of a tensor."""
+
+    def __init__(self, source: str, index: int, dtype: tf.DType):
+        self.source, self.index, self.dtype, self.reference = source, index, dtype, ""
+
+    def written(self, writer: Writer) -> str:
+        if not self.reference:
+            ends = [Constant(np.array([i], np.int32)) for i in (self.index, self.index + 1, 1)]
+            name = f"{self.source.replace(':', '_')}/row{self.index}"
+            self.reference = writer.make(
+                "StridedSlice", name, [self.source, *ends], T=self.dtype, Index=tf.int32,
+                shrink_axis_mask=1, begin_mask=0, end_mask=0, ellipsis_mask=0, new_axis_mask=0,
+            )  # fmt: skip
+        return self.reference
+
+
+class Zeros(Late):
+    """Zeros, of the shape of another tensor or of a known one."""
+
+    def __init__(self, like: Value, dtype: tf.DType):
+        self.like, self.dtype, self.reference = like, dtype, ""
+
+    def written(self, writer: Writer) -> str:
+        if not self.reference:
+            zero = writer.constant(np.zeros((), self.dtype.as_numpy_dtype))
+            if isinstance(self.like, Constant):
+                self.reference = writer.filled(self.like, zero, self.dtype)
+            else:
+                self.reference = writer.make("ZerosLike", "zeros", [self.like], T=self.dtype)
+        return self.reference
+
+
+class Lists:
+    """The ops that make and read lists."""
+
+    def __init__(self, writer: Writer):
+        self.writer = writer
+        self.loop = ""  # the loop that is being unrolled
+
+    def outputs(self, node: NodeDef, name: str, inputs: Sequence[Value]) -> Outputs:
+        """What stands for the outputs of `node`, which would be called `name`; None where it has
+        to be written."""
+        handler = _HANDLERS.get(node.op)
+        return handler(self, node, name, inputs) if handler else None
+
+    def _made(self, node: NodeDef, name: str, inputs: Sequence[Value], length: int) -> TensorList:
+        dtype = tf.as_dtype(node.attr["element_dtype"].type)
+        shape = inputs[1] if node.op == "TensorListFromTensor" else inputs[0]
+        return TensorList(length, {}, dtype, shape, (node, name, inputs), self.loop)
+
+    def _empty(self, node: NodeDef, name: str, inputs: Sequence[Value]) -> Outputs:
+        return [self._made(node, name, inputs, 0)]
+
+    def _reserve(self, node: NodeDef, name: str, inputs: Sequence[Value]) -> Outputs:
+        length = _number(inputs[1])
+        return None if length is None else [self._made(node, name, inputs, length)]
+
+    def _from_tensor(self, node: NodeDef, name: str, inputs: Sequence[Value]) -> Outputs:
+        source = self.writer.reference(inputs[0])
+        rows = self.writer.rows.get(source)
+        if rows is None or self.writer.dry:
+            return None
+        made = self._made(node, name, inputs, rows)
+        made.items = {i: Row(source, i, made.dtype) for i in range(rows)}
+        return [made]
+
+    def _push_back(self, node: NodeDef, name: str, inputs: Sequence[Value]) -> Outputs:
+        before, item = inputs
+        if not isinstance(before, TensorList):
+            return None
+        items = {**before.items, before.length: item}
+        return [before.changed((node, name, inputs), self.loop, items, before.length + 1)]
+
+    def _set_item(self, node: NodeDef, name: str, inputs: Sequence[Value]) -> Outputs:
+        before, place, item = inputs
+        index = _number(place)
+        if not isinstance(before, TensorList) or index is None or not 0 <= index < before.length:
+            return None
+        items = {**before.items, index: item}
+        return [before.changed((node, name, inputs), self.loop, items, before.length)]
+
+    def _pop_back(self, node: NodeDef, name: str, inputs: Sequence[Value]) -> Outputs:
+        before = inputs[0]
+        if not isinstance(before, TensorList) or not before.length:
+            return None
+        item = self._item(before, before.length - 1, inputs[1])
+        items = dict(before.items)
+        items.pop(before.length - 1, None)
+        shorter = before.changed((node, name, inputs), self.loop, items, before.length - 1)
+        return None if item is None else [shorter, item]
+
+    def _get_item(self, node: NodeDef, name: str, inputs: Sequence[Value]) -> Outputs:
+        before, place, shape = inputs
+        index = _number(place)
+        if not isinstance(before, TensorList) or index is None or not 0 <= index < before.length:
+            return None
+        item = self._item(before, index, shape)
+        return None if item is None else [item]
+
+    def _length(self, node: NodeDef, name: str, inputs: Sequence[Value]) -> Outputs:
+        source = inputs[0]
+        if not isinstance(source, TensorList):
+            return None
+        return [Constant(np.asarray(source.length, np.int32))]
+
+    def _element_shape(self, node: NodeDef, name: str, inputs: Sequence[Value]) -> Outputs:
+        source = inputs[0]
+        if not isinstance(source, TensorList) or not isinstance(source.shape, Constant):
+            return None
+        dtype = tf.as_dtype(node.attr["shape_type"].type).as_numpy_dtype
+        return [Constant(source.shape.array.astype(dtype))]
+
+    def _stack(self, node: NodeDef, name: str, inputs: Sequence[Value]) -> Outputs:
+        source, shape = inputs
+        if not isinstance(source, TensorList) or not source.length or self.writer.dry:
+            return None
+        items = [self._item(source, i, shape) for i in range(source.length)]
+        whole = _whole(items)
+        if whole and self.writer.rows.get(whole) == len(items):
+            return [whole]
+        if any(each is None or isinstance(each, TensorList) for each in items):
+            return None
+        made = self.writer.make("Pack", name, items, N=len(items), T=source.dtype, axis=0)
+        self.writer.rows[made] = len(items)
+        return [made]
+
+    def _zeros_like(self, node: NodeDef, name: str, inputs: Sequence[Value]) -> Outputs:
+        source = inputs[0]
+        if not isinstance(source, TensorList) or _nested(source):
+            return None
+        zeros: dict[int, Value] = {i: Zeros(each, source.dtype) for i, each in source.items.items()}
+        return [source.changed((node, name, inputs), self.loop, zeros, source.length)]
+
+    def _add(self, node: NodeDef, name: str, inputs: Sequence[Value]) -> Outputs:
+        """Element by element, in TensorFlow's order: in pairs, then pairs of these, and so on."""
+        lists = [each for each in inputs if isinstance(each, TensorList)]
+        if not lists or len(lists) < len(inputs) or any(map(_nested, lists)):
+            return None
+        if len({each.length for each in lists}) > 1 or self.writer.dry:
+            return None
+        sums = [each.items for each in lists]
+        step, count = 1, len(sums)
+        while step < count:
+            for i in range(step, count, 2 * step):
+                sums[i - step] = self._sum(sums[i - step], sums[i], lists[0].dtype, name)
+            last = range(step, count, 2 * step)[-1] + 2 * step
+            if last == count:
+                sums[0] = self._sum(sums[0], sums[last - step], lists[0].dtype, name)
+                count -= step
+            step *= 2
+        return [lists[0].changed((node, name, inputs), self.loop, sums[0], lists[0].length)]
+
+    def _sum(
+        self, left: dict[int, Value], right: dict[int, Value], dtype: tf.DType, name: str
+    ) -> dict[int, Value]:
+        total = {**right, **left}
+        for i in (
+            left.keys() & right.keys()
+            if len(left) > len(right)
+            else [i for i in left if i in right]
+        ):
+            total[i] = self._plus(left[i], right[i], dtype, f"{name}/item{i}")
+        return total
+
+    def _plus(self, left: Value, right: Value, dtype: tf.DType, name: str) -> Value:
+        if isinstance(left, Zeros) and isinstance(right, Zeros):
+            return left
+        # A sum with zeros is still one: 0 - 0 is +0. But there is no need for all the zeros.
+        zero = self.writer.constant(np.zeros((), dtype.as_numpy_dtype))
+        terms = [zero if isinstance(each, Zeros) else each for each in (left, right)]
+        return self.writer.make("AddV2", name, terms, T=dtype)
+
+    def _item(self, source: TensorList, index: int, shape: Value) -> Value | None:
+        """What is at a place; zeros where nothing was written."""
+        if index in source.items:
+            return source.items[index]
+        if source.dtype == tf.variant:
+            return None
+        for each in (shape, source.shape):
+            if isinstance(each, Constant) and each.array.ndim == 1 and (each.array >= 0).all():
+                return Zeros(Constant(each.array.astype(np.int32)), source.dtype)
+        other = next(iter(source.items.values()), None)
+        return None if other is None else Zeros(other, source.dtype)
+
+
+_HANDLERS = {
+    "AddN": Lists._add,
+    "AddV2": Lists._add,
+    "EmptyTensorList": Lists._empty,
+    "TensorListElementShape": Lists._element_shape,
+    "TensorListFromTensor": Lists._from_tensor,
+    "TensorListGetItem": Lists._get_item,
+    "TensorListLength": Lists._length,
+    "TensorListPopBack": Lists._pop_back,
+    "TensorListPushBack": Lists._push_back,
+    "TensorListReserve": Lists._reserve,
+    "TensorListSetItem": Lists._set_item,
+    "TensorListStack": Lists._stack,
+    "ZerosLike": Lists._zeros_like,
+}
+
+
+def _number(value: Value) -> int | None:
+    return int(value.array) if isinstance(value, Constant) and value.array.ndim == 0 else None
+
+
+def _nested(source: TensorList) -> bool:
+    return source.dtype == tf.variant
+
+
+def _whole(items: Sequence[Value | None]) -> str:
+    """The tensor that `items` are all rows of, from the first on; "" if they are not."""
+    sources = {each.source if isinstance(each, Row) else "" for each in items}
+    if len(sources) > 1 or any(isinstance(e, Row) and e.index != i for i, e in enumerate(items)):
+        return ""
+    return sources.pop()

@@ -1,0 +1,470 @@
+"""Loops whose trip count tracing knows, unrolled: planned like any other chain.
+
+    i ──► While(i < 3) ──► y            x ─► while/0/MatMul ─► while/1/MatMul ─► while/2/MatMul ─► y
+    x ──►  body: MatMul       ──►                 │                  │                  │
+    list ►  push what the                         ▼                  ▼                  ▼
+            gradient reads              dy/dx ◄─ grad/2 ◄──────── grad/1 ◄───────── grad/0 ◄─ dy
+
+One walk over the graph in a topological order knows constants by their values and lists of tensors
+by their elements (`memtrade.tf.tensor_lists`). A loop is walked an iteration at a time while its
+condition comes out as the constant True; what an iteration pushes to a list is, in the gradient's
+loop, an edge. A branch whose predicate is known is walked alone.
+
+Effects keep their number and their order: what has a state waits, in each iteration, for the one
+before. Reads of variables that the loop does not write to are all the same read.
+
+Loops whose end depends on data stay one op, and so do those that would make the graph larger than
+`MOST_OPS`, with the loops that share their lists. O(nodes + edges) of the result, but for what a
+list of n elements costs to change, n in C.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from memtrade.graph import LOOP_TYPES, READ_TYPES
+from memtrade.tf.graft import graft
+from memtrade.tf.inline import Inlined, functions_named, op_defs, still_called
+from memtrade.tf.nodes import (
+    KNOWN_TYPES,
+    MOST_VALUES,
+    Constant,
+    NodeDef,
+    Value,
+    Writer,
+    folded,
+)
+from memtrade.tf.tensor_lists import Lists, TensorList
+
+# An unrolled step has no more ops.
+MOST_OPS = 20_000
+
+# Two-way branches; a Case stays.
+_IF_TYPES = frozenset({"If", "StatelessIf"})
+# Loops of TensorFlow 1 are no functions, but circles.
+_CIRCLE_TYPES = frozenset({"NextIteration", "RefNextIteration"})
+# A NoOp that waits for fewer is left out: what waits for it waits for them.
+_FEW_WAITS = 8
+_BODY, _START = "body", "start"
+
+
+def unrolled(concrete: Any, specs: Sequence[tf.TensorSpec]) -> Any:
+    """`concrete`, a function of `specs` whose calls are opened, with its loops unrolled.
+
+    In rounds: what stands in an unrolled loop has, in the next, shapes that are known.
+    """
+    while True:
+        further = _one_round(concrete, specs)
+        if further is None:
+            return concrete
+        concrete = further
+
+
+def _one_round(concrete: Any, specs: Sequence[tf.TensorSpec]) -> Any:
+    """None where there is nothing to unroll."""
+    func_graph = concrete.graph
+    operations = func_graph.get_operations()
+    types = {operation.type for operation in operations}
+    to_do = any(each in LOOP_TYPES | _IF_TYPES or _of_lists(each) for each in types)
+    if not to_do or types & _CIRCLE_TYPES:
+        return None
+    graph_def = func_graph.as_graph_def()
+    kept: set[str] = set()
+    while True:
+        walk = _Walk(graph_def, operations, frozenset(kept))
+        try:
+            walk.top()
+            break
+        except _KeptError as error:
+            kept |= error.functions
+    lists = [sum(_of_lists(node.op) for node in nodes) for nodes in (graph_def.node, walk.nodes)]
+    if not walk.opened and lists[1] >= lists[0]:
+        return None
+    top = walk.scope
+    made = tf.compat.v1.GraphDef(node=walk.nodes, versions=graph_def.versions)
+    library = {each.signature.name: each for each in graph_def.library.function}
+    made.library.function.extend(still_called(walk.nodes, library))
+    return graft(
+        concrete,
+        made,
+        specs,
+        results=[walk.writer.reference(top.value(t.name)) for t in func_graph.outputs],
+        effects=list(
+            dict.fromkeys(n for op in func_graph.control_outputs for n in top.waits[op.name])
+        ),
+        on_import=shapes_kept(func_graph),
+    ).get_concrete_function()  # pyright: ignore[reportFunctionMemberAccess]
+
+
+def shapes_kept(func_graph: Any) -> Callable[[Any], None]:
+    """For `graft`: the program may have said more of a shape than the ops do."""
+    traced = {operation.name: operation for operation in func_graph.get_operations()}
+
+    def keep(graph: Any) -> None:
+        for operation in graph.get_operations():
+            known = traced.get(operation.name)
+            if known is not None and known.type == operation.type:
+                for t, before in zip(operation.outputs, known.outputs, strict=True):
+                    if not t.shape.is_fully_defined():
+                        t.set_shape(before.shape)
+
+    return keep
+
+
+def _of_lists(op_type: str) -> bool:
+    return op_type.startswith("TensorList") or op_type == "EmptyTensorList"
+
+
+class _KeptError(Exception):
+    """These loops, by the functions of their bodies, have to stay one op each."""
+
+    def __init__(self, functions: set[str]):
+        super().__init__()
+        self.functions = functions
+
+
+class _Template(NamedTuple):
+    """A function's body, calls in it opened, as nodes in a topological order. `end` is the NoOp
+    behind its effects."""
+
+    nodes: list[NodeDef]
+    arguments: list[str]
+    results: list[str]
+    end: str
+    constants: dict[str, Constant]
+
+
+class _Scope:
+    """Where the ops of one graph, or of one iteration, are in the written graph: their outputs,
+    and what is waited for in their place."""
+
+    def __init__(self, prefix: str):
+        self.prefix = prefix
+        self.values: dict[str, str | list[Value]] = {}
+        self.waits: dict[str, tuple[str, ...]] = {}
+
+    def value(self, reference: str) -> Value:
+        name, _, index = reference.partition(":")
+        made = self.values[name]
+        if isinstance(made, str):
+            return made if index in ("", "0") else f"{made}:{index}"
+        return made[int(index or 0)]
+
+    def controls(self, node: NodeDef) -> tuple[str, ...]:
+        names = [self.waits[each[1:]] for each in node.input if each.startswith("^")]
+        return tuple(dict.fromkeys(itertools.chain.from_iterable(names)))
+
+
+class _Walk:
+    """One walk over a graph.
+
+    Attributes:
+        opened: how many loops and branches are gone.
+    """
+
+    def __init__(self, graph_def: Any, operations: Sequence[tf.Operation], kept: frozenset[str]):
+        self.graph_def, self.kept = graph_def, kept
+        self.library = {each.signature.name: each for each in graph_def.library.function}
+        self.op_defs = op_defs(_with_calls_of_all(graph_def))
+        self.known = _known_values(operations)
+        names = [node.name for node in graph_def.node]
+        self.writer = Writer(_first_sizes(operations), names)
+        self.nodes = self.writer.nodes
+        self.lists = Lists(self.writer)
+        self.scope = _Scope("")
+        self.opened = 0
+        self.reads: dict[tuple[str, int], str] | None = None  # in a loop that does not write
+        self.hoisted: dict[tuple[Any, ...], str] = {}  # constants of bodies, by nodes and inputs
+        self.constants: set[Value] = set()
+        self._templates: dict[str, _Template] = {}
+
+    def top(self) -> None:
+        for node in ordered(self.graph_def.node):
+            values = self.known.get(node.name)
+            if values is None or node.op == "Const":
+                self._visit(node, self.scope)
+            if values is not None:
+                self.scope.values[node.name] = list(values)
+                self.scope.waits.setdefault(node.name, self.scope.controls(node))
+
+    def _visit(self, node: NodeDef, scope: _Scope) -> None:
+        inputs = [scope.value(each) for each in node.input if not each.startswith("^")]
+        controls = scope.controls(node)
+        made = self._stand_in(node, inputs, controls, scope)
+        if made is None:
+            made = self.writer.add(
+                node, scope.prefix + node.name, inputs, controls, own_name=not scope.prefix
+            )
+            scope.waits[node.name] = (made,)
+        scope.waits.setdefault(node.name, controls)
+        scope.values[node.name] = made
+
+    def _stand_in(
+        self, node: NodeDef, inputs: list[Value], controls: tuple[str, ...], scope: _Scope
+    ) -> str | list[Value] | None:
+        """What stands for the outputs of `node`; None where it is written as it is."""
+        if node.op in LOOP_TYPES:
+            return self._loop(node, inputs, controls, scope)
+        if node.op in _IF_TYPES:
+            return self._branch(node, inputs, controls, scope)
+        constant = folded(node, inputs)
+        if constant is not None:
+            return [constant]
+        if node.op == "Identity" and not isinstance(inputs[0], str):
+            return inputs
+        listed = self.lists.outputs(node, scope.prefix + node.name, inputs)
+        if listed is not None or not scope.prefix:
+            return listed
+        if self._is_constant(node, inputs):
+            return self._hoisted(node, inputs, scope)
+        if node.op == "Identity" and (self.reads is not None or not controls):
+            return inputs
+        if node.op == "NoOp" and len(controls) < _FEW_WAITS:
+            return []
+        if node.op in READ_TYPES and self.reads is not None:
+            return self._read(node, inputs, controls, scope)
+        return None
+
+    def _is_constant(self, node: NodeDef, inputs: Sequence[Value]) -> bool:
+        """Whether each iteration would make the same of constants, as a Fill with zeros does.
+        TensorFlow computes such ops before the first step, and keeps what each of them makes."""
+        definition = self.op_defs[node.op]
+        return (
+            not definition.is_stateful
+            and len(definition.output_arg) == 1
+            and all(isinstance(each, Constant) or each in self.constants for each in inputs)
+        )
+
+    def _hoisted(self, node: NodeDef, inputs: Sequence[Value], scope: _Scope) -> list[Value]:
+        """A constant of a body: one for all iterations."""
+        scope.waits[node.name] = ()
+        if self.writer.dry:
+            return [""]
+        key = (id(node), *map(self.writer.reference, inputs))
+        if key not in self.hoisted:
+            self.hoisted[key] = self.writer.add(node, scope.prefix + node.name, inputs)
+            self.constants.add(self.hoisted[key])
+        return [self.hoisted[key]]
+
+    def _read(
+        self, node: NodeDef, inputs: list[Value], controls: tuple[str, ...], scope: _Scope
+    ) -> str:
+        assert self.reads is not None
+        key = (self.writer.reference(inputs[0]), node.attr["dtype"].type)
+        if key not in self.reads:
+            name = self.writer.add(node, scope.prefix + node.name, inputs, controls)
+            if self.writer.dry:
+                return name
+            self.reads[key] = name
+        scope.waits[node.name] = (self.reads[key],)
+        return self.reads[key]
+
+    # Loops and branches
+
+    def _loop(
+        self, node: NodeDef, inputs: list[Value], controls: tuple[str, ...], scope: _Scope
+    ) -> list[Value] | None:
+        """The loop's results, iteration after iteration; None where its end is not known."""
+        function = node.attr["body"].func.name
+        if self.writer.dry or function in self.kept or not self._may_open(node):
+            return None
+        if self._goes_on(node, inputs) is None:
+            return None
+        outermost, reads = self.lists.loop, self.reads
+        self.lists.loop = outermost or function
+        writes = self._writes(node)
+        self.reads = None if writes else reads or {}
+        variables, ends = inputs, controls
+        for i in itertools.count():
+            goes_on = self._goes_on(node, variables)
+            if goes_on is None:
+                raise _KeptError({function})
+            if not goes_on:
+                break
+            if len(self.nodes) + i > MOST_OPS:
+                linked = {each.loop for each in inputs if isinstance(each, TensorList)}
+                raise _KeptError({self.lists.loop} | linked - {""})
+            variables, left = self._walked(
+                function, variables, ends, f"{scope.prefix}{node.name}/{i}/"
+            )
+            ends = left if writes else controls
+            scope.waits[node.name] = left
+        scope.waits.setdefault(node.name, controls)
+        self.lists.loop, self.reads = outermost, reads
+        self.opened += 1
+        return variables
+
+    def _branch(
+        self, node: NodeDef, inputs: list[Value], controls: tuple[str, ...], scope: _Scope
+    ) -> list[Value] | None:
+        predicate = inputs[0]
+        if self.writer.dry or not isinstance(predicate, Constant) or predicate.array.ndim:
+            return None
+        if not self._may_open(node):
+            return None
+        which = "then_branch" if predicate.array else "else_branch"
+        function = node.attr[which].func.name
+        results, ends = self._walked(function, inputs[1:], controls, f"{scope.prefix}{node.name}/")
+        scope.waits[node.name] = ends
+        self.opened += 1
+        return results
+
+    def _goes_on(self, node: NodeDef, variables: list[Value]) -> bool | None:
+        """The loop's condition, if it is known."""
+        self.writer.dry = True
+        (found,), _ = self._walked(node.attr["cond"].func.name, variables, (), "condition/")
+        self.writer.dry = False
+        return bool(found.array) if isinstance(found, Constant) else None
+
+    def _walked(
+        self, function: str, arguments: list[Value], waits: tuple[str, ...], prefix: str
+    ) -> tuple[list[Value], tuple[str, ...]]:
+        """The function's results, and what stands for the end of its effects."""
+        template = self._template(function, len(arguments))
+        scope = _Scope(prefix)
+        for name, value in zip(template.arguments, arguments, strict=True):
+            scope.values[name], scope.waits[name] = [value], ()
+        scope.values[_START], scope.waits[_START] = [], waits
+        for node in template.nodes:
+            if node.name not in scope.values:
+                constant = template.constants.get(node.name)
+                if constant is None:
+                    self._visit(node, scope)
+                else:
+                    scope.values[node.name], scope.waits[node.name] = [constant], ()
+        return [scope.value(each) for each in template.results], scope.waits[template.end]
+
+    # Functions
+
+    def _template(self, function: str, count: int) -> _Template:
+        if function not in self._templates:
+            self._templates[function] = _opened(function, self.graph_def, self.library, count)
+        return self._templates[function]
+
+    def _may_open(self, node: NodeDef) -> bool:
+        """Random ops count on in their kernels: two kernels with one seed would start alike."""
+        return not any(
+            key in leaf.attr and leaf.attr[key].i
+            for leaf in self._effects(node)
+            for key in ("seed", "seed2")
+        )
+
+    def _writes(self, node: NodeDef) -> bool:
+        return any(leaf.op not in READ_TYPES for leaf in self._effects(node))
+
+    def _effects(self, node: NodeDef) -> list[NodeDef]:
+        """The ops with a state in the functions that `node` names, all the way down."""
+        found: list[NodeDef] = []
+        seen: set[str] = set()
+        stack = [node]
+        while stack:
+            names = [name for name in functions_named(stack.pop()) if name in self.library]
+            for name in names:
+                if name in seen:
+                    continue
+                seen.add(name)
+                for each in self.library[name].node_def:
+                    inner = [n for n in functions_named(each) if n in self.library]
+                    if inner:
+                        stack.append(each)
+                    elif self.op_defs[each.op].is_stateful:
+                        found.append(each)
+        return found
+
+
+def _with_calls_of_all(graph_def: Any) -> Any:
+    """For `op_defs`, which looks into functions that are called, but not into loops."""
+    extended = tf.compat.v1.GraphDef()
+    extended.CopyFrom(graph_def)
+    for function in graph_def.library.function:
+        call = extended.node.add(op="PartitionedCall", name=f"call/{function.signature.name}")
+        call.attr["f"].func.name = function.signature.name
+    return extended
+
+
+def _opened(function: str, graph_def: Any, library: Mapping[str, Any], count: int) -> _Template:
+    signature = library[function].signature
+    call = tf.compat.v1.NodeDef(op="PartitionedCall", name=_BODY)
+    call.attr["f"].func.name = function
+    call.attr["Tin"].list.type.extend(each.type for each in signature.input_arg)
+    call.attr["Tout"].list.type.extend(each.type for each in signature.output_arg)
+    around = tf.compat.v1.GraphDef(versions=graph_def.versions)
+    around.library.function.extend(still_called([call], library))
+    around.node.add(op="NoOp", name=_START)
+    arguments = [f"argument{i}" for i in range(count)]
+    for name, each in zip(arguments, signature.input_arg, strict=True):
+        around.node.add(op="Placeholder", name=name).attr["dtype"].type = each.type
+    call.input.extend([*arguments, f"^{_START}"])
+    around.node.append(call)
+    inlined = Inlined(around)
+    results = [f"{_BODY}:{i}" if i else _BODY for i in range(len(signature.output_arg))]
+    nodes = ordered(inlined.graph_def.node)
+    constants = {node.name: found for node in nodes if (found := _constant(node))}
+    references = [inlined.reference(each) for each in results]
+    return _Template(nodes, arguments, references, inlined.effect(_BODY), constants)
+
+
+def _constant(node: NodeDef) -> Constant | None:
+    """A Const that a loop may count by."""
+    if node.op != "Const" or tf.as_dtype(node.attr["dtype"].type) not in KNOWN_TYPES:
+        return None
+    array = tf.make_ndarray(node.attr["value"].tensor)
+    return Constant(array) if array.size <= MOST_VALUES else None
+
+
+def _known_values(operations: Sequence[tf.Operation]) -> dict[str, list[Constant]]:
+    """By ops, what their outputs are where tracing knows all of them: few whole numbers."""
+    known = {}
+    for operation in operations:
+        values = []
+        for t in operation.outputs:
+            few = t.dtype in KNOWN_TYPES and t.shape.is_fully_defined()
+            value = None
+            if few and t.shape.num_elements() <= MOST_VALUES:
+                value = tf.get_static_value(t)
+            if value is None:
+                break
+            name = operation.name if operation.type == "Const" else ""
+            values.append(Constant(value, name))
+        else:
+            if values:
+                known[operation.name] = values
+    return known
+
+
+def _first_sizes(operations: Sequence[tf.Operation]) -> dict[str, int]:
+    """By tensors, the sizes of their first dimensions where they are known."""
+    sizes = {}
+    for operation in operations:
+        for t in operation.outputs:
+            if t.shape.rank and t.shape[0] is not None:
+                sizes[t.name.removesuffix(":0")] = int(t.shape[0])
+    return sizes
+
+
+def ordered(nodes: Sequence[NodeDef]) -> list[NodeDef]:
+    """`nodes` so that each stands behind those it reads, and else as they were."""
+    named = {node.name: node for node in nodes}
+    done: set[str] = set()
+    found: list[NodeDef] = []
+    for first in nodes:
+        stack: list[tuple[NodeDef, Iterator[str]]] = [(first, iter(first.input))]
+        while stack:
+            node, inputs = stack[-1]
+            if node.name in done:
+                stack.pop()
+                continue
+            for each in inputs:
+                before = each.removeprefix("^").partition(":")[0]
+                if before in named and before not in done:
+                    stack.append((named[before], iter(named[before].input)))
+                    break
+            else:
+                stack.pop()
+                done.add(node.name)
+                found.append(node)
+    return found
