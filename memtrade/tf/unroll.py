@@ -21,14 +21,15 @@ list of n elements costs to change, n in C.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import tensorflow as tf
 
 from memtrade.graph import LOOP_TYPES, READ_TYPES
+from memtrade.tf.functions import START, Functions, kernel_function, ordered
 from memtrade.tf.graft import graft
-from memtrade.tf.inline import Inlined, functions_named, op_defs, still_called
+from memtrade.tf.inline import still_called
 from memtrade.tf.nodes import (
     KNOWN_TYPES,
     MOST_VALUES,
@@ -49,7 +50,6 @@ _IF_TYPES = frozenset({"If", "StatelessIf"})
 _CIRCLE_TYPES = frozenset({"NextIteration", "RefNextIteration"})
 # A NoOp that waits for fewer is left out: what waits for it waits for them.
 _FEW_WAITS = 8
-_BODY, _START = "body", "start"
 
 
 def unrolled(concrete: Any, specs: Sequence[tf.TensorSpec]) -> Any:
@@ -86,7 +86,7 @@ def _one_round(concrete: Any, specs: Sequence[tf.TensorSpec]) -> Any:
         return None
     top = walk.scope
     made = tf.compat.v1.GraphDef(node=walk.nodes, versions=graph_def.versions)
-    library = {each.signature.name: each for each in graph_def.library.function}
+    library = walk.functions.library | walk.made
     made.library.function.extend(still_called(walk.nodes, library))
     return graft(
         concrete,
@@ -127,23 +127,12 @@ class _KeptError(Exception):
         self.functions = functions
 
 
-class _Template(NamedTuple):
-    """A function's body, calls in it opened, as nodes in a topological order. `end` is the NoOp
-    behind its effects."""
-
-    nodes: list[NodeDef]
-    arguments: list[str]
-    results: list[str]
-    end: str
-    constants: dict[str, Constant]
-
-
 class _Scope:
     """Where the ops of one graph, or of one iteration, are in the written graph: their outputs,
     and what is waited for in their place."""
 
-    def __init__(self, prefix: str):
-        self.prefix = prefix
+    def __init__(self, prefix: str, function: str = ""):
+        self.prefix, self.function = prefix, function
         self.values: dict[str, str | list[Value]] = {}
         self.waits: dict[str, tuple[str, ...]] = {}
 
@@ -168,8 +157,7 @@ class _Walk:
 
     def __init__(self, graph_def: Any, operations: Sequence[tf.Operation], kept: frozenset[str]):
         self.graph_def, self.kept = graph_def, kept
-        self.library = {each.signature.name: each for each in graph_def.library.function}
-        self.op_defs = op_defs(_with_calls_of_all(graph_def))
+        self.functions = Functions(graph_def)
         self.known = _known_values(operations)
         names = [node.name for node in graph_def.node]
         self.writer = Writer(_first_sizes(operations), names)
@@ -177,10 +165,10 @@ class _Walk:
         self.lists = Lists(self.writer)
         self.scope = _Scope("")
         self.opened = 0
+        self.made: dict[str, Any] = {}  # functions
         self.reads: dict[tuple[str, int], str] | None = None  # in a loop that does not write
         self.hoisted: dict[tuple[Any, ...], str] = {}  # constants of bodies, by nodes and inputs
         self.constants: set[Value] = set()
-        self._templates: dict[str, _Template] = {}
 
     def top(self) -> None:
         for node in ordered(self.graph_def.node):
@@ -196,6 +184,8 @@ class _Walk:
         controls = scope.controls(node)
         made = self._stand_in(node, inputs, controls, scope)
         if made is None:
+            if self.lists.loop and any(map(self.functions.counts_on, self.functions.effects(node))):
+                raise _KeptError({self.lists.loop})  # each iteration's would have its own kernels
             made = self.writer.add(
                 node, scope.prefix + node.name, inputs, controls, own_name=not scope.prefix
             )
@@ -227,12 +217,14 @@ class _Walk:
             return []
         if node.op in READ_TYPES and self.reads is not None:
             return self._read(node, inputs, controls, scope)
+        if self.lists.loop and self.functions.counts_on(node):
+            return self._drawn(node, inputs, controls, scope)
         return None
 
     def _is_constant(self, node: NodeDef, inputs: Sequence[Value]) -> bool:
         """Whether each iteration would make the same of constants, as a Fill with zeros does.
         TensorFlow computes such ops before the first step, and keeps what each of them makes."""
-        definition = self.op_defs[node.op]
+        definition = self.functions.op_defs[node.op]
         return (
             not definition.is_stateful
             and len(definition.output_arg) == 1
@@ -263,6 +255,29 @@ class _Walk:
         scope.waits[node.name] = (self.reads[key],)
         return self.reads[key]
 
+    def _drawn(
+        self, node: NodeDef, inputs: list[Value], controls: tuple[str, ...], scope: _Scope
+    ) -> list[Value]:
+        """Random numbers of a kernel that counts on from one iteration to the next: all call one
+        function, which has one kernel. Each kernel of its own would start anew."""
+        definition = self.functions.op_defs[node.op]
+        made = kernel_function(f"{scope.function}_{node.name.replace('/', '_')}", node, definition)
+        self.made[made.signature.name] = made
+        like = tf.compat.v1.NodeDef(op="StatefulPartitionedCall")
+        like.attr["f"].func.name = made.signature.name
+        like.attr["Tin"].list.type.extend(each.type for each in made.signature.input_arg)
+        like.attr["Tout"].list.type.extend(each.type for each in made.signature.output_arg)
+        call = self.writer.add(like, scope.prefix + node.name, inputs, controls)
+        scope.waits[node.name] = (call,)
+        if not isinstance(inputs[0], Constant) or definition.input_arg[0].name != "shape":
+            return [call]
+        # A call does not say what shape it returns.
+        shape = tf.TensorShape(inputs[0].array.tolist()).as_proto()
+        like = tf.compat.v1.NodeDef(op="EnsureShape")
+        like.attr["T"].type = made.signature.output_arg[0].type
+        like.attr["shape"].shape.CopyFrom(shape)
+        return [self.writer.add(like, f"{call}/shape", [call])]
+
     # Loops and branches
 
     def _loop(
@@ -270,13 +285,17 @@ class _Walk:
     ) -> list[Value] | None:
         """The loop's results, iteration after iteration; None where its end is not known."""
         function = node.attr["body"].func.name
-        if self.writer.dry or function in self.kept or not self._may_open(node):
+        if self.writer.dry or function in self.kept or self._goes_on(node, inputs) is None:
             return None
-        if self._goes_on(node, inputs) is None:
+        kinds = node.attr["T"].list.type
+        if any(
+            kind == tf.variant.as_datatype_enum and isinstance(each, str)
+            for kind, each in zip(kinds, inputs, strict=True)
+        ):  # a list that is not taken apart: the loop that it comes from stays, too
             return None
         outermost, reads = self.lists.loop, self.reads
         self.lists.loop = outermost or function
-        writes = self._writes(node)
+        writes = self.functions.writes(node)
         self.reads = None if writes else reads or {}
         variables, ends = inputs, controls
         for i in itertools.count():
@@ -304,8 +323,6 @@ class _Walk:
         predicate = inputs[0]
         if self.writer.dry or not isinstance(predicate, Constant) or predicate.array.ndim:
             return None
-        if not self._may_open(node):
-            return None
         which = "then_branch" if predicate.array else "else_branch"
         function = node.attr[which].func.name
         results, ends = self._walked(function, inputs[1:], controls, f"{scope.prefix}{node.name}/")
@@ -324,11 +341,11 @@ class _Walk:
         self, function: str, arguments: list[Value], waits: tuple[str, ...], prefix: str
     ) -> tuple[list[Value], tuple[str, ...]]:
         """The function's results, and what stands for the end of its effects."""
-        template = self._template(function, len(arguments))
-        scope = _Scope(prefix)
+        template = self.functions.template(function)
+        scope = _Scope(prefix, function)
         for name, value in zip(template.arguments, arguments, strict=True):
             scope.values[name], scope.waits[name] = [value], ()
-        scope.values[_START], scope.waits[_START] = [], waits
+        scope.values[START], scope.waits[START] = [], waits
         for node in template.nodes:
             if node.name not in scope.values:
                 constant = template.constants.get(node.name)
@@ -337,83 +354,6 @@ class _Walk:
                 else:
                     scope.values[node.name], scope.waits[node.name] = [constant], ()
         return [scope.value(each) for each in template.results], scope.waits[template.end]
-
-    # Functions
-
-    def _template(self, function: str, count: int) -> _Template:
-        if function not in self._templates:
-            self._templates[function] = _opened(function, self.graph_def, self.library, count)
-        return self._templates[function]
-
-    def _may_open(self, node: NodeDef) -> bool:
-        """Random ops count on in their kernels: two kernels with one seed would start alike."""
-        return not any(
-            key in leaf.attr and leaf.attr[key].i
-            for leaf in self._effects(node)
-            for key in ("seed", "seed2")
-        )
-
-    def _writes(self, node: NodeDef) -> bool:
-        return any(leaf.op not in READ_TYPES for leaf in self._effects(node))
-
-    def _effects(self, node: NodeDef) -> list[NodeDef]:
-        """The ops with a state in the functions that `node` names, all the way down."""
-        found: list[NodeDef] = []
-        seen: set[str] = set()
-        stack = [node]
-        while stack:
-            names = [name for name in functions_named(stack.pop()) if name in self.library]
-            for name in names:
-                if name in seen:
-                    continue
-                seen.add(name)
-                for each in self.library[name].node_def:
-                    inner = [n for n in functions_named(each) if n in self.library]
-                    if inner:
-                        stack.append(each)
-                    elif self.op_defs[each.op].is_stateful:
-                        found.append(each)
-        return found
-
-
-def _with_calls_of_all(graph_def: Any) -> Any:
-    """For `op_defs`, which looks into functions that are called, but not into loops."""
-    extended = tf.compat.v1.GraphDef()
-    extended.CopyFrom(graph_def)
-    for function in graph_def.library.function:
-        call = extended.node.add(op="PartitionedCall", name=f"call/{function.signature.name}")
-        call.attr["f"].func.name = function.signature.name
-    return extended
-
-
-def _opened(function: str, graph_def: Any, library: Mapping[str, Any], count: int) -> _Template:
-    signature = library[function].signature
-    call = tf.compat.v1.NodeDef(op="PartitionedCall", name=_BODY)
-    call.attr["f"].func.name = function
-    call.attr["Tin"].list.type.extend(each.type for each in signature.input_arg)
-    call.attr["Tout"].list.type.extend(each.type for each in signature.output_arg)
-    around = tf.compat.v1.GraphDef(versions=graph_def.versions)
-    around.library.function.extend(still_called([call], library))
-    around.node.add(op="NoOp", name=_START)
-    arguments = [f"argument{i}" for i in range(count)]
-    for name, each in zip(arguments, signature.input_arg, strict=True):
-        around.node.add(op="Placeholder", name=name).attr["dtype"].type = each.type
-    call.input.extend([*arguments, f"^{_START}"])
-    around.node.append(call)
-    inlined = Inlined(around)
-    results = [f"{_BODY}:{i}" if i else _BODY for i in range(len(signature.output_arg))]
-    nodes = ordered(inlined.graph_def.node)
-    constants = {node.name: found for node in nodes if (found := _constant(node))}
-    references = [inlined.reference(each) for each in results]
-    return _Template(nodes, arguments, references, inlined.effect(_BODY), constants)
-
-
-def _constant(node: NodeDef) -> Constant | None:
-    """A Const that a loop may count by."""
-    if node.op != "Const" or tf.as_dtype(node.attr["dtype"].type) not in KNOWN_TYPES:
-        return None
-    array = tf.make_ndarray(node.attr["value"].tensor)
-    return Constant(array) if array.size <= MOST_VALUES else None
 
 
 def _known_values(operations: Sequence[tf.Operation]) -> dict[str, list[Constant]]:
@@ -444,27 +384,3 @@ def _first_sizes(operations: Sequence[tf.Operation]) -> dict[str, int]:
             if t.shape.rank and t.shape[0] is not None:
                 sizes[t.name.removesuffix(":0")] = int(t.shape[0])
     return sizes
-
-
-def ordered(nodes: Sequence[NodeDef]) -> list[NodeDef]:
-    """`nodes` so that each stands behind those it reads, and else as they were."""
-    named = {node.name: node for node in nodes}
-    done: set[str] = set()
-    found: list[NodeDef] = []
-    for first in nodes:
-        stack: list[tuple[NodeDef, Iterator[str]]] = [(first, iter(first.input))]
-        while stack:
-            node, inputs = stack[-1]
-            if node.name in done:
-                stack.pop()
-                continue
-            for each in inputs:
-                before = each.removeprefix("^").partition(":")[0]
-                if before in named and before not in done:
-                    stack.append((named[before], iter(named[before].input)))
-                    break
-            else:
-                stack.pop()
-                done.add(node.name)
-                found.append(node)
-    return found

@@ -1,0 +1,161 @@
+"""Functions of loops and branches: their bodies as they are walked, and the ops with a state."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from memtrade.graph import READ_TYPES
+from memtrade.tf.inline import Inlined, functions_named, op_defs, still_called
+from memtrade.tf.nodes import KNOWN_TYPES, MOST_VALUES, Constant, NodeDef
+
+# The NoOp in a body that stands for what its ops with a state wait for.
+START = "start"
+_BODY = "body"
+
+
+class Template(NamedTuple):
+    """A function's body, calls in it opened, as nodes in a topological order. `end` is the NoOp
+    behind its effects."""
+
+    nodes: list[NodeDef]
+    arguments: list[str]
+    results: list[str]
+    end: str
+    constants: dict[str, Constant]
+
+
+class Functions:
+    """The functions of a graph.
+
+    Attributes:
+        library: by their names.
+        op_defs: the definitions of all ops in the graph and in them.
+    """
+
+    def __init__(self, graph_def: Any):
+        self.library: dict[str, Any] = {f.signature.name: f for f in graph_def.library.function}
+        self.op_defs = op_defs(_with_calls_of_all(graph_def))
+        self._versions = graph_def.versions
+        self._templates: dict[str, Template] = {}
+
+    def template(self, function: str) -> Template:
+        if function not in self._templates:
+            self._templates[function] = _opened(function, self.library, self._versions)
+        return self._templates[function]
+
+    def counts_on(self, node: NodeDef) -> bool:
+        """Whether its kernel makes other random numbers each time, by a seed. The attributes of
+        others, without one, differ from run to run anyway."""
+        seeds = [node.attr[key].i for key in ("seed", "seed2") if key in node.attr]
+        return any(seeds) and self.op_defs[node.op].is_stateful
+
+    def writes(self, node: NodeDef) -> bool:
+        return any(leaf.op not in READ_TYPES for leaf in self.effects(node))
+
+    def effects(self, node: NodeDef) -> list[NodeDef]:
+        """The ops with a state in the functions that `node` names, all the way down."""
+        found: list[NodeDef] = []
+        seen: set[str] = set()
+        stack = [node]
+        while stack:
+            names = [name for name in functions_named(stack.pop()) if name in self.library]
+            for name in names:
+                if name in seen:
+                    continue
+                seen.add(name)
+                for each in self.library[name].node_def:
+                    inner = [n for n in functions_named(each) if n in self.library]
+                    if inner:
+                        stack.append(each)
+                    elif self.op_defs[each.op].is_stateful:
+                        found.append(each)
+        return found
+
+
+def _with_calls_of_all(graph_def: Any) -> Any:
+    """For `op_defs`, which looks into functions that are called, but not into loops."""
+    extended = tf.compat.v1.GraphDef()
+    extended.CopyFrom(graph_def)
+    for function in graph_def.library.function:
+        call = extended.node.add(op="PartitionedCall", name=f"call/{function.signature.name}")
+        call.attr["f"].func.name = function.signature.name
+    return extended
+
+
+def _opened(function: str, library: Mapping[str, Any], versions: Any) -> Template:
+    signature = library[function].signature
+    call = tf.compat.v1.NodeDef(op="PartitionedCall", name=_BODY)
+    call.attr["f"].func.name = function
+    call.attr["Tin"].list.type.extend(each.type for each in signature.input_arg)
+    call.attr["Tout"].list.type.extend(each.type for each in signature.output_arg)
+    around = tf.compat.v1.GraphDef(versions=versions)
+    around.library.function.extend(still_called([call], library))
+    around.node.add(op="NoOp", name=START)
+    arguments = [f"argument{i}" for i in range(len(signature.input_arg))]
+    for name, each in zip(arguments, signature.input_arg, strict=True):
+        around.node.add(op="Placeholder", name=name).attr["dtype"].type = each.type
+    call.input.extend([*arguments, f"^{START}"])
+    around.node.append(call)
+    inlined = Inlined(around)
+    results = [f"{_BODY}:{i}" if i else _BODY for i in range(len(signature.output_arg))]
+    nodes = ordered(inlined.graph_def.node)
+    constants = {node.name: found for node in nodes if (found := _constant(node))}
+    references = [inlined.reference(each) for each in results]
+    return Template(nodes, arguments, references, inlined.effect(_BODY), constants)
+
+
+def kernel_function(name: str, node: NodeDef, definition: Any) -> Any:
+    """A function that does what `node` does. All calls of it run the same kernel."""
+    function = tf.compat.v1.GraphDef().library.function.add()
+    function.signature.name = name
+    function.signature.is_stateful = True
+    function.attr["_noinline"].b = True
+    inner = function.node_def.add()
+    inner.CopyFrom(node)
+    inner.name = "kernel"
+    inner.attr.pop("_class", None)
+    del inner.input[:]
+    for kind, arguments in (("input", definition.input_arg), ("output", definition.output_arg)):
+        for each in arguments:
+            made = getattr(function.signature, f"{kind}_arg").add(name=f"{kind}_{each.name}")
+            made.type = each.type or node.attr[each.type_attr].type
+            if kind == "input":
+                inner.input.append(made.name)
+            else:
+                function.ret[made.name] = f"kernel:{each.name}:0"
+    return function
+
+
+def _constant(node: NodeDef) -> Constant | None:
+    """A Const that a loop may count by."""
+    if node.op != "Const" or tf.as_dtype(node.attr["dtype"].type) not in KNOWN_TYPES:
+        return None
+    array = tf.make_ndarray(node.attr["value"].tensor)
+    return Constant(array) if array.size <= MOST_VALUES else None
+
+
+def ordered(nodes: Sequence[NodeDef]) -> list[NodeDef]:
+    """`nodes` so that each stands behind those it reads, and else as they were."""
+    named = {node.name: node for node in nodes}
+    done: set[str] = set()
+    found: list[NodeDef] = []
+    for first in nodes:
+        stack: list[tuple[NodeDef, Iterator[str]]] = [(first, iter(first.input))]
+        while stack:
+            node, inputs = stack[-1]
+            if node.name in done:
+                stack.pop()
+                continue
+            for each in inputs:
+                before = each.removeprefix("^").partition(":")[0]
+                if before in named and before not in done:
+                    stack.append((named[before], iter(named[before].input)))
+                    break
+            else:
+                stack.pop()
+                done.add(node.name)
+                found.append(node)
+    return found
