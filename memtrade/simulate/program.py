@@ -18,7 +18,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from memtrade.facts import FOLDED_BYTES, READING, SCRATCH, Facts, Request, reuse
-from memtrade.graph import ALIAS_TYPES, CALL_TYPES, READ_TYPES, SOURCE_TYPES, StepGraph
+from memtrade.graph import CALL_TYPES, READ_TYPES, SOURCE_TYPES, StepGraph
 from memtrade.plan import Action
 
 
@@ -154,7 +154,7 @@ class Linker:
         passing = (
             op.type in reuse().passing and self.sizes[op.inputs[0]] == self.sizes[op.outputs[0]]
         )
-        if (op.type in ALIAS_TYPES or passing) and op.inputs and op.outputs:
+        if graph.is_view(op) or passing:
             return Spec(Code.ALIAS, inputs, op.outputs)
         fact = self.known[op_id]
         wanted = [*fact.requests]

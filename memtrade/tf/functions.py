@@ -52,26 +52,24 @@ class Functions:
         seeds = [node.attr[key].i for key in ("seed", "seed2") if key in node.attr]
         return any(seeds) and self.op_defs[node.op].is_stateful
 
-    def writes(self, node: NodeDef) -> bool:
-        return any(leaf.op not in READ_TYPES for leaf in self.effects(node))
+    def writes(self, function: str) -> bool:
+        return any(leaf.op not in READ_TYPES for leaf in self.effects(function))
 
-    def effects(self, node: NodeDef) -> list[NodeDef]:
-        """The ops with a state in the functions that `node` names, all the way down."""
+    def effects(self, *functions: str) -> list[NodeDef]:
+        """The ops with a state in these functions, all the way down."""
         found: list[NodeDef] = []
+        stack = [name for name in functions if name in self.library]
         seen: set[str] = set()
-        stack = [node]
         while stack:
-            names = [name for name in functions_named(stack.pop()) if name in self.library]
-            for name in names:
-                if name in seen:
-                    continue
-                seen.add(name)
-                for each in self.library[name].node_def:
-                    inner = [n for n in functions_named(each) if n in self.library]
-                    if inner:
-                        stack.append(each)
-                    elif self.op_defs[each.op].is_stateful:
-                        found.append(each)
+            name = stack.pop()
+            if name in seen:
+                continue
+            seen.add(name)
+            for each in self.library[name].node_def:
+                inner = [n for n in functions_named(each) if n in self.library]
+                stack.extend(inner)
+                if not inner and self.op_defs[each.op].is_stateful:
+                    found.append(each)
         return found
 
 
@@ -107,26 +105,30 @@ def _opened(function: str, library: Mapping[str, Any], versions: Any) -> Templat
     return Template(nodes, arguments, references, inlined.effect(_BODY), constants)
 
 
-def kernel_function(name: str, node: NodeDef, definition: Any) -> Any:
-    """A function that does what `node` does. All calls of it run the same kernel."""
-    function = tf.compat.v1.GraphDef().library.function.add()
-    function.signature.name = name
-    function.signature.is_stateful = True
-    function.attr["_noinline"].b = True
-    inner = function.node_def.add()
+def kernel_function(node: NodeDef, definition: Any) -> Any:
+    """A concrete function that does what `node` does. All calls of it run the same kernel."""
+    inner = tf.compat.v1.NodeDef()
     inner.CopyFrom(node)
     inner.name = "kernel"
     inner.attr.pop("_class", None)
+    names = [each.name for each in definition.input_arg]
     del inner.input[:]
-    for kind, arguments in (("input", definition.input_arg), ("output", definition.output_arg)):
-        for each in arguments:
-            made = getattr(function.signature, f"{kind}_arg").add(name=f"{kind}_{each.name}")
-            made.type = each.type or node.attr[each.type_attr].type
-            if kind == "input":
-                inner.input.append(made.name)
-            else:
-                function.ret[made.name] = f"kernel:{each.name}:0"
-    return function
+    inner.input.extend(names)
+    graph_def = tf.compat.v1.GraphDef(node=[inner])
+    graph_def.versions.producer = tf.version.GRAPH_DEF_VERSION
+    types = [each.type or node.attr[each.type_attr].type for each in definition.input_arg]
+    results = [f"kernel:{i}" for i in range(len(definition.output_arg))]
+
+    def kernel(*inputs: tf.Tensor) -> list[tf.Tensor]:
+        given = dict(zip(names, inputs, strict=True))
+        return tf.graph_util.import_graph_def(graph_def, given, results, name="")
+
+    return tf.function(
+        kernel,
+        input_signature=[tf.TensorSpec(None, tf.as_dtype(each)) for each in types],
+        autograph=False,
+        experimental_attributes={"_noinline": True},
+    ).get_concrete_function()  # pyright: ignore[reportFunctionMemberAccess]
 
 
 def _constant(node: NodeDef) -> Constant | None:

@@ -195,3 +195,33 @@ def _sliced(
     first = None if node.attr["begin_mask"].i else int(start[0])
     last = None if node.attr["end_mask"].i else int(stop[0])
     return None if node.attr["ellipsis_mask"].i else Constant(source[first : last : int(step[0])])
+
+
+def known_values(operations: Sequence[tf.Operation]) -> dict[str, list[Constant]]:
+    """By ops, what their outputs are where tracing knows all of them: few whole numbers."""
+    known = {}
+    for operation in operations:
+        values = []
+        for t in operation.outputs:
+            few = t.dtype in KNOWN_TYPES and t.shape.is_fully_defined()
+            value = None
+            if few and t.shape.num_elements() <= MOST_VALUES:
+                value = tf.get_static_value(t)
+            if value is None:
+                break
+            name = operation.name if operation.type == "Const" else ""
+            values.append(Constant(value, name))
+        else:
+            if values:
+                known[operation.name] = values
+    return known
+
+
+def first_sizes(operations: Sequence[tf.Operation]) -> dict[str, int]:
+    """By tensors, the sizes of their first dimensions where they are known."""
+    sizes = {}
+    for operation in operations:
+        for t in operation.outputs:
+            if t.shape.rank and t.shape[0] is not None:
+                sizes[t.name.removesuffix(":0")] = int(t.shape[0])
+    return sizes

@@ -19,38 +19,53 @@ from memtrade.tf.nodes import Constant, Late, NodeDef, Value, Writer
 
 Outputs = list[Value] | None
 Made = tuple[NodeDef, str, Sequence[Value]]  # an op, the name for it, and its inputs
+Updates = dict[int, Value | None]  # None where there is no item any more
 
 
 class TensorList(Late):
     """A list as the ops that made it left it; it never changes.
 
+    Versions of a list share one dictionary of items. It is with one of them, and the others know by
+    what they differ (Baker's persistent arrays): a loop's list takes as long as it has elements.
+
     Attributes:
-        items: by their places; a place without one was never written to.
         shape: of elements, as the list was told.
-        made: the op that made it, its inputs, and which of its outputs it is.
+        made: the op that made it.
         loop: the loop that it was made in.
     """
 
-    def __init__(
-        self,
-        length: int,
-        items: dict[int, Value],
-        dtype: tf.DType,
-        shape: Value,
-        made: Made,
-        loop: str,
-    ):
-        self.length, self.items, self.dtype, self.shape = length, items, dtype, shape
+    def __init__(self, length: int, dtype: tf.DType, shape: Value, made: Made, loop: str):
+        self.length, self.dtype, self.shape = length, dtype, shape
         self.made, self.loop, self.reference = made, loop, ""
+        self._items: dict[int, Value] | None = {}
+        self._differs: tuple[TensorList, Updates] | None = None
 
-    def changed(
-        self,
-        made: Made,
-        loop: str,
-        items: dict[int, Value],
-        length: int,
-    ) -> TensorList:
-        return TensorList(length, items, self.dtype, self.shape, made, loop)
+    @property
+    def items(self) -> dict[int, Value]:
+        """By their places; one without was never written to."""
+        way: list[TensorList] = [self]
+        while way[-1]._differs is not None:
+            way.append(way[-1]._differs[0])
+        owner = way.pop()
+        items = owner._items
+        assert items is not None
+        for each in reversed(way):
+            assert each._differs is not None
+            updates = each._differs[1]
+            owner._differs, owner._items = (each, {i: items.get(i) for i in updates}), None
+            for i, value in updates.items():
+                if value is None:
+                    items.pop(i, None)
+                else:
+                    items[i] = value
+            each._differs, each._items = None, items
+            owner = each
+        return items
+
+    def changed(self, made: Made, loop: str, updates: Updates, length: int) -> TensorList:
+        new = TensorList(length, self.dtype, self.shape, made, loop)
+        new._differs, new._items = (self, updates), None
+        return new
 
     def written(self, writer: Writer) -> str:
         if not self.reference:
@@ -62,6 +77,17 @@ class TensorList(Late):
                 chain.append(before[0])
             for each in reversed(chain):
                 each.reference = writer.add(each.made[0], each.made[1], each.made[2])
+        return self.reference
+
+
+class Optional(Late):
+    """What one of two branches hands to its gradient."""
+
+    def __init__(self, made: Made):
+        self.made, self.reference = made, ""
+
+    def written(self, writer: Writer) -> str:
+        self.reference = self.reference or writer.add(*self.made)
         return self.reference
 
 
@@ -114,7 +140,7 @@ class Lists:
     def _made(self, node: NodeDef, name: str, inputs: Sequence[Value], length: int) -> TensorList:
         dtype = tf.as_dtype(node.attr["element_dtype"].type)
         shape = inputs[1] if node.op == "TensorListFromTensor" else inputs[0]
-        return TensorList(length, {}, dtype, shape, (node, name, inputs), self.loop)
+        return TensorList(length, dtype, shape, (node, name, inputs), self.loop)
 
     def _empty(self, node: NodeDef, name: str, inputs: Sequence[Value]) -> Outputs:
         return [self._made(node, name, inputs, 0)]
@@ -129,32 +155,30 @@ class Lists:
         if rows is None or self.writer.dry:
             return None
         made = self._made(node, name, inputs, rows)
-        made.items = {i: Row(source, i, made.dtype) for i in range(rows)}
+        made.items.update({i: Row(source, i, made.dtype) for i in range(rows)})
         return [made]
 
     def _push_back(self, node: NodeDef, name: str, inputs: Sequence[Value]) -> Outputs:
         before, item = inputs
         if not isinstance(before, TensorList):
             return None
-        items = {**before.items, before.length: item}
-        return [before.changed((node, name, inputs), self.loop, items, before.length + 1)]
+        updates: Updates = {before.length: item}
+        return [before.changed((node, name, inputs), self.loop, updates, before.length + 1)]
 
     def _set_item(self, node: NodeDef, name: str, inputs: Sequence[Value]) -> Outputs:
         before, place, item = inputs
         index = _number(place)
         if not isinstance(before, TensorList) or index is None or not 0 <= index < before.length:
             return None
-        items = {**before.items, index: item}
-        return [before.changed((node, name, inputs), self.loop, items, before.length)]
+        return [before.changed((node, name, inputs), self.loop, {index: item}, before.length)]
 
     def _pop_back(self, node: NodeDef, name: str, inputs: Sequence[Value]) -> Outputs:
         before = inputs[0]
         if not isinstance(before, TensorList) or not before.length:
             return None
         item = self._item(before, before.length - 1, inputs[1])
-        items = dict(before.items)
-        items.pop(before.length - 1, None)
-        shorter = before.changed((node, name, inputs), self.loop, items, before.length - 1)
+        last: Updates = {before.length - 1: None}
+        shorter = before.changed((node, name, inputs), self.loop, last, before.length - 1)
         return None if item is None else [shorter, item]
 
     def _get_item(self, node: NodeDef, name: str, inputs: Sequence[Value]) -> Outputs:
@@ -186,17 +210,26 @@ class Lists:
         whole = _whole(items)
         if whole and self.writer.rows.get(whole) == len(items):
             return [whole]
-        if any(each is None or isinstance(each, TensorList) for each in items):
+        if source.dtype == tf.variant or None in items:
             return None
         made = self.writer.make("Pack", name, items, N=len(items), T=source.dtype, axis=0)
         self.writer.rows[made] = len(items)
         return [made]
 
+    def _optional(self, node: NodeDef, name: str, inputs: Sequence[Value]) -> Outputs:
+        return [Optional((node, name, inputs))]
+
+    def _optional_value(self, node: NodeDef, name: str, inputs: Sequence[Value]) -> Outputs:
+        source = inputs[0]
+        if not isinstance(source, Optional) or source.made[0].op == "OptionalNone":
+            return None
+        return list(source.made[2])
+
     def _zeros_like(self, node: NodeDef, name: str, inputs: Sequence[Value]) -> Outputs:
         source = inputs[0]
         if not isinstance(source, TensorList) or _nested(source):
             return None
-        zeros: dict[int, Value] = {i: Zeros(each, source.dtype) for i, each in source.items.items()}
+        zeros: Updates = {i: Zeros(each, source.dtype) for i, each in source.items.items()}
         return [source.changed((node, name, inputs), self.loop, zeros, source.length)]
 
     def _add(self, node: NodeDef, name: str, inputs: Sequence[Value]) -> Outputs:
@@ -206,29 +239,30 @@ class Lists:
             return None
         if len({each.length for each in lists}) > 1 or self.writer.dry:
             return None
-        sums = [each.items for each in lists]
-        step, count = 1, len(sums)
+        made = (node, name, inputs)
+        step, count = 1, len(lists)
         while step < count:
             for i in range(step, count, 2 * step):
-                sums[i - step] = self._sum(sums[i - step], sums[i], lists[0].dtype, name)
+                lists[i - step] = self._sum(lists[i - step], lists[i], made)
             last = range(step, count, 2 * step)[-1] + 2 * step
             if last == count:
-                sums[0] = self._sum(sums[0], sums[last - step], lists[0].dtype, name)
+                lists[0] = self._sum(lists[0], lists[last - step], made)
                 count -= step
             step *= 2
-        return [lists[0].changed((node, name, inputs), self.loop, sums[0], lists[0].length)]
+        return [lists[0]]
 
-    def _sum(
-        self, left: dict[int, Value], right: dict[int, Value], dtype: tf.DType, name: str
-    ) -> dict[int, Value]:
-        total = {**right, **left}
-        for i in (
-            left.keys() & right.keys()
-            if len(left) > len(right)
-            else [i for i in left if i in right]
-        ):
-            total[i] = self._plus(left[i], right[i], dtype, f"{name}/item{i}")
-        return total
+    def _sum(self, left: TensorList, right: TensorList, made: Made) -> TensorList:
+        """What one of them has alone is handed on as it is."""
+        larger, smaller = (left, right) if len(left.items) >= len(right.items) else (right, left)
+        updates: Updates = {}
+        for i, item in sorted(dict(smaller.items).items()):
+            other = larger.items.get(i)
+            if other is None:
+                updates[i] = item
+            else:
+                pair = (other, item) if larger is left else (item, other)
+                updates[i] = self._plus(*pair, left.dtype, f"{made[1]}/{i}")
+        return larger.changed(made, self.loop, updates, larger.length)
 
     def _plus(self, left: Value, right: Value, dtype: tf.DType, name: str) -> Value:
         if isinstance(left, Zeros) and isinstance(right, Zeros):
@@ -255,6 +289,9 @@ _HANDLERS = {
     "AddN": Lists._add,
     "AddV2": Lists._add,
     "EmptyTensorList": Lists._empty,
+    "OptionalFromValue": Lists._optional,
+    "OptionalGetValue": Lists._optional_value,
+    "OptionalNone": Lists._optional,
     "TensorListElementShape": Lists._element_shape,
     "TensorListFromTensor": Lists._from_tensor,
     "TensorListGetItem": Lists._get_item,

@@ -29,19 +29,11 @@ import tensorflow as tf
 from memtrade.graph import LOOP_TYPES, READ_TYPES
 from memtrade.tf.functions import START, Functions, kernel_function, ordered
 from memtrade.tf.graft import graft
-from memtrade.tf.inline import still_called
-from memtrade.tf.nodes import (
-    KNOWN_TYPES,
-    MOST_VALUES,
-    Constant,
-    NodeDef,
-    Value,
-    Writer,
-    folded,
-)
+from memtrade.tf.inline import functions_named, still_called
+from memtrade.tf.nodes import Constant, NodeDef, Value, Writer, first_sizes, folded, known_values
 from memtrade.tf.tensor_lists import Lists, TensorList
 
-# An unrolled step has no more ops.
+# No loop is unrolled in a step that would have more ops.
 MOST_OPS = 20_000
 
 # Two-way branches; a Case stays.
@@ -51,20 +43,25 @@ _CIRCLE_TYPES = frozenset({"NextIteration", "RefNextIteration"})
 # A NoOp that waits for fewer is left out: what waits for it waits for them.
 _FEW_WAITS = 8
 
+# Functions with one random kernel each, by the loop's body and the op.
+Kernels = dict[tuple[str, str], Any]
+_KERNELS = "memtrade_kernels"  # a graph's collection of them
+
 
 def unrolled(concrete: Any, specs: Sequence[tf.TensorSpec]) -> Any:
     """`concrete`, a function of `specs` whose calls are opened, with its loops unrolled.
 
     In rounds: what stands in an unrolled loop has, in the next, shapes that are known.
     """
+    kernels: Kernels = {}
     while True:
-        further = _one_round(concrete, specs)
+        further = _one_round(concrete, specs, kernels)
         if further is None:
             return concrete
         concrete = further
 
 
-def _one_round(concrete: Any, specs: Sequence[tf.TensorSpec]) -> Any:
+def _one_round(concrete: Any, specs: Sequence[tf.TensorSpec], kernels: Kernels) -> Any:
     """None where there is nothing to unroll."""
     func_graph = concrete.graph
     operations = func_graph.get_operations()
@@ -75,7 +72,7 @@ def _one_round(concrete: Any, specs: Sequence[tf.TensorSpec]) -> Any:
     graph_def = func_graph.as_graph_def()
     kept: set[str] = set()
     while True:
-        walk = _Walk(graph_def, operations, frozenset(kept))
+        walk = _Walk(graph_def, operations, frozenset(kept), kernels)
         try:
             walk.top()
             break
@@ -85,19 +82,27 @@ def _one_round(concrete: Any, specs: Sequence[tf.TensorSpec]) -> Any:
     if not walk.opened and lists[1] >= lists[0]:
         return None
     top = walk.scope
+    results = [walk.writer.reference(top.value(t.name)) for t in func_graph.outputs]
     made = tf.compat.v1.GraphDef(node=walk.nodes, versions=graph_def.versions)
-    library = walk.functions.library | walk.made
+    shared = [each.function_def for each in kernels.values()]
+    library = walk.functions.library | {each.signature.name: each for each in shared}
     made.library.function.extend(still_called(walk.nodes, library))
     return graft(
         concrete,
         made,
         specs,
-        results=[walk.writer.reference(top.value(t.name)) for t in func_graph.outputs],
+        results=results,
         effects=list(
             dict.fromkeys(n for op in func_graph.control_outputs for n in top.waits[op.name])
         ),
-        on_import=shapes_kept(func_graph),
+        on_import=lambda graph: _imported(graph, func_graph, kernels),
     ).get_concrete_function()  # pyright: ignore[reportFunctionMemberAccess]
+
+
+def _imported(graph: Any, before: Any, kernels: Kernels) -> None:
+    shapes_kept(before)(graph)
+    for kernel in kernels.values():  # TensorFlow forgets a function that nobody holds
+        graph.add_to_collection(_KERNELS, kernel)
 
 
 def shapes_kept(func_graph: Any) -> Callable[[Any], None]:
@@ -155,17 +160,22 @@ class _Walk:
         opened: how many loops and branches are gone.
     """
 
-    def __init__(self, graph_def: Any, operations: Sequence[tf.Operation], kept: frozenset[str]):
-        self.graph_def, self.kept = graph_def, kept
+    def __init__(
+        self,
+        graph_def: Any,
+        operations: Sequence[tf.Operation],
+        kept: frozenset[str],
+        kernels: Kernels,
+    ):
+        self.graph_def, self.kept, self.kernels = graph_def, kept, kernels
         self.functions = Functions(graph_def)
-        self.known = _known_values(operations)
+        self.known = known_values(operations)
         names = [node.name for node in graph_def.node]
-        self.writer = Writer(_first_sizes(operations), names)
+        self.writer = Writer(first_sizes(operations), names)
         self.nodes = self.writer.nodes
         self.lists = Lists(self.writer)
         self.scope = _Scope("")
         self.opened = 0
-        self.made: dict[str, Any] = {}  # functions
         self.reads: dict[tuple[str, int], str] | None = None  # in a loop that does not write
         self.hoisted: dict[tuple[Any, ...], str] = {}  # constants of bodies, by nodes and inputs
         self.constants: set[Value] = set()
@@ -184,7 +194,8 @@ class _Walk:
         controls = scope.controls(node)
         made = self._stand_in(node, inputs, controls, scope)
         if made is None:
-            if self.lists.loop and any(map(self.functions.counts_on, self.functions.effects(node))):
+            inner = self.functions.effects(*functions_named(node)) if self.lists.loop else ()
+            if any(map(self.functions.counts_on, inner)):
                 raise _KeptError({self.lists.loop})  # each iteration's would have its own kernels
             made = self.writer.add(
                 node, scope.prefix + node.name, inputs, controls, own_name=not scope.prefix
@@ -224,9 +235,10 @@ class _Walk:
     def _is_constant(self, node: NodeDef, inputs: Sequence[Value]) -> bool:
         """Whether each iteration would make the same of constants, as a Fill with zeros does.
         TensorFlow computes such ops before the first step, and keeps what each of them makes."""
-        definition = self.functions.op_defs[node.op]
+        definition = self.functions.op_defs.get(node.op)
         return (
-            not definition.is_stateful
+            definition is not None
+            and not definition.is_stateful
             and len(definition.output_arg) == 1
             and all(isinstance(each, Constant) or each in self.constants for each in inputs)
         )
@@ -261,8 +273,10 @@ class _Walk:
         """Random numbers of a kernel that counts on from one iteration to the next: all call one
         function, which has one kernel. Each kernel of its own would start anew."""
         definition = self.functions.op_defs[node.op]
-        made = kernel_function(f"{scope.function}_{node.name.replace('/', '_')}", node, definition)
-        self.made[made.signature.name] = made
+        key = (scope.function, node.name)
+        if key not in self.kernels:
+            self.kernels[key] = kernel_function(node, definition)
+        made = self.kernels[key].function_def
         like = tf.compat.v1.NodeDef(op="StatefulPartitionedCall")
         like.attr["f"].func.name = made.signature.name
         like.attr["Tin"].list.type.extend(each.type for each in made.signature.input_arg)
@@ -285,7 +299,12 @@ class _Walk:
     ) -> list[Value] | None:
         """The loop's results, iteration after iteration; None where its end is not known."""
         function = node.attr["body"].func.name
-        if self.writer.dry or function in self.kept or self._goes_on(node, inputs) is None:
+        if self.writer.dry or function in self.kept:
+            return None
+        if (
+            self.functions.writes(node.attr["cond"].func.name)
+            or self._goes_on(node, inputs) is None
+        ):
             return None
         kinds = node.attr["T"].list.type
         if any(
@@ -295,8 +314,8 @@ class _Walk:
             return None
         outermost, reads = self.lists.loop, self.reads
         self.lists.loop = outermost or function
-        writes = self.functions.writes(node)
-        self.reads = None if writes else reads or {}
+        writes = self.functions.writes(function)
+        self.reads = None if writes else {} if reads is None else reads
         variables, ends = inputs, controls
         for i in itertools.count():
             goes_on = self._goes_on(node, variables)
@@ -354,33 +373,3 @@ class _Walk:
                 else:
                     scope.values[node.name], scope.waits[node.name] = [constant], ()
         return [scope.value(each) for each in template.results], scope.waits[template.end]
-
-
-def _known_values(operations: Sequence[tf.Operation]) -> dict[str, list[Constant]]:
-    """By ops, what their outputs are where tracing knows all of them: few whole numbers."""
-    known = {}
-    for operation in operations:
-        values = []
-        for t in operation.outputs:
-            few = t.dtype in KNOWN_TYPES and t.shape.is_fully_defined()
-            value = None
-            if few and t.shape.num_elements() <= MOST_VALUES:
-                value = tf.get_static_value(t)
-            if value is None:
-                break
-            name = operation.name if operation.type == "Const" else ""
-            values.append(Constant(value, name))
-        else:
-            if values:
-                known[operation.name] = values
-    return known
-
-
-def _first_sizes(operations: Sequence[tf.Operation]) -> dict[str, int]:
-    """By tensors, the sizes of their first dimensions where they are known."""
-    sizes = {}
-    for operation in operations:
-        for t in operation.outputs:
-            if t.shape.rank and t.shape[0] is not None:
-                sizes[t.name.removesuffix(":0")] = int(t.shape[0])
-    return sizes
