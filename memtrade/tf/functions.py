@@ -125,7 +125,7 @@ def kernel_function(node: NodeDef, definition: Any) -> Any:
 
     return tf.function(
         kernel,
-        input_signature=[tf.TensorSpec(None, tf.as_dtype(each)) for each in types],
+        input_signature=[tf.TensorSpec(tf.TensorShape(None), tf.as_dtype(each)) for each in types],
         autograph=False,
         experimental_attributes={"_noinline": True},
     ).get_concrete_function()  # pyright: ignore[reportFunctionMemberAccess]

@@ -222,6 +222,7 @@ def first_sizes(operations: Sequence[tf.Operation]) -> dict[str, int]:
     sizes = {}
     for operation in operations:
         for t in operation.outputs:
-            if t.shape.rank and t.shape[0] is not None:
-                sizes[t.name.removesuffix(":0")] = int(t.shape[0])
+            size = t.shape.as_list()[0] if t.shape.rank else None
+            if size is not None:
+                sizes[t.name.removesuffix(":0")] = size
     return sizes

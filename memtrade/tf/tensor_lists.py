@@ -210,9 +210,10 @@ class Lists:
         whole = _whole(items)
         if whole and self.writer.rows.get(whole) == len(items):
             return [whole]
-        if source.dtype == tf.variant or None in items:
+        present = [each for each in items if each is not None]
+        if source.dtype == tf.variant or len(present) < len(items):
             return None
-        made = self.writer.make("Pack", name, items, N=len(items), T=source.dtype, axis=0)
+        made = self.writer.make("Pack", name, present, N=len(items), T=source.dtype, axis=0)
         self.writer.rows[made] = len(items)
         return [made]
 
