@@ -175,6 +175,8 @@ def folded(node: NodeDef, inputs: Sequence[Value]) -> Constant | None:
         kept = node.attr["keep_dims"].b
         found = _REDUCED[node.op](known[0], axis=axes, keepdims=kept)
         return Constant(np.asarray(found, known[0].dtype))
+    if node.op == "Pack" and len(known) * known[0].size <= MOST_VALUES:
+        return Constant(np.stack(known, axis=node.attr["axis"].i))
     if node.op == "StridedSlice":
         return _sliced(node, *known)
     compute = _COUNTED.get(node.op)

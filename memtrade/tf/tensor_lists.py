@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow as tf
 
-from memtrade.tf.nodes import Constant, Late, NodeDef, Value, Writer
+from memtrade.tf.nodes import KNOWN_TYPES, Constant, Late, NodeDef, Value, Writer
 
 Outputs = list[Value] | None
 Made = tuple[NodeDef, str, Sequence[Value]]  # an op, the name for it, and its inputs
@@ -150,7 +150,12 @@ class Lists:
         return None if length is None else [self._made(node, name, inputs, length)]
 
     def _from_tensor(self, node: NodeDef, name: str, inputs: Sequence[Value]) -> Outputs:
-        source = self.writer.reference(inputs[0])
+        known = inputs[0]
+        if isinstance(known, Constant) and known.array.ndim:
+            made = self._made(node, name, inputs, len(known.array))
+            made.items.update({i: Constant(each) for i, each in enumerate(known.array)})
+            return [made]
+        source = self.writer.reference(known)
         rows = self.writer.rows.get(source)
         if rows is None or self.writer.dry:
             return None
@@ -277,7 +282,7 @@ class Lists:
         """What is at a place; zeros where nothing was written."""
         if index in source.items:
             return source.items[index]
-        if source.dtype == tf.variant:
+        if not (source.dtype.is_floating or source.dtype in KNOWN_TYPES):
             return None
         for each in (shape, source.shape):
             if isinstance(each, Constant) and each.array.ndim == 1 and (each.array >= 0).all():

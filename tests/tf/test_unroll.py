@@ -89,6 +89,16 @@ def mapped_twice() -> Any:
     return of_weight(forward, 4, 3, 2, WIDTH)
 
 
+def numbered() -> Any:
+    """A map over numbers, which each row is picked by."""
+
+    def forward(x, w):
+        picked = tf.map_fn(lambda i: x[:, i] @ w, tf.range(4), fn_output_signature=tf.float32)
+        return tf.nn.tanh(picked)
+
+    return of_weight(forward, 3, 5, WIDTH)
+
+
 def scanned() -> Any:
     return of_weight(lambda x, w: tf.scan(lambda a, y: tf.nn.tanh(a @ w + y), x), 6, 3, WIDTH)
 
@@ -185,8 +195,8 @@ def dropped() -> Any:
 
 UNROLLED = {
     each.__name__: each
-    for each in (lstm, masked_gru, both_ways, conv_lstm, mapped, mapped_twice, scanned, triangle,
-                 gathered, branching, counted, signed_zeros, dropped)
+    for each in (lstm, masked_gru, both_ways, conv_lstm, mapped, mapped_twice, numbered, scanned,
+                 triangle, gathered, branching, counted, signed_zeros, dropped)
 }  # fmt: skip
 
 
@@ -327,11 +337,11 @@ def node(op: str, **attrs: int) -> Any:
     ("op", "values", "expected"),
     [("AddV2", (3, 4), 7), ("Less", (3, 4), True), ("FloorDiv", (7, 2), 3),
      ("FloorDiv", (7, 0), None), ("LogicalAnd", (False, None), False),
-     ("LogicalAnd", (True, None), None), ("Tanh", (1,), None)],
+     ("LogicalAnd", (True, None), None), ("Tanh", (1,), None), ("Pack", (3,), [3])],
 )  # fmt: skip
 def test_constants(op: str, values: tuple[Any, ...], expected: Any):
     made = folded(node(op), ["x" if each is None else Constant(each) for each in values])
-    assert (made and made.array) == expected
+    assert (made and made.array.tolist()) == expected
 
 
 @pytest.mark.parametrize(
