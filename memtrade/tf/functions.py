@@ -117,6 +117,7 @@ def kernel_function(node: NodeDef, definition: Any) -> Any:
     graph_def = tf.compat.v1.GraphDef(node=[inner])
     graph_def.versions.producer = tf.version.GRAPH_DEF_VERSION
     types = [each.type or node.attr[each.type_attr].type for each in definition.input_arg]
+    unknown: Any = None  # the shapes
     results = [f"kernel:{i}" for i in range(len(definition.output_arg))]
 
     def kernel(*inputs: tf.Tensor) -> list[tf.Tensor]:
@@ -125,7 +126,7 @@ def kernel_function(node: NodeDef, definition: Any) -> Any:
 
     return tf.function(
         kernel,
-        input_signature=[tf.TensorSpec(tf.TensorShape(None), tf.as_dtype(each)) for each in types],
+        input_signature=[tf.TensorSpec(unknown, tf.as_dtype(each)) for each in types],
         autograph=False,
         experimental_attributes={"_noinline": True},
     ).get_concrete_function()  # pyright: ignore[reportFunctionMemberAccess]
