@@ -177,6 +177,7 @@ class _Walk:
         self.scope = _Scope("")
         self.opened = 0
         self.reads: dict[tuple[str, int], str] | None = None  # in a loop that does not write
+        self.drawn: dict[tuple[str, str], tuple[str, ...]] = {}  # the last call of each kernel
         self.hoisted: dict[tuple[Any, ...], str] = {}  # constants of bodies, by nodes and inputs
         self.constants: set[Value] = set()
 
@@ -228,7 +229,7 @@ class _Walk:
             return []
         if node.op in READ_TYPES and self.reads is not None:
             return self._read(node, inputs, controls, scope)
-        if self.lists.loop and self.functions.counts_on(node):
+        if self.lists.loop and self.functions.counts_on(node) and not self.writer.dry:
             return self._drawn(node, inputs, controls, scope)
         return None
 
@@ -281,8 +282,9 @@ class _Walk:
         like.attr["f"].func.name = made.signature.name
         like.attr["Tin"].list.type.extend(each.type for each in made.signature.input_arg)
         like.attr["Tout"].list.type.extend(each.type for each in made.signature.output_arg)
-        call = self.writer.add(like, scope.prefix + node.name, inputs, controls)
-        scope.waits[node.name] = (call,)
+        waits = dict.fromkeys((*controls, *self.drawn.get(key, ())))  # one after the other
+        call = self.writer.add(like, scope.prefix + node.name, inputs, waits)
+        self.drawn[key] = scope.waits[node.name] = (call,)
         if not isinstance(inputs[0], Constant) or definition.input_arg[0].name != "shape":
             return [call]
         # A call does not say what shape it returns.
