@@ -38,13 +38,10 @@ def test_what_tracing_does_not_size_is_bounded_from_above(step: str, batch_size:
 
 
 @pytest.mark.usefixtures("asking")
-@pytest.mark.parametrize(
-    ("step", "batch_size"), [("looped", 1024), ("mapped", 32), ("recurrent", 256)]
-)
-def test_an_unrolled_loop_takes_half_and_what_is_predicted(step: str, batch_size: int):
-    target = f"tests.tf.unsized_steps:{step}"
-    _, original = peaks("target", "original", target=target, batch_size=batch_size)
-    predicted, measured = peaks("target", "checkpoints", target=target, batch_size=batch_size)
+def test_an_unrolled_loop_takes_half_and_what_is_predicted():
+    target = "tests.tf.unsized_steps:recurrent"
+    _, original = peaks("target", "original", target=target, batch_size=256)
+    predicted, measured = peaks("target", "checkpoints", target=target, batch_size=256)
     assert max(measured) * 0.995 <= predicted <= max(measured) * 1.02
     assert max(measured) <= max(original) / 2
 
