@@ -1,0 +1,175 @@
+"""The corpus' table: which steps work, are equal to the bit, and take how much less.
+
+    [MEMTRADE_ASK=0] python -m tests.corpus results/corpus [NAME ...]
+
+Each step in a child of its own (`tests.corpus.trial`). Writes corpus.csv and corpus.md into the
+folder; with names (or the beginning of some), only these steps' rows are made anew; with the name
+"missing", those of steps that have none yet.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import importlib
+import multiprocessing
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from memtrade.measure.environment import child_environment
+from memtrade.measure.protocol import TrialSpec
+from memtrade.results.sheets import Sheet
+
+LIMIT_BYTES = 3 << 30
+TIMEOUT_SECONDS = 300
+ARENA_VARIABLE = "TF_CPU_BFC_MEM_LIMIT_IN_MB"
+COLUMNS: tuple[str, ...] = (
+    "step", "strategy", "outcome", "equal", "original_bytes", "peak_bytes",
+    "predicted_original_bytes", "predicted_bytes", "original_seconds", "seconds", "trace_seconds",
+    "apply_seconds", "said",
+)  # fmt: skip
+STRATEGIES = ("ome", "optimal")
+
+Row = dict[str, Any]
+
+
+def main(folder: str, *chosen: str) -> int:
+    if ARENA_VARIABLE not in os.environ:  # what TensorFlow reads when it is imported
+        spec = TrialSpec(device="arena", memory_limit_bytes=LIMIT_BYTES)
+        environment = {**child_environment(spec), "PYTHONPATH": os.pathsep.join(sys.path)}
+        command = [sys.executable, "-m", "tests.corpus", folder, *chosen]
+        os.execve(sys.executable, command, environment)
+    trial = importlib.import_module("tests.corpus.trial")  # once, for all children
+    path = Path(folder, "corpus.csv")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    rows = _read(path)
+    for name in trial.CORPUS:
+        done = {row["step"] for row in rows}
+        left = name not in done and "missing" in chosen
+        if left or not chosen or any(name.startswith(each) for each in chosen):
+            made = _tried(trial.run, name)
+            print(name, *(f"{row['strategy']} {row['outcome']}," for row in made), flush=True)
+            rows = [row for row in rows if row["step"] != name] + made
+            _write(path, rows)
+    sheet = _sheet(rows, folder).to_markdown()
+    Path(folder, "corpus.md").write_text(sheet, encoding="utf-8")
+    return 0
+
+
+def _tried(run: Callable[[str, Any], None], name: str) -> list[Row]:
+    """The rows of a step, from a child that is forked before TensorFlow has begun."""
+    forking = multiprocessing.get_context("fork")
+    here, there = forking.Pipe(duplex=False)
+    child = forking.Process(target=run, args=(name, there))
+    child.start()
+    there.close()
+    rows: list[Row] = []
+    deadline = time.monotonic() + TIMEOUT_SECONDS
+    with contextlib.suppress(EOFError):
+        while here.poll(max(0.0, deadline - time.monotonic())):
+            rows.append(here.recv())
+    outcome = "timeout" if time.monotonic() >= deadline else "crashed"
+    child.kill()
+    child.join()
+    known = {row["strategy"] for row in rows}
+    missing = [each for each in STRATEGIES if each not in known]
+    return rows + [{"step": name, "strategy": each, "outcome": outcome} for each in missing]
+
+
+def _read(path: Path) -> list[Row]:
+    if not path.exists():
+        return []
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def _write(path: Path, rows: Iterable[Row]) -> None:
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer: csv.DictWriter[Any] = csv.DictWriter(file, COLUMNS, restval="", lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(sorted(rows, key=lambda row: str(row["step"])))
+
+
+def _number(row: Row, key: str) -> float | None:
+    return float(row[key]) if row.get(key) not in (None, "") else None
+
+
+def _share(row: Row, above: str, below: str) -> float | None:
+    part, whole = _number(row, above), _number(row, below)
+    return part / whole if part is not None and whole else None
+
+
+def _sheet(rows: Sequence[Row], folder: str) -> Sheet:
+    ordered = sorted(rows, key=lambda row: str(row["step"]))
+    lines = tuple(_line(row) for row in ordered)
+    notes = [_summary(strategy, rows) for strategy in STRATEGIES]
+    return Sheet(
+        title="Training steps as people write them: measured before and after memtrade.apply",
+        columns=(
+            "step",
+            "strategy",
+            "outcome",
+            "equal",
+            "original MB",
+            "peak MB",
+            "peak / original",
+            "predicted / peak",
+            "step / original",
+        ),
+        words=4,
+        rows=lines,
+        weak=frozenset(i for i, row in enumerate(ordered) if row["outcome"] != "rewritten"),
+        notes=(*notes, _NOTE),
+        command=f"MEMTRADE_ASK=0 python -m tests.corpus {folder}",
+    )
+
+
+_NOTE = (
+    "Peaks are the allocator's, variables and batch included; `optimal` has a budget of 60% of the "
+    "original's. Equal: all that is returned and every variable after two steps, to the bit, "
+    "against TensorFlow without its graph optimizer. Predictions are by the shipped facts about "
+    "kernels; without MEMTRADE_ASK=0 these are asked first. Steps take milliseconds, and so a "
+    "plan's own ops weigh more in them than in large ones."
+)
+
+
+def _line(row: Row) -> tuple[str, ...]:
+    def text(value: float | None, form: str = "{:.2f}") -> str:
+        return "-" if value is None else form.format(value)
+
+    sizes = (_number(row, key) for key in ("original_bytes", "peak_bytes"))
+    return (
+        str(row["step"]),
+        str(row["strategy"]),
+        str(row["outcome"]),
+        {"True": "yes", "False": "no"}.get(str(row.get("equal")), "-"),
+        *(text(None if size is None else size / 1e6) for size in sizes),
+        text(_share(row, "peak_bytes", "original_bytes")),
+        text(_share(row, "predicted_bytes", "peak_bytes")),
+        text(_share(row, "seconds", "original_seconds")),
+    )
+
+
+def _summary(strategy: str, rows: Sequence[Row]) -> str:
+    own = [row for row in rows if row["strategy"] == strategy]
+    ran = [row for row in own if row["outcome"] in ("rewritten", "as it is")]
+    equal = sum(str(row.get("equal")) == "True" for row in ran)
+    smaller = [s for row in ran if (s := _share(row, "peak_bytes", "original_bytes")) is not None]
+    slower = [s for row in ran if (s := _share(row, "seconds", "original_seconds")) is not None]
+    left = sum(row["outcome"] == "as it is" for row in ran)
+    if not smaller:
+        return f"{strategy}: none of {len(own)} ran."
+    return (
+        f"{strategy}: {len(ran)} of {len(own)} steps ran, {equal} of them equal, {left} as they "
+        f"were; median peak {statistics.median(smaller):.0%} of the original's, largest "
+        f"{max(smaller):.0%}; median step {statistics.median(slower):.2f} times the original's."
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

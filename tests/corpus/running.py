@@ -1,0 +1,43 @@
+"""Is a rewritten step of the corpus the same, to the bit, in all that it returns and changes?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from memtrade.tf.handles import captured_variables
+from memtrade.tf.verify import compare_steps
+
+STEPS = 2
+
+
+def flat(returned: Any) -> tf.Tensor:
+    """All numbers that a step returns, one after the other."""
+    leaves = tf.nest.flatten(returned, expand_composites=True)
+    numbers = [
+        tf.reshape(tf.cast(leaf, tf.float64), [-1])
+        for leaf in leaves
+        if isinstance(leaf, tf.Tensor) and (leaf.dtype.is_floating or leaf.dtype.is_integer)
+    ]
+    return tf.concat(numbers, 0) if numbers else tf.zeros([], tf.float64)
+
+
+def variables_of(step: Any, batch: tuple[Any, ...]) -> list[Any]:
+    """What a step changes, those among its arguments included."""
+    captured = captured_variables(step.get_concrete_function(*batch))
+    given = [leaf for leaf in tf.nest.flatten(batch) if isinstance(leaf, tf.Variable)]
+    return [*captured, *given]
+
+
+def differing(step: Any, lean: Callable[..., Any], batch: tuple[Any, ...]) -> list[Any]:
+    """What the two do not agree in after some steps each."""
+    comparison = compare_steps(
+        lambda *values: flat(step(*values)),
+        lambda *values: flat(lean(*values)),
+        variables_of(step, batch),
+        batch,
+        steps=STEPS,
+    )
+    return comparison.beyond(0.0)

@@ -1,0 +1,48 @@
+"""Every step of the corpus is rewritten or left alone, never refused, never worse by prediction."""
+
+import logging
+import warnings
+
+import pytest
+
+import memtrade
+from tests.corpus import CORPUS
+from tests.corpus.running import differing
+
+# Some of each family; `python -m tests.corpus` has all of them.
+QUICK = (
+    "vision/conv_relu_chain", "vision/style_transfer", "generative/cvae", "text/lstm_classifier",
+    "text/ctc_speech", "tables/dlrm", "tables/two_tower", "graphs/segment_mean_and_max",
+    "training/frozen_backbone", "training/sim_clr", "training/ppo", "optimizers/v1_adam",
+    "optimizers/clipped_by_norm", "control/mapped", "control/loss_from_cond",
+    "control/loop_of_updates", "control/returns_nothing", "control/routed_experts",
+    "inputs/ragged", "inputs/sparse", "inputs/hash_table", "inputs/variable_as_argument",
+    "inputs/tiny_batch",
+)  # fmt: skip
+CASES = [*((name, "ome") for name in QUICK), *((name, "checkpoints") for name in QUICK[::5])]
+
+
+@pytest.mark.parametrize(("name", "strategy"), CASES)
+def test_it_is_equal_and_no_larger(name, strategy, caplog):
+    step, batch = CORPUS[name]()
+    with warnings.catch_warnings(record=True) as said, caplog.at_level(logging.INFO, "memtrade"):
+        warnings.simplefilter("always")
+        lean = memtrade.apply(step, batch, strategy)
+    predicted = caplog.records[-1]
+    left = [each for each in said if "runs as it is" in str(each.message)]
+    if left:
+        assert len(left) == 1
+    else:
+        assert predicted.__dict__["peak_bytes"] < predicted.__dict__["original_bytes"]
+    assert differing(step, lean, batch) == []
+
+
+def test_the_comparison_notices_a_difference():
+    step, batch = CORPUS["control/inner_function"]()
+    (weight, *_) = step.get_concrete_function(*batch).variables
+
+    def disturbed(*values):
+        weight.assign_add(weight * 1e-6)
+        return step(*values)
+
+    assert differing(step, disturbed, batch)
