@@ -53,6 +53,7 @@ COMMANDS = {
         "calibrate": "This device's own rates, as a profile for predictions",
     },
     "Predict and plan": {
+        "inspect": "What is in a step, and what follows from it for plans",
         "plan": "What a strategy keeps, recomputes and swaps, and why",
         "predict": "Peak memory and step time on a device, without running",
         "pareto": "Memory against time for strategies and budgets",

@@ -17,10 +17,11 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from memtrade.api import apply
+from memtrade.api import apply, settings_of
 from memtrade.errors import MemtradeError, UnsupportedGraphError
 from memtrade.options import Value
 from memtrade.plan import Order
+from memtrade.tf.loss import Named
 
 _HOOK = "make_train_function"
 
@@ -32,6 +33,7 @@ def optimize(
     strategy: str = "ome",
     *,
     example_batch: Any = None,
+    loss: Named = None,
     order: Order = "pinned",
     device: str | None = None,
     profile: str | None = None,
@@ -58,6 +60,7 @@ def optimize(
         budget: the peak that the plan may reach, in bytes or as text ("6GB").
         example_batch: a batch as `model.train_step` gets it, such as (x, y). With it, the step is
             planned now; without it, when the first batch comes.
+        loss: which of the logs of a custom `train_step` is the loss; see `memtrade.apply`.
         strategy, order, device, profile, options: see `memtrade.apply`.
 
     Returns:
@@ -66,8 +69,9 @@ def optimize(
     Raises:
         MemtradeError: the model is not compiled, or runs eagerly, on another backend or on several
             devices at once.
-        UnknownNameError, InfeasibleBudgetError, UnsupportedGraphError: see `memtrade.apply`; from
-            here with an `example_batch`, else from `model.fit`.
+        UnknownNameError: no such strategy or option.
+        InfeasibleBudgetError, UnsupportedGraphError: see `memtrade.apply`; from here with an
+            `example_batch`, else from `model.fit`.
     """
     _check(model)
     settings = {
@@ -78,6 +82,8 @@ def optimize(
         "profile": profile,
         **options,
     }
+    settings_of(**settings)  # what is wrong is said now, not in `fit`
+    settings["loss"] = loss
 
     def make_train_function(force: bool = False) -> TrainFunction:
         made = model.train_function

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from memtrade.graph import StepGraph
@@ -33,10 +33,12 @@ class Lowering:
         fleeting: root tensors that are recomputed anew for each of their readers.
         branch_threshold: a swapped tensor also leaves between two forward readers that lie more
             than this many ops apart. None: only the backward part brings tensors back.
+        lean_forward: the forward part is scheduled as the backward part is, not as it was created.
     """
 
     fleeting: frozenset[int] = frozenset()
     branch_threshold: int | None = None
+    lean_forward: bool = False
 
 
 def lower(
@@ -61,14 +63,18 @@ class _Program:
         self.swapped = {t for t in self.dropped if decisions.get(t) == "swap"}
         self.brief = self.dropped & lowering.fleeting
         self.branch_threshold = lowering.branch_threshold
+        self.lean_forward = lowering.lean_forward
         self.absent: set[int] = set()  # tensors whose latest version may no longer be read
         self.readers = self.facts.readers.copy()  # backward ops that have yet to read each root
         self.changed: list[int] = []  # see _take_changed
 
     def actions(self) -> tuple[Action, ...]:
         order, turn = self.facts.order, self.facts.turn
-        leaving = self._leaving_branches(order[: turn + 1])
-        for op_id in order[: turn + 1]:
+        forward: Sequence[int] = order[: turn + 1]
+        if self.lean_forward:
+            forward = lean_order(self.graph, forward, self.dropped)
+        leaving = self._leaving_branches(forward)
+        for op_id in forward:
             self._run(op_id)
             self.absent.update(leaving.get(op_id, ()))
         self.absent |= self.dropped
@@ -208,6 +214,53 @@ class _Program:
                 self.absent.difference_update(op.outputs)
                 self.changed.extend(self.graph.root[t] for t in op.outputs)
                 self._forget(op.inputs)
+
+
+def lean_order(graph: StepGraph, order: Sequence[int], dropped: Set[int]) -> list[int]:
+    """`order`, the beginning of a step, by list scheduling: of the ops that could run, the one that
+    leaves least memory in use. What is not among the `dropped` tensors and read later stays in use.
+    O(readers log ops).
+    """
+    facts, root = facts_of(graph), graph.root
+    position = {op_id: i for i, op_id in enumerate(order)}
+    readers = [0] * len(graph.tensors)
+    for t in graph.tensors:
+        later = t.id not in dropped and any(c not in position for c in graph.consumers[t.id])
+        readers[root[t.id]] += sum(c in position for c in graph.consumers[t.id]) + 2 * later
+    pending = {op_id: len(facts.before[op_id] & position.keys()) for op_id in order}
+
+    def growth(op_id: int) -> int:
+        if facts.eager[op_id]:
+            return _URGENT
+        op = graph.ops[op_id]
+        grown = sum(graph.tensors[t].size_bytes for t in op.outputs if root[t] == t)
+        for t in {root[t] for t in op.inputs}:
+            if readers[t] == 1 and graph.is_intermediate(t):
+                grown -= graph.tensors[t].size_bytes
+        return grown
+
+    ready = {op_id: growth(op_id) for op_id in order if not pending[op_id]}
+    heap = [(rank, position[op_id], op_id) for op_id, rank in ready.items()]
+    heapq.heapify(heap)
+    found: list[int] = []
+    while heap:
+        rank, _, op_id = heapq.heappop(heap)
+        if ready.get(op_id) != rank:
+            continue
+        del ready[op_id]
+        found.append(op_id)
+        anew = [s for s in facts.successors[op_id] if s in position]
+        for successor in anew:
+            pending[successor] -= 1
+        anew = [s for s in anew if not pending[s]]
+        for t in dict.fromkeys(graph.ops[op_id].inputs):
+            readers[root[t]] -= 1
+            if readers[root[t]] == 1:
+                anew += [c for v in graph.views(root[t]) for c in graph.consumers[v] if c in ready]
+        for each in anew:
+            ready[each] = growth(each)
+            heapq.heappush(heap, (ready[each], position[each], each))
+    return found
 
 
 def _dropped(graph: StepGraph, decisions: Mapping[int, Decision]) -> set[int]:

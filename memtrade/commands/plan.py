@@ -18,6 +18,7 @@ from memtrade.measure.flags import DeviceFlags, ModelFlags, StrategyFlags
 from memtrade.measure.protocol import PlanSummary
 from memtrade.plan import Decision, Plan
 from memtrade.strategies import PLANNED, find_planned
+from memtrade.strategies.saving import saves_nothing
 from memtrade.units import megabytes
 
 DEFAULT = ("ome",)
@@ -76,13 +77,13 @@ def plan(
         print(msgspec.json.format(msgspec.json.encode(plans), indent=2).decode())
         return 0
     for made in plans:
-        _show(made, foresight.graph)
+        _show(made, foresight.graph, saves_nothing(made, foresight.graph, foresight.target))
     return 0
 
 
-def _show(plan: Plan, graph: StepGraph) -> None:
-    """The totals, what the strategy remarks, then each decision with its tensors in forward
-    order."""
+def _show(plan: Plan, graph: StepGraph, verdict: str) -> None:
+    """The totals, what the strategy remarks and whether it saves, then each decision with its
+    tensors in forward order."""
     summary = PlanSummary.of(plan, graph)
     totals = Table(title=f"{plan.strategy} on {graph.name}", title_justify="left")
     for name in ("decision", "activations", "MB"):
@@ -94,7 +95,7 @@ def _show(plan: Plan, graph: StepGraph) -> None:
     console.print(totals)
     what = f"{summary.actions:,} actions, {summary.clones:,} of them run an op again"
     console.print(f"{what}, for {plan.target}")
-    for remark in plan.remarks:
+    for remark in filter(None, (*plan.remarks, verdict)):
         console.print(remark)
     if plan.gap is not None:
         console.print(f"proven gap: {100 * plan.gap:.1f}% (no plan in the model is better by more)")

@@ -26,8 +26,18 @@ def extract_graph(
     Raises:
         UnsupportedGraphError: it could not be traced, and why.
     """
+    return StepGraph.from_bytes(told_by_child(spec, timeout_seconds, on_event, on_log))
+
+
+def told_by_child(
+    spec: TrialSpec,
+    timeout_seconds: float,
+    on_event: Callable[[Event], None],
+    on_log: Callable[[str], None],
+) -> bytes:
+    """What a child writes of the step that it traces: its graph, or the findings as JSON."""
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "graph.msgpack"
+        path = Path(folder) / "told"
         outcome = run_child(
             msgspec.structs.replace(spec, graph_path=str(path)),
             timeout_seconds=timeout_seconds,
@@ -37,4 +47,4 @@ def extract_graph(
         if outcome.status != "ok":
             status = outcome.status.replace("_", " ")
             raise UnsupportedGraphError(f"the step could not be traced: {status}: {outcome.reason}")
-        return StepGraph.from_bytes(path.read_bytes())
+        return path.read_bytes()

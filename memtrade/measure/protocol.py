@@ -10,6 +10,7 @@ The child's logs go to its stderr. It speaks in this order, and may fail at any 
               where a step breaks its budget: Corrected, and once more from Planned on
     verify    Ready  Progress*  Planned  (Progress | StepDone)*  Verified  Done
     extract   Ready  Progress*  Done                  the StepGraph is in the file spec.graph_path
+    inspect   Ready  Progress*  Done                  and so are the findings
     calibrate Ready  Progress*  Calibrated  Done
 
 A strategy that has no plan says neither Planned nor Simulated. `Failed` in place of `Done` ends it
@@ -30,7 +31,7 @@ from memtrade.plan import Order, Plan
 from memtrade.simulate.calibration import Rates
 from memtrade.simulate.predict import Predicted
 
-Task = Literal["measure", "verify", "extract", "calibrate"]
+Task = Literal["measure", "verify", "extract", "inspect", "calibrate"]
 
 # How a child says that it ended early. "bad_input" is an error of the user that only the child
 # can see (a limit below the variables' size): it makes no record.
@@ -47,7 +48,8 @@ class TrialSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         task: "measure" runs and measures the step, "verify" compares it with the original,
-            "extract" writes the traced step's StepGraph to `graph_path`, "calibrate" measures the
+            "extract" writes the traced step's StepGraph to `graph_path`, "inspect" what was found
+            in it (`memtrade.findings`), as JSON, "calibrate" measures the
             device's rates and looks at no step.
         model_options: all options of the model, typed (`dataclasses.asdict` of the model).
         learning_rate: None is the optimizer's own default.

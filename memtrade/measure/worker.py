@@ -17,11 +17,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
+import msgspec
 import psutil
 import tensorflow as tf
 
 from memtrade.comparison import ANOTHER_ORDER
 from memtrade.errors import InfeasibleBudgetError, MemtradeError, UnsupportedGraphError
+from memtrade.graph import StepGraph
 from memtrade.measure import host
 from memtrade.measure.budgets import (
     CORRECTIONS,
@@ -59,7 +61,7 @@ from memtrade.tf.build import make_step
 from memtrade.tf.calibrate import measure_rates
 from memtrade.tf.construction import AS_USUAL, Construction
 from memtrade.tf.device import Device, make_device
-from memtrade.tf.extract import Trace, trace
+from memtrade.tf.extract import Trace, inspected, trace
 from memtrade.tf.native import make_native_step
 from memtrade.tf.rewrite import apply_plan
 from memtrade.tf.step import TrainStep
@@ -141,8 +143,8 @@ class _Worker:
 
     def run(self) -> None:
         device = self._start_device()
-        if self.spec.task == "extract":
-            self._extract()
+        if self.spec.task in ("extract", "inspect"):
+            self._tell()
             return
         if self.spec.task == "calibrate":
             rates = measure_rates(
@@ -193,15 +195,17 @@ class _Worker:
             construction=construction,
         )
 
-    def _extract(self) -> None:
-        """Writes the step's graph, allocating nothing, however large the model, if it is drawn."""
-        assert self.spec.graph_path is not None
+    def _tell(self) -> None:
+        """Writes the step's graph, or what is in it, allocating nothing if it is drawn."""
+        assert self.spec.graph_path
         self._send(Progress("trace"))
         model = make_model(self.spec.model, self.spec.model_options)
         in_graph = isinstance(model, DrawnModel)  # Keras makes its weights where they can be run
         with tf.Graph().as_default() if in_graph else contextlib.nullcontext():
-            graph = trace(self._make_step()).graph
-        Path(self.spec.graph_path).write_bytes(graph.to_bytes())
+            step = self._make_step()
+            told = trace(step).graph if self.spec.task == "extract" else inspected(step)
+        encoded = told.to_bytes() if isinstance(told, StepGraph) else msgspec.json.encode(told)
+        Path(self.spec.graph_path).write_bytes(encoded)
         self._send(Done())
 
     def _trace(self) -> tuple[Trace, tuple[tf.Variable, ...]]:

@@ -17,7 +17,10 @@ gradient comes at once.
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from dataclasses import dataclass
+from functools import partial
 
 from memtrade.errors import MemtradeError, UnsupportedGraphError
 from memtrade.graph import StepGraph
@@ -26,6 +29,7 @@ from memtrade.plan import Fate, Plan
 from memtrade.schedule import lower
 from memtrade.simulate.memory import Simulator
 from memtrade.strategies.base import Strategy, decisions, make_plan, worth_deciding
+from memtrade.strategies.saving import Decide, NoCutError, that_saves
 from memtrade.strategies.segments import cuts, useful
 from memtrade.target import Target
 
@@ -58,20 +62,46 @@ class Options:
 
 
 def plan(graph: StepGraph, options: Options, target: Target) -> Plan:
-    kept = choose(graph, options, target)
-    return make_plan("checkpoints", graph, options, target, fates(graph, kept))
+    def decided() -> list[Fate]:
+        return fates(graph, choose(graph, options, target))
+
+    if options.mode != "memory":
+        return make_plan("checkpoints", graph, options, target, decided())
+    return that_saves(
+        "checkpoints", graph, options, target, decided, otherwise(graph, options, target)
+    )
 
 
-def choose(graph: StepGraph, options: Options, target: Target) -> list[int]:
+def otherwise(graph: StepGraph, options: Options, target: Target) -> list[Decide]:
+    """What else there is, where no narrow place saves: wide ones, the rule of mode speed, and the
+    plain rule of sqrt(n), some activations of many."""
+    root = math.isqrt(len(worth_deciding(graph)))
+    fast = dataclasses.replace(options, mode="speed")
+    return [
+        lambda: fates(graph, choose(graph, options, target, wide=True)),
+        lambda: fates(graph, choose(graph, fast, target)),
+        *(partial(_spread, graph, count) for count in sorted({root // 2, root, 2 * root} - {0})),
+    ]
+
+
+def _spread(graph: StepGraph, count: int) -> list[Fate]:
+    """`count` activations with as many bytes between each two."""
+    activations, kept, passed = worth_deciding(graph), [], 0
+    total = sum(graph.tensors[t].size_bytes for t in activations)
+    for t in activations:
+        passed += graph.tensors[t].size_bytes
+        if passed * (count + 1) >= total * (len(kept) + 1):
+            kept.append(t)
+    return fates(graph, kept[:count])
+
+
+def choose(graph: StepGraph, options: Options, target: Target, *, wide: bool = False) -> list[int]:
     """The checkpoints, in forward order. Raises where a mode finds none."""
     activations = worth_deciding(graph)
     if options.mode == "memory":
-        choices = cuts(graph, resident=True)
+        choices = cuts(graph, resident=True, wide=wide)
         if not choices:
-            raise UnsupportedGraphError(
-                f"{graph.name} has no place to cut its forward pass: use mode=speed, or name "
-                "tensors with mode=list"
-            )
+            raise NoCutError(graph.name)
         simulator = Simulator(graph, target)
         best = min(
             choices[:JUDGED],

@@ -16,6 +16,7 @@ recomputed (random numbers, calls that read variables) is swapped by the same ru
 
 from __future__ import annotations
 
+import dataclasses
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,8 +26,9 @@ from memtrade.options import check, option, options_of
 from memtrade.order import base_order
 from memtrade.plan import Fate, Plan
 from memtrade.simulate.timeline import TimeSimulator
-from memtrade.strategies import checkpoints
+from memtrade.strategies import checkpoints, lms
 from memtrade.strategies.base import Strategy, is_worth_deciding, make_plan, worth_deciding
+from memtrade.strategies.saving import NoCutError, that_saves
 from memtrade.strategies.segments import cuts, useful
 from memtrade.target import Target
 
@@ -49,11 +51,24 @@ class Options:
 
 
 def plan(graph: StepGraph, options: Options, target: Target) -> Plan:
-    return make_plan("ome", graph, options, target, fates(graph, options, target))
+    if options.mode != "memory":
+        return make_plan("ome", graph, options, target, fates(graph, options, target))
+    fast = dataclasses.replace(options, mode="speed")
+    plain = checkpoints.Options()
+    otherwise = [
+        lambda: fates(graph, options, target, wide=True),
+        lambda: fates(graph, fast, target),
+        *checkpoints.otherwise(graph, plain, target),
+    ]
+    if options.select != "none":
+        otherwise.append(lambda: lms.fates(graph, lms.Options()))
+    return that_saves(
+        "ome", graph, options, target, lambda: fates(graph, options, target), otherwise
+    )
 
 
-def fates(graph: StepGraph, options: Options, target: Target) -> list[Fate]:
-    chosen = choose(graph, options, target)
+def fates(graph: StepGraph, options: Options, target: Target, *, wide: bool = False) -> list[Fate]:
+    chosen = choose(graph, options, target, wide=wide)
     lasting = _lasting(graph, chosen)
     swapped = select(graph, chosen, options, target, lasting)
     made = {fate.tensor: fate for fate in checkpoints.fates(graph, chosen)}
@@ -85,14 +100,14 @@ def _lasting(graph: StepGraph, chosen: list[int]) -> list[int]:
     return found
 
 
-def choose(graph: StepGraph, options: Options, target: Target) -> list[int]:
+def choose(graph: StepGraph, options: Options, target: Target, *, wide: bool = False) -> list[int]:
     """The checkpoints; in mode memory, those with the smallest segments, cheapest to swap."""
     if options.mode != "memory" or options.select == "none":
         given = checkpoints.Options(mode=options.mode, tensors=options.tensors)
-        return checkpoints.choose(graph, given, target)
-    choices = cuts(graph, resident=False)
+        return checkpoints.choose(graph, given, target, wide=wide)
+    choices = cuts(graph, resident=False, wide=wide)
     if not choices:
-        return checkpoints.choose(graph, checkpoints.Options(), target)  # says what is missing
+        raise NoCutError(graph.name)
     smallest = min(cut.backward_bytes for cut in choices)
     fine = [cut for cut in choices if cut.backward_bytes <= SEGMENT_SLACK * smallest]
     cheapest = min(fine, key=lambda cut: cut.checkpoint_bytes)

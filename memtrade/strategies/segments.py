@@ -54,8 +54,9 @@ class Cut:
     backward_bytes: int
 
 
-def frontiers(graph: StepGraph) -> list[Frontier]:
-    """The narrow places of the forward pass: frontiers smaller than those around them.
+def frontiers(graph: StepGraph, *, wide: bool = False) -> list[Frontier]:
+    """The narrow places of the forward pass: frontiers smaller than those around them; `wide`: all
+    places, however much they hand over.
 
     In the order of creation, each tensor that comes from the batch is alive from its producer to
     its last forward reader. Tensors that come from weights alone (regularization) and scalars do
@@ -81,7 +82,7 @@ def frontiers(graph: StepGraph) -> list[Frontier]:
     narrow = [
         place
         for i, place in enumerate(places)
-        if place.tensors and place.size_bytes <= min(sizes[i], sizes[i + 2])
+        if place.tensors and (wide or place.size_bytes <= min(sizes[i], sizes[i + 2]))
     ]
     return _thin(narrow)
 
@@ -110,7 +111,7 @@ def _thin(found: list[Frontier]) -> list[Frontier]:
     return [min(stretch, key=lambda f: (f.size_bytes, f.op)) for stretch in stretches]
 
 
-def cuts(graph: StepGraph, *, resident: bool) -> list[Cut]:
+def cuts(graph: StepGraph, *, resident: bool, wide: bool = False) -> list[Cut]:
     """Choices of frontiers, each the one with the smallest checkpoints for its backward bytes.
 
     When the backward part comes to a segment, the checkpoints behind it are no longer needed, so
@@ -127,7 +128,7 @@ def cuts(graph: StepGraph, *, resident: bool) -> list[Cut]:
     O(frontiers^2) for each of some 50 limits. Assumes that a segment's activations are all there
     at once, which is a little too many.
     """
-    chain = _Chain(graph, resident)
+    chain = _Chain(graph, resident, wide)
     found: dict[tuple[int, ...], Cut] = {}
     for limit in chain.limits():
         cut = chain.cheapest(limit)
@@ -142,9 +143,9 @@ class _Chain:
     Node 0 is the start of the forward pass, node j the j-th frontier, the last node the end.
     """
 
-    def __init__(self, graph: StepGraph, resident: bool):
+    def __init__(self, graph: StepGraph, resident: bool, wide: bool):
         self.graph, self.resident = graph, resident
-        self.frontiers = frontiers(graph)
+        self.frontiers = frontiers(graph, wide=wide)
         activations = worth_deciding(graph)
         producers = [graph.tensors[t].op for t in activations]
         sums = [0]

@@ -7,7 +7,6 @@ The second one is the first where it calls nothing and its shapes are known.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +15,7 @@ import msgspec
 import tensorflow as tf
 
 from memtrade.errors import UnsupportedGraphError
+from memtrade.findings import Finding
 from memtrade.graph import (
     ALIAS_TYPES,
     CALL_TYPES,
@@ -28,18 +28,16 @@ from memtrade.graph import (
 )
 from memtrade.tf.body_bytes import Learned
 from memtrade.tf.calls import Calls
+from memtrade.tf.findings import of_trace, refusals
 from memtrade.tf.graft import graft
 from memtrade.tf.inline import Inlined, opens
-from memtrade.tf.loss import computed_loss, find_loss
+from memtrade.tf.loss import Named, candidates, find_loss
 from memtrade.tf.sizes import learn_sizes
 from memtrade.tf.step import CHECKPOINTS, TrainStep
 from memtrade.tf.unroll import shapes_kept, unrolled
 
 # Shapes, axes and paddings have no more numbers.
 _MOST_VALUES = 64
-
-# Ops that hold a Python function, which the graph cannot carry to another place.
-_PYTHON_TYPES = frozenset({"EagerPyFunc", "PyFunc", "PyFuncStateless"})
 
 
 @dataclass(frozen=True)
@@ -60,11 +58,26 @@ def trace(step: TrainStep) -> Trace:
 def trace_concrete(step: TrainStep, concrete: Any) -> Trace:
     """The trace of a concrete function of `step.specs`, in their order."""
     concrete = unrolled(opened(concrete, step.specs), step.specs)
-    data = read_graph(step.name, concrete, step.laid)
+    data = read_graph(step.name, concrete, step.laid, step.loss)
     repeated = {data.inputs[i]: data.inputs[first] for i, first in step.repeated.items()}
     data = msgspec.structs.replace(data, batch_first=step.batch_first, repeated=repeated)
     graph = StepGraph(data)
     return Trace(step, concrete, concrete.graph.as_graph_def(), graph)
+
+
+def inspected(
+    step: TrainStep, concrete: Any = None, arguments: Sequence[Any] = ()
+) -> list[Finding]:
+    """What is in `step`, whether or not it can be rewritten.
+
+    Args:
+        concrete: its concrete function, if it has been traced.
+        arguments: the leaves of what it is called with.
+    """
+    if concrete is None:
+        concrete = step.function.get_concrete_function(*step.specs)
+    graph_def = concrete.graph.as_graph_def()
+    return of_trace(graph_def, lambda: trace_concrete(step, concrete), arguments)
 
 
 def opened(concrete: Any, specs: Sequence[tf.TensorSpec]) -> Any:
@@ -94,7 +107,9 @@ def opened(concrete: Any, specs: Sequence[tf.TensorSpec]) -> Any:
     ).get_concrete_function()  # pyright: ignore[reportFunctionMemberAccess]
 
 
-def read_graph(name: str, concrete: Any, laid: Sequence[tf.Variable] = ()) -> GraphData:
+def read_graph(
+    name: str, concrete: Any, laid: Sequence[tf.Variable] = (), loss: Named = None
+) -> GraphData:
     """The graph of a concrete function as plain data, what it captures in the order of `laid`.
 
     Shapes come from the function's own graph: an imported GraphDef has lost those behind
@@ -142,7 +157,7 @@ def read_graph(name: str, concrete: Any, laid: Sequence[tf.Variable] = ()) -> Gr
         key=lambda pair: place.get(id(pair[1]), len(place)),
     )
     inputs = tuple(tensor_ids[t.name] for t in func_graph.inputs[:batch])
-    returned = tensor_ids[find_loss(concrete.structured_outputs).name]
+    losses = candidates(concrete.structured_outputs, loss)
     return GraphData(
         name=name,
         ops=tuple(ops),
@@ -152,7 +167,13 @@ def read_graph(name: str, concrete: Any, laid: Sequence[tf.Variable] = ()) -> Gr
         capture_bytes=tuple(_captured_bytes(outer) for _, outer in captured),
         outputs=tuple(tensor_ids[t.name] for t in func_graph.outputs),
         control_outputs=tuple(sorted(op_ids[op.name] for op in func_graph.control_outputs)),
-        loss=computed_loss(ops, tensors, inputs, returned),
+        loss=find_loss(
+            ops,
+            tensors,
+            batch=inputs,
+            returned=[[tensor_ids[t.name] for t in group] for group in losses],
+            named=loss is not None,
+        ),
         collection=tuple(
             tensor_ids[t.name]
             for t in func_graph.get_collection(CHECKPOINTS)
@@ -317,11 +338,5 @@ def _simple_attrs(node: Any) -> dict[str, Any]:
 
 def _refuse(graph_def: Any) -> None:
     """Raises UnsupportedGraphError for what would not be the same after a rewriting."""
-    bodies = (function.node_def for function in graph_def.library.function)
-    for node in itertools.chain(graph_def.node, *bodies):
-        if node.op in _PYTHON_TYPES:
-            raise UnsupportedGraphError(
-                f"op {node.name!r} ({node.op}) calls back into Python, and its side effects cannot "
-                "be kept: move tf.py_function or tf.numpy_function out of the step, into the "
-                "input pipeline"
-            )
+    for found in refusals(graph_def):
+        raise UnsupportedGraphError(f"op {found.where} {found.follows}")

@@ -32,6 +32,8 @@ def graft(
         effects: the ops of `graph_def` that must run.
         on_import: called with the new function's graph, while it is being traced.
     """
+    for node in graph_def.node:
+        node.attr.pop("_class", None)  # beside which op it is to run: some are inputs now
     captured = concrete.captured_inputs
     names = [t.op.name for t in concrete.graph.inputs]
     read = {reference.partition(":")[0] for node in graph_def.node for reference in node.input}

@@ -45,7 +45,9 @@ def settle(trace: Trace) -> None:
         for op in filter(
             trace.graph.keeps_place, trace.graph.ops if tf.executing_eagerly() else ()
         ):
-            handle, value = captured[trace.graph.label(op.inputs[0])], op.inputs[1]
+            handle, value = captured.get(trace.graph.label(op.inputs[0])), op.inputs[1]
+            if handle is None or tf.is_symbolic_tensor(handle):
+                continue  # it comes as an argument
             dtype = tf.as_dtype(trace.graph.tensors[value].dtype)
             # By way of the heap, or the variable would be read while it is assigned.
             held = tf.io.serialize_tensor(tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype))

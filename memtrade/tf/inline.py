@@ -103,7 +103,7 @@ class Inlined:
             copy.attr.pop("_class", None)  # colocation with ops by their names in the body
             del copy.input[:]
             copy.input.extend(inside(each) for each in node.input)
-            if waits and self._op_defs[node.op].is_stateful:
+            if waits and self._definition(node).is_stateful:
                 copy.input.append(f"^{prefix}enter")
             self._add(copy)
         results = [inside(function.ret[a.name]) for a in function.signature.output_arg]
@@ -118,10 +118,15 @@ class Inlined:
         for i, result in enumerate(results):
             self._results[name if i == 0 else f"{name}:{i}"] = result
 
+    def _definition(self, node: NodeDef) -> Any:
+        """Of its op, or of the function that stands in an op's place."""
+        function = self._library.get(node.op)
+        return self._op_defs[node.op] if function is None else function.signature
+
     def _output_starts(self, node: NodeDef) -> dict[str, int]:
         """For each of the op's output arguments, the index of its first tensor."""
         starts, start = {}, 0
-        for argument in self._op_defs[node.op].output_arg:
+        for argument in self._definition(node).output_arg:
             starts[argument.name] = start
             if argument.number_attr:
                 start += node.attr[argument.number_attr].i

@@ -13,21 +13,25 @@ from typing import Any
 import tensorflow as tf
 
 from memtrade.facts import READING
-from memtrade.graph import CALL_TYPES, StepGraph
-from memtrade.tf.extract import variable_spec
+from memtrade.graph import CALL_TYPES
+from memtrade.tf.extract import Trace, variable_spec
 
 _DRAWING = ("Random", "StatelessRandom", "TruncatedNormal", "Multinomial")
 _UPDATING = ("Assign", "ResourceApply", "ResourceScatter", "ResourceSparseApply")
 _HARMLESS = READING | {"VarHandleOp"}
 
 
-def can_be_rehearsed(graph: StepGraph) -> bool:
-    """Whether all that the step changes are variables."""
+def can_be_rehearsed(trace: Trace) -> bool:
+    """Whether all that the step changes are variables, which are there, and its sizes are known."""
+    if not all(spec.shape.is_fully_defined() for spec in trace.step.specs):
+        return False
+    if any(tf.is_symbolic_tensor(captured) for captured in trace.concrete.captured_inputs):
+        return False
     return all(
         op.type in _HARMLESS
         or op.type.startswith(_DRAWING + _UPDATING)
         or (op.type in CALL_TYPES and "filter" in op.attrs)
-        for op in graph.ops
+        for op in trace.graph.ops
         if op.stateful
     )
 

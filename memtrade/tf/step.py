@@ -24,6 +24,7 @@ class TrainStep:
         make_batch: allocates one batch that fits `specs`.
         variables: all that a step changes: weights, moving averages, optimizer slots. A callable,
             because tracing may create variables.
+        loss: which of the returned values it is, where the user says so.
         laid: the variables as they lie in memory, where that is not the order of their first use.
         repeated: place of an argument -> place of an earlier one that is the same tensor.
         batch_first: whether the batch was made before them, and lies where they else would.
@@ -37,3 +38,4 @@ class TrainStep:
     laid: Sequence[tf.Variable] = ()
     batch_first: bool = False
     repeated: Mapping[int, int] = field(default_factory=dict)
+    loss: Any = None  # memtrade.tf.loss.Named

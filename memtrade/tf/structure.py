@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from memtrade.errors import UnsupportedGraphError
+
+# Tensors of several parts, which steps may take.
+_COMPOSITES = (tf.RaggedTensor, tf.SparseTensor, tf.IndexedSlices)
+_COMPOSITE_SPECS = (tf.RaggedTensorSpec, tf.SparseTensorSpec, tf.IndexedSlicesSpec)
 
 
 def named_leaves(structure: Any, path: str = "") -> Iterator[tuple[str, Any]]:
@@ -27,12 +32,37 @@ def named_leaves(structure: Any, path: str = "") -> Iterator[tuple[str, Any]]:
         yield from named_leaves(child, f"{path}/{key}" if path else str(key))
 
 
+@dataclass(frozen=True)
+class Held:
+    """A variable among a step's arguments. It is captured, so that its shape stays known."""
+
+    variable: tf.Variable
+
+
 def packed(structure: Any, values: Sequence[Any]) -> Any:
-    """`values` in the places of a structure's tensors; other leaves stay."""
+    """`values` in the places of a structure's tensors; other leaves stay, variables as they are."""
     remaining = iter(values)
     leaves = tf.nest.flatten(structure, expand_composites=True)
     filled = [next(remaining) if is_tensor(leaf) else leaf for leaf in leaves]
-    return tf.nest.pack_sequence_as(structure, filled, expand_composites=True)
+    return released(tf.nest.pack_sequence_as(structure, filled, expand_composites=True))
+
+
+def held(structure: Any) -> Any:
+    """`structure` with its variables held."""
+    return tf.nest.map_structure(
+        lambda leaf: Held(leaf) if isinstance(leaf, tf.Variable) else leaf, structure
+    )
+
+
+def released(structure: Any) -> Any:
+    """`structure` with the variables that are held in it."""
+    return tf.nest.map_structure(
+        lambda leaf: leaf.variable if isinstance(leaf, Held) else leaf, structure
+    )
+
+
+def holds_variables(structure: Any) -> bool:
+    return any(isinstance(leaf, Held) for leaf in tf.nest.flatten(structure))
 
 
 def is_tensor(leaf: Any) -> bool:
@@ -54,9 +84,14 @@ def arguments_of(function: Any, example: Any) -> tuple[Any, ...]:
 
 
 def specs_of(structure: Any) -> Any:
-    """`structure` with specs in place of tensors and arrays; Python values stay."""
+    """`structure` with specs in place of tensors and arrays, and variables held; Python values
+    stay."""
 
     def spec(leaf: Any) -> Any:
+        if isinstance(leaf, tf.Variable):
+            return Held(leaf)
+        if isinstance(leaf, _COMPOSITES):
+            return tf.type_spec_from_value(leaf)
         if isinstance(leaf, (tf.Tensor, np.ndarray, np.generic)):
             return tf.TensorSpec(leaf.shape, tf.as_dtype(leaf.dtype))
         return leaf
@@ -65,8 +100,9 @@ def specs_of(structure: Any) -> Any:
 
 
 def tensors_of(structure: Any) -> list[Any]:
-    """The tensors, or their specs, in a structure of arguments."""
-    return [leaf for leaf in tf.nest.flatten(structure) if is_tensor(leaf)]
+    """The tensors, or their specs, in a structure of arguments; ragged and sparse ones in parts."""
+    leaves = tf.nest.flatten(structure, expand_composites=True)
+    return [leaf for leaf in leaves if is_tensor(leaf)]
 
 
 def check_shapes(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -76,6 +112,8 @@ def check_shapes(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     except (TypeError, ValueError):
         bound = {**dict(enumerate(args)), **kwargs}
     for path, leaf in named_leaves(bound):
+        if isinstance(leaf, _COMPOSITES + _COMPOSITE_SPECS):
+            continue  # their parts have no size before they come
         if is_tensor(leaf) and not leaf.shape.is_fully_defined():
             raise UnsupportedGraphError(
                 f"input {path!r} has the unknown shape {leaf.shape}: a plan is for one size. "

@@ -16,17 +16,27 @@ import tensorflow as tf
 
 from memtrade.errors import MemtradeError
 from memtrade.models.target import Target
+from memtrade.tf.handles import captured_variables
 from memtrade.tf.laying import laid_down
-from memtrade.tf.loss import find_loss
+from memtrade.tf.loss import returned_loss
 from memtrade.tf.step import TrainStep
-from memtrade.tf.structure import arguments_of, check_shapes, packed, specs_of, tensors_of
+from memtrade.tf.structure import (
+    arguments_of,
+    check_shapes,
+    held,
+    is_tensor,
+    packed,
+    released,
+    specs_of,
+    tensors_of,
+)
 
 # How much of an error's own words is passed on.
 _MOST_WORDS = 300
 
 
 def make_target_step(model: Target) -> TrainStep:
-    """The step of the batch's tensors that returns the loss alone.
+    """The step of the batch's tensors that returns one number, its loss if it has one.
 
     The user's step is called in it, with the arguments of its example batch. It is traced here.
 
@@ -45,7 +55,7 @@ def make_target_step(model: Target) -> TrainStep:
     _check_size(model, tensors_of(specs))
     try:
         with laid_down() as laid_later:
-            concrete = function.get_concrete_function(*specs)
+            concrete = function.get_concrete_function(*released(specs))
     except MemtradeError:
         raise
     except Exception as error:  # whatever the user's code raises
@@ -53,47 +63,41 @@ def make_target_step(model: Target) -> TrainStep:
 
     @tf.function(autograph=False, input_signature=tuple(tensors_of(specs)))
     def train_step(*batch: tf.Tensor) -> tf.Tensor:
-        return find_loss(function(*packed(specs, batch)))
+        return returned_loss(function(*packed(specs, batch)))
 
     return TrainStep(
         name=model.name,
         function=train_step,
         specs=tuple(tensors_of(specs)),
         make_batch=lambda: _batch(arguments),
-        variables=lambda: _variables(concrete),
+        variables=lambda: tuple(captured_variables(concrete)),
         laid=[*laid, *laid_later],
         repeated=_repeated(arguments),
         batch_first=laid.before_bytes >= max(_held_bytes(arguments), 1),
     )
 
 
+def _parts(arguments: tuple[Any, ...]) -> list[Any]:
+    """The example's tensors, arrays and specs, those of ragged and sparse tensors one by one."""
+    parts: list[Any] = tf.nest.flatten(held(arguments), expand_composites=True)
+    return [each for each in parts if is_tensor(each) or isinstance(each, (np.ndarray, np.generic))]
+
+
 def _repeated(arguments: tuple[Any, ...]) -> dict[int, int]:
     """Places of the example's tensors that stand there for the second time -> the first place."""
     places: dict[int, int] = {}
     found = {}
-    leaves = tf.nest.flatten(arguments)
-    specs = tf.nest.flatten(specs_of(arguments))
-    tensors = [leaf for leaf, spec in zip(leaves, specs, strict=True)
-               if isinstance(spec, tf.TensorSpec)]  # fmt: skip
-    for place, leaf in enumerate(tensors):
-        first = places.setdefault(id(leaf), place)
-        if tf.is_tensor(leaf) and first != place:
+    for place, part in enumerate(_parts(arguments)):
+        first = places.setdefault(id(part), place)
+        if tf.is_tensor(part) and first != place:
             found[place] = first
     return found
 
 
 def _held_bytes(arguments: tuple[Any, ...]) -> int:
     """Of the example's tensors."""
-    leaves = {id(leaf): leaf for leaf in tf.nest.flatten(arguments) if tf.is_tensor(leaf)}
-    return sum(leaf.shape.num_elements() * leaf.dtype.size for leaf in leaves.values())
-
-
-def _variables(concrete: Any) -> tuple[tf.Variable, ...]:
-    """Those that the step uses, in the order of their first use: TensorFlow's own list of them has
-    another order in each run, and comparisons of two steps pair them."""
-    position = {id(handle): i for i, handle in enumerate(concrete.captured_inputs)}
-    last = len(position)
-    return tuple(sorted(concrete.variables, key=lambda v: position.get(id(v.handle), last)))
+    parts = {id(part): part for part in _parts(arguments) if tf.is_tensor(part)}
+    return sum(part.shape.num_elements() * (part.dtype.size or 0) for part in parts.values())
 
 
 def _made(model: Target) -> tuple[Any, Any]:
@@ -137,13 +141,11 @@ def _check_size(model: Target, specs: list[tf.TensorSpec]) -> None:
 
 def _batch(arguments: tuple[Any, ...]) -> tuple[tf.Tensor, ...]:
     """The example's tensors; zeros where it has only their specs."""
-    leaves = tf.nest.flatten(arguments)
     return tuple(
-        tf.zeros(spec.shape, spec.dtype)
-        if isinstance(leaf, tf.TensorSpec)
-        else tf.convert_to_tensor(leaf)
-        for leaf, spec in zip(leaves, tf.nest.flatten(specs_of(arguments)), strict=True)
-        if isinstance(spec, tf.TensorSpec)
+        tf.zeros(part.shape, part.dtype)
+        if isinstance(part, tf.TensorSpec)
+        else tf.convert_to_tensor(part)  # pyright: ignore[reportArgumentType]
+        for part in _parts(arguments)
     )
 
 

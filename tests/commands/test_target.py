@@ -75,6 +75,21 @@ def test_verify_compares_it(run: Run) -> None:
     assert "0 (to the bit)" in out
 
 
+def test_inspect_says_what_is_in_it(run: Run, tmp_path: Path) -> None:
+    status, out, err = run("inspect", *TARGET, *ON_THE_ARENA)
+    assert status == 0, err
+    assert "activations" in out
+    assert "refused" not in out
+    python = MODULE.replace("x = tf.nn.tanh(x @ w)", "x = tf.nn.tanh(x @ w + sine(x))")
+    sine = (
+        "\ndef sine(x):\n    return tf.ensure_shape(tf.py_function(tf.sin, [x], x.dtype), x.shape)"
+    )
+    (tmp_path / "own_steps.py").write_text(python + sine)
+    status, out, _ = run("inspect", *TARGET, *ON_THE_ARENA, "--json")
+    assert status == 1
+    assert [each["what"] for each in json.loads(out) if each["refused"]] == ["Python calls"]
+
+
 def test_what_is_wrong_with_it_is_one_line(run: Run, tmp_path: Path) -> None:
     (tmp_path / "own_steps.py").write_text("import no_such_module")
     status, out, err = run("run", *TARGET, *ON_THE_ARENA, "--strategy", "original")

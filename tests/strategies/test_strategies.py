@@ -1,11 +1,16 @@
+import msgspec
 import pytest
 
 from memtrade.errors import MemtradeError, UnknownNameError, UnsupportedGraphError
+from memtrade.graph import StepGraph
 from memtrade.models import options_of
 from memtrade.plan import Order, check_plan
+from memtrade.schedule import Lowering, lower
 from memtrade.simulate.memory import Simulator
 from memtrade.strategies import PLANNED, STRATEGIES, find_strategy, make_options
-from tests.graphs import ARENA, chain, target
+from memtrade.strategies.saving import no_worse
+from memtrade.strategies.segments import cuts
+from tests.graphs import ARENA, Builder, chain, target
 
 MIB = 1 << 20
 
@@ -134,6 +139,39 @@ def test_named_checkpoints(graph):
         plan(graph, "checkpoints", mode="collection")
 
 
-def test_a_short_graph_has_nothing_to_cut():
-    with pytest.raises(UnsupportedGraphError, match="no place to cut"):
-        plan(chain(1, size=4096), "checkpoints")
+def test_a_short_graph_has_nothing_to_cut_and_is_left_alone():
+    graph = chain(1, size=4096)
+    for strategy in ("checkpoints", "ome"):
+        made = plan(graph, strategy)
+        check_plan(made, graph)
+        left = no_worse(made, graph, ARENA)
+        assert left.actions == ()
+        assert left.remarks[-1].startswith("its predicted peak of")
+        assert no_worse(left, graph, ARENA) == left
+
+
+def test_without_any_place_to_cut_other_rules_save():
+    """What is trained is the input (a picture, a prompt): nothing comes from a batch."""
+    graph = StepGraph(msgspec.structs.replace(chain(16).data, inputs=()))
+    assert cuts(graph, resident=True) == cuts(graph, resident=False, wide=True) == []
+    for strategy in ("checkpoints", "ome"):
+        made = plan(graph, strategy)
+        check_plan(made, graph)
+        assert made.tensors("recompute") or made.tensors("swap")
+        assert no_worse(made, graph, ARENA) == made
+
+
+def test_the_forward_part_may_run_in_another_order():
+    """Created breadth first, eight wide tensors lie there at once; depth first, one does."""
+    b, size = Builder(), 1 << 20
+    [x] = b.op("x", "Placeholder", sizes=[1 << 16])
+    wide = [b.op(f"wide{i}", "Tile", [x], sizes=[size])[0] for i in range(8)]
+    narrow = [b.op(f"narrow{i}", "Sum", [t], sizes=[1 << 17])[0] for i, t in enumerate(wide)]
+    [loss] = b.op("loss", "AddN", narrow, sizes=[1 << 17])
+    [gradient] = b.op("gradient", "Mul", [loss, *narrow], sizes=[1 << 17])
+    graph = b.build(inputs=[x], outputs=[loss, gradient], loss=loss)
+    peaks = [
+        Simulator(graph, ARENA).peak_live_bytes(lower(graph, {}, Lowering(lean_forward=lean)))
+        for lean in (False, True)
+    ]
+    assert peaks[1] < peaks[0] / 3

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import warnings
 from dataclasses import replace
 
 import pytest
@@ -150,6 +151,50 @@ def test_xla_is_given_up_with_a_warning():
         memtrade.apply(compiled, step.batch, strategy="checkpoints")
 
 
+def test_xla_that_is_off_is_not_given_up():
+    step = STEPS["plain"]()
+    plain = tf.function(step.function.python_function, jit_compile=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        memtrade.apply(plain, step.batch, strategy="checkpoints")
+
+
+def test_a_step_that_takes_its_gradients_has_none():
+    """But within a tape that looks away it runs, and so does a step that was left as it is."""
+    step = STEPS["plain"]()
+    rewritten = memtrade.apply(step.function, step.batch, strategy="checkpoints")
+    with tf.GradientTape() as tape:
+        with tape.stop_recording():
+            rewritten(*step.batch)
+        with pytest.raises(UnsupportedGraphError, match=r"within tape.stop_recording\(\)"):
+            rewritten(*step.batch)
+
+
+def test_a_plan_that_is_no_better_is_left_out_with_a_warning():
+    weight = tf.Variable(tf.ones([WIDTH, WIDTH]))
+
+    @tf.function
+    def tiny_step(x):
+        weight.assign_add(x)
+        return tf.reduce_sum(x)
+
+    batch = images(WIDTH)
+    with pytest.warns(UserWarning, match="tiny_step is not made smaller by ome: it runs as it is"):
+        rewritten = memtrade.apply(tiny_step, batch)
+    assert clones(rewritten, (batch,)) == 0
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        memtrade.apply(tiny_step, batch, strategy="original")
+
+
+def test_the_loss_can_be_named():
+    step = STEPS["nested"]()
+    rewritten = memtrade.apply(step.function, step.batch, select="all", loss="losses/1")
+    assert differing(step, rewritten) == []
+    with pytest.raises(UnknownNameError, match="did you mean 'loss'"):
+        memtrade.apply(step.function, step.batch, loss="lss")
+
+
 def test_a_budget_is_kept_or_refused():
     step = STEPS["plain"]()
     memtrade.apply(step.function, step.batch, strategy="checkpoints", budget="1GB")
@@ -190,12 +235,22 @@ def test_names_are_checked():
         memtrade.apply(step.function, step.batch, device="gpu:7")
 
 
+def test_a_mistake_of_ours_is_one_line_too(monkeypatch):
+    def broken(*_: object) -> None:
+        raise KeyError("body_7")
+
+    monkeypatch.setattr("memtrade.api.no_worse", broken)
+    step = STEPS["plain"]()
+    with pytest.raises(UnsupportedGraphError, match=r"train_step could not be .* KeyError"):
+        memtrade.apply(step.function, step.batch)
+    with pytest.raises(MemtradeError, match=r"a training step is a tf\.function .* not int"):
+        memtrade.apply(3, step.batch)  # pyright: ignore[reportArgumentType]
+
+
 def test_inputs_without_a_size_are_named():
     step = STEPS["plain"]()
     with pytest.raises(UnsupportedGraphError, match=r"input 'x' has the unknown shape \(None, 64"):
         memtrade.apply(step.function, tf.TensorSpec([None, WIDTH]))
-    with pytest.raises(UnsupportedGraphError, match="input 'x' is a RaggedTensor"):
-        memtrade.apply(lambda x: tf.reduce_sum(x), tf.ragged.constant([[1.0], [2.0, 3.0]]))
     iterator = iter(tf.data.Dataset.from_tensors(images()))
     with pytest.raises(UnsupportedGraphError, match="input 'batches' is a"):
         memtrade.apply(lambda batches: next(batches), iterator)

@@ -7,7 +7,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from memtrade.errors import InfeasibleBudgetError, MemtradeError, UnsupportedGraphError
+from memtrade.errors import (
+    InfeasibleBudgetError,
+    MemtradeError,
+    UnknownNameError,
+    UnsupportedGraphError,
+)
 from memtrade.keras import TrainFunction, optimize, restore
 from memtrade.papers.verify_keras import verify
 from tests.tf.test_apply import clones
@@ -215,8 +220,47 @@ class TwoLosses(CustomStep):
         return {"d_loss": logs["loss"], "g_loss": 2.0 * logs["loss"]}
 
 
-def test_a_step_whose_loss_is_not_clear_says_what_to_return():
-    model = lean(make(TwoLosses))
-    with pytest.raises(UnsupportedGraphError, match=r"not clear .*\(d_loss, g_loss\)"):
-        model.fit(*data(), verbose=0)
-    restore(model).fit(*data(), verbose=0)  # the model is as it was
+def test_a_step_of_several_losses_trains_and_one_can_be_named():
+    for loss in (None, "g_loss", lambda logs: logs["d_loss"]):
+        model = lean(make(TwoLosses), loss=loss)
+        assert set(model.fit(*data(), verbose=0).history) == {"d_loss", "g_loss"}
+    with pytest.raises(UnknownNameError, match="did you mean 'g_loss'"):
+        lean(make(TwoLosses), loss="gloss", example_batch=data(BATCH))
+
+
+def test_a_last_batch_of_two_rows_does_not_end_a_fit():
+    results = []
+    for change in (lambda model: model, optimize):
+        keras.utils.set_random_seed(0)
+        hidden = [keras.layers.Dense(64, "relu") for _ in range(6)]
+        model = keras.Sequential([keras.Input([64]), *hidden, keras.layers.Dense(1)])
+        model.compile("adam", "mse", jit_compile=False)
+        x = np.random.default_rng(0).normal(size=(130, 64)).astype("float32")
+        history = change(model).fit(x, x[:, :1], batch_size=64, epochs=2, verbose=0).history
+        results.append(history["loss"])
+    np.testing.assert_allclose(*results, rtol=1e-4)
+
+
+def test_a_small_batch_that_cannot_be_planned_runs_as_it_is(monkeypatch):
+    model = optimize(make(), strategy="lms")
+
+    def refused(trace):
+        raise UnsupportedGraphError("not this one")
+
+    x, y = data(BATCH + 2)
+    model.train_on_batch(x[:BATCH], y[:BATCH])
+    monkeypatch.setattr("memtrade.api._Rewriting._plan", lambda self, traced: refused(traced))
+    with pytest.warns(UserWarning, match="not this one.*runs as it is"):
+        model.train_on_batch(x[BATCH:], y[BATCH:])
+
+
+def test_what_is_told_is_checked_at_once():
+    for wrong, message in (
+        ({"strategy": "omee"}, "did you mean 'ome'"),
+        ({"selct": "all"}, "did you mean 'select'"),
+        ({"budget": "12 parsecs"}, "12 parsecs"),
+        ({"budget": 0}, "more than nothing"),
+        ({"order": "any"}, "unknown order"),
+    ):
+        with pytest.raises(MemtradeError, match=message):
+            optimize(make(), **wrong)

@@ -3,9 +3,9 @@
 import pytest
 import tensorflow as tf
 
-from memtrade.errors import UnsupportedGraphError
+from memtrade.errors import UnknownNameError, UnsupportedGraphError
 from memtrade.tf.extract import trace
-from memtrade.tf.loss import find_loss
+from memtrade.tf.loss import candidates, returned_loss
 from tests.tf.test_extract import step_of
 
 A, B, MANY = tf.constant(1.0), tf.constant(2.0), tf.constant([1.0, 2.0])
@@ -20,27 +20,76 @@ A, B, MANY = tf.constant(1.0), tf.constant(2.0), tf.constant([1.0, 2.0])
         {"accuracy": B, "loss": A},
         (B, {"nested": {"loss": A}}, None),
         {"mse_loss": A, "accuracy": B},
-        {"loss": A, "side_loss": B},
+        {"side_loss": B, "loss": A},
     ],
 )
-def test_the_loss_is_the_scalar_or_the_one_of_that_name(returned):
-    assert find_loss(returned) is A
+def test_the_scalar_or_the_one_of_that_name_is_tried_first(returned):
+    assert candidates(returned)[0] == [A]
+    assert returned_loss(returned) is A
 
 
-@pytest.mark.parametrize(
-    ("returned", "message"),
-    [
-        ((A, B), r"not clear .* \(0, 1\): return the one .* \{\"loss\": ...\}"),
-        ({"d_loss": A, "g_loss": B}, r"not clear .* \(d_loss, g_loss\)"),
-        (({"loss": A}, {"loss": B}), r"\(0/loss, 1/loss\)"),
-        (MANY, "no loss found: .* Return the loss"),
-        (None, "no loss found"),
-        (tf.constant(1), "no loss found"),
-    ],
-)
-def test_what_to_return_is_said(returned, message):
-    with pytest.raises(UnsupportedGraphError, match=message):
-        find_loss(returned)
+def test_what_no_name_tells_apart_is_tried_together():
+    assert candidates({"d_loss": A, "norm": MANY[0], "g_loss": B})[0] == [A, B]
+    assert candidates((None, tf.constant(1), MANY)) == []
+
+
+def test_the_loss_can_be_named():
+    returned = {"parts": (A, B), "many": MANY}
+    for named in ("parts/1", 1, lambda found: found["parts"][1]):
+        assert candidates(returned, named) == [[B]]
+    assert candidates((A, B), -1) == [[B]]
+    with pytest.raises(UnknownNameError, match="did you mean 'parts/1'"):
+        candidates(returned, "part/1")
+    with pytest.raises(UnknownNameError, match="choices are many, parts/0, parts/1"):
+        candidates(returned, 3)
+    with pytest.raises(UnsupportedGraphError, match="fails on what the step returns: 'total'"):
+        candidates(returned, lambda found: found["total"])
+    with pytest.raises(UnsupportedGraphError, match="is no floating-point tensor that the step"):
+        candidates((tf.constant(1), A), 0)
+    with pytest.raises(UnsupportedGraphError, match="is no floating-point tensor that the step"):
+        candidates((A, B), lambda found: found[0] + found[1])
+
+
+def loss_of(step, *specs) -> str:
+    graph = trace(step_of(step, *specs)).graph
+    return graph.ops[graph.tensors[graph.loss].op].type
+
+
+def trained(returns):
+    """A small network with an update; `returns` says what it returns."""
+    weights = [tf.Variable(tf.ones([3, 3]) / 3.0) for _ in range(3)]
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            y = x
+            for w in weights:
+                y = tf.nn.tanh(y @ w)
+            loss = tf.reduce_mean(y**2)
+        gradients = tape.gradient(loss, weights)
+        for w, gradient in zip(weights, gradients, strict=True):
+            w.assign_sub(gradient)
+        return returns(loss, gradients, y)
+
+    return step, tf.TensorSpec([5, 3])
+
+
+def test_a_norm_of_gradients_is_no_loss():
+    """Nor is a scalar that leads to no update: the loss is where the gradients begin."""
+    norm = trained(lambda loss, gradients, y: tf.linalg.global_norm(gradients))
+    both = trained(lambda loss, gradients, y: (tf.linalg.global_norm(gradients), loss))
+    nothing = trained(lambda loss, gradients, y: None)
+    assert loss_of(*both) == "Mean"
+    for step in (norm, nothing):
+        graph = trace(step_of(*step)).graph
+        kinds = [graph.ops[i].type for i in sorted(graph.forward)]
+        assert kinds.count("MatMul") == kinds.count("Tanh") == 3
+
+
+def test_without_updates_there_must_be_a_scalar():
+    spec = tf.TensorSpec([2])
+    assert loss_of(lambda x: (tf.reduce_sum(x), tf.reduce_max(x)), spec) == "Sum"
+    with pytest.raises(UnsupportedGraphError, match=r"no loss found.*Return the loss"):
+        trace(step_of(lambda x: tf.cast(x, tf.int32), spec))
 
 
 def test_a_running_mean_leads_back_to_the_loss():

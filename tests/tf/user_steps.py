@@ -12,7 +12,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-BATCH, WIDTH, LAYERS = 48, 64, 6
+BATCH, WIDTH, LAYERS = 1024, 64, 6
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,55 @@
+"""`memtrade inspect`: what is in a step that decides how it can be planned."""
+
+from __future__ import annotations
+
+import msgspec
+from rich.table import Table
+
+from memtrade.commands.progress import ignore, log, reporting
+from memtrade.commands.run import Flag
+from memtrade.commands.screen import stdout
+from memtrade.findings import Finding, row
+from memtrade.measure.extract import told_by_child
+from memtrade.measure.flags import DeviceFlags, ModelFlags, StrategyFlags, make_specs
+
+
+def inspect(
+    *,
+    model: ModelFlags | None = None,
+    device: DeviceFlags | None = None,
+    json: Flag = False,
+    verbose: Flag = False,
+) -> int:
+    """Show what is in a training step, and what follows from it for plans.
+
+    Loops and branches, tensors that nothing sizes, random numbers, several devices, and what
+    cannot be rewritten: calls of Python, collectives, in-place ops. Nothing is planned or run. The
+    exit status is 1 for a step that cannot be rewritten.
+
+    Parameters
+    ----------
+    json
+        Print the findings to stdout as JSON, and no table.
+    verbose
+        Pass on what TensorFlow logs.
+    """
+    flags = device or DeviceFlags()
+    specs = make_specs(
+        model or ModelFlags(), StrategyFlags(), flags, task="inspect", names=["original"]
+    )
+    with reporting() as reporter:
+        reporter.trial(1, 1, specs[0].model)
+        told = told_by_child(specs[0], flags.timeout, reporter.event, log if verbose else ignore)
+    found = msgspec.json.decode(told, type=list[Finding])
+    if json:
+        print(msgspec.json.format(msgspec.json.encode(found), indent=2).decode())
+    else:
+        table = Table()
+        for name in ("what", "how many", "the first", "what follows"):
+            table.add_column(
+                name, justify="right" if name == "how many" else "left", overflow="fold"
+            )
+        for each in found:
+            table.add_row(*row(each), style="yellow" if each.refused else None)
+        stdout().print(table)
+    return 1 if any(each.refused for each in found) else 0

@@ -1,0 +1,109 @@
+"""What is in a step that decides how it can be planned, and what follows from each.
+
+    traced step ──► findings ──► refused in one line, or planned with these limits
+
+`memtrade.inspect` returns them and `memtrade inspect` prints them, before anything is planned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+
+from memtrade.graph import BRANCH_TYPES, CALL_TYPES, LOOP_TYPES, READ_TYPES, Op, StepGraph
+from memtrade.units import megabytes
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """Something that is in a step.
+
+    Attributes:
+        what: in a word or two ("loops").
+        count: how many there are.
+        where: the name of the first, TensorFlow's.
+        follows: what that means for plans.
+        refused: whether the step cannot be rewritten because of it.
+    """
+
+    what: str
+    count: int
+    where: str
+    follows: str
+    refused: bool = False
+
+
+def of_graph(graph: StepGraph) -> list[Finding]:
+    """What a traced step's graph shows. First its loss, and what there is to save."""
+    loss = graph.label(graph.loss)
+    size = sum(graph.tensors[t].size_bytes for t in graph.activations)
+    found = [
+        Finding("loss", 1, loss, "the gradients descend from it; loss=... names another"),
+        Finding(
+            "activations",
+            len(graph.activations),
+            graph.label(graph.activations[0]) if graph.activations else "",
+            f"{megabytes(size)} MB are kept for the gradients: what plans can save from",
+        ),
+    ]
+    found += [
+        Finding(what, len(ops), ops[0].name, follows)
+        for what, is_meant, follows in _IN_OPS
+        if (ops := [op for op in graph.ops if is_meant(op)])
+    ]
+    unsized = graph.data.unsized
+    if unsized:
+        follows = "nothing tells their size: predictions are lower bounds, and budgets are refused"
+        found.append(Finding("unsized tensors", len(unsized), unsized[0], follows))
+    bounded = [t for t, how in graph.data.sized.items() if how == "bound"]
+    if bounded:
+        follows = "their size is bounded from above, so predictions may be too high"
+        found.append(Finding("bounded tensors", len(bounded), graph.label(bounded[0]), follows))
+    return found
+
+
+def row(finding: Finding) -> tuple[str, str, str, str]:
+    """What, how many, where the first is, and what follows, as text."""
+    follows = f"refused: {finding.follows}" if finding.refused else finding.follows
+    return finding.what, f"{finding.count:,}", finding.where, follows
+
+
+_DRAWING = frozenset(
+    {"Multinomial", "ParameterizedTruncatedNormal", "RandomGamma", "RandomPoissonV2",
+     "RandomShuffle", "RandomStandardNormal", "RandomUniform", "RandomUniformInt",
+     "TruncatedNormal"}
+)  # fmt: skip
+_HARMLESS = frozenset({"Placeholder", "ResourceGather", "VarHandleOp"})
+
+_IN_OPS: tuple[tuple[str, Callable[[Op], bool], str], ...] = (
+    (
+        "loops",
+        lambda op: op.type in LOOP_TYPES,
+        "one that stays an op is sized by its trip count, and not recomputed in parts",
+    ),
+    (
+        "branches",
+        lambda op: op.type in BRANCH_TYPES,
+        "each is an op like any other, sized by its larger branch",
+    ),
+    (
+        "functions kept whole",
+        lambda op: op.type in CALL_TYPES,
+        "XLA compiles them, or they ask to stay: each is an op like any other",
+    ),
+    (
+        "random ops with a state",
+        lambda op: op.stateful and op.type in _DRAWING,
+        "they run once, and what they draw is kept or swapped",
+    ),
+    (
+        "other effects",
+        lambda op: (
+            op.stateful
+            and bool(op.outputs)
+            and op.type not in LOOP_TYPES | BRANCH_TYPES | CALL_TYPES | READ_TYPES | _DRAWING
+            and op.type not in _HARMLESS
+        ),
+        "they run once, where the step has them",
+    ),
+)

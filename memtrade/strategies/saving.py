@@ -1,0 +1,114 @@
+"""Plans that save, or none: what else there is where a rule finds nothing, and what is not worse.
+
+    rule ──no place to cut, or no smaller peak──► other rules, each with the forward part as it was
+                                                  created and by list scheduling ─► the leanest
+    plan ──peak not below the original's────────► no actions: the step runs as it is
+
+Peaks are the simulator's; the original's is that of the order in which TensorFlow's executor runs
+it. Other rules are compared by live bytes, and the two best with the allocator.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import Any
+
+import msgspec
+
+from memtrade.errors import UnsupportedGraphError
+from memtrade.graph import StepGraph
+from memtrade.plan import Fate, Plan
+from memtrade.schedule import Lowering, lower
+from memtrade.simulate.memory import ROOMY_BYTES, Simulator
+from memtrade.simulate.timeline import TimeSimulator
+from memtrade.strategies.base import decisions, make_plan
+from memtrade.target import Target
+from memtrade.units import megabytes
+
+Decide = Callable[[], Sequence[Fate]]
+
+# So many programs are looked at with the allocator.
+_JUDGED = 2
+
+
+class NoCutError(UnsupportedGraphError):
+    """A step whose forward pass has no place to be cut at."""
+
+    def __init__(self, name: str):
+        super().__init__(
+            f"{name} has no place to cut its forward pass: use mode=speed, or name tensors with "
+            "mode=list"
+        )
+
+
+class Peaks:
+    """Predicted peaks of one step on one target, in bytes."""
+
+    def __init__(self, graph: StepGraph, target: Target):
+        self.clock = TimeSimulator(graph, target)
+
+    @cached_property
+    def original(self) -> int:
+        return self.of(())
+
+    def of(self, plan: Plan | Sequence[Any]) -> int:
+        found = self.clock.timeline(plan, limit_bytes=ROOMY_BYTES).memory
+        assert found is not None
+        return found.peak_bytes
+
+
+def that_saves(
+    strategy: str,
+    graph: StepGraph,
+    options: Any,
+    target: Target,
+    rule: Decide,
+    otherwise: Sequence[Decide],
+) -> Plan:
+    """The rule's plan if it saves, else the leanest of all that there are, whether it saves or
+    not."""
+    peaks = Peaks(graph, target)
+    found: list[Plan] = []
+    with contextlib.suppress(NoCutError):
+        found.append(make_plan(strategy, graph, options, target, rule()))
+        if peaks.of(found[0]) < peaks.original:
+            return found[0]
+    simulator = Simulator(graph, target)
+    choices: list[tuple[int, Sequence[Fate], Lowering]] = []
+    for decide in (rule, *otherwise, lambda: ()):
+        with contextlib.suppress(NoCutError):
+            fates = decide()
+            for lean in (False, True):
+                lowering = Lowering(lean_forward=lean)
+                live = simulator.peak_live_bytes(lower(graph, decisions(fates), lowering))
+                choices.append((live, fates, lowering))
+    choices.sort(key=lambda choice: choice[0])
+    for _, fates, lowering in itertools.islice(choices, _JUDGED):
+        found.append(make_plan(strategy, graph, options, target, fates, lowering))
+    return min(found, key=peaks.of)
+
+
+def no_worse(plan: Plan, graph: StepGraph, target: Target) -> Plan:
+    """The plan, or where its peak is not below the original's, one that leaves the step alone and
+    says so."""
+    remark = saves_nothing(plan, graph, target)
+    if not remark:
+        return plan
+    return msgspec.structs.replace(plan, actions=(), remarks=(*plan.remarks, remark))
+
+
+def saves_nothing(plan: Plan, graph: StepGraph, target: Target) -> str:
+    """A line that says so where the plan's predicted peak is not below the original's, or ""."""
+    if not plan.actions:
+        return ""
+    peaks = Peaks(graph, target)
+    planned = peaks.of(plan)
+    if planned < peaks.original:
+        return ""
+    return (
+        f"its predicted peak of {megabytes(planned)} MB is not below the original's "
+        f"{megabytes(peaks.original)} MB: memtrade.apply leaves the step as it is"
+    )

@@ -1,0 +1,78 @@
+"""Calls of steps: with their tensors in the order of the arguments, and of rewritten ones alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from memtrade.errors import MemtradeError, UnsupportedGraphError
+from memtrade.graph import CALL_TYPES
+from memtrade.tf.structure import packed, tensors_of
+
+# What TensorFlow finds as the gradient of a call of a rewritten step.
+_NO_GRADIENT = "MemtradeRewrittenStep"
+
+
+def as_function(train_step: Any) -> Any:
+    """A tf.function, if it is none yet."""
+    if hasattr(train_step, "get_concrete_function"):
+        return train_step
+    if not callable(train_step):
+        kind = type(train_step).__name__
+        raise MemtradeError(f"a training step is a tf.function or a Python function, not {kind}")
+    return tf.function(train_step)
+
+
+def argument_order(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[int]:
+    """For each input of the traced function, the number of the tensor among the arguments.
+
+    Asked of a call of it: TensorFlow orders inputs by parameter, and that is for it to know.
+    """
+    specs = tensors_of((args, kwargs))
+    graph = of_tensors(function, args, kwargs).graph
+    number = {t.name: i for i, t in enumerate(graph.inputs)}
+    call = next(op for op in graph.get_operations() if op.type in CALL_TYPES)
+    return [number[t.name] for t in call.inputs[: len(specs)]]
+
+
+def of_tensors(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The call of `function` as a concrete function of its tensors, in their order."""
+    specs = tensors_of((args, kwargs))
+
+    @tf.function(autograph=False, input_signature=specs)
+    def caller(*tensors: tf.Tensor) -> Any:
+        given, named = packed((args, kwargs), tensors)
+        return function(*given, **named)
+
+    return caller.get_concrete_function()  # pyright: ignore[reportFunctionMemberAccess]
+
+
+@tf.RegisterGradient(_NO_GRADIENT)
+def _refuse_gradient(op: Any, *gradients: Any) -> Any:
+    if op is None:  # as a SavedModel asks what the gradient would be
+        return [None]
+    raise UnsupportedGraphError(
+        "a rewritten step takes its own gradients, and none can be taken of it: call it outside "
+        "of tf.GradientTape, or within tape.stop_recording()"
+    )
+
+
+def call_alone(concrete: Any, values: Sequence[tf.Tensor]) -> Any:
+    """Calls a function whose graph is to be run as it is, without TensorFlow's optimizer."""
+    config = tf.compat.v1.ConfigProto()
+    config.graph_options.rewrite_options.disable_meta_optimizer = True
+    overridden = {"StatefulPartitionedCall": _NO_GRADIENT}
+    with tf.compat.v1.get_default_graph().gradient_override_map(overridden):
+        results = tf.raw_ops.StatefulPartitionedCall(
+            args=[*values, *concrete.captured_inputs],
+            Tout=[t.dtype for t in concrete.outputs],
+            f=concrete,
+            config_proto=config.SerializeToString(),
+        )
+    if isinstance(results, tf.Operation):  # it returns nothing
+        results = []
+    for result, known in zip(results, concrete.outputs, strict=True):
+        result.set_shape(known.shape)
+    return packed(concrete.structured_outputs, results)

@@ -1,0 +1,87 @@
+"""The front gate: what a step holds that TensorFlow's graph alone shows, and what is refused."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from memtrade.errors import MemtradeError
+from memtrade.findings import Finding, of_graph
+
+# Ops that hold a Python function, which the graph cannot carry to another place.
+_PYTHON_TYPES = frozenset({"EagerPyFunc", "PyFunc", "PyFuncStateless"})
+
+# Ops that write into their input, which others may read.
+_IN_PLACE_TYPES = frozenset(
+    {"AliasInplaceAdd", "AliasInplaceSub", "AliasInplaceUpdate", "InplaceAdd", "InplaceSub",
+     "InplaceUpdate"}
+)  # fmt: skip
+
+# Kind, which ops, and why a step with one is not rewritten.
+_REFUSED: tuple[tuple[str, Callable[[str], bool], str], ...] = (
+    (
+        "Python calls",
+        lambda kind: kind in _PYTHON_TYPES,
+        "calls back into Python, and its side effects cannot be kept: move tf.py_function or "
+        "tf.numpy_function out of the step, into the input pipeline",
+    ),
+    (
+        "collectives",
+        lambda kind: kind.startswith(("Collective", "Nccl")),
+        "waits for other replicas, and a plan is for one device: rewrite the step that each "
+        "replica runs before its gradients are exchanged",
+    ),
+    (
+        "in-place ops",
+        lambda kind: kind in _IN_PLACE_TYPES,
+        "writes into a tensor that others read, so nothing may run in another order: use "
+        "tf.tensor_scatter_nd_update, or a tf.Variable",
+    ),
+)
+
+
+def refusals(graph_def: Any) -> Iterator[Finding]:
+    """What would not be the same after a rewriting, a finding for each kind."""
+    nodes = list(_nodes(graph_def))
+    for what, is_meant, why in _REFUSED:
+        found = [node for node in nodes if is_meant(node.op)]
+        if found:
+            where = f"{found[0].name!r} ({found[0].op})"
+            yield Finding(what, len(found), where, why, refused=True)
+
+
+def of_trace(graph_def: Any, traced: Callable[[], Any], arguments: Iterable[Any]) -> list[Finding]:
+    """All findings. `traced` makes the Trace; it is not called for a step that is refused."""
+    found = list(refusals(graph_def))
+    if not found:
+        try:
+            found = of_graph(traced().graph)
+        except MemtradeError as error:
+            found = [Finding("step", 1, "", str(error), refused=True)]
+    devices = {node.device for node in _nodes(graph_def) if node.device}
+    if len(devices) > 1:
+        follows = "a plan is for one device: tensors of the others are taken for its own"
+        found.append(Finding("several devices", len(devices), min(devices), follows))
+    compiled = [f for f in graph_def.library.function if _is_compiled(f)]
+    if compiled:
+        follows = "a plan holds outside of them; of the whole step, jit_compile is turned off"
+        name = compiled[0].signature.name
+        found.append(Finding("functions for XLA", len(compiled), name, follows))
+    variables = [each for each in arguments if isinstance(each, tf.Variable)]
+    if variables:
+        follows = "each call hands them on, and they are updated where they are"
+        name = variables[0].name
+        found.append(Finding("variables as arguments", len(variables), name, follows))
+    return found
+
+
+def _is_compiled(function: Any) -> bool:
+    return "_XlaMustCompile" in function.attr and function.attr["_XlaMustCompile"].b
+
+
+def _nodes(graph_def: Any) -> Iterable[Any]:
+    bodies = (function.node_def for function in graph_def.library.function)
+    return itertools.chain(graph_def.node, *bodies)
