@@ -92,7 +92,7 @@ def apply(
     ...         loss = tf.reduce_mean(y)
     ...     weight.assign_sub(0.1 * tape.gradient(loss, weight))
     ...     return loss
-    >>> batch = tf.ones([128, 64])
+    >>> batch = tf.ones([4096, 64])
     >>> lean_step = apply(train_step, batch, strategy="checkpoints")
     >>> float(lean_step(batch))
     1.0

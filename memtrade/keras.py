@@ -48,8 +48,8 @@ def optimize(
     >>> layers = [keras.layers.Dense(64, "tanh") for _ in range(8)]
     >>> model = keras.Sequential([keras.Input([64]), *layers, keras.layers.Dense(1)])
     >>> model.compile("sgd", "mse", jit_compile=False)
-    >>> model = optimize(model, batch_size=128)
-    >>> history = model.fit(np.ones([256, 64]), np.ones([256]), batch_size=128, verbose=0)
+    >>> model = optimize(model, batch_size=2048)
+    >>> history = model.fit(np.ones([4096, 64]), np.ones([4096]), batch_size=2048, verbose=0)
     >>> sorted(history.history)
     ['loss']
 
