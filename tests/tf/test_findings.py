@@ -19,7 +19,7 @@ def plain(x):
 
 
 def looping(x):
-    y = tf.while_loop(lambda i, _: i < 3, lambda i, y: (i + 1, y + plain(y)), (0, x))[1]
+    y = tf.while_loop(lambda y: tf.reduce_sum(y) < 9.0, lambda y: (y + plain(y),), (x,))[0]
     return tf.reduce_sum(y)
 
 
