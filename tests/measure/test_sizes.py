@@ -46,6 +46,7 @@ def test_an_unrolled_loop_takes_half_and_what_is_predicted():
     assert max(measured) <= max(original) / 2
 
 
+@pytest.mark.usefixtures("asking")
 def test_a_keras_step_takes_what_is_predicted_in_every_step():
     name = "keras/MobileNetV3Small"
     predicted, measured = peaks(name, "ome", image_size=96, batch_size=16)
