@@ -30,9 +30,11 @@ types: $(STAMP)
 contracts: $(STAMP)
 	$(BIN)/lint-imports
 
-# A file of tests stays in one process, whose TensorFlow and traced models its tests share.
+# A file of tests stays in one process, whose TensorFlow and traced models its tests share. Those
+# that ask kernels are run with Eigen's once more.
 tests: $(STAMP)
 	$(BIN)/pytest -n 2 --dist loadfile
+	TF_ENABLE_ONEDNN_OPTS=0 $(BIN)/pytest -n 2 --dist loadfile -m kernels
 
 # The documentation, in build/site.
 docs: $(STAMP)

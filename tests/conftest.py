@@ -22,3 +22,10 @@ def asking(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFac
     """Kernels are asked as they are here, into a cache that the tests of this process share."""
     monkeypatch.setenv("MEMTRADE_ASK", "1")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "cache"))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests that ask kernels hold whichever run: `make tests` runs these with oneDNN off, too."""
+    for item in items:
+        if "asking" in getattr(item, "fixturenames", ()):
+            item.add_marker("kernels")

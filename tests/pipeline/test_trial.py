@@ -11,6 +11,7 @@ import psutil
 import pytest
 
 from memtrade.errors import MemtradeError
+from memtrade.measure.here import here_target, learned_target
 from memtrade.measure.records import load_records
 from memtrade.models import make_model
 from memtrade.pipeline.design.partitioner import Partitioner
@@ -93,6 +94,7 @@ def test_peaks_are_measured_and_predicted(graph, partition, tmp_path: Path):
     assert runs_sheet([record]).rows[0][:5] == ("gpipe", "always", "2", "4", "ok")
 
 
+@pytest.mark.usefixtures("asking")
 @pytest.mark.parametrize("checkpoint", ["never", "except_last"])
 def test_long_skips_take_what_is_predicted(checkpoint):
     """Tensors of several sizes, which go past a stage in between."""
@@ -104,7 +106,8 @@ def test_long_skips_take_what_is_predicted(checkpoint):
     run = trial(model="unet", model_options=dataclasses.asdict(whole), partitions=3)
     outcome = run_pipeline(run, made, schedule, timeout_seconds=120)
     assert outcome.measured is not None, outcome.reason
-    predicted = PipelinePredictor(step.trace.graph, made, ARENA).predict(
+    target = learned_target(here_target("arena"), [step.trace.graph])
+    predicted = PipelinePredictor(step.trace.graph, made, target).predict(
         schedule, micro_batch_size=4, arenas=True
     )
     for seen, said in zip(outcome.measured.stages, predicted.stages, strict=True):
