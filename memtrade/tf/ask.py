@@ -44,6 +44,8 @@ _FLOAT, _WHOLE = 0.5, 0
 
 # A group is run again, after the run that prepares it, until it has taken so long.
 _MOST_RUNS, _ENOUGH_SECONDS = 5, 0.3
+# What is left of a kernel that takes no longer than writing the log.
+_LEAST_SECONDS = 1e-6
 # Times count as disturbed where others use more than this share of the processor.
 _QUIET = 0.1
 # Ops in a row whose time is that of starting one.
@@ -156,7 +158,7 @@ def _answers(group: Sequence[Signature], log: _Log) -> list[Answer]:
                 key=signature.key,
                 requests=tuple(requests),
                 reused=reused,
-                seconds=max(took, 0.0),
+                seconds=max(took, _LEAST_SECONDS),
                 disturbed=disturbed,
             )
         )
