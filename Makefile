@@ -31,10 +31,10 @@ contracts: $(STAMP)
 	$(BIN)/lint-imports
 
 # A file of tests stays in one process, whose TensorFlow and traced models its tests share. Those
-# that ask kernels are run with Eigen's once more.
+# that ask kernels are run with Eigen's once more, but for those that do so by themselves.
 tests: $(STAMP)
 	$(BIN)/pytest -n 2 --dist loadfile
-	TF_ENABLE_ONEDNN_OPTS=0 $(BIN)/pytest -n 2 --dist loadfile -m kernels
+	TF_ENABLE_ONEDNN_OPTS=0 $(BIN)/pytest -n 2 --dist loadfile -m kernels tests/measure tests/pipeline
 
 # The documentation, in build/site.
 docs: $(STAMP)
