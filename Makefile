@@ -13,7 +13,7 @@ BIN := $(VENV)/bin
 # Made last, so that an installation that was cut short is done again.
 STAMP := $(VENV)/installed
 
-.PHONY: benchmark test lint types contracts tests docs speed tables readme notebooks format clean
+.PHONY: eigen benchmark test lint types contracts tests docs speed tables readme notebooks format clean
 
 benchmark: $(STAMP)
 	$(BIN)/python benchmark.py --strategy original,checkpoints,lms,ome --layers 50 --batch-size 32 --steps 3
@@ -30,11 +30,14 @@ types: $(STAMP)
 contracts: $(STAMP)
 	$(BIN)/lint-imports
 
-# A file of tests stays in one process, whose TensorFlow and traced models its tests share. Those
-# that ask kernels are run with Eigen's once more, but for those that do so by themselves.
+# A file of tests stays in one process, whose TensorFlow and traced models its tests share. Peaks
+# are held with oneDNN on and off (tests/tf/test_ask.py).
 tests: $(STAMP)
 	$(BIN)/pytest -n 2 --dist loadfile
-	TF_ENABLE_ONEDNN_OPTS=0 $(BIN)/pytest -n 2 --dist loadfile -m kernels tests/measure tests/pipeline
+
+# All tests that ask kernels, with Eigen's.
+eigen: $(STAMP)
+	TF_ENABLE_ONEDNN_OPTS=0 $(BIN)/pytest -n 2 --dist loadfile -m kernels
 
 # The documentation, in build/site.
 docs: $(STAMP)
