@@ -37,7 +37,7 @@ from memtrade.simulate.memory import ROOMY_BYTES
 from memtrade.simulate.timeline import TimeSimulator
 from memtrade.strategies import Strategy, find_planned, make_options
 from memtrade.strategies.budget import check_sized
-from memtrade.strategies.saving import no_worse
+from memtrade.strategies.saving import Peaks, no_worse
 from memtrade.target import ARENA, Target
 from memtrade.tf.calling import argument_order, as_function, call_alone, of_tensors
 from memtrade.tf.extract import Trace, inspected, trace_concrete
@@ -304,10 +304,11 @@ class _Rewriting:
         options = host.within_room(settings.options, traced.graph, budget_bytes or 0)
         for correction in itertools.count():
             made = settings.strategy.plan(traced.graph, options, target)
-            plan = no_worse(made, traced.graph, target)
+            peaks = Peaks(traced.graph, target)
+            plan = no_worse(made, peaks)
             if budget_bytes is None and not log.isEnabledFor(logging.INFO):
                 return plan  # nobody asks what it takes
-            persistent_bytes = self._judge(traced, plan, target)
+            persistent_bytes = self._judge(traced, plan, peaks.clock)
             peak_bytes = self._rehearse(traced, plan, persistent_bytes)
             if budget_bytes is None or peak_bytes <= budget_bytes:
                 return plan
@@ -346,7 +347,7 @@ class _Rewriting:
         taken = rehearse(lambda *values: call_alone(concrete, values), batch, captured, device)
         return 0 if taken is None else taken + persistent_bytes
 
-    def _judge(self, traced: Trace, plan: Plan, target: Target) -> int:
+    def _judge(self, traced: Trace, plan: Plan, clock: TimeSimulator) -> int:
         """The bytes that lie there between steps, as predicted.
 
         Raises InfeasibleBudgetError where the plan is predicted to exceed the budget.
@@ -354,7 +355,6 @@ class _Rewriting:
         budget_bytes = self.settings.budget_bytes
         if budget_bytes is not None:
             check_sized(traced.graph)
-        clock = TimeSimulator(traced.graph, target)
         found = clock.timeline(plan, limit_bytes=ROOMY_BYTES).memory
         assert found is not None
         if budget_bytes is not None and found.peak_bytes > budget_bytes:

@@ -18,7 +18,7 @@ from memtrade.measure.flags import DeviceFlags, ModelFlags, StrategyFlags
 from memtrade.measure.protocol import PlanSummary
 from memtrade.plan import Decision, Plan
 from memtrade.strategies import PLANNED, find_planned
-from memtrade.strategies.saving import saves_nothing
+from memtrade.strategies.saving import Peaks, saves_nothing
 from memtrade.units import megabytes
 
 DEFAULT = ("ome",)
@@ -76,8 +76,9 @@ def plan(
     if json:
         print(msgspec.json.format(msgspec.json.encode(plans), indent=2).decode())
         return 0
+    peaks = Peaks(foresight.graph, foresight.target)
     for made in plans:
-        _show(made, foresight.graph, saves_nothing(made, foresight.graph, foresight.target))
+        _show(made, foresight.graph, saves_nothing(made, peaks))
     return 0
 
 

@@ -20,6 +20,9 @@ class Run(Protocol):
 
 
 class Extended(NamedTuple):
+    """`source`: which runs it was made of, for people."""
+
+    source: str
     requests: tuple[tuple[int, int], ...]
     seconds: float | None
 
@@ -40,7 +43,8 @@ def extended(runs: Mapping[int, Run], examples: int) -> Extended | None:
         if abs(at(x, z, middle) - y) > max(_FIT * y, _FIT_BYTES):
             return None
         requests.append((max(round(at(x, z, examples)), 0), slot))
+    source = f"fitted from batch {low}, {middle}, {high}"
     if b.seconds is None or c.seconds is None:
-        return Extended(tuple(requests), None)
+        return Extended(source, tuple(requests), None)
     slope = (c.seconds - b.seconds) / (high - middle)
-    return Extended(tuple(requests), c.seconds + max(slope, 0.0) * (examples - high))
+    return Extended(source, tuple(requests), c.seconds + max(slope, 0.0) * (examples - high))

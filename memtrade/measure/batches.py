@@ -76,5 +76,5 @@ class BatchTargets:
             runs[SIZES[-1]],
             requests=line.requests,
             seconds=line.seconds,
-            source=f"fitted from batch {', '.join(map(str, SIZES))}",
+            source=line.source,
         )

@@ -163,14 +163,10 @@ def _ask_all(
     day = f"{datetime.now(UTC):%Y-%m-%d}"
     learned = []
     for lesson in lessons:
-        sizes = smaller.get(lesson.signature.key)
-        if sizes is None:
-            answer = talk.answers.get(lesson.signature.key)
-            source = "asked"
-        else:
+        answer, source = talk.answers.get(lesson.signature.key), "asked"
+        if sizes := smaller.get(lesson.signature.key):
             found = {size: talk.answers.get(each.key) for size, each in sizes.items()}
-            answer = _extended(lesson, found)
-            source = f"fitted from batch {', '.join(map(str, sizes))}"
+            answer, source = _extended(lesson, found)
         if answer is None:
             refusal = talk.refused.get(lesson.signature.key, "no answer on fewer examples")
             learned.append(_refused(lesson, refusal, day))
@@ -241,18 +237,19 @@ def _on_examples(lesson: Lesson, examples: int) -> Signature:
     return make_signature(whole.op_type, whole.node, tuple(inputs), ())
 
 
-def _extended(lesson: Lesson, found: Mapping[int, Answer | None]) -> Answer | None:
-    """The answer for all examples; None where the answers for fewer do not tell."""
+def _extended(lesson: Lesson, found: Mapping[int, Answer | None]) -> tuple[Answer | None, str]:
+    """The answer for all examples, and its source; None where those for fewer do not tell."""
     runs = {size: answer for size, answer in found.items() if answer is not None}
     line = extended(runs, lesson.batch) if len(runs) == _SIZES else None
     if line is None or line.seconds is None:
-        return None
-    return Answer(
+        return None, ""
+    answer = Answer(
         key=lesson.signature.key,
         requests=line.requests,
         seconds=line.seconds,
         disturbed=any(run.disturbed for run in runs.values()),
     )
+    return answer, line.source
 
 
 class _Talk:

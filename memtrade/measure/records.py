@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
 import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -23,6 +22,7 @@ import msgspec
 import pandas as pd
 
 from memtrade.errors import MemtradeError
+from memtrade.files import write_whole
 from memtrade.measure.host import Machine, describe_machine
 from memtrade.measure.protocol import Corrected, Measured, PlanSummary, Runtime, Status, TrialSpec
 from memtrade.models import MODELS, make_model, options_of
@@ -204,18 +204,9 @@ def save_record(record: Record, folder: Path) -> Path:
 
 def save_json(struct: msgspec.Struct, path: Path) -> None:
     """Writes a record of any kind, whole or not at all. Raises MemtradeError if it cannot."""
-    temporary = path.parent / f".{path.name}.{os.getpid()}.tmp"
     text = msgspec.json.format(msgspec.json.encode(struct, order="sorted"), indent=2) + b"\n"
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with temporary.open("wb") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        write_whole(path, text)
     except OSError as error:
         raise MemtradeError(f"cannot write the record {path}: {error.strerror}") from error
 

@@ -25,13 +25,7 @@ from memtrade.comparison import ANOTHER_ORDER
 from memtrade.errors import InfeasibleBudgetError, MemtradeError, UnsupportedGraphError
 from memtrade.graph import StepGraph
 from memtrade.measure import host
-from memtrade.measure.budgets import (
-    CORRECTIONS,
-    BrokenBudgetError,
-    budget_of,
-    corrected,
-    peak_op,
-)
+from memtrade.measure.budgets import CORRECTIONS, BrokenBudgetError, budget_of, corrected, peak_op
 from memtrade.measure.here import here_target, learned_target
 from memtrade.measure.protocol import (
     Calibrated,

@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
-import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from typing import Any
 import msgspec
 
 from memtrade.errors import InfeasibleBudgetError, InvalidPlanError
+from memtrade.files import write_whole
 from memtrade.graph import StepGraph
 from memtrade.plan import Plan, check_plan, load_plan
 from memtrade.simulate.memory import ROOMY_BYTES
@@ -122,11 +122,5 @@ class KnownPlans:
         encoded = msgspec.json.encode(plan)
         name = hashlib.sha256(encoded).hexdigest()[:12]
         path = self.folder / f"{plan.strategy}-{plan.fingerprint}-{name}.plan"
-        temporary = path.with_suffix(f".{os.getpid()}.tmp")
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            temporary.write_bytes(encoded)
-            os.replace(temporary, path)
-        except OSError:
-            with contextlib.suppress(OSError):
-                temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            write_whole(path, encoded)

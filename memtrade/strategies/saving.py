@@ -91,20 +91,19 @@ def that_saves(
     return min(found, key=peaks.of)
 
 
-def no_worse(plan: Plan, graph: StepGraph, target: Target) -> Plan:
+def no_worse(plan: Plan, peaks: Peaks) -> Plan:
     """The plan, or where its peak is not below the original's, one that leaves the step alone and
     says so."""
-    remark = saves_nothing(plan, graph, target)
+    remark = saves_nothing(plan, peaks)
     if not remark:
         return plan
     return msgspec.structs.replace(plan, actions=(), remarks=(*plan.remarks, remark))
 
 
-def saves_nothing(plan: Plan, graph: StepGraph, target: Target) -> str:
+def saves_nothing(plan: Plan, peaks: Peaks) -> str:
     """A line that says so where the plan's predicted peak is not below the original's, or ""."""
     if not plan.actions:
         return ""
-    peaks = Peaks(graph, target)
     planned = peaks.of(plan)
     if planned < peaks.original:
         return ""

@@ -10,7 +10,6 @@ import tensorflow as tf
 from memtrade.graph import ALIAS_TYPES, GraphData, Op, StepGraph, Tensor
 from memtrade.plan import Action
 from memtrade.simulate.memory import ROOMY_BYTES, Simulator
-from memtrade.simulate.unplanned import executor_order
 from memtrade.target import ARENA, profile_target
 from memtrade.tf.bodies import Body
 
@@ -104,6 +103,6 @@ def peak_bytes(operations: Sequence[tf.Operation], body: Body, learned: Learned)
     graph = StepGraph(GraphData("body", tuple(ops), tuple(tensors), arguments, (), (), results, (),
                                 results[0] if results else 0, ()))  # fmt: skip
     simulator = Simulator(graph, profile_target(ARENA))
-    walked = [simulator.memory([Action("run", op_id) for op_id in order], limit_bytes=ROOMY_BYTES)
-              for order in (range(len(ops)), executor_order(graph))]  # fmt: skip
+    as_written = [Action("run", op_id) for op_id in range(len(ops))]
+    walked = [simulator.memory(each, limit_bytes=ROOMY_BYTES) for each in (as_written, ())]
     return max(each.peak_bytes - each.persistent_bytes for each in walked)

@@ -9,6 +9,7 @@ A *value* is a tensor as the writer knows it:
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -32,11 +33,12 @@ class Constant:
         self.array, self.reference = np.asarray(array), reference
 
 
-class Late:
+class Late(ABC):
     """A tensor that is written when it is first read."""
 
+    @abstractmethod
     def written(self, writer: Writer) -> str:
-        raise NotImplementedError
+        """A reference to it; each call gives the same."""
 
 
 Value = str | Constant | Late

@@ -10,7 +10,16 @@ import keras
 import tensorflow as tf
 from keras import layers
 
-from tests.corpus.parts import Made, descend, normal, seeded, sparse_loss, weights, whole
+from tests.corpus.parts import (
+    Made,
+    descend,
+    normal,
+    seeded,
+    sparse_loss,
+    supervised,
+    weights,
+    whole,
+)
 
 ROWS, FIELDS, IDS, WIDTH = 1024, 8, 500, 16
 
@@ -168,18 +177,7 @@ def attention_over_features() -> Made:
         y = layers.Dense(WIDTH)(layers.Dense(64, activation="gelu")(x))
         x = layers.LayerNormalization()(x + y)
     model = keras.Model(ids, layers.Dense(1)(layers.Flatten()(x)))
-    optimizer = keras.optimizers.Adam(1e-3)
-    optimizer.build(model.trainable_variables)
-
-    @tf.function
-    def train_step(ids, y):
-        with tf.GradientTape() as tape:
-            loss = _click_loss(y, model(ids, training=True))
-        gradients = tape.gradient(loss, model.trainable_variables)
-        optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
-        return loss
-
-    return train_step, (whole(ROWS, FIELDS, below=IDS), _clicks())
+    return supervised(model, _click_loss), (whole(ROWS, FIELDS, below=IDS), _clicks())
 
 
 STEPS = (

@@ -8,7 +8,7 @@ from memtrade.plan import Order, check_plan
 from memtrade.schedule import Lowering, lower
 from memtrade.simulate.memory import Simulator
 from memtrade.strategies import PLANNED, STRATEGIES, find_strategy, make_options
-from memtrade.strategies.saving import no_worse
+from memtrade.strategies.saving import Peaks, no_worse
 from memtrade.strategies.segments import cuts
 from tests.graphs import ARENA, Builder, chain, target
 
@@ -144,10 +144,10 @@ def test_a_short_graph_has_nothing_to_cut_and_is_left_alone():
     for strategy in ("checkpoints", "ome"):
         made = plan(graph, strategy)
         check_plan(made, graph)
-        left = no_worse(made, graph, ARENA)
+        left = no_worse(made, Peaks(graph, ARENA))
         assert left.actions == ()
         assert left.remarks[-1].startswith("its predicted peak of")
-        assert no_worse(left, graph, ARENA) == left
+        assert no_worse(left, Peaks(graph, ARENA)) == left
 
 
 def test_without_any_place_to_cut_other_rules_save():
@@ -158,7 +158,7 @@ def test_without_any_place_to_cut_other_rules_save():
         made = plan(graph, strategy)
         check_plan(made, graph)
         assert made.tensors("recompute") or made.tensors("swap")
-        assert no_worse(made, graph, ARENA) == made
+        assert no_worse(made, Peaks(graph, ARENA)) == made
 
 
 def test_the_forward_part_may_run_in_another_order():

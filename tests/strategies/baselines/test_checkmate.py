@@ -13,6 +13,7 @@ from memtrade.strategies.baselines.dag import schedule_of, solve
 from memtrade.strategies.baselines.nodes import NodeGraph, nodes_of_chain, nodes_of_ops
 from memtrade.strategies.budget import Judge
 from tests.graphs import ARENA, chain
+from tests.strategies.baselines.simulated import peak_bytes, seconds
 from tests.strategies.brute_force import random_step_graph
 
 GRAPHS = [chain(10), *(random_step_graph(seed, 12) for seed in range(4))]
@@ -67,14 +68,6 @@ def plan(graph, **options):
     made = checkmate.plan(graph, checkmate.Options(**options), ARENA)
     check_plan(made, graph)
     return made
-
-
-def peak_bytes(graph, made) -> int:
-    return Simulator(graph, ARENA).memory(made, limit_bytes=1 << 42).peak_bytes
-
-
-def seconds(graph, made) -> float:
-    return TimeSimulator(graph, ARENA).step_seconds(made.actions)
 
 
 def test_budgets_are_kept_and_less_memory_takes_longer():

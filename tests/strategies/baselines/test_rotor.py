@@ -7,12 +7,12 @@ import pytest
 from memtrade.errors import InfeasibleBudgetError, MemtradeError
 from memtrade.plan import check_plan
 from memtrade.simulate.memory import Simulator
-from memtrade.simulate.timeline import TimeSimulator
 from memtrade.strategies.baselines import rotor, sqrt_n
 from memtrade.strategies.baselines.chain import Chain
 from memtrade.strategies.baselines.rotor import Costs, costs_of, distinct, program, solve
 from memtrade.strategies.budget import Judge
 from tests.graphs import ARENA, chain
+from tests.strategies.baselines.simulated import peak_bytes, seconds
 from tests.strategies.brute_force import random_step_graph
 
 
@@ -89,14 +89,6 @@ def plan(graph, **options):
     made = rotor.plan(graph, rotor.Options(**options), ARENA)
     check_plan(made, graph)
     return made
-
-
-def peak_bytes(graph, made) -> int:
-    return Simulator(graph, ARENA).memory(made, limit_bytes=1 << 42).peak_bytes
-
-
-def seconds(graph, made, on=ARENA) -> float:
-    return TimeSimulator(graph, on).step_seconds(made.actions)
 
 
 @pytest.mark.parametrize(
