@@ -37,6 +37,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, tag="answer"):
         reused: (output or -1 for scratch, position of the input whose buffer it took), where that
             input had no other reader.
         seconds: of one run, on a device that had run it before.
+        in_place_seconds: of one whose output took an input's place.
         disturbed: other processes kept the processor busy meanwhile.
     """
 
@@ -44,6 +45,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, tag="answer"):
     requests: tuple[tuple[int, int], ...]
     reused: tuple[tuple[int, int], ...] = ()
     seconds: float
+    in_place_seconds: float | None = None
     disturbed: bool = False
 
 

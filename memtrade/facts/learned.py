@@ -21,6 +21,7 @@ class Learned(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         requests: (bytes, output or -1 for scratch), in order.
         reused: (output or -1 for scratch, position of the input whose buffer it took).
         seconds: of one run; None where it was not run.
+        in_place_seconds: of one whose output took an input's place, where it may.
         disturbed: the seconds are from a machine that was busy with other things.
         margin_bytes: by how much the scratch may be larger.
         source: "asked"; "fitted", from the same kernel on fewer examples; or "refused", and why.
@@ -33,6 +34,7 @@ class Learned(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     requests: tuple[tuple[int, int], ...] = ()
     reused: tuple[tuple[int, int], ...] = ()
     seconds: float | None = None
+    in_place_seconds: float | None = None
     disturbed: bool = False
     margin_bytes: int = 0
     source: str
@@ -69,13 +71,17 @@ class LearnedFacts:
                 margin_bytes=known.margin_bytes, source=known.source
             )
         hidden = len(op.outputs)
+        requests = tuple(
+            Request(size, slot, self._positions(op, graph, slot, size))
+            for size, slot in known.requests
+            if slot < hidden
+        )
+        seconds = known.seconds
+        if known.in_place_seconds is not None and _in_place(requests, op, graph):
+            seconds = known.in_place_seconds
         return Fact(
-            tuple(
-                Request(size, slot, self._positions(op, graph, slot, size))
-                for size, slot in known.requests
-                if slot < hidden
-            ),
-            seconds=known.seconds,
+            requests,
+            seconds=seconds,
             margin_bytes=known.margin_bytes,
             workspace_bytes=sum(size for size, slot in known.requests if slot >= hidden),
             source=known.source,
@@ -94,6 +100,22 @@ class LearnedFacts:
             and inputs[position].size_bytes == size_bytes
             and dtype in (None, inputs[position].dtype)
         )
+
+
+def _in_place(requests: tuple[Request, ...], op: Op, graph: StepGraph) -> bool:
+    """Whether an output will take an input's place, as a rule: nobody else reads that input."""
+    return any(
+        each.output != SCRATCH and _only_reader(op, op.inputs[position], graph)
+        for each in requests
+        for position in each.forwarded
+    )
+
+
+def _only_reader(op: Op, tensor: int, graph: StepGraph) -> bool:
+    if not graph.is_intermediate(tensor):
+        return False
+    readers = {c for view in graph.views(graph.root[tensor]) for c in graph.consumers[view]}
+    return all(c == op.id or graph.is_view(graph.ops[c]) for c in readers)
 
 
 def kernel_text(signature: Signature) -> str:

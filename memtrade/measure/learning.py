@@ -182,6 +182,7 @@ def _learned(lesson: Lesson, answer: Answer, source: str, day: str) -> Learned:
         requests=answer.requests,
         reused=answer.reused,
         seconds=answer.seconds,
+        in_place_seconds=answer.in_place_seconds,
         disturbed=answer.disturbed,
         source=source,
         on=day,

@@ -2,13 +2,13 @@
 
 For each kernel a stretch of one function, held in order by control edges:
 
-    in0, in1 (Fill) ──► begin (Timestamp) ──► run (the kernel) ──► end (Timestamp) ──► held (Size)
+    in0, in1, was (Fill) ──► begin (Timestamp) ──► run (the kernel) ──► end ──► held (Size)
 
 The inputs are read once more behind the end, so that no output can take their place; a second
-form without that shows whose place is taken. Kernels prepare themselves in the first run of the
-function, the second is read off the log; what a kernel takes is the median of that and some more
-runs, less what two looks at the clock take with nothing between them, and less what writing the
-log takes, which an op with many outputs and no work tells.
+form without that shows whose place is taken, and how long that takes. Kernels prepare themselves
+in the first run of the function, the second is read off the log; what a kernel takes is the median
+of that and some more runs, less what two looks at the clock take with nothing between them, and
+less what writing the log takes, which an op with many outputs and no work tells.
 
 Started by `memtrade.measure.learning`.
 """
@@ -143,22 +143,32 @@ def _answers(group: Sequence[Signature], log: _Log) -> list[Answer]:
         times.append(run())
     log.forget()
     disturbed = idle.were_busy()
-    gap, ruler = (statistics.median(t[i] for t in times) for i in (-1, -2))
+    took = dict(
+        zip(stretches.timed[::2], map(statistics.median, zip(*times, strict=True)), strict=True)
+    )
+    gap, ruler = took["empty/begin"], took["ruler/begin"]
     line = max(ruler - gap, 0.0) / len(between(events, "ruler/begin", "ruler/end"))
+
+    def seconds(name: str, lines: int) -> float:
+        return max(took[f"{name}/begin"] - gap - lines * line, _LEAST_SECONDS)
+
     answers = []
     for i, signature in enumerate(group):
         own = between(events, f"k{i}/begin", f"k{i}/end")
         requests = requests_of(own, f"k{i}/run")
-        reused = ()
+        reused, in_place = (), None
         if _may_reuse(signature):
-            reused = _reused(events, f"free{i}", signature, requests)
-        took = statistics.median(t[i] for t in times) - gap - len(own) * line
+            free = between(events, f"free{i}/begin", f"free{i}/end")
+            tried = signature.op_type in reuse().tried
+            reused = () if tried else _reused(events, free, f"free{i}", signature, requests)
+            in_place = seconds(f"free{i}", len(free)) if tried or reused else None
         answers.append(
             Answer(
                 key=signature.key,
                 requests=tuple(requests),
                 reused=reused,
-                seconds=max(took, _LEAST_SECONDS),
+                seconds=seconds(f"k{i}", len(own)),
+                in_place_seconds=in_place,
                 disturbed=disturbed,
             )
         )
@@ -182,19 +192,22 @@ class _Others:
 
 
 def _may_reuse(signature: Signature) -> bool:
-    """Whether it is to be found out whose place an output takes."""
-    return signature.op_type not in reuse().tried and any(
+    """Whether an output might take an input's place."""
+    return any(
         (each.dtype, each.shape) in signature.outputs and each.values is None
         for each in signature.inputs
     )
 
 
 def _reused(
-    events: list[Event], name: str, signature: Signature, held: Sequence[tuple[int, int]]
+    events: list[Event],
+    own: list[Event],
+    name: str,
+    signature: Signature,
+    held: Sequence[tuple[int, int]],
 ) -> tuple[tuple[int, int], ...]:
     """(output or -1, input): where an output lies where an input was, and which scratch that the
     kernel wants while its inputs are `held` it does not want where they are free."""
-    own = between(events, f"{name}/begin", f"{name}/end")
     granted = {each.address for each in own if isinstance(each, Granted)}
     lies = {(e.kernel, e.slot): e.address for e in events if isinstance(e, Output)}
     inputs = range(len(signature.inputs))
@@ -231,8 +244,13 @@ class _Stretches:
         inputs = [
             self._input(f"{name}/in{i}", operand) for i, operand in enumerate(signature.inputs)
         ]
+        before = inputs
+        if signature.outputs:
+            # What a step's kernel writes to was in use a moment ago, and is still in the cache.
+            dtype, shape = max(signature.outputs, key=lambda each: math.prod(each[1]))
+            before = [*inputs, self._input(f"{name}/was", Operand(dtype, shape))]
         begin = self._node("Timestamp", f"{name}/begin")
-        begin.input.extend(f"^{each}" for each in inputs)
+        begin.input.extend(f"^{each}" for each in before)
         if self.previous:
             begin.input.append(f"^{self.previous}")
         run = self.graph_def.node.add()
@@ -242,12 +260,12 @@ class _Stretches:
         end = self._node("Timestamp", f"{name}/end")
         end.input.append(f"^{run.name}")
         self.previous = end.name
+        self.timed += [begin.name, end.name]
         if held:
             for i, operand in enumerate(signature.inputs):
                 reader = self._node("Size", f"{name}/held{i}", T=operand.dtype, out_type="int32")
                 reader.input.extend([inputs[i], f"^{self.previous}"])
                 self.previous = reader.name
-            self.timed += [begin.name, end.name]
             for i, (_, shape) in enumerate(signature.outputs):
                 self.wanted[f"{run.name}:{i}"] = shape
 
@@ -299,8 +317,8 @@ class _Stretches:
         self.previous = split.name
 
     def function(self) -> Callable[[], list[float]]:
-        """Runs all stretches; returns the seconds of each that is held, then of one with many
-        tiny outputs, and last of an empty one."""
+        """Runs all stretches; returns the seconds of each, then of one with many tiny outputs, and
+        last of an empty one."""
         self._stamp("ruler/begin")
         self._ruler()
         self._stamp("ruler/end")

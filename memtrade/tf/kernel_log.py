@@ -11,6 +11,7 @@ kernel hands on is one, with its address:
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
@@ -80,20 +81,24 @@ def requests_of(events: list[Event], kernel: str) -> list[tuple[int, int]]:
 
     Scratch counts as held until the kernel ends. Where one piece was given back before another
     was asked for, the sum of all would be more than the kernel ever held: then the scratch is one
-    piece of what was held beyond the outputs at most.
+    piece of what was held beyond the outputs at most. What is given back that the kernel never
+    asked for was another's.
     """
     outputs = {e.address: e.slot for e in events if isinstance(e, Output) and e.kernel == kernel}
     outputs.pop(0, None)
     made: list[tuple[int, int]] = []
+    own: Counter[int] = Counter()
     held = most = 0
     for event in events:
         if isinstance(event, Granted):
             slot = outputs.get(event.address, -1)
             made = [(size, -1 if slot >= 0 and other == slot else other) for size, other in made]
             made.append((event.size_bytes, slot))
+            own[event.size_bytes] += 1
             held += event.size_bytes
             most = max(most, held)
-        elif isinstance(event, Returned):
+        elif isinstance(event, Returned) and own[event.size_bytes]:
+            own[event.size_bytes] -= 1
             held -= event.size_bytes
     if sum(size for size, _ in made) == most:
         return made

@@ -52,6 +52,11 @@ def test_scratch_that_was_never_held_together_counts_once():
     assert requests_of(one_after_the_other, "run") == [(70, -1), (30, 0)]
 
 
+def test_what_another_gives_back_meanwhile_is_not_the_kernels():
+    together = [Returned(8), Granted(100, 1), Granted(30, 3), Returned(100), Output("run", 0, 3)]
+    assert requests_of(together, "run") == [(100, -1), (30, 0)]
+
+
 @pytest.mark.parametrize("onednn", ["0", "1"])
 @pytest.mark.parametrize("strategy", ["lms", "checkpoints"])
 @pytest.mark.usefixtures("asking")
