@@ -105,62 +105,31 @@ class _Program:
         the next, where the order of creation would hold the gradients of all branches at once.
         Ops on demand run just before the first that waits for them.
         """
-        position = {op_id: i for i, op_id in enumerate(order)}
-        facts = self.facts
-        before, successors, eager = facts.before, facts.successors, facts.eager
-        pending, on_demand = facts.pending.copy(), facts.on_demand
-        available: set[int] = set()  # ops on demand that could run
-        ready: dict[int, int] = {}  # op -> its rank: what it leaves in use, or _URGENT
-        heap: list[tuple[int, int, int]] = []  # (rank, position, op); outdated ones stay in it
-
-        def rank(op_id: int) -> None:
-            ready[op_id] = _URGENT if eager[op_id] else self._growth(op_id)
-            heapq.heappush(heap, (ready[op_id], position[op_id], op_id))
-
-        def release(op_id: int) -> None:
-            """Makes `op_id` ready, or what waits for it if it will run in time for that."""
-            stack = [op_id]
-            while stack:
-                released = stack.pop()
-                if released not in on_demand:
-                    rank(released)
-                    continue
-                available.add(released)
-                stack.extend(waits_no_longer(released))
-
-        def waits_no_longer(op_id: int) -> list[int]:
-            for successor in successors[op_id]:
-                pending[successor] -= 1
-            return [successor for successor in successors[op_id] if pending[successor] == 0]
-
-        for op_id in [op_id for op_id in order if pending[op_id] == 0]:
-            release(op_id)
-        while heap:
-            ranked, _, chosen = heapq.heappop(heap)
-            if ready.get(chosen) != ranked:
-                continue
-            del ready[chosen]
+        waiting = _Waiting(self, order)
+        while (chosen := waiting.next()) is not None:
             stack = [chosen]
             while stack:
-                wanted = available.intersection(before[stack[-1]])
+                wanted = waiting.on_demand(stack[-1])
                 if wanted:
                     stack.append(min(wanted))
                     continue
                 op_id = stack.pop()
-                available.discard(op_id)
+                waiting.available.discard(op_id)
                 self._run(op_id)
-                for t in facts.reads[op_id]:
-                    root = self.graph.root[t]
-                    self.readers[root] -= 1
-                    if self.readers[root] == 1:
-                        self.changed.append(root)
-            for successor in waits_no_longer(chosen):
-                release(successor)
+                self._has_read(op_id)
+            for successor in waiting.released_by(chosen):
+                waiting.release(successor)
             for t in self._take_changed():
                 for view in self.graph.views(t):
                     for reader in self.graph.consumers[view]:
-                        if ready.get(reader, _URGENT) != _URGENT:
-                            rank(reader)
+                        waiting.rank_again(reader)
+
+    def _has_read(self, op_id: int) -> None:
+        for t in self.facts.reads[op_id]:
+            root = self.graph.root[t]
+            self.readers[root] -= 1
+            if self.readers[root] == 1:
+                self.changed.append(root)
 
     def _take_changed(self) -> list[int]:
         """The roots whose readers or presence changed, so that their readers' ranks did."""
@@ -168,7 +137,7 @@ class _Program:
         self.changed.clear()
         return changed
 
-    def _growth(self, op_id: int) -> int:
+    def growth(self, op_id: int) -> int:
         """Bytes in use after the op less those before, clones not counted."""
         root, readers, facts = self.graph.root, self.readers, self.facts
         grown = facts.made_bytes[op_id]
@@ -214,6 +183,63 @@ class _Program:
                 self.absent.difference_update(op.outputs)
                 self.changed.extend(self.graph.root[t] for t in op.outputs)
                 self._forget(op.inputs)
+
+
+class _Waiting:
+    """The backward ops that have yet to run, by what running them would leave in use.
+
+    Attributes:
+        available: ops on demand that could run.
+    """
+
+    def __init__(self, program: _Program, order: Sequence[int]):
+        self.facts, self.growth = program.facts, program.growth
+        self.position = {op_id: i for i, op_id in enumerate(order)}
+        self.pending = self.facts.pending.copy()
+        self.available: set[int] = set()
+        self.ranks: dict[int, int] = {}  # op that could run -> what it leaves in use, or _URGENT
+        self.heap: list[tuple[int, int, int]] = []  # (rank, position, op); outdated ones stay
+        for op_id in [op_id for op_id in order if self.pending[op_id] == 0]:
+            self.release(op_id)
+
+    def next(self) -> int | None:
+        """The one that leaves least in use; None where none is left."""
+        while self.heap:
+            ranked, _, op_id = heapq.heappop(self.heap)
+            if self.ranks.get(op_id) == ranked:
+                del self.ranks[op_id]
+                return op_id
+        return None
+
+    def on_demand(self, op_id: int) -> set[int]:
+        """What must run just before `op_id`."""
+        return self.available.intersection(self.facts.before[op_id])
+
+    def release(self, op_id: int) -> None:
+        """Makes `op_id` ready, or what waits for it if it will run in time for that."""
+        stack = [op_id]
+        while stack:
+            released = stack.pop()
+            if released not in self.facts.on_demand:
+                self._rank(released)
+                continue
+            self.available.add(released)
+            stack.extend(self.released_by(released))
+
+    def released_by(self, op_id: int) -> list[int]:
+        """The ops that wait for nothing else any more."""
+        successors = self.facts.successors[op_id]
+        for successor in successors:
+            self.pending[successor] -= 1
+        return [successor for successor in successors if self.pending[successor] == 0]
+
+    def rank_again(self, op_id: int) -> None:
+        if self.ranks.get(op_id, _URGENT) != _URGENT:
+            self._rank(op_id)
+
+    def _rank(self, op_id: int) -> None:
+        self.ranks[op_id] = _URGENT if self.facts.eager[op_id] else self.growth(op_id)
+        heapq.heappush(self.heap, (self.ranks[op_id], self.position[op_id], op_id))
 
 
 def lean_order(graph: StepGraph, order: Sequence[int], dropped: Set[int]) -> list[int]:

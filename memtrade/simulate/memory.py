@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
+from typing import NamedTuple
 
 import msgspec
 
@@ -79,6 +80,15 @@ class MemoryResult(msgspec.Struct, frozen=True):
     waits: tuple[tuple[int, float], ...] = ()
 
 
+class _Walked(NamedTuple):
+    """A walk that has ended: its highest peak, the first step's, and what ended it early."""
+
+    walk: Walk
+    best: Peak
+    first_peak_bytes: int
+    error: ArenaOutOfMemoryError | None
+
+
 class Simulator:
     """Predicts peaks of plans for one graph on one target: its kernels, its allocator."""
 
@@ -130,33 +140,22 @@ class Simulator:
         # Without a plan, TensorFlow runs iterations of a loop at once, as many as it may.
         ahead_bytes = self.ahead_bytes if actions is self._base else 0
         program = self.link(actions)
-        walk = Walk(self.linker, program, self.allocator(limit_bytes, allocator), lag)
-        best: Peak | None = None
-        first = 0
-        failed: OutOfMemory | None = None
-        try:
-            walk = self.begin(program, limit_bytes=limit_bytes, allocator=allocator, lag=lag)
-            for step in range(steps):
-                walk.step()
-                if step == 0:
-                    first = walk.peak.in_use
-                if best is None or walk.peak.in_use > best.in_use:
-                    best = walk.peak
-        except ArenaOutOfMemoryError as error:
-            index = program.rows[walk.row].action if walk.row >= 0 else -1
-            failed = OutOfMemory(
-                index, self._name(actions, index), error.requested_bytes, error.in_use_bytes
-            )
-            if best is None or walk.peak.in_use > best.in_use:
-                best = walk.peak
-            first = first or best.in_use
-        assert best is not None
-        in_use = None
+        walked = self._walked(program, steps, limit_bytes, allocator, lag)
+        walk, best = walked.walk, walked.best
+        in_use = failed = None
         if series:
             in_use = tuple(_spread(walk.series, program, len(actions), walk.persistent_bytes))
+        if walked.error is not None:
+            index = program.rows[walk.row].action if walk.row >= 0 else -1
+            failed = OutOfMemory(
+                index,
+                self._name(actions, index),
+                walked.error.requested_bytes,
+                walked.error.in_use_bytes,
+            )
         return MemoryResult(
             peak_bytes=best.in_use + ahead_bytes,
-            first_step_peak_bytes=first + ahead_bytes,
+            first_step_peak_bytes=walked.first_peak_bytes + ahead_bytes,
             persistent_bytes=walk.persistent_bytes,
             live_peak_bytes=walk.live_peak,
             host_peak_bytes=walk.host_peak,
@@ -170,6 +169,29 @@ class Simulator:
             assumed=self.assumed,
             waits=tuple(walk.waits),
         )
+
+    def _walked(
+        self,
+        program: Program,
+        steps: int,
+        limit_bytes: int | None,
+        allocator: Allocator | None,
+        lag: Lag | None,
+    ) -> _Walked:
+        """So many steps, or as far as they come."""
+        walk = Walk(self.linker, program, self.allocator(limit_bytes, allocator), lag)
+        peaks: list[Peak] = []
+        error: ArenaOutOfMemoryError | None = None
+        try:
+            walk = self.begin(program, limit_bytes=limit_bytes, allocator=allocator, lag=lag)
+            for _ in range(steps):
+                walk.step()
+                peaks.append(walk.peak)
+        except ArenaOutOfMemoryError as raised:
+            error = raised
+            peaks.append(walk.peak)
+        best = max(peaks, key=lambda peak: peak.in_use)
+        return _Walked(walk, best, peaks[0].in_use, error)
 
     def begin(
         self,

@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol, Self
 import msgspec
 
 from memtrade.simulate.bfc import ArenaOutOfMemoryError
-from memtrade.simulate.program import Code, Linker, Program
+from memtrade.simulate.program import Code, Linker, Program, Row
 
 HANDLE_BYTES = 200  # the scalar tensor that holds a variable's resource handle
 SHAPE_BYTES, SEED_BYTES = 16, 8  # what is there while a variable or the batch gets its values
@@ -99,6 +99,9 @@ class Walk:
         self._owner, self._died = [-1], [math.inf]
         self.variables: dict[int, int] = {}
         self.sources = [0] * len(linker.sizes)
+        self._buffer_of: list[int] = []  # version -> buffer, of the step that is walked
+        self._passing: list[int] = []  # buffers that go when the row has run
+        self._host = 0
         groups = ("variables", "batch", "constants", "set aside")
         self._groups: dict[str, list[int]] = {group: [] for group in groups}
 
@@ -210,81 +213,26 @@ class Walk:
 
         `peak` is right in either case.
         """
-        rows, tensor_of, readers, returned = self.program
-        self.linker.walked += len(rows)
-        allocator, refs, new, release = self.allocator, self.refs, self._new, self._release
-        sources = self.sources
-        buffer_of = sources + [0] * (len(tensor_of) - len(sources))
-        for buffer in sources:
-            if buffer:
-                refs[buffer] = _FOREVER
-        self.series = series = []
-        self.waits = []
-        self.peak = Peak(allocator.bytes_in_use, -1, len(self._handle))
-        peak = self.peak.in_use
-        host = 0
-        reserved: list[int] = []
+        self.linker.walked += len(self.program.rows)
+        self._begin_step()
+        allocator, refs, buffer_of, series = self.allocator, self.refs, self._buffer_of, self.series
         lag, leaving = self.lag, self._leaving
-        for row, (action, code, wanted, inputs, outputs, variables) in enumerate(rows):
+        peak = self.peak.in_use
+        for row, each in enumerate(self.program.rows):
+            action, code, wanted, inputs, _, _ = each
             while lag and leaving and leaving[0][0] <= lag.begun[action]:
-                release(heapq.heappop(leaving)[1])
+                self._release(heapq.heappop(leaving)[1])
             self.row = row
-            dead: list[int] = []
             if code == Code.RESERVE:
-                reserved.append(new(wanted[0][0], 1, -2 - row))
+                self._passing.append(self._new(wanted[0][0], 1, -2 - row))
                 series.append(allocator.bytes_in_use)
                 continue
-            if reserved:
-                dead, reserved = reserved, dead
             if code == Code.COMPUTE:
-                for size, slot, forwarded in wanted:
-                    if slot < 0:
-                        free = (buffer_of[inputs[position]] for position in forwarded)
-                        buffer = next((each for each in free if refs[each] == 1), 0)
-                        if buffer:
-                            refs[buffer] += 1
-                        dead.append(buffer or new(size, 1, -2 - row))
-                        continue
-                    version = outputs[slot]
-                    for position in forwarded:
-                        buffer = buffer_of[inputs[position]]
-                        if refs[buffer] == 1:
-                            refs[buffer] += readers[version]
-                            break
-                    else:
-                        buffer = new(size, readers[version] or 1, tensor_of[version])
-                        if not readers[version]:
-                            dead.append(buffer)
-                    buffer_of[version] = buffer
-            elif code == Code.ALIAS:
-                for version, source in zip(outputs, inputs, strict=False):
-                    buffer = buffer_of[version] = buffer_of[source]
-                    refs[buffer] += readers[version]
-            elif code == Code.READ:
-                buffer = self.variables.get(variables[0][0], 0) if variables else 0
-                buffer_of[outputs[0]] = buffer
-                refs[buffer] += readers[outputs[0]]
-            elif code == Code.UPDATE:
-                for handle, size in variables:
-                    self._copy_if_shared(handle, size)
-            elif code == Code.ASSIGN:
-                self._assign(variables[0], buffer_of[inputs[0]])
-            elif code == Code.SWAP_OUT:
-                host += wanted[0][0]
-                self.host_peak = max(self.host_peak, host)
-                version = outputs[0]
-                buffer_of[version] = new(STRING_BYTES, readers[version] or 1, tensor_of[version])
-                if not readers[version]:
-                    dead.append(buffer_of[version])
+                self._compute(each)
+            elif code in (Code.SWAP_OUT, Code.SWAP_IN):
+                self._copy(each)
             else:
-                version, size = outputs[0], wanted[0][0]
-                if refs[buffer_of[inputs[0]]] == 1:
-                    host -= size
-                buffer_of[version] = new(size, readers[version] or 1, tensor_of[version])
-                if not readers[version]:
-                    dead.append(buffer_of[version])
-                if size > MAX_SLICE_BYTES:
-                    dead.append(new(size // math.ceil(size / MAX_SLICE_BYTES), 1, -2 - row))
+                self._share(each)
             in_use = allocator.bytes_in_use
             series.append(in_use)
             if in_use > peak:
@@ -298,12 +246,83 @@ class Walk:
                     refs[buffer] -= 1
                     if not refs[buffer]:
                         self._give_back(buffer)
-            for buffer in dead:
-                release(buffer)
+            if self._passing:
+                for buffer in self._passing:
+                    self._release(buffer)
+                self._passing.clear()
         while leaving:
-            release(heapq.heappop(leaving)[1])
-        for version in returned:
-            release(buffer_of[version])
+            self._release(heapq.heappop(leaving)[1])
+        for version in self.program.returned:
+            self._release(buffer_of[version])
+
+    def _begin_step(self) -> None:
+        self._buffer_of = self.sources + [0] * (len(self.program.tensor_of) - len(self.sources))
+        for buffer in self.sources:
+            if buffer:
+                self.refs[buffer] = _FOREVER
+        self.series, self.waits, self._passing = [], [], []
+        self.peak = Peak(self.allocator.bytes_in_use, -1, len(self._handle))
+        self._host = 0
+
+    def _compute(self, row: Row) -> None:
+        """A kernel's requests: new buffers, or those of inputs that nobody else will read."""
+        refs, buffer_of, readers = self.refs, self._buffer_of, self.program.readers
+        for size, slot, forwarded in row.requests:
+            buffer = 0
+            for position in forwarded:
+                free = buffer_of[row.inputs[position]]
+                if refs[free] == 1:
+                    buffer = free
+                    break
+            if slot < 0:
+                if buffer:
+                    refs[buffer] += 1
+                self._passing.append(buffer or self._new(size, 1, -2 - self.row))
+            elif buffer:
+                refs[buffer] += readers[row.outputs[slot]]
+                buffer_of[row.outputs[slot]] = buffer
+            else:
+                self._make(row.outputs[slot], size)
+
+    def _make(self, version: int, size: int) -> None:
+        """A new buffer for a version, which goes with this row if nobody reads it."""
+        references = self.program.readers[version]
+        buffer = self._new(size, references or 1, self.program.tensor_of[version])
+        self._buffer_of[version] = buffer
+        if not references:
+            self._passing.append(buffer)
+
+    def _copy(self, row: Row) -> None:
+        """To the host, or back: whoever reads it on the host last frees it there."""
+        version, size = row.outputs[0], row.requests[0].size_bytes
+        if row.code == Code.SWAP_OUT:
+            self._host += size
+            self.host_peak = max(self.host_peak, self._host)
+            self._make(version, STRING_BYTES)
+            return
+        if self.refs[self._buffer_of[row.inputs[0]]] == 1:
+            self._host -= size
+        self._make(version, size)
+        if size > MAX_SLICE_BYTES:
+            slice_bytes = size // math.ceil(size / MAX_SLICE_BYTES)
+            self._passing.append(self._new(slice_bytes, 1, -2 - self.row))
+
+    def _share(self, row: Row) -> None:
+        """What makes no tensor of its own: views, and what is done with variables."""
+        refs, buffer_of, readers = self.refs, self._buffer_of, self.program.readers
+        if row.code == Code.ALIAS:
+            for version, source in zip(row.outputs, row.inputs, strict=False):
+                buffer = buffer_of[version] = buffer_of[source]
+                refs[buffer] += readers[version]
+        elif row.code == Code.READ:
+            buffer = self.variables.get(row.variables[0][0], 0) if row.variables else 0
+            buffer_of[row.outputs[0]] = buffer
+            refs[buffer] += readers[row.outputs[0]]
+        elif row.code == Code.UPDATE:
+            for handle, size in row.variables:
+                self._copy_if_shared(handle, size)
+        elif row.code == Code.ASSIGN:
+            self._assign(row.variables[0], buffer_of[row.inputs[0]])
 
     def _copy_if_shared(self, handle: int, size: int) -> None:
         """Before an update: the variable gets a buffer of its own if a read value is held."""
