@@ -54,6 +54,7 @@ speed: $(STAMP)
 tables: readme notebooks
 	$(BIN)/memtrade accuracy results/measured --format markdown > results/predicted/arena.md
 	$(BIN)/memtrade accuracy results/measured --format csv > results/predicted/arena.csv
+	for each in results/machines/*/; do $(BIN)/memtrade accuracy $$each --format markdown > $${each%/}.md; done
 
 readme: $(STAMP)
 	$(BIN)/python docs/fill.py README.md
