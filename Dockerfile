@@ -23,7 +23,6 @@ COPY memtrade memtrade
 RUN pip install --no-cache-dir -c constraints.txt '.[gpu]'
 
 COPY benchmark.py max_batch.py ./
-COPY results/published results/published
 
 USER memtrade
 VOLUME /results

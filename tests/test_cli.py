@@ -564,7 +564,7 @@ def test_lists_name_everything_with_its_options(shell: Shell) -> None:
     for command, expected in (
         ("models", ["resnet", "inception-v4", "image_size", "18, 34, 50, 101, 152, 200"]),
         ("strategies", ["original", "checkpoints", "lms", "ome", "n_tensors", "select"]),
-        ("devices", ["arena"]),
+        ("devices", ["arena", "gtx-1070"]),
     ):
         status, out, err = shell.run(command)
         assert (status, err) == (0, "")

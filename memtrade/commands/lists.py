@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from rich.table import Table
 
 from memtrade.commands.screen import stdout
+from memtrade.devices import device_names, load_device
 from memtrade.measure import host
 from memtrade.measure.environment import default_limit_bytes
 from memtrade.models import MODELS, Option, options_of
 from memtrade.results.tables import NONE
 from memtrade.strategies import NATIVE, STRATEGIES
+from memtrade.target import ARENA
 
 
 def models() -> int:
@@ -34,16 +37,21 @@ def strategies() -> int:
 
 
 def devices() -> int:
-    """List the devices of this machine."""
+    """List the devices of this machine, and the profiles of others, to plan and predict for."""
     table = Table()
     for name in ("device", "what it is", "limit unless told MiB"):
         table.add_column(name, justify="right" if name.endswith("MiB") else "left")
     free, limit = host.free_memory_bytes() >> 20, default_limit_bytes() >> 20
     what = f"TensorFlow's GPU allocator on the CPU; {free:,} MiB of this machine's memory are free"
-    table.add_row("arena", what, f"{limit:,}")
+    table.add_row(ARENA, what, f"{limit:,}")
     for gpu in host.gpus():
         known = "unknown" if gpu.memory_bytes is None else f"{gpu.memory_bytes >> 20:,} MiB"
         table.add_row(f"gpu:{gpu.index}", f"{gpu.name}, {known}", NONE)
+    table.add_section()
+    for name in sorted({*device_names()} - {ARENA}):
+        profile = load_device(name)
+        what = f"profile: {re.split('[:;(]', profile.source)[0].strip()}"
+        table.add_row(name, what, f"{profile.memory_bytes >> 20:,}")
     stdout().print(table)
     return 0
 

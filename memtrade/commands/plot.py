@@ -13,7 +13,6 @@ from memtrade.commands.reading import (
     check_folder,
     read_records,
     read_searches,
-    warnings_on_stderr,
     write_output,
 )
 from memtrade.errors import MemtradeError, UnknownNameError
@@ -40,7 +39,7 @@ NoCaption = Annotated[
     Parameter(negative="", help="Leave out the line that says where the figures come from."),
 ]
 
-_PUBLISHED = "published: the thesis, results/published"
+_PUBLISHED = "published: the thesis, memtrade/papers/published"
 
 
 @plot.command
@@ -129,8 +128,7 @@ def max_batch(
     kind = format_of(output)
     check_folder(output)
     records, searches = read_records(results), read_searches(results)
-    with warnings_on_stderr():
-        batches = [b for b in max_batches_beside(searches, records) if b.source != "predicted"]
+    batches = [b for b in max_batches_beside(searches, records) if b.source != "predicted"]
     if not batches:
         raise MemtradeError(
             f"there is no search for the largest batch in {str(results)!r}: "
@@ -173,8 +171,7 @@ def _by_depth(
 
 def _figures(results: Path) -> tuple[list[Record], list[Figure]]:
     records = read_records(results)
-    with warnings_on_stderr():
-        return records, figures_beside(records)
+    return records, figures_beside(records)
 
 
 def _caption(

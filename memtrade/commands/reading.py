@@ -11,9 +11,8 @@ from pathlib import Path
 from memtrade.errors import MemtradeError
 from memtrade.measure.max_batch_records import MaxBatchRecord, load_max_batches
 from memtrade.measure.records import DamagedRecordWarning, Record, load_records
-from memtrade.papers.thesis_figures import MissingPublishedWarning
 
-HOW_TO_MAKE_SOME = "make some: memtrade run, or memtrade sweep sweeps/thesis.toml"
+HOW_TO_MAKE_SOME = "make some: memtrade run, or memtrade sweep thesis"
 
 
 def read_records(folder: Path) -> list[Record]:
@@ -42,7 +41,6 @@ def warnings_on_stderr() -> Iterator[None]:
     """Shows what the views had to leave out, one line each."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", DamagedRecordWarning)
-        warnings.simplefilter("always", MissingPublishedWarning)
         yield
     for message in dict.fromkeys(str(warning.message) for warning in caught):
         print(f"memtrade: warning: {' '.join(message.split())}", file=sys.stderr)

@@ -12,7 +12,6 @@ from memtrade.commands.reading import (
     read_records,
     read_searches,
     shown_folder,
-    warnings_on_stderr,
     write_output,
 )
 from memtrade.errors import MemtradeError
@@ -42,7 +41,6 @@ def report(
         raise MemtradeError(f"a report is a file in .html, not {output.name!r}")
     check_folder(output)
     records, searches = read_records(results), read_searches(results)
-    with warnings_on_stderr():
-        page = thesis_report(records, searches, folder=shown_folder(results), command=command_line)
+    page = thesis_report(records, searches, folder=shown_folder(results), command=command_line)
     write_output(output, page.encode())
     return 0

@@ -28,10 +28,11 @@ from memtrade.results.tables import NONE, seconds, status_text
 from memtrade.strategies.known import KNOWN_FOLDER
 from memtrade.sweep.cluster import resolve_on_cluster, run_on_cluster
 from memtrade.sweep.folder import sole_sweep
-from memtrade.sweep.grid import Trial, read_sweep
+from memtrade.sweep.grid import GRID, Trial, read_sweep
 from memtrade.sweep.needs import jobs_that_fit
 from memtrade.sweep.resume import parse_retry, to_run
 from memtrade.sweep.runner import run_locally
+from memtrade.sweep.shipped import sweep_file
 from memtrade.sweep.watch import End, NoRecord
 from memtrade.units import megabytes
 
@@ -57,7 +58,8 @@ def sweep(
     Parameters
     ----------
     file
-        TOML with blocks [[grid]]. Keys are the flags of `memtrade run`; a list makes an axis.
+        TOML with blocks [[grid]], or the name of one that comes with memtrade: quick, thesis,
+        own_ways, ... Keys are the flags of `memtrade run`; a list makes an axis.
     results
         The folder for the records, one JSON file per trial, and what to resume from.
     jobs
@@ -78,7 +80,7 @@ def sweep(
         raise MemtradeError(f"--jobs must be at least 1, not {jobs}")
     statuses = parse_retry(retry)
     resolve = DeviceFlags.resolve if cluster is None else resolve_on_cluster
-    trials = read_sweep(file, resolve=resolve)
+    trials = read_sweep(sweep_file(file, table=GRID), resolve=resolve)
     if dry_run:
         records = _records(results, anywhere=cluster is not None)
         todo = {trial.id for trial in to_run(trials, records, statuses)}

@@ -8,7 +8,7 @@ from typing import Literal
 
 from cyclopts import App
 
-from memtrade.commands.reading import read_records, read_searches, shown_folder, warnings_on_stderr
+from memtrade.commands.reading import read_records, read_searches, shown_folder
 from memtrade.commands.screen import show, stdout
 from memtrade.errors import UnknownNameError
 from memtrade.measure.records import Record
@@ -86,28 +86,25 @@ def thesis(
     folders = (results, *more)
     found = [record for folder in folders for record in read_records(folder)]
     searches = [search for folder in folders for search in read_searches(folder)]
-    with warnings_on_stderr():
-        grids = thesis_grids(found, searches)
-        if format == "csv":
-            text = thesis_frame(found, searches).to_csv(index=False, lineterminator="\n")
-        elif format == "markdown":
-            text = "\n".join(
-                grid_to_markdown(grid, commands=thesis_commands(grid, found, searches))
-                for grid in grids
-            )
-        elif format == "latex":
-            text = "\n".join(map(grid_to_latex, grids))
-        elif format == "html":
-            command = shlex.join(["memtrade", "table", "thesis", *map(shown_folder, folders)])
-            text = grids_to_html_page(
-                [(grid, command) for grid in grids], title="The thesis's tables"
-            )
-        else:
-            text = ""
-            console = stdout()
-            for grid in grids:
-                console.print(grid_to_rich(grid, width=console.width))
-                console.print()
+    grids = thesis_grids(found, searches)
+    if format == "csv":
+        text = thesis_frame(found, searches).to_csv(index=False, lineterminator="\n")
+    elif format == "markdown":
+        text = "\n".join(
+            grid_to_markdown(grid, commands=thesis_commands(grid, found, searches))
+            for grid in grids
+        )
+    elif format == "latex":
+        text = "\n".join(map(grid_to_latex, grids))
+    elif format == "html":
+        command = shlex.join(["memtrade", "table", "thesis", *map(shown_folder, folders)])
+        text = grids_to_html_page([(grid, command) for grid in grids], title="The thesis's tables")
+    else:
+        text = ""
+        console = stdout()
+        for grid in grids:
+            console.print(grid_to_rich(grid, width=console.width))
+            console.print()
     print(text, end="")
     return 0
 

@@ -1,7 +1,7 @@
 """What is here because something was published: figures, the nets and rules behind them, and the
 pages under `results/` that hold memtrade beside them.
 
-    published.py           the published tables, as frames
+    published.py           the published tables in published/, as frames
     thesis.py              the thesis' tables and the report, ours beside its own; thesis_figures.py
     thesis_prediction.py   its tables predicted, with thesis_{predictor,models,plans}.py
     pipelines.py           published pipelines predicted; pipelines_page.py, fused.py
@@ -10,6 +10,7 @@ pages under `results/` that hold memtrade beside them.
     keras_own_ways.py      TensorFlow's own ways beside ours; keras_double_batch.py, verify_keras.py
     predict_records.py     what this version predicts of steps that were measured before
     budget_check.py        what `optimal` costs within budgets
+    own_steps.py           ten steps as people write them; budget_pairs.py draws budgets for them
 
 Commands and tests alone know this package: no strategy, simulator or view does. What makes a page
 runs as a module, `python -m memtrade.papers.device_check results/predicted`.

@@ -1,7 +1,7 @@
 """Published pipelines beside our predictions of them: every row, misses included.
 
-A TOML file says which step each published row was (`sweeps/published_pipelines.toml`); the figures
-come from `results/published`. The rates of a comparison's device are fitted once, to the rows that
+A TOML file says which step each published row was (`memtrade/sweeps/published_pipelines.toml`); the
+figures come from `published/`. The rates of a comparison's device are fitted once, to the rows that
 say `calibrate`. Of those rows' speed nothing is predicted, so they are marked.
 """
 
@@ -77,10 +77,10 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     grid: Grid | None = None
     rows: list[Row] = msgspec.field(default_factory=list, name="row")
 
-    def all_rows(self, results_dir: Path) -> list[Row]:
+    def all_rows(self) -> list[Row]:
         found = list(self.rows)
         if self.grid is not None:
-            found += _rows_of_grid(self.grid, results_dir)
+            found += _rows_of_grid(self.grid)
         return found
 
 
@@ -123,18 +123,16 @@ def load_comparison(path: Path, name: str) -> Comparison:
     return found[name]
 
 
-def compare_published(
-    comparison: Comparison, target: Target, trace: Trace, *, results_dir: Path
-) -> Compared:
+def compare_published(comparison: Comparison, target: Target, trace: Trace) -> Compared:
     """Predicts each row, and puts what was published beside it.
 
     Args:
         target: the comparison's, with the rates before they are fitted.
         trace: asked once for each model and micro-batch size.
     """
-    rows = comparison.all_rows(results_dir)
+    rows = comparison.all_rows()
     oracle = _Oracle(comparison, target, trace)
-    published = [_published(row, results_dir) for row in rows]
+    published = [_published(row) for row in rows]
     fit = _calibrate(oracle, rows, published)
     if fit is not None:
         oracle.set_device(fit.device)
@@ -220,10 +218,10 @@ def checkpoint_of(implementation: str, strategy: str) -> Checkpoint:
     return "except_last" if implementation == "torchgpipe" else "always"
 
 
-def _rows_of_grid(grid: Grid, results_dir: Path) -> list[Row]:
+def _rows_of_grid(grid: Grid) -> list[Row]:
     """The rows of the GPT-2 logs."""
     found = []
-    for line in load_published(grid.published, results_dir=results_dir).to_dict("records"):
+    for line in load_published(grid.published).to_dict("records"):
         found.append(
             Row(
                 published=grid.published,
@@ -242,7 +240,7 @@ def _rows_of_grid(grid: Grid, results_dir: Path) -> list[Row]:
     return found
 
 
-def _published(row: Row, results_dir: Path) -> Figures:
+def _published(row: Row) -> Figures:
     """What the table says of the row.
 
     Raises MemtradeError where the table has no such row, or is none that can be read here.
@@ -254,7 +252,7 @@ def _published(row: Row, results_dir: Path) -> Figures:
         )
     column, read = _READERS[row.published]
     wanted = {column: row.run, "implementation": row.implementation, "model": _SOURCES[row.model]}
-    lines = load_published(row.published, results_dir=results_dir).to_dict("records")
+    lines = load_published(row.published).to_dict("records")
     found = [
         line
         for line in lines

@@ -1,8 +1,8 @@
 """Published figures as pandas frames: what others measured, to stand beside our own records.
 
-The CSV files under ``results/published/`` were copied by a parser from the sources that their
-``README.md`` names, one tidy row per figure or run. Slips of a source are kept as printed and
-described in the row's ``note``; nothing is corrected and nothing is averaged.
+The CSV files in ``published/``, which come with the package, were copied by a parser from the
+sources that their ``README.md`` names, one tidy row per figure or run. Slips of a source are kept
+as printed and described in the row's ``note``; nothing is corrected and nothing is averaged.
 
 Units are in the column names: ``_bytes`` (int), ``_mb`` (MB, 10^6 bytes), ``_gb`` (GB, 10^9
 bytes), ``_seconds``, ``_ms``. A ``_printed`` column is the source's own text. Every row has a
@@ -14,7 +14,8 @@ This module imports no TensorFlow.
 from __future__ import annotations
 
 import difflib
-from pathlib import Path
+import io
+from importlib import resources
 
 import pandas as pd
 
@@ -22,7 +23,7 @@ from memtrade.errors import MemtradeError
 
 __all__ = ["UnknownPublishedError", "load_published", "published_names"]
 
-REPOSITORY_ROOT = Path(__file__).resolve().parents[2]
+_FOLDER = resources.files("memtrade.papers") / "published"
 
 # Counts, read as nullable integers: some rows have none (InceptionV4 has no `layers`).
 INTEGER_COLUMNS = frozenset({
@@ -53,46 +54,40 @@ class UnknownPublishedError(MemtradeError):
         )
 
 
-def published_names(*, results_dir: str | Path = "results") -> tuple[str, ...]:
+def published_names() -> tuple[str, ...]:
     """Return the names that `load_published` accepts, sorted: the CSV files' stems."""
-    return tuple(sorted(path.stem for path in _published_dir(results_dir).glob("*.csv")))
+    names = (file.name for file in _FOLDER.iterdir())
+    return tuple(sorted(name.removesuffix(".csv") for name in names if name.endswith(".csv")))
 
 
-def load_published(name: str, *, results_dir: str | Path = "results") -> pd.DataFrame:
+def load_published(name: str) -> pd.DataFrame:
     """Return one published table as a frame, rows in the order of the source.
 
     Parameters
     ----------
     name
         The CSV file's stem, such as ``"thesis_resnet"``.
-    results_dir
-        The folder that holds ``published/``. A relative one is looked for under the working
-        directory, then under the repository's root.
 
     Returns
     -------
-    A frame whose columns and units ``results/published/README.md`` lists. What the source does
+    A frame whose columns and units ``published/README.md`` lists. What the source does
     not print is missing (NaN or NA); ``note`` is never missing, but may be empty.
 
     Raises
     ------
     UnknownPublishedError
         No such table; the message lists the valid names and the nearest.
-    FileNotFoundError
-        ``results_dir`` holds no ``published/`` folder.
     """
-    folder = _published_dir(results_dir)
-    valid_names = published_names(results_dir=folder.parent)
+    valid_names = published_names()
     if name not in valid_names:
         raise UnknownPublishedError(name, valid_names)
-    path = folder / f"{name}.csv"
-    columns = pd.read_csv(path, nrows=0).columns
+    text = (_FOLDER / f"{name}.csv").read_text(encoding="utf-8")
+    columns = pd.read_csv(io.StringIO(text), nrows=0).columns
     frame = pd.read_csv(
-        path,
+        io.StringIO(text),
         dtype={column: dtype for column in columns if (dtype := _dtype(column)) is not None},
         keep_default_na=False,
         na_values=[""],
-        encoding="utf-8",
     )
     return frame.fillna({"note": ""})
 
@@ -106,15 +101,3 @@ def _dtype(column: str) -> str | None:
     if column in TEXT_COLUMNS or column.endswith("_printed"):
         return "str"
     return None
-
-
-def _published_dir(results_dir: str | Path) -> Path:
-    # Joining an absolute path to a base yields the absolute path itself.
-    tried = [base / results_dir / "published" for base in (Path.cwd(), REPOSITORY_ROOT)]
-    for folder in tried:
-        if folder.is_dir():
-            return folder
-    raise FileNotFoundError(
-        "the published figures live in <results_dir>/published, but none of these is a folder: "
-        f"{', '.join(map(str, dict.fromkeys(tried)))}; pass results_dir="
-    )

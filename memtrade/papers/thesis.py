@@ -42,7 +42,7 @@ from memtrade.units import megabytes
 # Further down than this, the notes on slips of the source stay in its CSV files.
 _NOTES_SHOWN = 4
 
-_MAX_BATCHES_IN = "the thesis, results/published/thesis_max_batch.csv"
+_MAX_BATCHES_IN = "the thesis, memtrade/papers/published/thesis_max_batch.csv"
 
 _STATUS = {"out_of_memory": "OOM", "out_of_host_memory": "host OOM"}
 
@@ -310,7 +310,7 @@ def _notes(step: Step, figures: Sequence[Figure], records: Sequence[Record]) -> 
     notes = []
     sources = {figure.source for figure in figures}
     if "published" in sources:
-        notes.append(f"published: the thesis, results/published/{step.published_in}")
+        notes.append(f"published: the thesis, memtrade/papers/published/{step.published_in}")
     if records:
         notes.append(f"measured: {conditions(records)}")
         if (jobs := max(record.jobs for record in records)) > 1:

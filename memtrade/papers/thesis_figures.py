@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -22,15 +20,9 @@ THESIS = "thesis"
 _PUBLISHED_TABLES = ("thesis_resnet", "thesis_inception_v4")
 
 
-class MissingPublishedWarning(UserWarning):
-    """The published figures are not there: the package was installed without `results/`."""
-
-
-def figures_beside(
-    records: Sequence[Record], *, results_dir: str | Path = "results"
-) -> list[Figure]:
+def figures_beside(records: Sequence[Record]) -> list[Figure]:
     """The figures of all records, and the thesis's."""
-    return make_figures(records, published_figures(results_dir=results_dir))
+    return make_figures(records, published_figures())
 
 
 def max_batches_beside(
@@ -40,25 +32,15 @@ def max_batches_beside(
     return make_max_batches(searches, trials, published_max_batches())
 
 
-def published_figures(*, results_dir: str | Path = "results") -> list[Figure]:
-    """The thesis's figures, without ratios. None, with a warning, where they are not installed."""
-    try:
-        tables = [load_published(name, results_dir=results_dir) for name in _PUBLISHED_TABLES]
-    except FileNotFoundError as error:
-        message = f"published figures are left out: {error}"
-        warnings.warn(message, MissingPublishedWarning, stacklevel=2)
-        return []
+def published_figures() -> list[Figure]:
+    """The thesis's figures, without ratios."""
+    tables = map(load_published, _PUBLISHED_TABLES)
     return [_figure(row) for table in tables for row in table.to_dict("records")]
 
 
-def published_max_batches(*, results_dir: str | Path = "results") -> list[MaxBatch]:
-    """The thesis's. None, with a warning, where they are not installed."""
-    try:
-        table = load_published("thesis_max_batch", results_dir=results_dir)
-    except FileNotFoundError as error:
-        message = f"published figures are left out: {error}"
-        warnings.warn(message, MissingPublishedWarning, stacklevel=2)
-        return []
+def published_max_batches() -> list[MaxBatch]:
+    """The thesis's."""
+    table = load_published("thesis_max_batch")
     return [_max_batch(row) for row in table.to_dict("records")]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +34,7 @@ ROW_COUNTS = {
     "torchgpipe_speed": 31,
     "torchgpipe_unet_memory": 5,
 }
-FOLDER = published.REPOSITORY_ROOT / "results" / "published"
+FOLDER = Path(published.__file__).with_name("published")
 # Name -> DataFrame. `Any`, for pandas' own annotations give every selection a union type.
 Frames = dict[str, Any]
 RUN_KEYS = ["log", "strategy", "size_label"]
@@ -43,8 +42,7 @@ RUN_KEYS = ["log", "strategy", "size_label"]
 
 @pytest.fixture(scope="module")
 def frames() -> Frames:
-    results_dir = published.REPOSITORY_ROOT / "results"
-    return {name: load_published(name, results_dir=results_dir) for name in ROW_COUNTS}
+    return {name: load_published(name) for name in ROW_COUNTS}
 
 
 def only(frame: Any, **values: object) -> dict[str, Any]:
@@ -73,28 +71,6 @@ def test_unknown_name_lists_the_valid_ones_and_the_nearest() -> None:
 def test_a_path_is_not_a_name() -> None:
     with pytest.raises(UnknownPublishedError):
         load_published("../published/thesis_resnet")
-
-
-def test_missing_folder_is_an_error_that_names_it(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="results_dir="):
-        published_names(results_dir=tmp_path)
-
-
-def test_default_folder_is_found_from_elsewhere(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert published_names() == tuple(sorted(ROW_COUNTS))
-
-
-def test_working_directory_comes_before_the_repository(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "results" / "published").mkdir(parents=True)
-    shutil.copy(FOLDER / "thesis_other.csv", tmp_path / "results" / "published")
-    monkeypatch.chdir(tmp_path)
-    assert published_names() == ("thesis_other",)
-    assert len(load_published("thesis_other")) == 3
 
 
 # Every file.

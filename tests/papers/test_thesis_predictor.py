@@ -6,6 +6,7 @@ import csv
 import math
 import statistics
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,10 +15,10 @@ from memtrade.graph import StepGraph
 from memtrade.papers import thesis_models, thesis_predictor
 from memtrade.papers import thesis_plans as plans
 from memtrade.papers import thesis_prediction as prediction
-from memtrade.papers.published import REPOSITORY_ROOT, load_published
+from memtrade.papers.published import load_published
 from tests.graphs import target
 
-PREDICTED = REPOSITORY_ROOT / "results" / "predicted" / "thesis.csv"
+PREDICTED = Path(__file__).resolve().parents[2] / "results" / "predicted" / "thesis.csv"
 # Layers of the ResNets that are quick to trace; None is InceptionV4.
 NETWORKS = (18, 50, None)
 

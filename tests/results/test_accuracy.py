@@ -5,16 +5,16 @@ from __future__ import annotations
 import dataclasses
 import statistics
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from memtrade.measure.records import Record, load_records
-from memtrade.papers.published import REPOSITORY_ROOT
 from memtrade.results.accuracy import accuracy, summary, to_frame, to_sheet
 from memtrade.strategies import make_options
 from tests.results.test_figures import PREDICTED
 
-RESULTS = REPOSITORY_ROOT / "results"
+RESULTS = Path(__file__).resolve().parents[2] / "results"
 COMMAND = "memtrade accuracy results/measured --format markdown"
 ROWS = accuracy(load_records(RESULTS / "measured"))
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 import msgspec
-import pytest
 
 from memtrade.measure.records import Record
-from memtrade.papers.thesis_figures import MissingPublishedWarning, figures_beside
+from memtrade.papers.thesis_figures import figures_beside
 from memtrade.results.figures import (
     Figure,
     figures_frame,
@@ -138,11 +136,3 @@ def test_the_frame_has_a_row_per_figure_and_no_zero_for_what_is_missing(
     assert frame["strategy"].tolist() == ["original", "lms"]
     assert frame["peak_bytes"].isna().tolist() == [False, True]
     assert str(frame["peak_bytes"].dtype) == "Int64"
-
-
-def test_without_published_files_there_is_a_warning(
-    tmp_path: Path, make_record: MakeRecord
-) -> None:
-    with pytest.warns(MissingPublishedWarning, match="published figures are left out"):
-        figures = figures_beside([make_record()], results_dir=tmp_path)
-    assert [figure.source for figure in figures] == ["measured"]

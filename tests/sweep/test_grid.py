@@ -18,7 +18,7 @@ from memtrade.sweep.grid import read_sweep
 from memtrade.sweep.positions import Positions
 from tests.sweep.conftest import Write
 
-SWEEPS = Path(memtrade.__file__).resolve().parents[1] / "sweeps"
+SWEEPS = Path(memtrade.__file__).resolve().parent / "sweeps"
 
 
 def labels(path: Path) -> list[str]:

@@ -37,6 +37,7 @@ from memtrade.pipeline.results.picture import Strip, draw_schedules
 from memtrade.pipeline.results.tables import prediction_sheet, stages_sheet
 from memtrade.results.plots import format_of, render
 from memtrade.strategies import find_planned
+from memtrade.sweep.shipped import sweep_file
 from memtrade.target import Target, profile_target
 
 pipeline = App(name="pipeline", help="Pipelined training: GPipe and 1F1B over stages of a model.")
@@ -207,9 +208,9 @@ def published(
     name
         A comparison of the file, such as gpipe_gpt2, torchgpipe_memory or torchgpipe_speed.
     comparisons
-        A TOML file that says which step each published row was.
+        A TOML file that says which step each published row was; this one comes with memtrade.
     results
-        The folder with `published` in it.
+        The folder to write below.
     device
         Another device profile than the comparison's.
     timeout
@@ -217,6 +218,7 @@ def published(
     verbose
         Pass on what TensorFlow logs.
     """
+    comparisons = sweep_file(comparisons, table="comparison")
     comparison = load_comparison(comparisons, name)
     beside = comparisons.parent / comparison.device
     target = profile_target(device or (beside if beside.is_file() else comparison.device))
@@ -228,7 +230,7 @@ def published(
         flags = ModelFlags(model=model, model_option=given, optimizer=optimizer)
         return trace_step(flags, timeout_seconds=timeout, verbose=verbose)
 
-    compared = compare_published(comparison, target, trace, results_dir=results)
+    compared = compare_published(comparison, target, trace)
     folder.mkdir(parents=True, exist_ok=True)
     page = to_markdown(compared, command=command_line)
     write_output(folder / f"{name}.md", page.encode())
@@ -244,7 +246,6 @@ def table(
     /,
     *,
     published: str | None = None,
-    results: Path = Path("results"),
     format: Literal["terminal", "markdown"] = "terminal",
     output: Path | None = None,
     command_line: Annotated[str, Parameter(parse=False)] = "",
@@ -259,8 +260,6 @@ def table(
         With the records of `memtrade pipeline run` or `sweep`, below it too.
     published
         Show them beside this published table: gpipe_gpt2_runs.
-    results
-        The folder with `published` in it.
     output
         Also write the table into this Markdown file.
     """
@@ -274,7 +273,7 @@ def table(
     if published is None:
         sheet = schedules_sheet(records, command=command_line)
     else:
-        lines = load_published(published, results_dir=results)
+        lines = load_published(published)
         sheet = published_sheet(records, lines, command=command_line)
     if output is not None:
         write_output(output, sheet.to_markdown().encode())

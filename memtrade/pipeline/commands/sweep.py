@@ -26,6 +26,7 @@ from memtrade.pipeline.design.schedule import (
 )
 from memtrade.pipeline.measure.records import PipelineRecord, save_pipeline_record
 from memtrade.strategies import find_planned, make_options
+from memtrade.sweep.shipped import sweep_file
 
 
 def sweep(
@@ -47,7 +48,8 @@ def sweep(
     Parameters
     ----------
     grid
-        A TOML file of [[pipeline]] tables, such as sweeps/gpipe_gpt2.toml.
+        A TOML file of [[pipeline]] tables, or the name of one that comes with memtrade: gpipe_gpt2,
+        pipeline_schedules.
     model_option
         An option of the model as key=value, to scale it down; repeatable.
     batch_size
@@ -66,7 +68,7 @@ def sweep(
     where = stages or StageFlags()
     check_writable(results)
     plans: list[tuple[PipelineRunner, Schedule]] = []
-    for each in load_grids(grid):
+    for each in load_grids(sweep_file(grid, table="pipeline")):
         size = batch_size or each.batch_size
         runner = PipelineRunner(
             model=each.flags(size, model_option or []),

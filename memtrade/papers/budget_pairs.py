@@ -1,7 +1,7 @@
 """Writes a sweep of random pairs of a step and a budget for `optimal`.
 
-    python -m sweeps.budget_pairs 200 > sweeps/budget_pairs.toml
-    memtrade sweep sweeps/budget_pairs.toml --results DIR
+    python -m memtrade.papers.budget_pairs 200 > budget_pairs.toml
+    memtrade sweep budget_pairs.toml --results DIR
 
 A budget is drawn evenly from 30% to 100% of the original's peak. It may be less than any plan
 needs: then the trial ends as infeasible, and nothing has run. The seed is fixed.
@@ -14,7 +14,7 @@ import sys
 from dataclasses import asdict
 from typing import Any
 
-from memtrade.commands.extract import extract_graph
+from memtrade.measure.extract import extract_graph
 from memtrade.measure.protocol import TrialSpec
 from memtrade.models import MODELS
 from memtrade.simulate.predict import Predictor
@@ -22,6 +22,7 @@ from memtrade.strategies import PLANNED, make_options
 from memtrade.target import profile_target
 
 LOW, HIGH = 0.3, 1.0
+OWN_STEPS = "memtrade.papers.own_steps"
 OWN = (
     "transposed",
     "grouped",
@@ -39,7 +40,7 @@ STEPS: list[dict[str, Any]] = [
     {"name": "gpt2", "layers": 3, "width": 192, "heads": 4, "batch_size": 4},
     {"name": "unet", "image_size": 64, "batch_size": 2},
     {"name": "amoebanet-d", "layers": 6, "filters": 48, "image_size": 96, "batch_size": 4},
-    *({"name": "target", "target": f"sweeps.own_steps:{name}", "batch_size": 4} for name in OWN),
+    *({"name": "target", "target": f"{OWN_STEPS}:{name}", "batch_size": 4} for name in OWN),
 ]
 
 
@@ -75,7 +76,7 @@ def main(pairs: int) -> None:
     for _ in range(pairs):
         i = drawn.randrange(len(STEPS))
         budgets[i].append(f"{drawn.uniform(LOW, HIGH) * peaks[i] / 1e6:.2f}MB")
-    print(f"# {pairs} random pairs: python -m sweeps.budget_pairs {pairs}")
+    print(f"# {pairs} random pairs: python -m memtrade.papers.budget_pairs {pairs}")
     print('\ndevice = "arena"\nmemory_limit = "4GiB"\nsteps = 1\nwarmup = 1')
     for step, chosen in zip(STEPS, budgets, strict=True):
         if chosen:

@@ -1,8 +1,11 @@
-"""Ten training steps as people write them, for `--target sweeps.own_steps:NAME`.
+"""Ten training steps as people write them, for `--target memtrade.papers.own_steps:NAME`.
 
 Layers and loops that none of the built-in models has: transposed, grouped, depthwise, 1-D and 3-D
 convolutions, attention, embeddings, resizing, a loop over time, a scan.
 """
+
+# TensorFlow's own annotations say less than its functions take.
+# pyright: reportArgumentType=false, reportOperatorIssue=false
 
 from __future__ import annotations
 
