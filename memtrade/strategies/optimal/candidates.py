@@ -25,6 +25,9 @@ from memtrade.units import megabytes
 # small that the search is exhaustive.
 ENOUGH = 0.003
 FEW_ITEMS = 20
+# In a graph of so many, what `checkmate` finds in a second or two counts, too, where a plan is far
+# from what may be.
+MORE_ITEMS, FAR = 80, 0.05
 # Once there is a plan, a search of a graph that is not small ends when so many rows of programs
 # have been walked.
 MOST_ROWS = 900_000
@@ -127,8 +130,12 @@ class Candidates:
             self._offer_if_faster(verdict, budget)
 
     def _exact(self, budget: int | None) -> list[Verdict]:
-        """In a graph that is small, the fastest program without swaps, or the leanest."""
-        found = exact_program(self.judge, budget) if self._is_small else None
+        """The fastest program without swaps, or the leanest: exact in a graph that is small."""
+        if not self._is_small:
+            far = self.best is None or self.gap is None or self.gap > FAR
+            if len(self.problem.items) > MORE_ITEMS or not far:
+                return []
+        found = exact_program(self.judge, budget)
         return [] if found is None else [found]
 
     def _offer(self, verdict: Verdict, budget: int) -> Finished | None:

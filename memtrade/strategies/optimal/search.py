@@ -19,7 +19,7 @@ from typing import Literal
 
 from memtrade.errors import InfeasibleBudgetError
 from memtrade.strategies.deadline import CancelledError, Deadline
-from memtrade.strategies.optimal.candidates import leanness
+from memtrade.strategies.optimal.candidates import FAR, leanness
 from memtrade.strategies.optimal.choice import MOSTLY, WHOLE, Choice, Chooser
 from memtrade.strategies.optimal.judge import Finished, Verdict
 from memtrade.strategies.optimal.neighbourhood import Neighbourhood
@@ -40,8 +40,6 @@ LEAN, NEARLY_LEAN = 0.0002, 0.005
 PADDING = 0.02
 # And the least, else it would creep.
 LEAST_STEP = 0.005
-# A plan so far from what may be is searched for as if for the smallest peak.
-FAR = 0.05
 # A choice is close enough below the budget with so much of it left; else this share of what is left
 # is tried, too.
 CLOSE = 0.01
@@ -171,7 +169,8 @@ class Search(Neighbourhood):
         if not self._lean_enough(self.best.peak_bytes):
             tried += self._by_rules(0)
             tried += map(self._shrink, sorted(tried, key=leanness)[:2])
-            tried += self._exact(None)
+            if self._is_small:
+                tried += self._exact(None)
             self._finish_leanest(tried)
             if self._is_small:
                 self._descend(self.best.verdict, self._is_leaner_finished)
