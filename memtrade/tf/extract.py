@@ -32,12 +32,10 @@ from memtrade.tf.findings import of_trace, refusals
 from memtrade.tf.graft import graft
 from memtrade.tf.inline import Inlined, opens
 from memtrade.tf.loss import Named, candidates, find_loss
+from memtrade.tf.nodes import MOST_VALUES, Constant, folded
 from memtrade.tf.sizes import learn_sizes
 from memtrade.tf.step import CHECKPOINTS, TrainStep
 from memtrade.tf.unroll import shapes_kept, unrolled
-
-# Shapes, axes and paddings have no more numbers.
-_MOST_VALUES = 64
 
 
 @dataclass(frozen=True)
@@ -266,16 +264,26 @@ def variable_spec(captured: tf.Tensor) -> tf.TensorSpec | None:
 def _known_values(
     operations: Sequence[tf.Operation], tensor_ids: dict[str, int]
 ) -> dict[int, tuple[int, ...]]:
-    """Of the small whole-number tensors whose values do not depend on the batch."""
-    known = {}
+    """Of the small whole-number tensors whose values do not depend on the batch: what TensorFlow
+    knows, and what follows from that."""
+    known: dict[str, Constant] = {}
     for operation in operations:
         for t in operation.outputs:
             small = t.dtype in (tf.int32, tf.int64) and t.shape.is_fully_defined()
-            if small and t.shape.num_elements() <= _MOST_VALUES:
-                value = tf.get_static_value(t)
-                if value is not None:
-                    known[tensor_ids[t.name]] = tuple(int(each) for each in value.flat)
-    return known
+            if not small or t.shape.num_elements() > MOST_VALUES:
+                continue
+            value = tf.get_static_value(t)
+            found = None if value is None else Constant(value)
+            if found is None and len(operation.outputs) == 1:
+                inputs = [known[each.name] for each in operation.inputs if each.name in known]
+                if len(inputs) == len(operation.inputs):
+                    found = folded(operation.node_def, inputs)
+            if found is not None:
+                known[t.name] = found
+    return {
+        tensor_ids[name]: tuple(int(each) for each in constant.array.flat)
+        for name, constant in known.items()
+    }
 
 
 class _Definitions:

@@ -54,3 +54,17 @@ def test_a_step_without_a_loss_says_what_to_return():
     step = step_of(lambda x: x + 1, tf.TensorSpec([2, 3]))
     with pytest.raises(UnsupportedGraphError, match=r"no loss found.*Return the loss"):
         trace(step)
+
+
+def test_values_that_follow_from_known_ones_are_known():
+    """A transposition's gradient reads its axes backwards; a kernel is asked with such numbers."""
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            loss = tf.reduce_sum(tf.transpose(x, [2, 0, 1]) ** 2)
+        return loss, tape.gradient(loss, x)
+
+    graph = trace(step_of(step, tf.TensorSpec([2, 3, 4]))).graph
+    inverse = next(op for op in graph.ops if op.type == "InvertPermutation")
+    assert graph.data.values[inverse.outputs[0]] == (1, 2, 0)
