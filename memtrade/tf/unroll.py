@@ -11,7 +11,9 @@ condition comes out as the constant True; what an iteration pushes to a list is,
 loop, an edge. A branch whose predicate is known is walked alone.
 
 Effects keep their number and their order: what has a state waits, in each iteration, for the one
-before. Reads of variables that the loop does not write to are all the same read.
+before. Random numbers are drawn in that order, too: a loop that runs several iterations beside each
+other (`parallel_iterations`) draws them in another order from run to run. Reads of variables that
+the loop does not write to are all the same read.
 
 Loops whose end depends on data stay one op, and so do those that would make the graph larger than
 `MOST_OPS`, with the loops that share their lists. O(nodes + edges) of the result, but for what a
