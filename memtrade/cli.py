@@ -19,8 +19,8 @@ from typing import Any
 
 from cyclopts import App, CycloptsError, Parameter, Token, convert
 
+import memtrade
 from memtrade.errors import InfeasibleBudgetError, MemtradeError
-from memtrade.version import version
 
 
 def _typed(kind: Any, tokens: Sequence[Token]) -> Any:
@@ -37,7 +37,7 @@ def _typed(kind: Any, tokens: Sequence[Token]) -> Any:
 app = App(
     name="memtrade",
     help="What each memory-saving strategy costs a TensorFlow training step.",
-    version=version,
+    version=lambda: memtrade.__version__,  # asked of git, so only when it is asked for
     default_parameter=Parameter(converter=_typed),
 )
 # By name, so that a command imports what it needs when it is called, and no sooner.
