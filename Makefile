@@ -30,14 +30,16 @@ types: $(STAMP)
 contracts: $(STAMP)
 	$(BIN)/lint-imports
 
-# A file of tests stays in one process, whose TensorFlow and traced models its tests share. Peaks
-# are held with oneDNN on and off (tests/tf/test_ask.py).
+# A file of tests stays in one process, whose TensorFlow and traced models its tests share; which
+# files come first, tests/conftest.py says. Peaks are held with oneDNN on and off
+# (tests/tf/test_ask.py).
+IN_TWO := -n 2 --dist loadfile --no-loadscope-reorder
 tests: $(STAMP)
-	$(BIN)/pytest -n 2 --dist loadfile
+	$(BIN)/pytest $(IN_TWO)
 
 # All tests that ask kernels, with Eigen's.
 eigen: $(STAMP)
-	TF_ENABLE_ONEDNN_OPTS=0 $(BIN)/pytest -n 2 --dist loadfile -m kernels
+	TF_ENABLE_ONEDNN_OPTS=0 $(BIN)/pytest $(IN_TWO) -m kernels
 
 # The documentation, in build/site.
 docs: $(STAMP)

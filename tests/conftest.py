@@ -2,8 +2,11 @@
 
 import os
 import signal
+from pathlib import Path
 
 import pytest
+
+HERE = Path(__file__).parent
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")  # as in the worker, on every CPU
@@ -24,8 +27,22 @@ def asking(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFac
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "cache"))
 
 
+# The files that take longest, the longest first: they begin first, so that neither of two processes
+# ends on one alone. `pytest --durations=0` tells.
+LONGEST = (
+    "tf/test_gradients_equal.py", "sweep/test_cluster.py", "corpus/test_fuzz.py",
+    "pipeline/test_trial.py", "corpus/test_corpus.py", "tf/test_keras_fit.py",
+    "strategies/test_optimal.py", "tf/test_native.py", "measure/test_sizes.py",
+    "notebooks/test_notebooks.py", "tf/test_build.py", "tf/test_pareto.py",
+    "models/test_architectures.py", "tf/test_pipeline.py", "commands/test_target.py",
+    "tf/test_ask.py",
+)  # fmt: skip
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests that ask kernels hold whichever run: `make tests` runs these with oneDNN off, too."""
+    """Tests that ask kernels hold whichever run: `make eigen` runs these with oneDNN off, too."""
     for item in items:
         if "asking" in getattr(item, "fixturenames", ()):
             item.add_marker("kernels")
+    place = {HERE / name: number for number, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: place.get(item.path, len(place)))

@@ -16,7 +16,7 @@ SMALL = {
         {"layers": 3, "width": 32, "heads": 2, "positions": 16, "vocabulary": 50,
          "batch_size": 4, "dropout": 0.1},
     ),
-    "unet": ("unet", {"num_convs": 2, "base_channels": 4, "image_size": 64, "batch_size": 2}),
+    "unet": ("unet", {"num_convs": 1, "base_channels": 4, "image_size": 64, "batch_size": 2}),
     "amoebanet-d": ("amoebanet-d", {"layers": 3, "filters": 32, "image_size": 64,
                                     "num_classes": 10, "batch_size": 2}),
 }  # fmt: skip

@@ -35,7 +35,8 @@ def comparable(data: GraphData) -> GraphData:
     return msgspec.structs.replace(data, ops=ops, nodes=(), values={})
 
 
-@pytest.mark.parametrize("name", SMALL)
+# Inception-v4 takes as long as the others together, and has no op that they have not.
+@pytest.mark.parametrize("name", [name for name in SMALL if name != "inception-v4"])
 def test_a_rebatched_graph_is_the_traced_one(name: str) -> None:
     made = Rebatcher(traced(name, 2), 2, traced(name, 3), 3).at(7)
     real = traced(name, 7)
