@@ -39,11 +39,12 @@ CASES = [
     ("rotor", {}),
     ("checkmate", {}),
 ]  # fmt: skip
-# The larger graphs take seconds a case: the modes that differ most.
+# The larger graphs take seconds a case, most of it for their weights. They have ops of their own,
+# which every action and either order meets in these; the modes are the smaller graphs' to hold.
 FEWER = {
-    "resnet-50": range(10),
-    "inception-v4": [1, 4, 7, 9],
-    "amoebanet-d": range(10),
+    "resnet-50": [1, 7],
+    "inception-v4": [7],
+    "amoebanet-d": [1, 4, 7, 9],
 }
 
 
