@@ -13,6 +13,9 @@ alias (Reshape, Identity) shares its input's; a variable's buffer has one refere
 an update copies the variable if a read value is still held. A swapped tensor leaves a string of 24
 bytes behind, its bytes are on the process heap.
 
+A variable that takes over the buffer of its new value lies elsewhere after each step, and with it
+the holes: then peaks differ from step to step, and more steps are simulated.
+
 Assumed: one action at a time. For order "dataflow", where the executor may run ahead, the walk
 along the same order is an approximation; for a plan without actions it follows
 `unplanned.executor_order`.
@@ -30,13 +33,16 @@ from memtrade.graph import StepGraph
 from memtrade.plan import Action, Plan
 from memtrade.simulate.bfc import ArenaOutOfMemoryError, BfcAllocator
 from memtrade.simulate.live import Laid, laid, live_rows
-from memtrade.simulate.program import Linker, Program
+from memtrade.simulate.program import Code, Linker, Program
 from memtrade.simulate.unplanned import executor_order, merged_tensors
 from memtrade.simulate.walk import Holder, Lag, Peak, Walk
 from memtrade.target import Allocator, Target
 
 # More than any step needs: what a step that does not fit would take.
 ROOMY_BYTES = 1 << 42
+
+# How many steps are simulated: later ones are like one of these.
+_STEPS, _MOVING_STEPS = 2, 6
 
 
 class OutOfMemory(msgspec.Struct, frozen=True):
@@ -124,15 +130,16 @@ class Simulator:
         *,
         limit_bytes: int | None = None,
         allocator: Allocator | None = None,
-        steps: int = 2,
+        steps: int | None = None,
         series: bool = False,
         lag: Lag | None = None,
     ) -> MemoryResult:
-        """Simulates `steps` steps in fresh memory.
+        """Simulates some steps in fresh memory.
 
         Args:
             limit_bytes, allocator: the target's unless given.
-            steps: more than one, because the first one leaves holes behind.
+            steps: two unless given, because the first one leaves holes behind; more where
+                variables take over other buffers, and so lie elsewhere after each.
             series: also return the bytes in use along the actions.
             lag: when copies end, on a device where they run beside compute.
         """
@@ -140,6 +147,9 @@ class Simulator:
         # Without a plan, TensorFlow runs iterations of a loop at once, as many as it may.
         ahead_bytes = self.ahead_bytes if actions is self._base else 0
         program = self.link(actions)
+        if steps is None:
+            moving = any(row.code == Code.ASSIGN for row in program.rows)
+            steps = _MOVING_STEPS if moving else _STEPS
         walked = self._walked(program, steps, limit_bytes, allocator, lag)
         walk, best = walked.walk, walked.best
         in_use = failed = None

@@ -126,6 +126,22 @@ def test_an_assignment_takes_the_value_over():
     assert result.peak_bytes == result.first_step_peak_bytes == result.persistent_bytes + BIG
 
 
+def test_a_variable_that_moves_leaves_other_holes_after_each_step():
+    """So the third step's peak is higher than those before, and counts."""
+    b = Builder()
+    handle = with_variable(b, 8 * MIB)
+    (x,) = b.op("x", "Placeholder", sizes=[4])
+    (wide,) = b.op("wide", "MatMul", [x], sizes=[14 * MIB])
+    (narrow,) = b.op("narrow", "MatMul", [wide], sizes=[8 * MIB])
+    (value,) = b.op("value", "MatMul", [narrow], sizes=[8 * MIB])
+    b.op("assign", "AssignVariableOp", [handle, value], stateful=True)
+    graph = build_with_variable(b, handle, 8 * MIB, inputs=[x], outputs=[x], loss=x)
+    actions = everything(graph)
+    third = simulate(graph, actions, steps=3).peak_bytes
+    assert third > simulate(graph, actions, steps=2).peak_bytes
+    assert simulate(graph, actions).peak_bytes == third
+
+
 def test_a_call_makes_its_outputs_whatever_it_does_to_variables():
     b = Builder()
     handle = with_variable(b, BIG)
