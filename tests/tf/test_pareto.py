@@ -29,7 +29,7 @@ TOLERANCE = 0.003
 STEPS = {
     "resnet-18": ("resnet", {"layers": 18, "batch_size": 32, "image_size": 64}),
     "gpt2": ("gpt2", {"layers": 4, "batch_size": 8}),
-    "unet": ("unet", {"num_convs": 2, "base_channels": 32, "batch_size": 8}),
+    "unet": ("unet", {"num_convs": 1, "base_channels": 32, "batch_size": 8}),
 }
 TARGETS = {"arena": ARENA, "gtx-1070": target("gtx-1070")}
 
