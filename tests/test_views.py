@@ -160,8 +160,11 @@ def test_two_machines_are_labelled_in_every_table(run: Run) -> None:
     assert "ome, Another CPU, 2 cores" in thesis
 
 
-@pytest.mark.parametrize("kind", ["peak", "time", "pareto", "max-batch"])
-@pytest.mark.parametrize("suffix", ["pdf", "svg", "png"])
+@pytest.mark.parametrize(
+    ("kind", "suffix"),
+    [("peak", "pdf"), ("peak", "svg"), ("peak", "png"), ("time", "svg"), ("pareto", "png"),
+     ("max-batch", "pdf")],
+)  # fmt: skip
 def test_plots_are_written_by_suffix(run: Run, kind: str, suffix: str) -> None:
     assert run("plot", kind, "--output", f"f.{suffix}") == (0, "", "")
     first = Path(f"f.{suffix}").read_bytes()

@@ -1,6 +1,7 @@
 """optimal against brute force on small graphs, against its own programme, and its errors."""
 
 import dataclasses
+import functools
 import itertools
 import logging
 import re
@@ -30,6 +31,7 @@ class Finished:
     """Every choice there is, as far as needed with the peak of its finished program."""
 
     def __init__(self, graph: StepGraph):
+        self.graph = graph
         self.times = TimeSimulator(graph, ARENA)
         self.simulator = self.times.simulator
         self.made = [
@@ -60,10 +62,15 @@ class Finished:
         return self.simulator.memory(actions, limit_bytes=ROOMY_BYTES).peak_bytes
 
 
+@functools.cache
+def finished(seed: int, ops: int) -> Finished:
+    return Finished(random_step_graph(seed, ops))
+
+
 @pytest.mark.parametrize("seed", range(16))
 def test_equals_brute_force(seed):
-    graph = random_step_graph(seed, 4 + seed % 5)
-    every = Finished(graph)
+    every = finished(seed, 4 + seed % 5)
+    graph = every.graph
     smallest = plan(graph, Options(time_limit=60.0, tolerance=0.0), ARENA)
     floor = every.smallest()
     assert every.finished_peak(smallest.actions) <= floor
@@ -86,8 +93,8 @@ def test_a_roomy_budget_keeps_everything():
 
 
 def test_a_budget_below_the_floor_says_the_floor_and_the_op():
-    graph = random_step_graph(3, 8)
-    floor = Finished(graph).smallest()
+    every = finished(3, 8)
+    graph, floor = every.graph, every.smallest()
     with pytest.raises(InfeasibleBudgetError) as caught:
         plan(graph, Options(budget="1MB"), ARENA)
     assert caught.value.needed_bytes <= floor
@@ -96,8 +103,8 @@ def test_a_budget_below_the_floor_says_the_floor_and_the_op():
 
 @pytest.mark.parametrize("seed", range(4))
 def test_nothing_is_better_than_the_proven_gap_allows(seed: int) -> None:
-    graph = random_step_graph(seed, 4 + seed % 3)
-    every = Finished(graph)
+    every = finished(seed, 4 + seed % 5)
+    graph = every.graph
     smallest = plan(graph, Options(time_limit=60.0, tolerance=0.0), ARENA)
     peak = every.finished_peak(smallest.actions)
     assert smallest.gap is not None
@@ -114,8 +121,8 @@ def test_nothing_is_better_than_the_proven_gap_allows(seed: int) -> None:
 
 
 def test_a_plan_says_what_binds() -> None:
-    graph = random_step_graph(3, 8)
-    every = Finished(graph)
+    every = finished(3, 8)
+    graph = every.graph
     roomy = plan(graph, Options(budget="4GB"), ARENA)
     assert (roomy.gap, roomy.remarks[1:]) == (
         0.0,

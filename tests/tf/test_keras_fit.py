@@ -223,7 +223,7 @@ class TwoLosses(CustomStep):
 def test_a_step_of_several_losses_trains_and_one_can_be_named():
     for loss in (None, "g_loss", lambda logs: logs["d_loss"]):
         model = lean(make(TwoLosses), loss=loss)
-        assert set(model.fit(*data(), verbose=0).history) == {"d_loss", "g_loss"}
+        assert set(model.fit(*data(BATCH), verbose=0).history) == {"d_loss", "g_loss"}
     with pytest.raises(UnknownNameError, match="did you mean 'g_loss'"):
         lean(make(TwoLosses), loss="gloss", example_batch=data(BATCH))
 

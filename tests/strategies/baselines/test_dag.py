@@ -1,5 +1,6 @@
 """Checkmate's program against trying all, on random graphs of up to 6 nodes, and its rounding."""
 
+import functools
 import itertools
 import random
 
@@ -102,10 +103,18 @@ def fits(dag: Dag, budget: float, held: frozenset[int], runs: list[int], kept: f
 SMALL = [random_dag(seed) for seed in range(40)] + [training_chain(3, seed) for seed in range(12)]
 
 
-@pytest.mark.parametrize("dag", SMALL, ids=range(len(SMALL)))
-def test_the_exact_schedule_costs_what_trying_all_finds(dag):
-    for budget in range(int(keep_all(dag).peak), max(map(int, dag.sizes)), -2):
-        found, least = solve(dag, budget), least_cost(dag, budget)
+@functools.cache
+def solved(number: int) -> list[tuple[int, Schedule | None]]:
+    """The exact schedule of a small graph for each budget."""
+    dag = SMALL[number]
+    budgets = range(int(keep_all(dag).peak), max(map(int, dag.sizes)), -2)
+    return [(budget, solve(dag, budget)) for budget in budgets]
+
+
+@pytest.mark.parametrize("number", range(len(SMALL)))
+def test_the_exact_schedule_costs_what_trying_all_finds(number):
+    for budget, found in solved(number):
+        least = least_cost(SMALL[number], budget)
         assert (found is None) == (least is None)
         if found is not None:
             assert found.cost == pytest.approx(least)
@@ -116,9 +125,8 @@ def test_the_exact_schedule_costs_what_trying_all_finds(dag):
 def test_the_graphs_above_have_something_to_recompute():
     """Or equality would prove little."""
     dearer, impossible = 0, 0
-    for dag in SMALL:
-        for budget in range(int(keep_all(dag).peak), max(map(int, dag.sizes)), -2):
-            found = solve(dag, budget)
+    for number, dag in enumerate(SMALL):
+        for _, found in solved(number):
             dearer += found is not None and found.cost > sum(dag.costs)
             impossible += found is None
     assert dearer >= 10
