@@ -30,12 +30,12 @@ def asking(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFac
 # The files that take longest, the longest first: they begin first, so that neither of two processes
 # ends on one alone. `pytest --durations=0` tells.
 LONGEST = (
-    "tf/test_gradients_equal.py", "sweep/test_cluster.py", "corpus/test_fuzz.py",
-    "pipeline/test_trial.py", "corpus/test_corpus.py", "tf/test_keras_fit.py",
-    "strategies/test_optimal.py", "tf/test_native.py", "measure/test_sizes.py",
-    "notebooks/test_notebooks.py", "tf/test_build.py", "tf/test_pareto.py",
-    "models/test_architectures.py", "tf/test_pipeline.py", "commands/test_target.py",
-    "tf/test_ask.py",
+    "tf/test_gradients_equal.py", "tf/test_pareto.py", "pipeline/test_trial.py",
+    "corpus/test_fuzz.py", "sweep/test_cluster.py", "corpus/test_corpus.py",
+    "tf/test_keras_fit.py", "measure/test_sizes.py", "tf/test_native.py",
+    "notebooks/test_notebooks.py", "tf/test_pipeline.py", "models/test_architectures.py",
+    "tf/test_build.py", "commands/test_target.py", "tf/test_ask.py", "strategies/test_optimal.py",
+    "tf/test_rebatch.py", "strategies/test_optimal_exact.py",
 )  # fmt: skip
 
 
