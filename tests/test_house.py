@@ -9,6 +9,8 @@ import sys
 import tomllib
 from pathlib import Path
 
+from tests.conftest import LONGEST
+
 ROOT = Path(__file__).resolve().parents[1]
 HOUSE = ROOT / "memtrade"
 NAME = "The rooms, from the roof to the ground"
@@ -78,3 +80,7 @@ def test_imports_that_lead_up_are_found(tmp_path: Path) -> None:
     for room, above in PLANTED.items():
         below = "memtrade." + room.removesuffix(".py").replace("/", ".")
         assert f"{below} -> {above} (l." in found.stdout
+
+
+def test_the_files_that_begin_first_are_there() -> None:
+    assert [name for name in LONGEST if not (ROOT / "tests" / name).exists()] == []
