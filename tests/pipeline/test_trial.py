@@ -17,7 +17,12 @@ from memtrade.models import make_model
 from memtrade.pipeline.design.partitioner import Partitioner
 from memtrade.pipeline.design.predict import PipelinePredictor
 from memtrade.pipeline.design.schedule import make_schedule
-from memtrade.pipeline.measure.protocol import PipelineStepDone, PipelineTrial, Serving
+from memtrade.pipeline.measure.protocol import (
+    PipelineOutcome,
+    PipelineStepDone,
+    PipelineTrial,
+    Serving,
+)
 from memtrade.pipeline.measure.records import (
     load_pipeline_records,
     make_pipeline_record,
@@ -67,8 +72,35 @@ def stages_left():
     ]
 
 
-def test_peaks_are_measured_and_predicted(graph, partition, tmp_path: Path):
-    outcome = run_pipeline(trial(verify=True), partition, SCHEDULE, timeout_seconds=120)
+@dataclasses.dataclass
+class Ran:
+    """A trial that went well, and what was seen of it on its way."""
+
+    outcome: PipelineOutcome | None = None
+    serving: list[Serving] = dataclasses.field(default_factory=list)
+    devices: list[set[str]] = dataclasses.field(default_factory=list)  # that the stages listen to
+
+    def see(self, event: object) -> None:
+        if isinstance(event, Serving):
+            self.serving.append(event)
+        elif isinstance(event, PipelineStepDone) and not self.devices:
+            stages = [child for child in stages_left() if child.cmdline()[-1] == "stage"]
+            self.devices.extend(map(listening_on, stages) if shutil.which("ss") else [set()])
+
+
+@pytest.fixture(scope="module")
+def ran(partition) -> Ran:
+    made = Ran()
+    made.outcome = run_pipeline(
+        trial(verify=True), partition, SCHEDULE, timeout_seconds=120, on_event=made.see
+    )
+    assert not stages_left()
+    return made
+
+
+def test_peaks_are_measured_and_predicted(graph, partition, ran: Ran, tmp_path: Path):
+    outcome = ran.outcome
+    assert outcome is not None
     measured = outcome.measured
     assert outcome.status == "ok", outcome.reason
     assert measured is not None
@@ -84,7 +116,6 @@ def test_peaks_are_measured_and_predicted(graph, partition, tmp_path: Path):
         assert seen.persistent_bytes < seen.peak_bytes
     assert all(loss is not None and loss > 0 for loss in measured.losses)
     assert measured.forward_seconds + measured.backward_seconds <= measured.median_seconds
-    assert not stages_left()
 
     record = make_pipeline_record(trial(), outcome, predicted, command="memtrade pipeline run")
     save_pipeline_record(record, tmp_path)
@@ -143,22 +174,10 @@ def test_a_killed_stage_is_named_and_nothing_stays_behind(partition):
     assert not stages_left()
 
 
-def test_a_local_stage_listens_to_this_machine_alone(partition):
-    seen: list[Serving] = []
-    devices: list[set[str]] = []
-
-    def look(event: object) -> None:
-        if isinstance(event, Serving):
-            seen.append(event)
-        elif isinstance(event, PipelineStepDone) and not devices:
-            stages = [child for child in stages_left() if child.cmdline()[-1] == "stage"]
-            devices.extend(map(listening_on, stages) if shutil.which("ss") else [set()])
-
-    outcome = run_pipeline(trial(), partition, SCHEDULE, timeout_seconds=120, on_event=look)
-    assert outcome.status == "ok", outcome.reason
-    assert [event.exposed for event in seen] == [False, False]
+def test_a_local_stage_listens_to_this_machine_alone(ran: Ran):
+    assert [event.exposed for event in ran.serving] == [False, False]
     if shutil.which("ss"):  # else nothing but the stage itself can tell
-        assert devices == [{"lo"}] * 2
+        assert ran.devices == [{"lo"}] * 2
 
 
 def listening_on(process: psutil.Process) -> set[str]:
