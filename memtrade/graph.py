@@ -197,10 +197,26 @@ class StepGraph:
         return frozenset(seen)
 
     @cached_property
+    def batch(self) -> tuple[int, ...]:
+        """Tensor ids of the batch; of a step that is given none, what it draws from constants."""
+        if self.data.inputs:
+            return self.data.inputs
+        passed_over = READ_TYPES | SOURCE_TYPES
+        drawn = (
+            op
+            for op in self.ops
+            if op.stateful
+            and op.id in self.forward
+            and op.type not in passed_over
+            and all(self.ops[self.tensors[t].op].type == "Const" for t in op.inputs)
+        )
+        return tuple(t for op in drawn for t in op.outputs)
+
+    @cached_property
     def from_batch(self) -> frozenset[int]:
         """Ids of the forward ops that the batch leads to, the inputs themselves left out."""
         found: set[int] = set()
-        batch = {self.tensors[t].op for t in self.data.inputs}
+        batch = {self.tensors[t].op for t in self.batch}
         for op_id in sorted(self.forward):
             producers = {self.tensors[t].op for t in self.ops[op_id].inputs}
             if not (producers.isdisjoint(found) and producers.isdisjoint(batch)):

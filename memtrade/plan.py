@@ -31,6 +31,10 @@ Kind = Literal["run", "recompute", "swap_out", "wait", "swap_in", "reserve"]
 Order = Literal["pinned", "dataflow"]
 
 
+# How the reasons of checkpoints begin, kept or swapped.
+CHECKPOINT = "checkpoint"
+
+
 class Fate(msgspec.Struct, frozen=True, array_like=True):
     """What becomes of one activation: the decision and, in a few words, why."""
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 from cyclopts import Parameter
 
 from memtrade.commands.extract import extract_graph
-from memtrade.commands.progress import Reporter, ignore, log, reporting
+from memtrade.commands.progress import Reporter, ignore, reporting
+from memtrade.commands.progress import log as to_stderr
 from memtrade.commands.screen import show
 from memtrade.errors import MemtradeError
 from memtrade.graph import StepGraph
@@ -26,6 +27,7 @@ from memtrade.measure.flags import (
 from memtrade.measure.protocol import TrialSpec
 from memtrade.measure.records import Record, save_record
 from memtrade.measure.trial import run_trial
+from memtrade.papers import thesis_log
 from memtrade.results.tables import compare, seconds, status_text
 from memtrade.units import megabytes
 
@@ -37,10 +39,11 @@ def run(
     model: ModelFlags | None = None,
     strategy: StrategyFlags | None = None,
     device: DeviceFlags | None = None,
-    steps: int = 5,
-    warmup: int = 1,
+    steps: int | None = None,
+    warmup: int | None = None,
     plan: Path | None = None,
     results: Path = Path("runs"),
+    log: Literal["thesis"] | None = None,
     json: Flag = False,
     verbose: Flag = False,
     command_line: Annotated[str, Parameter(parse=False)] = "",
@@ -53,18 +56,25 @@ def run(
     Parameters
     ----------
     steps
-        Counted steps; the step time is their median.
+        Counted steps; the step time is their median. Unless given: 5.
     warmup
-        Steps before those.
+        Steps before those. Unless given: 1.
     plan
         A plan saved by `memtrade plan --output`, in place of --strategy.
     results
         The folder for the records, one JSON file per trial.
+    log
+        Print the records to stdout as the log that the thesis' benchmark prints, and no table.
+        Unless told otherwise it runs that benchmark's nine steps, the first one included.
     json
         Print the records to stdout as JSON, and no table.
     verbose
         Pass on what TensorFlow logs.
     """
+    if log and json:
+        raise MemtradeError("--log and --json both say what is printed: give one of them")
+    if log and steps is None and warmup is None:
+        steps, warmup = thesis_log.STEPS, 0
     strategy_flags, device_flags = strategy or StrategyFlags(), device or DeviceFlags()
     specs = make_specs(
         model or ModelFlags(),
@@ -72,8 +82,8 @@ def run(
         device_flags,
         task="measure",
         names=strategy_flags.names(),
-        steps=steps,
-        warmup=warmup,
+        steps=5 if steps is None else steps,
+        warmup=1 if warmup is None else warmup,
         plan=plan,
     )
     check_writable(results)
@@ -91,9 +101,9 @@ def run(
     except KeyboardInterrupt:
         done = f"{len(records)} of {len(specs)} trials had finished"
         print(f"memtrade: stopped; {done}", file=sys.stderr)
-        _show(records, json)
+        _show(records, json, log)
         return 130
-    _show(records, json)
+    _show(records, json, log)
     statuses = [record.status for record in records]
     if "crashed" in statuses:
         return 1
@@ -107,7 +117,7 @@ def _measure(
         spec,
         timeout_seconds=timeout,
         on_event=reporter.event,
-        on_log=log if verbose else ignore,
+        on_log=to_stderr if verbose else ignore,
         command_line=command_line,
     )
 
@@ -147,7 +157,10 @@ def in_short(record: Record) -> str:
     return f"peak {megabytes(measured.peak_bytes)} MB, {seconds(measured.median_seconds)} s a step"
 
 
-def _show(records: Sequence[Record], json: bool) -> None:
+def _show(records: Sequence[Record], json: bool, log: str | None) -> None:
+    if log:
+        print(thesis_log.thesis_log(records), end="")
+        return
     if json:
         encoded = msgspec.json.encode(list(records), order="sorted")
         print(msgspec.json.format(encoded, indent=2).decode())

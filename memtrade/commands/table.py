@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -13,13 +14,18 @@ from memtrade.commands.screen import show, stdout
 from memtrade.errors import UnknownNameError
 from memtrade.measure.records import Record
 from memtrade.models import make_model
+from memtrade.papers.published import load_published
+from memtrade.papers.published_views import published_sheet, views_sheet
 from memtrade.papers.thesis import thesis_commands, thesis_frame, thesis_grids
+from memtrade.papers.thesis_log import thesis_log
+from memtrade.papers.thesis_tools import tools_sheets
 from memtrade.results.grids import (
     grid_to_latex,
     grid_to_markdown,
     grid_to_rich,
     grids_to_html_page,
 )
+from memtrade.results.sheets import Sheet
 from memtrade.results.tables import compare, to_csv, to_markdown
 
 table = App(
@@ -33,7 +39,7 @@ def records(
     /,
     *,
     step: str | None = None,
-    format: Literal["terminal", "markdown", "csv"] = "terminal",
+    format: Literal["terminal", "markdown", "csv", "log"] = "terminal",
 ) -> int:
     """Show the records of a folder side by side, one table per model and size.
 
@@ -44,7 +50,8 @@ def records(
     step
         Only this step's records, by its name in the titles: resnet-50, or resnet-50, batch 32.
     format
-        csv has all columns, in bytes and seconds.
+        csv has all columns, in bytes and seconds; log is what the thesis' benchmark prints of its
+        strategies, record by record.
     """
     found = read_records(results)
     if step is not None:
@@ -54,6 +61,8 @@ def records(
         found = [record for record in found if step in _step_names(record)]
     if format == "csv":
         print(to_csv(found), end="")
+    elif format == "log":
+        print(thesis_log(found), end="")
     elif format == "markdown":
         print("\n".join(to_markdown(comparison) for comparison in compare(found)), end="")
     else:
@@ -107,6 +116,62 @@ def thesis(
             console.print()
     print(text, end="")
     return 0
+
+
+@table.command
+def tools(
+    results: Path = Path("results/thesis"),
+    /,
+    *,
+    format: Literal["terminal", "markdown"] = "terminal",
+) -> int:
+    """Put the thesis' networks under the original tools' rules beside what was published.
+
+    Columns: published; the thesis' networks and rules measured here; the same predicted for its
+    GPU; the same networks under memtrade's own rules, measured here.
+
+    Parameters
+    ----------
+    results
+        A folder of records: memtrade sweep thesis_tools --results results/thesis.
+    """
+    _print(tools_sheets(read_records(results)), format)
+    return 0
+
+
+@table.command
+def published(
+    name: str | None = None, /, *, format: Literal["terminal", "markdown", "csv"] = "terminal"
+) -> int:
+    """Show what others published: one table, or without a name which there are and what shows them.
+
+    Parameters
+    ----------
+    name
+        A published table, such as thesis_resnet.
+    format
+        csv is the file itself.
+    """
+    if name is None:
+        sheet = views_sheet()
+    else:
+        frame = load_published(name)
+        if format == "csv":
+            print(frame.to_csv(index=False, lineterminator="\n"), end="")
+            return 0
+        sheet = published_sheet(frame, name)
+    _print([sheet], "terminal" if format == "csv" else format)
+    return 0
+
+
+def _print(sheets: Sequence[Sheet], format: Literal["terminal", "markdown"]) -> None:
+    if format == "markdown":
+        print("\n".join(sheet.to_markdown() for sheet in sheets), end="")
+        return
+    console = stdout()
+    for sheet in sheets:
+        console.print(sheet.to_rich())
+        console.print()
 
 
 def _step_names(record: Record) -> tuple[str, str]:

@@ -56,6 +56,8 @@ class ModelFlags:
         target: A function of your own that makes the training step, as package.module:function,
             in place of a model; it is imported from the current folder.
         layers: Depth of a ResNet.
+        version: Of a ResNet: 1, or 2 for pre-activation.
+        batch_norm: Of InceptionV4: training, or inference for lasting averages.
         image_size: Height and width of the images in pixels.
         num_classes: Classes to tell apart.
         batch_size: Examples per step.
@@ -69,6 +71,8 @@ class ModelFlags:
     model: str = "resnet"
     target: str | None = None
     layers: int | None = None
+    version: int | None = None
+    batch_norm: str | None = None
     image_size: int | None = None
     num_classes: int | None = None
     batch_size: int | None = None
@@ -80,7 +84,10 @@ class ModelFlags:
 
     def make_model(self) -> Model:
         """Raises MemtradeError for what does not exist or is out of bounds."""
-        named = ("layers", "image_size", "num_classes", "batch_size", "data_format", "seed")
+        named = (
+            "layers", "version", "batch_norm", "image_size", "num_classes", "batch_size",
+            "data_format", "seed",
+        )  # fmt: skip
         given = {name: getattr(self, name) for name in named if getattr(self, name) is not None}
         if self.target is not None and self.model != ModelFlags.model:
             raise MemtradeError(f"--target is in place of --model {self.model}: give one of them")

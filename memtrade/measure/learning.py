@@ -133,11 +133,11 @@ def _missing(graphs: Iterable[StepGraph], known: Set[str]) -> list[Lesson]:
 
 def _of_the_batch(graph: StepGraph) -> tuple[set[int], int]:
     """The tensors that the batch leads to, and how many examples it has (0: not known)."""
-    dependent = set(graph.data.inputs)
+    dependent = set(graph.batch)
     for op in graph.ops:
         if not dependent.isdisjoint(op.inputs):
             dependent.update(op.outputs)
-    shapes = [graph.tensors[t].shape for t in graph.data.inputs]
+    shapes = [graph.tensors[t].shape for t in graph.batch]
     return dependent, next((shape[0] for shape in shapes if shape), 0)
 
 

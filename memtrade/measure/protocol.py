@@ -27,7 +27,7 @@ import msgspec
 
 from memtrade.comparison import Verified
 from memtrade.graph import StepGraph
-from memtrade.plan import Order, Plan
+from memtrade.plan import CHECKPOINT, Decision, Order, Plan
 from memtrade.simulate.calibration import Rates
 from memtrade.simulate.predict import Predicted
 
@@ -41,6 +41,10 @@ FailedStatus = Literal["out_of_memory", "infeasible", "unsupported", "crashed", 
 Status = Literal[
     "ok", "out_of_memory", "out_of_host_memory", "timeout", "crashed", "infeasible", "unsupported"
 ]
+
+
+# Actions that are ops of their own in the rewritten step.
+_ADDED = frozenset({"recompute", "swap_out", "swap_in"})
 
 
 class TrialSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,12 +100,23 @@ class Runtime(msgspec.Struct, frozen=True, kw_only=True):
     inter_op_threads: int
 
 
+class Checkpoint(msgspec.Struct, frozen=True, array_like=True):
+    """A checkpoint, by TensorFlow's name of the tensor, and whether it is kept or swapped."""
+
+    tensor: str
+    shape: tuple[int, ...] | None
+    dtype: str
+    decision: Decision
+
+
 class PlanSummary(msgspec.Struct, frozen=True, kw_only=True):
     """A plan in numbers: activations by decision, their bytes, and the size of the program.
 
     Attributes:
         clones: ops that run again. actions: lines of the plan's program.
         found_for: the budget that it was found for, where that was a smaller one.
+        ops_added: clones and copies, each copy an op. None in records from before it was counted.
+        checkpoints: in forward order. None in records from before they were named.
     """
 
     kept: int
@@ -113,6 +128,8 @@ class PlanSummary(msgspec.Struct, frozen=True, kw_only=True):
     clones: int
     actions: int
     found_for: str = ""
+    ops_added: int | None = None
+    checkpoints: tuple[Checkpoint, ...] | None = None
 
     @classmethod
     def of(cls, plan: Plan, graph: StepGraph) -> PlanSummary:
@@ -132,7 +149,19 @@ class PlanSummary(msgspec.Struct, frozen=True, kw_only=True):
             clones=sum(action.kind == "recompute" for action in plan.actions),
             actions=len(plan.actions),
             found_for=plan.found_for,
+            ops_added=sum(action.kind in _ADDED for action in plan.actions),
+            checkpoints=tuple(
+                Checkpoint(graph.label(t.id), t.shape, t.dtype, fate.decision)
+                for fate in plan.fates
+                if fate.reason.startswith(CHECKPOINT)
+                for t in [graph.tensors[fate.tensor]]
+            ),
         )
+
+    def known_to(self, older: PlanSummary) -> PlanSummary:
+        """What an older record could have said of this plan."""
+        unknown = [name for name in ("ops_added", "checkpoints") if getattr(older, name) is None]
+        return msgspec.structs.replace(self, **dict.fromkeys(unknown))
 
 
 class Measured(msgspec.Struct, frozen=True, kw_only=True):
@@ -150,6 +179,8 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
         trace_seconds: to trace the step and read its graph. plan_seconds, rewrite_seconds: to
             plan, and to build the rewritten step.
         losses: of every step, warm-up first; None where it was not finite.
+        in_use_bytes: on the device before there were variables, with them and the batch before the
+            first step, and after each step; empty in records from before it was looked at.
     """
 
     peak_bytes: int
@@ -168,6 +199,7 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     plan_seconds: float
     rewrite_seconds: float
     losses: tuple[float | None, ...]
+    in_use_bytes: tuple[int, ...] = ()
 
     @classmethod
     def of(
@@ -180,6 +212,7 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
         trace_seconds: float,
         plan_seconds: float,
         rewrite_seconds: float,
+        in_use_bytes: Sequence[int] = (),
     ) -> Measured:
         """The summary of all steps, of which the first `warmup` are not counted.
 
@@ -206,6 +239,7 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
             plan_seconds=plan_seconds,
             rewrite_seconds=rewrite_seconds,
             losses=tuple(step.loss for step in steps),
+            in_use_bytes=tuple(in_use_bytes),
         )
 
 

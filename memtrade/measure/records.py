@@ -302,6 +302,7 @@ _COLUMNS: dict[str, Any] = {
     "swapped_bytes": _BYTES,
     "clones": "Int64",
     "actions": "Int64",
+    "ops_added": "Int64",
     "memtrade_version": "str",
     "tensorflow_version": "str",
     "python_version": "str",

@@ -164,20 +164,16 @@ class _Worker:
         tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
         device.start()
         threading = tf.config.threading
-        self._send(
-            Ready(
-                Runtime(
-                    tensorflow_version=tf.__version__,
-                    device=device.name,
-                    limit_bytes=limit_bytes,
-                    onednn=device.runs_onednn(),
-                    intra_op_threads=threading.get_intra_op_parallelism_threads()
-                    or os.cpu_count()
-                    or 1,
-                    inter_op_threads=threading.get_inter_op_parallelism_threads(),
-                )
-            )
+        threads = threading.get_intra_op_parallelism_threads() or os.cpu_count() or 1
+        runtime = Runtime(
+            tensorflow_version=tf.__version__,
+            device=device.name,
+            limit_bytes=limit_bytes,
+            onednn=device.runs_onednn(),
+            intra_op_threads=threads,
+            inter_op_threads=threading.get_inter_op_parallelism_threads(),
         )
+        self._send(Ready(runtime))
         return device
 
     def _make_step(self, construction: Construction = AS_USUAL) -> TrainStep:
@@ -271,11 +267,13 @@ class _Worker:
     def _measure(self, device: Device) -> None:
         process = psutil.Process()
         idle_bytes = process.memory_info().rss
+        before_bytes = device.in_use_bytes()
         prepared = self._prepare(device)
-        batch, done = prepared.make_batch(), []
+        batch, done, in_use = prepared.make_batch(), [], []
+        ready_bytes = device.in_use_bytes()
         for correction in range(CORRECTIONS + 1):
             try:
-                done = self._run(prepared, batch, device)
+                done, in_use = self._run(prepared, batch, device)
                 break
             except _OverBudgetError as over:
                 prepared = self._better(prepared, over, device, last=correction == CORRECTIONS)
@@ -288,16 +286,19 @@ class _Worker:
             trace_seconds=prepared.trace_seconds,
             plan_seconds=prepared.plan_seconds,
             rewrite_seconds=prepared.rewrite_seconds,
+            in_use_bytes=(before_bytes, ready_bytes, *in_use),
         )
         self._send(Done(measured))
 
     def _run(
         self, prepared: _Prepared, batch: tuple[tf.Tensor, ...], device: Device
-    ) -> list[StepDone]:
-        """All steps. Raises _OverBudgetError as soon as one takes more than the budget."""
+    ) -> tuple[list[StepDone], list[int]]:
+        """All steps, and the bytes in use after each. Raises _OverBudgetError as soon as one takes
+        more than the budget."""
         options = make_options(self.spec.strategy, self.spec.strategy_options)
         budget_bytes = budget_of(options) if prepared.foreseen else None
         done: list[StepDone] = []
+        in_use: list[int] = []
         for i in range(self.spec.warmup + self.spec.steps):
             warming = i < self.spec.warmup
             number = i + 1 if warming else i + 1 - self.spec.warmup
@@ -308,10 +309,11 @@ class _Worker:
             loss = float(prepared.step(*batch))
             seconds = time.perf_counter() - begin
             done.append(StepDone(seconds, device.peak_bytes(), loss))
+            in_use.append(device.in_use_bytes())
             self._send(done[-1])
             if budget_bytes is not None and done[-1].peak_bytes > budget_bytes:
                 raise _OverBudgetError(done[-1].peak_bytes, budget_bytes)
-        return done
+        return done, in_use
 
     def _better(
         self, prepared: _Prepared, over: _OverBudgetError, device: Device, *, last: bool

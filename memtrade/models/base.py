@@ -124,9 +124,36 @@ class LabelledImages(ImageModel):
 class Classifier(LabelledImages, DrawnModel):
     """A drawn classifier, trained with softmax cross-entropy."""
 
+    weight_decay: float = option(
+        0.0, "L2 penalty: this much of half the sum of all weights' squares", at_least=0.0
+    )
+    draw_batch: bool = option(
+        False, "the step draws its images and labels itself, as benchmarks without data do"
+    )
+
     @abc.abstractmethod
     def logits(self, net: Net, images: Tensor) -> Tensor:
         """[N, H, W, 3] or [N, 3, H, W] -> [N, num_classes]."""
 
-    def loss(self, net: Net, *, images: Tensor, labels: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]  # the names are those of inputs()
-        return net.mean(net.cross_entropy(self.logits(net, images), labels))
+    def heads(self, net: Net, images: Tensor) -> list[tuple[Tensor, float]]:
+        """The logits of each classifier in the net, and how much its error counts."""
+        return [(self.logits(net, images), 1.0)]
+
+    def inputs(self) -> dict[str, Input]:
+        return {} if self.draw_batch else super().inputs()
+
+    def loss(self, net: Net, *, images: Tensor = None, labels: Tensor = None) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]  # the names are those of inputs()
+        if self.draw_batch:
+            size = self.image_size
+            drawn = net.uniform((self.batch_size, size, size, 3), name="images")
+            images = net.transpose(drawn, (0, 3, 1, 2)) if self.layout == "NCHW" else drawn
+            labels = net.uniform((self.batch_size, self.num_classes), name="labels")
+        heads = self.heads(net, images)
+        penalty = net.weight_penalty(self.weight_decay) if self.weight_decay else None
+        # Last, because the gradients descend from here.
+        error = None
+        for logits, weight in heads:
+            mean = net.mean(net.cross_entropy(logits, labels))
+            mean = mean if weight == 1 else net.scaled(mean, weight)
+            error = mean if error is None else error + mean
+        return error if penalty is None else penalty + error

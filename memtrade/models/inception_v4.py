@@ -1,8 +1,12 @@
 """Inception-v4 (Szegedy et al. 2016, arXiv 1602.07261), with the names of tf-slim's version.
 
-Without the auxiliary classifier. Batch norm has a trainable scale, as in Cadene's and timm's ports
-(tf-slim's has none), so the parameter count is theirs. Decay 0.9997, epsilon 0.001 and dropout 0.2
-are tf-slim's (inception_utils.inception_arg_scope).
+Unless told, without the auxiliary classifier, and batch norm has a trainable scale, as in Cadene's
+and timm's ports (tf-slim's has none), so the parameter count is theirs. Decay 0.9997, epsilon 0.001
+and dropout 0.2 are tf-slim's (inception_utils.inception_arg_scope).
+
+tf-slim's own graph is nearer with `batch_norm=inference` (what its is_training=False builds: a
+product with constants and a sum, of which only the offset is trained), `head=pool` (the features
+are pooled and flattened) and `auxiliary`.
 """
 
 from __future__ import annotations
@@ -14,6 +18,9 @@ from typing import ClassVar
 from memtrade.models.base import Classifier, Net, Tensor
 from memtrade.options import option
 
+# What the auxiliary classifier's error counts, in tf-slim's training script.
+AUXILIARY = 0.4
+
 
 @dataclass(frozen=True, kw_only=True)
 class InceptionV4(Classifier):
@@ -24,21 +31,49 @@ class InceptionV4(Classifier):
 
     image_size: int = option(299, "height and width of the images in pixels", at_least=75)
     dropout: float = option(0.2, "rate of dropout before the logits", at_least=0.0, below=1.0)
+    batch_norm: str = option(
+        "training", "by the batch's averages, or by lasting ones", choices=("training", "inference")
+    )
+    head: str = option(
+        "mean", "how features are averaged: in one op, or pooled and flattened, as in tf-slim",
+        choices=("mean", "pool"),
+    )  # fmt: skip
+    auxiliary: bool = option(False, "tf-slim's second classifier, 0.4 of whose error counts")
 
     def logits(self, net: Net, images: Tensor) -> Tensor:
+        return self.heads(net, images)[0][0]
+
+    def heads(self, net: Net, images: Tensor) -> list[tuple[Tensor, float]]:
+        net.training = self.batch_norm == "training"
         x = stem(net, images)  # [N, 35, 35, 384] of 299 pixels
         for letter in "bcde":
             x = block(net, f"Mixed_5{letter}", block_a, x)  # [N, 35, 35, 384]
         x = block(net, "Mixed_6a", reduction_a, x)  # [N, 17, 17, 1024]
         for letter in "bcdefgh":
             x = block(net, f"Mixed_6{letter}", block_b, x)  # [N, 17, 17, 1024]
+        aside = x
         x = block(net, "Mixed_7a", reduction_b, x)  # [N, 8, 8, 1536]
         for letter in "bcd":
             x = block(net, f"Mixed_7{letter}", block_c, x)  # [N, 8, 8, 1536]
+        side = [(self._auxiliary_logits(net, aside), AUXILIARY)] if self.auxiliary else []
         with net.scope("Logits"):
-            x = net.global_average_pool(x)  # [N, 1536]
-            x = net.checkpoint(net.dropout(x, self.dropout))
-            return net.dense(x, self.num_classes, name="Logits")
+            if self.head == "pool":
+                x = net.dropout(net.avg_pool(x, x.shape[2], padding="VALID"), self.dropout)
+                with net.scope("PreLogitsFlatten"):
+                    x = net.checkpoint(net.reshape(x, (self.batch_size, -1)))  # [N, 1536]
+            else:
+                x = net.global_average_pool(x)  # [N, 1536]
+                x = net.checkpoint(net.dropout(x, self.dropout))
+            return [(net.dense(x, self.num_classes, name="Logits"), 1.0), *side]
+
+    def _auxiliary_logits(self, net: Net, x: Tensor) -> Tensor:
+        """[N, 17, 17, 1024] -> [N, num_classes]."""
+        with net.scope("AuxLogits"):
+            x = net.avg_pool(x, min(5, x.shape[2]), stride=3, padding="VALID")  # [N, 5, 5, 1024]
+            x = conv(net, x, 128, 1, "Conv2d_1b_1x1")
+            x = conv(net, x, 768, x.shape[2], "Conv2d_2a", padding="VALID")  # [N, 1, 1, 768]
+            x = net.reshape(x, (self.batch_size, -1))
+            return net.dense(x, self.num_classes, name="Aux_logits")
 
 
 def conv(

@@ -5,6 +5,12 @@
 its first convolution ("v1"); everyone since strides the 3x3 one ("v1.5": torchvision, NVIDIA), and
 so do we unless `stride_on` says otherwise. The number of parameters is the same.
 
+`version=2` is the full pre-activation network of He et al., "Identity Mappings in Deep Residual
+Networks", 2016, arXiv 1603.05027, as TensorFlow's official models drew it in 2018 and as OpenAI's
+gradient-checkpointing benchmarks it: batch norm and relu stand before each convolution, a
+projection reads the block's first relu, and where a convolution is strided the image is padded by
+an op of its own, the same on all sides.
+
 Batch-norm decay 0.997 and epsilon 1e-5 are tf-slim's (resnet_utils.resnet_arg_scope).
 """
 
@@ -33,11 +39,14 @@ class ResNet(Classifier):
     """A residual network. Every block's output is a checkpoint, and so is the stem's."""
 
     family: ClassVar[str] = "resnet"
-    summary: ClassVar[str] = "ResNet v1.5, 18 to 200 layers (He et al. 2015)"
+    summary: ClassVar[str] = "ResNet v1.5 or v2, 18 to 200 layers (He et al. 2015, 2016)"
 
     layers: int = option(50, "depth", choices=tuple(BLOCKS))
+    version: int = option(1, "1, or 2: pre-activation", choices=(1, 2))
     stride_on: str = option(
-        "3x3", "the convolution of a bottleneck that halves the image", choices=("3x3", "1x1")
+        "3x3",
+        "in v1, the convolution of a bottleneck that halves the image",
+        choices=("3x3", "1x1"),
     )
 
     @property
@@ -45,6 +54,8 @@ class ResNet(Classifier):
         return f"resnet-{self.layers}"
 
     def logits(self, net: Net, images: Tensor) -> Tensor:
+        if self.version == 2:
+            return self.logits_v2(net, images)
         with net.scope("stem"):
             x = net.block(stem, images)  # [N, 56, 56, 64] of 224 pixels
         block = basic if self.layers < 50 else bottleneck
@@ -56,6 +67,22 @@ class ResNet(Classifier):
                     x = net.block(block, x, width=width, stride=stride, stride_on=self.stride_on)
         with net.scope("head"):
             x = net.global_average_pool(x)  # [N, 512 or 2048]
+            return net.dense(x, self.num_classes, name="logits")
+
+    def logits_v2(self, net: Net, images: Tensor) -> Tensor:
+        with net.scope("stem"):
+            x = net.block(stem_v2, images)  # [N, 56, 56, 64] of 224 pixels
+        block = basic_v2 if self.layers < 50 else bottleneck_v2
+        for stage, (blocks, width) in enumerate(zip(BLOCKS[self.layers], WIDTHS, strict=True)):
+            for index in range(blocks):
+                first = index == 0
+                stride = 2 if stage and first else 1
+                with net.scope(f"stage{stage + 1}_block{index + 1}"):
+                    x = net.block(block, x, width=width, stride=stride, project=first)
+        with net.scope("head"):
+            x = norm_relu(net, x, "last")
+            x = net.avg_pool(x, x.shape[2], padding="VALID")  # [N, 1, 1, 512 or 2048]
+            x = net.reshape(x, (self.batch_size, -1))
             return net.dense(x, self.num_classes, name="logits")
 
 
@@ -94,3 +121,42 @@ def shortcut(net: Net, x: Tensor, filters: int, *, stride: int) -> Tensor:
     if stride == 1 and net.channels(x) == filters:
         return x
     return conv_bn(net, x, filters, 1, stride=stride, name="shortcut")
+
+
+def stem_v2(net: Net, images: Tensor) -> Tensor:
+    """[N, H, W, 3] -> [N, H/4, W/4, 64]; the identity is theirs, and has a name of its own."""
+    x = padded_conv(net, images, 64, 7, stride=2, name="conv")
+    return net.identity(net.max_pool(x, 3, stride=2))
+
+
+def norm_relu(net: Net, x: Tensor, name: str) -> Tensor:
+    with net.scope(name):
+        return net.relu(net.batch_norm(x, decay=0.997, epsilon=1e-5))
+
+
+def padded_conv(
+    net: Net, x: Tensor, filters: int, kernel: int, *, stride: int = 1, name: str
+) -> Tensor:
+    """Where strided, padded the same on all sides of the image by an op of its own, even by 0."""
+    if stride == 1:
+        return net.conv(x, filters, kernel, name=name)
+    before = (kernel - 1) // 2
+    x = net.pad(x, ((before, kernel - 1 - before),) * 2)
+    return net.conv(x, filters, kernel, stride=stride, padding="VALID", name=name)
+
+
+def basic_v2(net: Net, x: Tensor, width: int, *, stride: int, project: bool) -> Tensor:
+    """[N, H, W, C] -> [N, H/s, W/s, width]."""
+    y = norm_relu(net, x, "norm1")
+    carried = padded_conv(net, y, width, 1, stride=stride, name="shortcut") if project else x
+    y = padded_conv(net, y, width, 3, stride=stride, name="conv1")
+    return padded_conv(net, norm_relu(net, y, "norm2"), width, 3, name="conv2") + carried
+
+
+def bottleneck_v2(net: Net, x: Tensor, width: int, *, stride: int, project: bool) -> Tensor:
+    """[N, H, W, C] -> [N, H/s, W/s, 4 * width]."""
+    y = norm_relu(net, x, "norm1")
+    carried = padded_conv(net, y, 4 * width, 1, stride=stride, name="shortcut") if project else x
+    y = padded_conv(net, y, width, 1, name="conv1")
+    y = padded_conv(net, norm_relu(net, y, "norm2"), width, 3, stride=stride, name="conv2")
+    return padded_conv(net, norm_relu(net, y, "norm3"), 4 * width, 1, name="conv3") + carried

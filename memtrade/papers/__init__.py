@@ -3,7 +3,12 @@ pages under `results/` that hold memtrade beside them.
 
     published.py           the published tables in published/, as frames
     thesis.py              the thesis' tables and the report, ours beside its own; thesis_figures.py
-    thesis_prediction.py   its tables predicted, with thesis_{predictor,models,plans}.py
+    thesis_nets.py         its networks and rules as options of ours; thesis_trace.py
+    thesis_variants.py     which networks it ran, by its log
+    thesis_prediction.py   its tables predicted, with thesis_predictor.py
+    thesis_tools.py        its networks and rules: published, measured, predicted, and our own rules
+    thesis_log.py          records as its log
+    published_views.py     what shows which published table
     pipelines.py           published pipelines predicted; pipelines_page.py, fused.py
     gpipe_runs.py          GPipe on GPT-2, run by run, beside our trials
     device_check.py        NVIDIA's training speeds beside the device profiles

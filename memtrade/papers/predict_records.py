@@ -47,7 +47,8 @@ def predict_record(record: Record, graph: StepGraph) -> Record:
     profile = profile_of(spec.device)
     target = profile_target(profile, order=spec.order, limit_bytes=spec.memory_limit_bytes)
     plan = find_planned(spec.strategy).plan(graph, planned_options(spec), target)
-    if record.plan is not None and PlanSummary.of(plan, graph) != record.plan:
+    today = PlanSummary.of(plan, graph)
+    if record.plan is not None and today.known_to(record.plan) != record.plan:
         raise MemtradeError(f"{record.filename}: the plan is another one today: measure again")
     predicted = Predictor(graph, target).predict(plan)
     if predicted == record.newest_prediction:

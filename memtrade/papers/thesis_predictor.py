@@ -7,19 +7,21 @@ predicted with that profile.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import msgspec
 
 from memtrade.graph import StepGraph
-from memtrade.papers import thesis_plans as plans
+from memtrade.options import Value
 from memtrade.papers.published import load_published
-from memtrade.plan import Action
-from memtrade.simulate.executor import run_order
+from memtrade.papers.thesis_nets import rules_of
+from memtrade.plan import Action, Order, Plan
+from memtrade.simulate.executor import run_order, tasks_of
 from memtrade.simulate.fit import Sample, fit_device
 from memtrade.simulate.timeline import TimeSimulator
-from memtrade.strategies import ome
+from memtrade.strategies import find_planned, make_options
 from memtrade.target import Target, profile_target
 
 CARD = "gtx-1070"
@@ -121,7 +123,7 @@ class Predictor:
         graph = self.graph(given.layers, given.batch_size)
         aged = given.strategy in self.aged
         simulator = TimeSimulator(graph, self.traced if aged else self.fresh)
-        actions = actions_of(simulator, given.strategy, printed=given.layers is None)
+        actions = actions_of(simulator, given)
         timeline = simulator.timeline(actions)
         assert timeline.memory is not None
         fits = timeline.memory.out_of_memory is None
@@ -154,7 +156,7 @@ class Predictor:
         while high - low > 1:
             middle = (low + high) // 2
             simulator = TimeSimulator(self.graph(given.layers, middle), self.fresh)
-            memory = simulator.timeline(actions_of(simulator, given.strategy)).memory
+            memory = simulator.timeline(actions_of(simulator, given)).memory
             assert memory is not None
             if memory.out_of_memory is None:
                 low = middle
@@ -163,23 +165,49 @@ class Predictor:
         return low
 
 
-def actions_of(
-    simulator: TimeSimulator, strategy: str, *, printed: bool = False
-) -> Sequence[Action]:
-    """What the thesis' device did in one step. `printed`: its log says what `ome` swapped."""
-    step = plans.Step.of(simulator.graph)
-    if strategy == "original":
-        return run_order(simulator, plans.original(step))
-    if strategy == "lms":
-        return run_order(simulator, plans.large_model_support(step))
-    kept = plans.checkpoints(step)
-    swapped: Iterable[int] = ()
-    if strategy == "ome" and printed:
-        swapped = plans.read_once(step, kept)
-    elif strategy == "ome":
-        roots = sorted(step.graph.root[t] for t in kept)
-        swapped = ome.select(step.graph, roots, ome.Options(select="hidable"), profile_target(CARD))
-    return run_order(simulator, plans.checkpointed(step, kept, frozenset(swapped)))
+def lms_otherwise(graph: StepGraph, traced: Target) -> dict[str, tuple[float, float]]:
+    """What decides over LMS: (seconds, peak in MB) of a step, one thing changed at a time."""
+    device = traced.device
+    quick = msgspec.structs.replace(
+        device,
+        host_to_device_bytes_per_s=1000 * device.host_to_device_bytes_per_s,
+        device_to_host_bytes_per_s=1000 * device.device_to_host_bytes_per_s,
+    )
+    theirs: dict[str, Value] = {"rule": "tflms"}
+    choices: dict[str, tuple[str, dict[str, Value], Target, Order]] = {
+        "original": ("original", {}, traced, "dataflow"),
+        "TFLMS's rule, the executor's order": ("lms", theirs, traced, "dataflow"),
+        "one swap-in for all readers": ("lms", {}, traced, "dataflow"),
+        "copies that take no time": ("lms", theirs, traced.replace(device=quick), "dataflow"),
+        "TFLMS's rule, a pinned order": ("lms", theirs, traced, "pinned"),
+        "memtrade's rule, a pinned order": ("lms", {}, traced, "pinned"),
+        "both, and copies that take no time": ("lms", {}, traced.replace(device=quick), "pinned"),
+    }
+    found = {}
+    for name, (strategy, options, target, order) in choices.items():
+        simulator = TimeSimulator(graph, target)
+        made = make_options(strategy, options)
+        plan = find_planned(strategy).plan(graph, made, target.replace(order=order))
+        actions = plan.actions
+        if order == "dataflow":
+            actions = run_order(simulator, tasks_of(graph, actions))
+        timeline = simulator.timeline(actions, limit_bytes=ROOMY_BYTES)
+        assert timeline.memory is not None
+        found[name] = (timeline.step_seconds, timeline.memory.peak_bytes / 1e6)
+    return found
+
+
+def actions_of(simulator: TimeSimulator, given: Published) -> Sequence[Action]:
+    """What the thesis' device did in one step."""
+    plan = _plan(simulator.graph, given.strategy, given.layers)
+    return run_order(simulator, tasks_of(simulator.graph, plan.actions))
+
+
+@cache
+def _plan(graph: StepGraph, strategy: str, layers: int | None) -> Plan:
+    """What the strategy decides on the card as it is, whichever parameters are fitted later."""
+    options = make_options(strategy, rules_of(layers)[strategy])
+    return find_planned(strategy).plan(graph, options, profile_target(CARD, order="dataflow"))
 
 
 def _error(predicted: float, given: float | None) -> float | None:
@@ -192,7 +220,7 @@ def fit(graph: Graphs, rows: Sequence[Published], card: Target) -> Target:
     for row in rows:
         if row.fitted and row.seconds:
             step = graph(row.layers, row.batch_size)
-            actions = actions_of(TimeSimulator(step, card), row.strategy)
+            actions = actions_of(TimeSimulator(step, card), row)
             samples.append(Sample(step, actions, row.seconds))
     fitted = fit_device(card, samples, parameters=("trace", "step")).device
     return card.replace(device=msgspec.structs.replace(fitted, name=FITTED))

@@ -7,6 +7,7 @@ reads records: nothing is measured again. What was predicted has columns of its 
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -259,7 +260,8 @@ def _group_key(record: Record) -> bytes:
     spec = record.spec
     key = (
         record.model,
-        spec.model_options,
+        # Older records are without options that came later, and had their defaults.
+        dataclasses.asdict(make_model(spec.model, spec.model_options)),
         spec.optimizer,
         spec.device,
         spec.memory_limit_bytes,

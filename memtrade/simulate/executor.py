@@ -22,6 +22,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from memtrade.errors import UnsupportedGraphError
+from memtrade.graph import StepGraph
 from memtrade.plan import Action
 from memtrade.simulate.timeline import TimeSimulator
 
@@ -31,6 +32,44 @@ class Task(NamedTuple):
 
     action: Action
     after: tuple[int, ...]
+
+
+def tasks_of(graph: StepGraph, actions: Sequence[Action]) -> list[Task]:
+    """What the actions of a plan wait for in order "dataflow", as the rewriter wires them: for what
+    they read and for control edges; clones and copies in for the backward op before them, too.
+
+    A second copy of a tensor waits for the readers of the first, which a line of actions could not
+    tell apart. Without actions, the step's ops. O(actions + edges).
+    """
+    tasks: list[Task] = []
+    maker: dict[int, int] = {}  # tensor -> who makes its latest version
+    ran: dict[int, int] = {}
+    left: dict[int, int] = {}  # tensor -> its copy out
+    readers: dict[int, list[int]] = {}  # tensor that came back -> who has read it
+    trigger: list[int] = []  # the last backward op, if any
+    for action in actions or [Action("run", op.id) for op in graph.ops]:
+        kind, id_, here = action.kind, action.id, len(tasks)
+        if kind in ("wait", "reserve"):
+            continue
+        if kind == "swap_out":
+            after = [maker[id_]]
+            left[id_] = here
+        elif kind == "swap_in":
+            after = [left[id_], *trigger, *readers.get(id_, ())]
+            maker[id_], readers[id_] = here, []
+        else:
+            op = graph.ops[id_]
+            after = [maker[t] for t in op.inputs]
+            after += trigger if kind == "recompute" else [ran[c] for c in op.controls]
+            for t in readers.keys() & op.inputs:
+                readers[t].append(here)
+            maker.update(dict.fromkeys(op.outputs, here))
+            if kind == "run":
+                ran[id_] = here
+                if id_ == graph.turn or id_ in graph.descendants:
+                    trigger = [here]
+        tasks.append(Task(action, tuple(dict.fromkeys(after))))
+    return tasks
 
 
 def run_order(simulator: TimeSimulator, tasks: Sequence[Task]) -> list[Action]:

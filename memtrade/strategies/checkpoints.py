@@ -12,7 +12,8 @@ Where we differ: narrow places are found by liveness in one sweep, so residual n
 and so have U-Nets, several tensors wide; `memory` takes, instead of every sqrt(n)-th one, the
 choice with the smallest simulated peak, which is what the rule approximates for equal layers;
 each clone runs just before its first reader; what follows the last checkpoint is kept, as its
-gradient comes at once.
+gradient comes at once. With `rule=openai` the tool's own rule decides all that: see
+`memtrade.strategies.bottlenecks`.
 """
 
 from __future__ import annotations
@@ -25,10 +26,11 @@ from functools import partial
 from memtrade.errors import MemtradeError, UnsupportedGraphError
 from memtrade.graph import StepGraph
 from memtrade.options import check, option, options_of
-from memtrade.plan import Fate, Plan
+from memtrade.plan import CHECKPOINT, Fate, Plan
 from memtrade.schedule import lower
 from memtrade.simulate.memory import Simulator
-from memtrade.strategies.base import Strategy, decisions, make_plan, worth_deciding
+from memtrade.strategies.base import Strategy, assemble, decisions, make_plan, worth_deciding
+from memtrade.strategies.bottlenecks import Trained, by_segments
 from memtrade.strategies.saving import Decide, NoCutError, that_saves
 from memtrade.strategies.segments import cuts, useful
 from memtrade.target import Target
@@ -44,12 +46,17 @@ JUDGED = 8
 STATEFUL = "its op is stateful"
 
 MODES = ("memory", "speed", "collection", "list")
+RULES = ("leanest", "openai")
+RULE = (
+    "by whose rule: the smallest simulated peak, or every sqrt(n)-th bottleneck, as OpenAI's tool"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
     mode: str = option("memory", "how the checkpoints are chosen", choices=MODES)
     tensors: str = option("", "for mode list: tensor names, separated by commas")
+    rule: str = option("leanest", RULE, choices=RULES)
 
     def __post_init__(self) -> None:
         for each in options_of(type(self)):
@@ -62,6 +69,10 @@ class Options:
 
 
 def plan(graph: StepGraph, options: Options, target: Target) -> Plan:
+    if options.rule == "openai":
+        decided_by_rule, actions = by_segments(graph, choose(graph, options, target), {})
+        return assemble("checkpoints", graph, options, target, decided_by_rule, actions)
+
     def decided() -> list[Fate]:
         return fates(graph, choose(graph, options, target))
 
@@ -98,6 +109,8 @@ def _spread(graph: StepGraph, count: int) -> list[Fate]:
 def choose(graph: StepGraph, options: Options, target: Target, *, wide: bool = False) -> list[int]:
     """The checkpoints, in forward order. Raises where a mode finds none."""
     activations = worth_deciding(graph)
+    if options.mode == "memory" and options.rule == "openai":
+        return Trained(graph).checkpoints()
     if options.mode == "memory":
         choices = cuts(graph, resident=True, wide=wide)
         if not choices:
@@ -131,7 +144,7 @@ def fates(graph: StepGraph, checkpoints: list[int]) -> list[Fate]:
     made = []
     for t in sorted(chosen.union(worth_deciding(graph))):
         if t in chosen:
-            made.append(Fate(t, "keep", "checkpoint"))
+            made.append(Fate(t, "keep", CHECKPOINT))
         elif t > last:
             made.append(Fate(t, "keep", "after the last checkpoint"))
         elif graph.ops[graph.tensors[t].op].stateful:

@@ -15,15 +15,31 @@ After Le et al., "TFLMS: Large model support in TensorFlow by graph rewriting", 
     incl/excl_types    only these op types' outputs, or all but these (comma-separated)
     incl/excl_scopes   likewise by the prefix of the op's name
 
-Where we differ: levels count ops on the longest path; a pinned order makes "ops before" exact.
+Where we differ: levels count ops on the longest path; a pinned order makes "ops before" exact; a
+tensor comes back once for all that read it.
+
+`rule=tflms` does as the tool does:
+
+    which              what a gradient op reads, however small, but outputs of `SPARED` types
+    in which order     breadth first from the starting ops, which counts for n_tensors; only what is
+                       reached from there. They are those under starting_scope or named by
+                       starting_op_names, or else those that reach most
+    optimizer_scopes   name prefixes of the gradient ops; else what descends from the loss
+    how often          a swap-in per reader; with fuse_swapins, one for all
+    chain_rule         goes on by levels until it finds an op before the reader
+
+There, too, a tensor's second copy comes no earlier than the reader of the first has run. The
+tool's cpu_device and debug levels have no counterpart: `memtrade plan` lists what is swapped.
 """
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from memtrade.errors import MemtradeError
-from memtrade.graph import StepGraph
+from memtrade.errors import MemtradeError, UnsupportedGraphError
+from memtrade.graph import ALIAS_TYPES, READ_TYPES, SOURCE_TYPES, StepGraph
 from memtrade.options import check, option, options_of
 from memtrade.plan import Action, Fate, Plan
 from memtrade.schedule import Lowering, lower
@@ -31,6 +47,13 @@ from memtrade.strategies.base import Strategy, assemble, decisions, worth_decidi
 from memtrade.target import Target
 
 CONTROLS = ("chain_rule", "direct_order")
+RULES = ("leanest", "tflms")
+RULE = "whose: one swap-in for all readers of a large tensor, or TFLMS's, one for each of any"
+
+# TFLMS's ATOMIC_TYPES, as TensorFlow 2 names them.
+SPARED = ALIAS_TYPES | SOURCE_TYPES | READ_TYPES | {"Add", "AddV2", "Mul", "Shape", "ShapeN"}
+
+_TOOLS_OWN = ("optimizer_scopes", "starting_scope", "starting_op_names")
 
 # Swap-ins that start within this many backward ops of one another count as close.
 FUSE_OPS = 5
@@ -50,46 +73,155 @@ class Options:
     incl_scopes: str = option("", "swap only outputs of ops under these name prefixes")
     excl_scopes: str = option("", "swap no outputs of ops under these name prefixes")
 
+    rule: str = option("leanest", RULE, choices=RULES)
+    optimizer_scopes: str = option("", "for rule tflms: name prefixes of the gradient ops")
+    starting_scope: str = option("", "for rule tflms: a name prefix of the ops to start from")
+    starting_op_names: str = option("", "for rule tflms: names of ops to start from")
+
     def __post_init__(self) -> None:
         for each in options_of(type(self)):
             check(each, getattr(self, each.name))
         if self.lb > self.ub:
             raise MemtradeError(f"lb must not exceed ub: lb is {self.lb}, ub is {self.ub}")
+        named = [name for name in _TOOLS_OWN if getattr(self, name)]
+        if named and self.rule != "tflms":
+            raise MemtradeError(f"{named[0]} is the tool's own: give rule=tflms, too")
 
 
 def plan(graph: StepGraph, options: Options, target: Target) -> Plan:
-    lowering = Lowering(
-        branch_threshold=options.branch_threshold if options.swap_branches else None
-    )
     decided = fates(graph, options)
+    each = options.rule == "tflms" and not options.fuse_swapins
+    lowering = Lowering(
+        fleeting=frozenset(f.tensor for f in decided if each and f.decision == "swap"),
+        branch_threshold=options.branch_threshold if options.swap_branches else None,
+    )
     actions = lower(graph, decisions(decided), lowering)
+    if options.rule == "tflms":
+        actions = _views_stay(graph, actions)
     return assemble("lms", graph, options, target, decided, start_early(graph, actions, options))
 
 
+def _views_stay(graph: StepGraph, actions: Sequence[Action]) -> tuple[Action, ...]:
+    """What reads a view of a tensor that left goes on reading the view: TFLMS knows no views."""
+    found: list[Action] = []
+    for action in actions:
+        if action.kind == "recompute" and graph.ops[action.id].type in ALIAS_TYPES:
+            if found[-1] == Action("swap_in", graph.ops[action.id].inputs[0]):
+                found.pop()
+            continue
+        found.append(action)
+    return tuple(found)
+
+
 def fates(graph: StepGraph, options: Options) -> list[Fate]:
-    made, left = [], options.n_tensors
-    for t in worth_deciding(graph):
+    candidates = visited(graph, options) if options.rule == "tflms" else worth_deciding(graph)
+    made, left = {}, options.n_tensors
+    for t in candidates:
         reason = _excluded(graph, t, options)
         if reason or left == 0:
-            made.append(Fate(t, "keep", reason or f"after the first {options.n_tensors}"))
+            made[t] = Fate(t, "keep", reason or f"after the first {options.n_tensors}")
         else:
-            made.append(Fate(t, "swap", "activation"))
+            made[t] = Fate(t, "swap", "activation")
             left -= 1
-    return made
+    for t in graph.activations if options.rule == "tflms" else ():
+        made.setdefault(t, Fate(t, "keep", "TFLMS spares it, or does not come to it"))
+    return [made[t] for t in sorted(made)]
+
+
+def visited(graph: StepGraph, options: Options) -> list[int]:
+    """The tensors that TFLMS takes, in the order in which it comes to them. O(ops + edges), and as
+    much for each place where it could start.
+
+    Raises:
+        UnsupportedGraphError: nothing is found under a scope or a name.
+    """
+    scopes = _listed(options.optimizer_scopes)
+    gradients = graph.backward
+    if scopes:
+        gradients = frozenset(_found(graph, "optimizer_scopes", scopes, _under))
+
+    def taken(op_id: int) -> list[int]:
+        op = graph.ops[op_id]
+        if op_id in gradients or op.type in SPARED or op_id == graph.turn:
+            return []
+        return [
+            t
+            for t in op.outputs
+            if graph.is_intermediate(t)
+            and any(c in gradients and graph.ops[c].outputs for c in graph.consumers[t])
+        ]
+
+    def following(op_id: int) -> list[int]:
+        readers = (c for t in graph.ops[op_id].outputs for c in graph.consumers[t])
+        return sorted({c for c in readers if c not in gradients})
+
+    seeds = [
+        *_found(graph, "starting_scope", _listed(options.starting_scope), _under),
+        *_found(graph, "starting_op_names", _listed(options.starting_op_names), str.__eq__),
+    ]
+    if not seeds:
+        first = _first([op.id for op in graph.ops if taken(op.id)], following)
+        reach = {op_id: sum(bool(taken(c)) for c in _walk([op_id], following)) for op_id in first}
+        seeds = [op_id for op_id in first if reach[op_id] == max(reach.values())]
+    return [t for op_id in _walk(seeds, following) for t in taken(op_id)]
+
+
+def _first(candidates: Sequence[int], following: Callable[[int], list[int]]) -> list[int]:
+    """Those that no other leads to. `candidates` are in a topological order."""
+    behind: set[int] = set()
+    found = []
+    for op_id in candidates:
+        if op_id not in behind:
+            found.append(op_id)
+            behind.update(_walk([op_id], following))
+    return found
+
+
+def _walk(seeds: Sequence[int], following: Callable[[int], list[int]]) -> list[int]:
+    """Breadth first."""
+    order = dict.fromkeys(seeds)
+    queue = deque(order)
+    while queue:
+        for op_id in following(queue.popleft()):
+            if op_id not in order:
+                order[op_id] = None
+                queue.append(op_id)
+    return list(order)
+
+
+def _found(
+    graph: StepGraph, what: str, words: Sequence[str], fits: Callable[[str, str], bool]
+) -> list[int]:
+    """The ops that an option names. Raises UnsupportedGraphError where a word names none."""
+    found: dict[int, None] = {}
+    for word in words:
+        ops = [op.id for op in graph.ops if fits(op.name, word)]
+        if not ops:
+            raise UnsupportedGraphError(
+                f"{what} names no op of {graph.name}: {word!r}; `memtrade plan` lists the names"
+            )
+        found.update(dict.fromkeys(ops))
+    return list(found)
+
+
+def _listed(words: str) -> list[str]:
+    return [word.strip() for word in words.split(",") if word.strip()]
+
+
+def _under(name: str, scope: str) -> bool:
+    return name == scope or name.startswith(f"{scope.rstrip('/')}/")
 
 
 def _excluded(graph: StepGraph, tensor: int, options: Options) -> str:
+    """Why the options keep this tensor on the device, or nothing."""
     op = graph.ops[graph.tensors[tensor].op]
 
-    def listed(words: str) -> list[str]:
-        return [word.strip() for word in words.split(",") if word.strip()]
-
     def under(scopes: str) -> bool:
-        return any(op.name == s or op.name.startswith(f"{s.rstrip('/')}/") for s in listed(scopes))
+        return any(_under(op.name, scope) for scope in _listed(scopes))
 
-    if op.type in listed(options.excl_types):
+    if op.type in _listed(options.excl_types):
         return f"op type {op.type} is excluded"
-    if options.incl_types and op.type not in listed(options.incl_types):
+    if options.incl_types and op.type not in _listed(options.incl_types):
         return f"op type {op.type} is not included"
     if under(options.excl_scopes):
         return "its scope is excluded"
@@ -116,11 +248,15 @@ def start_early(
             waiting.append((len(rank), action))
     starts: dict[int, list[Action]] = {}
     group = -FUSE_OPS - 1
-    for start, action in sorted(
-        ((_start(graph, action.id, reader, rank, options), action) for reader, action in waiting),
-        key=lambda each: each[0],
-    ):
-        fused = options.fuse_swapins and start - group <= FUSE_OPS
+    close = options.fuse_swapins and options.rule != "tflms"
+    begun: list[tuple[int, Action]] = []
+    earlier: dict[int, int] = {}  # tensor -> when the reader of its copy before this one has run
+    for reader, action in waiting:
+        start = _start(graph, action.id, reader, rank, options)
+        begun.append((max(start, earlier.get(action.id, 0)), action))
+        earlier[action.id] = reader + 1
+    for start, action in sorted(begun, key=lambda each: each[0]):
+        fused = close and start - group <= FUSE_OPS
         group = group if fused else start
         starts.setdefault(group, []).append(action)
     result = [*actions[: turn + 1], *starts.get(0, ())]
@@ -139,16 +275,36 @@ def _start(
     earliest, latest = max(0, reader - options.ub), max(0, reader - options.lb)
     if options.ctrld_strategy == "direct_order":
         return latest
-    found = _chain_rule(graph, tensor, rank, options.lb, earliest, latest)
+    further = options.rule == "tflms"
+    found = _chain_rule(graph, tensor, rank, options.lb, earliest, latest, further=further)
     return latest if found is None else found
 
 
 def _chain_rule(
-    graph: StepGraph, tensor: int, rank: dict[int, int], lb: int, earliest: int, latest: int
+    graph: StepGraph,
+    tensor: int,
+    rank: dict[int, int],
+    lb: int,
+    earliest: int,
+    latest: int,
+    *,
+    further: bool,
 ) -> int | None:
-    """The backward ops that have run when the gradient of an op `lb` levels ahead has."""
+    """The backward ops that have run when the gradient of an op `lb` levels ahead has; `further`:
+    or, where there is none, of one on the next level that has one."""
     frontier = {graph.tensors[tensor].op}
-    for _ in range(lb):
+    level = 0
+    while frontier:
+        if level >= lb:
+            gradients = [
+                rank[c] + 1
+                for op_id in frontier
+                for t in graph.ops[op_id].outputs
+                for c in graph.consumers[t]
+                if c in rank and earliest <= rank[c] + 1 <= latest
+            ]
+            if gradients or not further:
+                return max(gradients, default=None)
         frontier = {
             c
             for op_id in frontier
@@ -156,14 +312,8 @@ def _chain_rule(
             for c in graph.consumers[t]
             if c in graph.forward
         }
-    gradients = [
-        rank[c] + 1
-        for op_id in frontier
-        for t in graph.ops[op_id].outputs
-        for c in graph.consumers[t]
-        if c in rank and earliest <= rank[c] + 1 <= latest
-    ]
-    return max(gradients, default=None)
+        level += 1
+    return None
 
 
 STRATEGY = Strategy("lms", "IBM's TFLMS: swap activations to host memory", Options, plan)

@@ -6,12 +6,15 @@ swapped is a rule (`select`):
 
     hidable   the gap between its last forward and its first backward reader is long enough for
               the copy both ways, at the device's rates
+    read_once what one forward op alone reads: nothing waits for it but its own segment
     largest   the `count` largest
     all, none
 
 A swapped checkpoint costs device memory only around its two uses, so checkpoints may lie closer
 than where all are kept: here the segments are as short as the graph allows. What cannot be
-recomputed (random numbers, calls that read variables) is swapped by the same rule.
+recomputed (random numbers, calls that read variables) is swapped by the same rule. With
+`rule=openai` the checkpoints are those of OpenAI's tool, and segments come back as it does it:
+`memtrade.strategies.bottlenecks`.
 """
 
 from __future__ import annotations
@@ -21,18 +24,25 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from memtrade.graph import READ_TYPES, StepGraph
+from memtrade.graph import ALIAS_TYPES, READ_TYPES, StepGraph
 from memtrade.options import check, option, options_of
 from memtrade.order import base_order
-from memtrade.plan import Fate, Plan
+from memtrade.plan import CHECKPOINT, Fate, Plan
 from memtrade.simulate.timeline import TimeSimulator
 from memtrade.strategies import checkpoints, lms
-from memtrade.strategies.base import Strategy, is_worth_deciding, make_plan, worth_deciding
+from memtrade.strategies.base import (
+    Strategy,
+    assemble,
+    is_worth_deciding,
+    make_plan,
+    worth_deciding,
+)
+from memtrade.strategies.bottlenecks import by_segments
 from memtrade.strategies.saving import NoCutError, that_saves
 from memtrade.strategies.segments import cuts, useful
 from memtrade.target import Target
 
-SELECTIONS = ("hidable", "largest", "all", "none")
+SELECTIONS = ("hidable", "read_once", "largest", "all", "none")
 
 # Segments may be this much larger than the smallest possible if that spares copies.
 SEGMENT_SLACK = 1.05
@@ -44,6 +54,7 @@ class Options:
     tensors: str = option("", "for mode list: tensor names, separated by commas")
     select: str = option("hidable", "which checkpoints are swapped", choices=SELECTIONS)
     count: int = option(4, "for select largest: how many")
+    rule: str = option("leanest", checkpoints.RULE, choices=checkpoints.RULES)
 
     def __post_init__(self) -> None:
         for each in options_of(type(self)):
@@ -51,6 +62,10 @@ class Options:
 
 
 def plan(graph: StepGraph, options: Options, target: Target) -> Plan:
+    if options.rule == "openai":
+        roots = sorted({graph.root[t] for t in choose(graph, options, target)})
+        decided, actions = by_segments(graph, roots, select(graph, roots, options, target))
+        return assemble("ome", graph, options, target, decided, actions)
     if options.mode != "memory":
         return make_plan("ome", graph, options, target, fates(graph, options, target))
     fast = dataclasses.replace(options, mode="speed")
@@ -73,10 +88,10 @@ def fates(graph: StepGraph, options: Options, target: Target, *, wide: bool = Fa
     swapped = select(graph, chosen, options, target, lasting)
     made = {fate.tensor: fate for fate in checkpoints.fates(graph, chosen)}
     for t in chosen:
-        made[t] = Fate(t, "keep", f"checkpoint, not {options.select}")
+        made[t] = Fate(t, "keep", f"{CHECKPOINT}, not {options.select}")
     cannot = set(lasting)
     for t, why in swapped.items():
-        what = checkpoints.STATEFUL if t in cannot else "checkpoint"
+        what = checkpoints.STATEFUL if t in cannot else CHECKPOINT
         made[t] = Fate(t, "swap", f"{what}, {why}")
     return [made[t] for t in sorted(made)]
 
@@ -102,8 +117,8 @@ def _lasting(graph: StepGraph, chosen: list[int]) -> list[int]:
 
 def choose(graph: StepGraph, options: Options, target: Target, *, wide: bool = False) -> list[int]:
     """The checkpoints; in mode memory, those with the smallest segments, cheapest to swap."""
-    if options.mode != "memory" or options.select == "none":
-        given = checkpoints.Options(mode=options.mode, tensors=options.tensors)
+    if options.mode != "memory" or options.select == "none" or options.rule == "openai":
+        given = checkpoints.Options(mode=options.mode, tensors=options.tensors, rule=options.rule)
         return checkpoints.choose(graph, given, target, wide=wide)
     choices = cuts(graph, resident=False, wide=wide)
     if not choices:
@@ -131,6 +146,9 @@ def select(
         return dict.fromkeys(sorted(largest), f"one of the {options.count} largest")
     if options.select == "none" or not chosen:
         return {}
+    if options.select == "read_once":
+        alone = [t for t in both if len(_forward_readers(graph, t)) == 1]
+        return dict.fromkeys(alone, "one forward op alone reads it")
     times = TimeSimulator(graph, target)
     gaps = _gap_seconds(times, chosen, both)
     reasons = {}
@@ -139,6 +157,12 @@ def select(
         if copies <= gaps[t]:
             reasons[t] = f"{1e3 * copies:.1f} ms of copies in a gap of {1e3 * gaps[t]:.1f} ms"
     return reasons
+
+
+def _forward_readers(graph: StepGraph, tensor: int) -> set[int]:
+    """The forward ops that read it or a view of it; views themselves do not count."""
+    readers = (c for view in graph.views(tensor) for c in graph.consumers[view])
+    return {c for c in readers if c in graph.forward and graph.ops[c].type not in ALIAS_TYPES}
 
 
 def _gap_seconds(times: TimeSimulator, chosen: list[int], tensors: list[int]) -> dict[int, float]:

@@ -89,7 +89,7 @@ def frontiers(graph: StepGraph, *, wide: bool = False) -> list[Frontier]:
 
 def _last_forward_reads(graph: StepGraph) -> dict[int, int]:
     """For each tensor that comes from the batch, its last forward reader."""
-    from_batch = set(graph.data.inputs)
+    from_batch = set(graph.batch)
     last_read: dict[int, int] = {}
     for op_id in sorted(graph.forward):
         op = graph.ops[op_id]

@@ -61,7 +61,8 @@ def in_micro_batches(
     """
     if count == 1:
         return gradients_of(batch)
-    parts = zip(*(tf.split(x, count) for x in batch), strict=True)
+    split = [tf.split(x, count) for x in batch]
+    parts = iter([tuple(x[i] for x in split) for i in range(count)])
     loss, gradients = gradients_of(next(parts))
     for part in parts:
         with tf.control_dependencies([loss, *gradients]):

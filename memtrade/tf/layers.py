@@ -33,10 +33,15 @@ class Net:
     Args:
         variables: where the weights are kept. They are created when first asked for.
         layout: the order of the axes of images.
+
+    Attributes:
+        training: whether batch norm goes by the batch's averages, or else by lasting ones. A model
+            says so before it draws.
     """
 
     def __init__(self, variables: Variables, *, layout: DataFormat = "NHWC"):
         self.layout: DataFormat = layout
+        self.training = True
         self._variables = variables
         self._scopes: list[str] = []
         self._asked: set[str] = set()
@@ -134,11 +139,16 @@ class Net:
     def batch_norm(
         self, x: tf.Tensor, *, decay: float, epsilon: float, name: str = "batch_norm"
     ) -> tf.Tensor:
-        """Batch normalization in training mode, fused, with trainable scale and offset.
+        """Batch normalization, fused, with trainable scale and offset.
 
         Each step moves the averages: `moving -= (moving - batch) * (1 - decay)`. The update is an
         assignment: whoever runs this layer a second time must not run that again.
+
+        Not in `training`, lasting averages make it a product and a sum, neither of whose gradients
+        reads x; only the offset is trained, as in tf-slim.
         """
+        if not self.training:
+            return self._shifted(x, epsilon=epsilon, name=name)
         size = [self.channels(x)]
         with self.scope(name):
             scale = self.variable("scale", size, fill=1.0)
@@ -160,6 +170,19 @@ class Net:
             for moving, batch in ((moving_mean, mean), (moving_variance, variance)):
                 moving.assign_sub((moving - batch) * rate, read_value=False)
             return y
+
+    def _shifted(self, x: tf.Tensor, *, epsilon: float, name: str) -> tf.Tensor:
+        size = [self.channels(x)]
+        with self.scope(name):
+            offset = self.variable("offset", size)
+            mean = self.variable("moving_mean", size, trainable=False)
+            variance = self.variable("moving_variance", size, fill=1.0, trainable=False)
+            scale = tf.math.rsqrt(variance + epsilon)
+            return _times_constant(x, self._along(scale)) + self._along(offset - mean * scale)
+
+    def _along(self, channels: tf.Tensor) -> tf.Tensor:
+        """[C] as it is added to images."""
+        return tf.reshape(channels, [-1, 1, 1]) if self.layout == "NCHW" else channels
 
     def instance_norm(self, x: tf.Tensor, *, epsilon: float = 1e-5) -> tf.Tensor:
         """Each channel of each image to mean 0 and variance 1; nothing to train."""
@@ -284,6 +307,17 @@ class Net:
     def matmul(self, a: tf.Tensor, b: tf.Tensor, *, transpose_b: bool = False) -> tf.Tensor:
         return tf.matmul(a, b, transpose_b=transpose_b)
 
+    def identity(self, x: tf.Tensor) -> tf.Tensor:
+        return tf.identity(x)
+
+    def scaled(self, x: tf.Tensor, factor: float) -> tf.Tensor:
+        return x * self._constant(factor)
+
+    def uniform(self, shape: Sequence[int], *, name: str) -> tf.Tensor:
+        """New values from [0, 1) in each step, from the model's seed and `name`."""
+        _, op_seed = seed_pair(0, f"{self._variables.seed}/{self._path(name)}")
+        return tf.random.uniform(list(shape), seed=op_seed, name=name)
+
     def reshape(self, x: tf.Tensor, shape: Sequence[int]) -> tf.Tensor:
         return tf.reshape(x, shape)
 
@@ -306,8 +340,15 @@ class Net:
     # Losses
 
     def cross_entropy(self, logits: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
-        """Softmax cross-entropy: [N, classes], [N] of whole numbers -> [N]."""
+        """Softmax cross-entropy: [N, classes], [N] of whole numbers or [N, classes] -> [N]."""
+        if labels.shape.rank == 2:
+            return tf.nn.softmax_cross_entropy_with_logits(labels=labels, logits=logits)
         return tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits)
+
+    def weight_penalty(self, decay: float) -> tf.Tensor:
+        """`decay` of half the sum of squares of all that has been asked for and is trained."""
+        trained = self._variables.trainable()
+        return self._constant(decay) * tf.add_n([tf.nn.l2_loss(weight) for weight in trained])
 
     def binary_cross_entropy(self, logits: tf.Tensor, targets: tf.Tensor) -> tf.Tensor:
         """Of a sigmoid: two tensors of one shape, targets in [0, 1] -> the same shape."""
@@ -345,3 +386,13 @@ def _standardized(x: tf.Tensor, mean: tf.Tensor, variance: tf.Tensor, epsilon: f
     """(x - mean) / sqrt(variance + epsilon) as x * r - mean * r: of x's size, only x is kept."""
     r = tf.math.rsqrt(variance + epsilon)
     return x * r - mean * r
+
+
+def _times_constant(x: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
+    """x * factor without a gradient for `factor`, which would read x."""
+
+    @tf.custom_gradient
+    def scaled(x: tf.Tensor):
+        return x * factor, lambda upstream: upstream * factor
+
+    return scaled(x)  # pyright: ignore[reportReturnType]  # the decorator takes the gradient off

@@ -8,7 +8,8 @@ import pytest
 
 from memtrade.commands import plot
 from memtrade.commands.report import report
-from memtrade.commands.table import records, thesis
+from memtrade.commands.run import run
+from memtrade.commands.table import published, records, thesis
 from memtrade.errors import MemtradeError, UnknownNameError
 
 MEASURED = Path(__file__).resolve().parents[2] / "results" / "measured"
@@ -47,3 +48,22 @@ def test_the_thesis_tables_take_several_folders(
     table = capsys.readouterr().out
     assert "largest batch measured" in table
     assert "peak MB measured" in table
+
+
+def test_records_from_before_the_log_say_why_they_have_none() -> None:
+    with pytest.raises(MemtradeError, match="does not say what was in use between its steps"):
+        records(MEASURED, format="log")
+
+
+def test_one_thing_is_printed() -> None:
+    with pytest.raises(MemtradeError, match="--log and --json both say what is printed"):
+        run(log="thesis", json=True)
+
+
+def test_a_published_table_by_its_name(capsys: pytest.CaptureFixture[str]) -> None:
+    published("thesis_max_batch", format="csv")
+    assert capsys.readouterr().out.splitlines()[1].startswith("resnet,50,original,original,87,")
+    published("thesis_max_batch", format="markdown")
+    assert "| resnet | 50 | lms | swap | 111 | 7282.41 |" in capsys.readouterr().out
+    with pytest.raises(MemtradeError, match="Did you mean 'thesis_resnet'"):
+        published("thesis_resnett")

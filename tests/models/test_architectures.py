@@ -1,5 +1,7 @@
 """The models against what is published about them. Graphs only: nothing is allocated."""
 
+import math
+
 import pytest
 import tensorflow as tf
 
@@ -9,7 +11,7 @@ from memtrade.models.resnet import BLOCKS, ResNet
 from memtrade.tf.build import make_step, parameter_count
 from memtrade.tf.layers import Net
 from memtrade.tf.step import CHECKPOINTS
-from memtrade.tf.variables import Variables
+from memtrade.tf.variables import Variables, static_shape
 
 PUBLISHED = [
     # torchvision's documentation of each ("num_params"): pytorch.org/vision/stable/models.html
@@ -44,7 +46,7 @@ def test_parameter_count_is_the_published_one(name, given, parameters):
     assert parameter_count(model) == parameters
 
 
-def drawn(name, **given) -> tf.Graph:
+def drawn(name, weights: Variables | None = None, **given) -> tf.Graph:
     """The model's forward part. Gradients would take twice as long again."""
     model = make_model(name, given)
     assert isinstance(model, DrawnModel)
@@ -53,7 +55,7 @@ def drawn(name, **given) -> tf.Graph:
             key: tf.compat.v1.placeholder(tf.as_dtype(each.dtype), each.shape, key)
             for key, each in model.inputs().items()
         }
-        model.loss(Net(Variables(model.seed), layout=model.layout), **inputs)
+        model.loss(Net(weights or Variables(model.seed), layout=model.layout), **inputs)
     return graph
 
 
@@ -93,6 +95,53 @@ def test_inception_v4_has_the_tensors_of_the_published_log():
     assert list(shapes.values())[-1] == (32, 1536)  # Logits/PreLogitsFlatten, after dropout
     inner = graph.get_tensor_by_name("Mixed_5a/Branch_0/Conv2d_1a_3x3/Relu:0")
     assert tuple(inner.shape) == (32, 35, 35, 192)  # the log's one checkpoint inside a block
+
+
+def test_inception_v4_has_tf_slim_s_other_parts_by_option():
+    """The auxiliary head of tf-slim's inception_v4.py: 1x1x128 and 5x5x768 convolutions and a
+    classifier. Without a trained scale, batch norm has one number a channel less."""
+
+    def parts(**given):
+        weights = Variables(0)
+        graph = drawn("inception-v4", weights, image_size=75, head="pool", **given)
+        scales = [each for each in weights.trainable() if "scale" in each.name]
+        total = sum(math.prod(static_shape(each)) for each in weights.trainable())
+        return total, sum(math.prod(static_shape(each)) for each in scales), graph
+
+    # At 75 pixels the auxiliary head's pool leaves one value a channel: 1x1x768 in place of 5x5.
+    head = 1024 * 128 + 128 * 768 + 768 * 1000 + 1000
+    both, scales, graph = parts(auxiliary=True)
+    assert both == 42_679_816 + head + 2 * (128 + 768)
+    assert "AssignSubVariableOp" in {op.type for op in graph.get_operations()}
+    lasting, none, graph = parts(auxiliary=True, batch_norm="inference")
+    assert (lasting, none) == (both - scales, 0)
+    types = {op.type for op in graph.get_operations()}
+    assert not types & {"FusedBatchNormV3", "AssignSubVariableOp"}
+    flat = graph.get_tensor_by_name("Logits/PreLogitsFlatten/Reshape:0")
+    assert tuple(flat.shape) == (32, 1536)
+
+
+@pytest.mark.parametrize("layers", [18, 50])
+def test_resnet_v2_is_the_one_of_the_benchmark(layers):
+    """Weights of He et al. 2016 as TensorFlow's official models had them in 2018: a batch norm in
+    front of each convolution but the stem's and projections', and one at the end."""
+    widths, blocks = (64, 128, 256, 512), BLOCKS[layers]
+    out = 1 if layers < 50 else 4
+    count, channels = 7 * 7 * 3 * 64, 64
+    for number, width in zip(blocks, widths, strict=True):
+        for index in range(number):
+            convs = (
+                [(3, channels, width), (3, width, width)]
+                if layers < 50
+                else [(1, channels, width), (3, width, width), (1, width, 4 * width)]
+            )
+            count += sum(k * k * a * b + 2 * a for k, a, b in convs)
+            count += channels * out * width if index == 0 else 0
+            channels = out * width
+    count += 2 * channels + channels * 1001 + 1001
+    model = make_model("resnet", {"layers": layers, "version": 2, "num_classes": 1001})
+    assert isinstance(model, DrawnModel)
+    assert parameter_count(model) == count
 
 
 @pytest.mark.parametrize("layers", BLOCKS)

@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 
 from memtrade.graph import StepGraph
-from memtrade.papers import thesis_models, thesis_predictor
-from memtrade.papers import thesis_plans as plans
 from memtrade.papers import thesis_prediction as prediction
-from memtrade.papers.published import load_published
+from memtrade.papers import thesis_predictor, thesis_variants
+from memtrade.papers.thesis_trace import trace_step
+from memtrade.papers.thesis_variants import Logged, Variant
+from memtrade.strategies.bottlenecks import Trained
 from tests.graphs import target
 
 PREDICTED = Path(__file__).resolve().parents[2] / "results" / "predicted" / "thesis.csv"
@@ -25,36 +26,28 @@ NETWORKS = (18, 50, None)
 
 @pytest.fixture(scope="module")
 def graph() -> Any:
-    return cache(thesis_models.trace_step)
+    return cache(trace_step)
 
 
-@pytest.mark.parametrize("layers", NETWORKS)
-def test_lms_takes_the_tensors_that_the_log_counts(graph: Any, layers: int | None):
-    """Which only a network that normalizes before its convolutions has, or one that does not."""
-    logged = load_published("thesis_log_lms_edits")
-    logged = logged[logged["layers"].isna() if layers is None else logged["layers"] == layers]
-    step = plans.Step.of(graph(layers, 32))
-    assert len(plans.lms_tensors(step)) == logged["tensors_swapped"].item()
-    copies = [t for t in plans.large_model_support(step) if t.action.kind.startswith("swap")]
-    if layers is not None:
-        assert len(copies) == logged["ops_added"].item()
+@pytest.mark.parametrize("layers", [18, 50])
+def test_lms_takes_the_tensors_and_adds_the_ops_that_the_log_counts(graph: Any, layers: int):
+    """Which only a network that normalizes before its convolutions has."""
+    logged = Logged.of(layers)
+    assert Variant("", graph(layers, 32)).lms == (logged.tensors, logged.ops)
 
 
 def test_openai_s_rule_finds_the_checkpoints_that_the_log_prints(graph: Any):
-    logged = load_published("thesis_log_ome_tensors")
-    printed = {(_place(row["tensor"]), row["action"]) for row in logged.to_dict("records")}
-    step = plans.Step.of(graph(None, 32))
-    kept = plans.checkpoints(step)
-    swapped = plans.read_once(step, kept)
-    found = {(_place(step.graph.label(t)), "swap" if t in swapped else "keep") for t in kept}
-    assert found < printed
-    assert {place for place, _ in printed - found} == {"PreLogitsFlatten/flatten/Reshape"}
+    """All but one, the flattened features, which have 0.2 MB."""
+    found = Variant("", graph(None, 32)).checkpoints
+    printed = thesis_variants.printed_checkpoints()
+    assert len(printed) == 12
+    assert found.items() < printed.items()
+    assert printed.keys() - found.keys() == {"PreLogitsFlatten/Reshape"}
 
 
-def _place(tensor: str) -> str:
-    """ "InceptionV4/InceptionV4/Mixed_5d/concat:0" -> "Mixed_5d/concat"."""
-    names = tensor.removesuffix(":0").split("/")
-    return "/".join(name for name in names if name not in ("InceptionV4", "Logits"))
+def test_lms_of_inception_v4_misses_what_an_unused_gradient_reads(graph: Any):
+    variant = Variant("", graph(None, 32))
+    assert variant.lms[0] + variant.products == Logged.of(None).tensors
 
 
 def test_the_memory_of_a_step_without_strategy_is_the_thesis(graph: Any):
@@ -115,8 +108,9 @@ def test_orders_tell_the_pairs_that_are_the_wrong_way():
 
 def test_a_bottleneck_is_what_nothing_passes_by(graph: Any):
     """In a residual network the sums, not what lies beside a shortcut."""
-    step = plans.Step.of(graph(18, 32))
-    labels = [step.graph.label(t) for t in plans.bottlenecks(step, sorted(plans._considered(step)))]
+    trained = Trained(graph(18, 32))
+    found = trained.bottlenecks(sorted(trained.considered))
+    labels = [trained.graph.label(t) for t in found]
     assert "stage2_block2/add:0" in labels
     assert not [each for each in labels if each.startswith("stage2_block2/conv1")]
 

@@ -4,11 +4,11 @@ import pytest
 
 from memtrade.errors import UnsupportedGraphError
 from memtrade.graph import StepGraph
-from memtrade.plan import Action
+from memtrade.plan import Action, Kind
 from memtrade.simulate.bfc import MIB
-from memtrade.simulate.executor import Task, run_order
+from memtrade.simulate.executor import Task, run_order, tasks_of
 from memtrade.simulate.timeline import TimeSimulator
-from tests.graphs import Builder, on
+from tests.graphs import Builder, chain, on
 from tests.simulate.test_timeline import device
 
 
@@ -84,3 +84,33 @@ def test_a_circle_is_refused():
     given[1] = Task(given[1].action, (5,))
     with pytest.raises(UnsupportedGraphError, match="waits for itself"):
         run_order(TimeSimulator(graph, on(device())), given)
+
+
+def test_a_plan_s_tasks_wait_as_the_rewriter_wires_them():
+    graph = chain(3)
+    (layer2,) = graph.find(["layer2"])
+    ids = {op.name: op.id for op in graph.ops}
+    actions = [Action("run", i) for i in range(ids["layer2"] + 1)]
+    actions += [Action("swap_out", layer2), Action("run", ids["layer3"])]
+    actions += [Action("run", ids[name]) for name in ("loss", "seed")]
+    actions += [Action("recompute", ids["layer1"]), Action("swap_in", layer2)]
+    actions += [Action("run", i) for i in range(ids["grad3"], len(graph.ops))]
+    given = tasks_of(graph, actions)
+    assert [task.action for task in given] == actions
+    place = {(task.action.kind, task.action.id): i for i, task in enumerate(given)}
+
+    def waits(kind: Kind, id_: int) -> set[tuple[str, int]]:
+        after = given[place[kind, id_]].after
+        return {(given[i].action.kind, given[i].action.id) for i in after}
+
+    assert waits("swap_out", layer2) == {("run", ids["layer2"])}
+    assert waits("swap_in", layer2) == {("swap_out", layer2), ("run", ids["seed"])}
+    assert waits("recompute", ids["layer1"]) == {("run", ids["x"]), ("run", ids["seed"])}
+    assert waits("run", ids["grad3"]) == {("run", ids["seed"]), ("swap_in", layer2)}
+    assert waits("run", ids["grad2"]) == {("run", ids["grad3"]), ("recompute", ids["layer1"])}
+
+
+def test_without_a_plan_ops_wait_for_what_they_read():
+    graph = branches()
+    given = [Task(task.action, tuple(dict.fromkeys(task.after))) for task in tasks(graph)]
+    assert tasks_of(graph, ()) == given

@@ -57,6 +57,7 @@ def test_every_key_reaches_the_trial(write: Write) -> None:
         model = { name = "resnet", stride_on = "1x1" }
         strategy = [{ name = "ome", mode = "speed", count = 7 }]
         layers = 34
+        version = 2
         image_size = 64
         num_classes = 10
         batch_size = 4
@@ -76,7 +77,7 @@ def test_every_key_reaches_the_trial(write: Write) -> None:
     assert trial.timeout_seconds == 7
     assert spec.model_options == {
         "layers": 34, "image_size": 64, "num_classes": 10, "batch_size": 4, "data_format": "NCHW",
-        "seed": 3, "stride_on": "1x1",
+        "seed": 3, "stride_on": "1x1", "version": 2, "weight_decay": 0.0, "draw_batch": False,
     }  # fmt: skip
     assert (spec.strategy_options["mode"], spec.strategy_options["count"]) == ("speed", 7)
     assert (spec.optimizer, spec.learning_rate, spec.order) == ("adam", 0.5, "dataflow")

@@ -6,6 +6,11 @@ from memtrade.tf.step import TrainStep
 
 SMALL = {
     "resnet-18": ("resnet", {"layers": 18, "image_size": 32, "num_classes": 10, "batch_size": 4}),
+    "resnet-18-v2": (
+        "resnet",
+        {"layers": 18, "version": 2, "weight_decay": 1e-3, "image_size": 32, "num_classes": 10,
+         "batch_size": 4},
+    ),
     "resnet-50": ("resnet", {"layers": 50, "image_size": 32, "num_classes": 10, "batch_size": 4}),
     "inception-v4": (
         "inception-v4",

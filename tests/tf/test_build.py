@@ -10,13 +10,19 @@ import tensorflow as tf
 from memtrade.errors import MemtradeError, UnknownNameError, UnsupportedGraphError
 from memtrade.models import OPTIMIZERS, Input, make_model
 from memtrade.models.base import DrawnModel
+from memtrade.strategies.segments import frontiers
 from memtrade.tf.build import make_batch, make_step
+from memtrade.tf.extract import trace
 from memtrade.tf.layers import Net
 from memtrade.tf.optimizers import make_optimizer
 from memtrade.tf.variables import Variables
 
 SMALL = {
     "resnet-18": ("resnet", {"layers": 18, "image_size": 32, "num_classes": 10}),
+    "resnet-18-v2": (
+        "resnet",
+        {"layers": 18, "version": 2, "weight_decay": 1e-3, "image_size": 32, "num_classes": 10},
+    ),
     "resnet-50": ("resnet", {"layers": 50, "image_size": 32, "num_classes": 10}),
     "inception-v4": ("inception-v4", {"image_size": 75, "num_classes": 10}),
     "gpt2": ("gpt2", {"layers": 2, "width": 32, "heads": 4, "positions": 16, "vocabulary": 50}),
@@ -90,6 +96,61 @@ def first_loss(model, batch) -> float:
         return model.loss(Net(variables, layout=model.layout), **named)
 
     return float(draw(*batch))
+
+
+@pytest.mark.parametrize("layout", ["NHWC", "NCHW"])
+def test_a_step_that_draws_its_batch_is_given_none(layout):
+    """What it draws is new in each step, and the same for the same seed."""
+
+    def losses() -> list[float]:
+        tf.random.set_seed(3)
+        model = small_model(
+            "resnet-18-v2", draw_batch=True, data_format=layout, image_size=64, weight_decay=0.0
+        )
+        step = make_step(model, learning_rate=1e-6)
+        assert step.make_batch() == step.specs == ()
+        return [float(step.function()) for _ in range(3)]
+
+    try:
+        found = losses()
+    except (tf.errors.UnimplementedError, tf.errors.InvalidArgumentError) as error:
+        assert "NHWC" in str(error)  # noqa: PT017  # what a CPU without oneDNN says
+        return
+    assert len(set(found)) == 3
+    assert losses() == pytest.approx(found, rel=1e-5)
+
+
+def test_a_step_that_draws_its_batch_is_planned_as_others_are():
+    """Its random images are what the forward part starts from."""
+    with tf.Graph().as_default():
+        graph = trace(make_step(small_model("resnet-18-v2", draw_batch=True))).graph
+    labels = sorted(graph.label(t) for t in graph.batch)
+    assert [label.partition("/")[0] for label in labels] == ["images", "labels"]
+    assert graph.ops[graph.turn].type == "SoftmaxCrossEntropyWithLogits"
+    assert frontiers(graph)
+
+
+def test_weight_decay_is_half_the_sum_of_squares():
+    plain, decayed = (
+        make_step(small_model("resnet-18-v2", weight_decay=decay)) for decay in (0.0, 0.1)
+    )
+    weights = [each for each in decayed.variables() if each.trainable]
+    squares = sum(float(tf.reduce_sum(tf.square(each))) for each in weights)
+    batch = plain.make_batch()
+    gap = float(decayed.function(*batch)) - float(plain.function(*batch))
+    assert gap == pytest.approx(0.1 * squares / 2, rel=1e-4)
+
+
+def test_lasting_averages_do_not_move_and_train_the_offset_alone():
+    model = small_model("inception-v4", batch_norm="inference", dropout=0.0, head="pool")
+    step = make_step(model, learning_rate=0.05)
+    batch = step.make_batch()
+    before = {each.name: each.numpy() for each in step.variables()}
+    assert np.isfinite(float(step.function(*batch)))
+    moved = {v.name for v in step.variables() if not np.array_equal(v.numpy(), before[v.name])}
+    assert moved == {each.name for each in step.variables() if each.trainable}
+    kinds = {name.partition(":")[0].rpartition("/")[2] for name in before if "batch_norm" in name}
+    assert kinds == {"offset", "moving_mean", "moving_variance"}
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)

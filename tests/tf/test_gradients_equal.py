@@ -42,6 +42,7 @@ CASES = [
 # The larger graphs take seconds a case, most of it for their weights. They have ops of their own,
 # which every action and either order meets in these; the modes are the smaller graphs' to hold.
 FEWER = {
+    "resnet-18-v2": [1],
     "resnet-50": [1, 7],
     "inception-v4": [7],
     "amoebanet-d": [1, 4, 7, 9],
@@ -81,6 +82,16 @@ def test_same_losses_and_variables(name, strategy, options, order):
     transfer = SerializeTransfer(max_slice_bytes=20_000 if strategy == "lms" else 1 << 30)
     comparison = compare(name, apply_plan(found, plan, transfer))
     assert comparison.beyond(0.0) == []
+
+
+@pytest.mark.parametrize("order", ["pinned", "dataflow"])
+@pytest.mark.parametrize(
+    ("strategy", "options"),
+    [("checkpoints", {"rule": "openai"}), ("lms", {"rule": "tflms"}),
+     ("ome", {"rule": "openai", "select": "read_once"})],
+)  # fmt: skip
+def test_the_original_tools_rules_give_the_same(strategy, options, order):
+    test_same_losses_and_variables("resnet-18-v2", strategy, options, order)
 
 
 def test_the_plans_under_test_do_something():

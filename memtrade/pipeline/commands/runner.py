@@ -119,6 +119,11 @@ class PipelineRunner:
                 batch_size=size,
             )
         graph = self.graphs[size]
+        if not graph.data.inputs:
+            raise MemtradeError(
+                f"{graph.name} draws its batch itself, and a pipeline splits one that it is given: "
+                "leave draw_batch out"
+            )
         target = learned_target(self.where.target(schedule.stages), [graph])
         if self.verify:
             _check_draws_nothing(graph)

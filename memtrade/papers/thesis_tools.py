@@ -1,0 +1,202 @@
+"""The thesis' steps four times: published, here its way, predicted for its GPU, and our own way.
+
+    published                what the thesis printed, at batch 32 on a GTX 1070
+    the thesis' way, here    its networks (`thesis_nets.py`) under the original tools' rules, in the
+                             executor's order, measured in an arena
+    the thesis' way, its GPU the same at batch 32, predicted (results/predicted/thesis.csv)
+    memtrade's own rules     the same networks under memtrade's rules in a pinned order, measured
+
+Batches differ, so what compares is the ratio to `original` in the same column.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from memtrade.errors import MemtradeError
+from memtrade.measure.records import Record, planned_options, unusual_model_options
+from memtrade.options import Value
+from memtrade.papers.thesis_nets import INCEPTION, OPTIMIZER, ORDER, RESNET, rules_of
+from memtrade.papers.thesis_predictor import Published, published
+from memtrade.results.sheets import NONE, Sheet
+from memtrade.results.tables import ratio, seconds
+from memtrade.strategies import make_options
+from memtrade.units import megabytes
+
+STRATEGIES = ("original", "checkpoints", "lms", "ome")
+BATCH = 32
+# What `python -m memtrade.papers.thesis_prediction results/predicted` writes.
+PREDICTED = Path("results") / "predicted" / "thesis.csv"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A peak and a step time of one column."""
+
+    peak_bytes: float | None = None
+    step_seconds: float | None = None
+
+
+Column = dict[str, Cell]
+
+
+def tools_sheets(records: Sequence[Record], *, predicted: Path = PREDICTED) -> list[Sheet]:
+    """A sheet for each network and batch size that was measured.
+
+    Args:
+        predicted: where the predictions are; without that file their column is empty.
+
+    Raises:
+        MemtradeError: no record is of the thesis' networks.
+    """
+    found: dict[tuple[int | None, int], list[Record]] = {}
+    for record in sorted(records, key=lambda record: record.created):
+        if is_thesis_net(record) and record.measured is not None:
+            options = record.spec.model_options
+            key = options.get("layers"), options["batch_size"]
+            found.setdefault(key, []).append(record)
+    if not found:
+        raise MemtradeError(
+            "no record is of the thesis' networks: measure them with memtrade sweep thesis_tools "
+            "--results results/thesis"
+        )
+    frame: Any = pd.read_csv(predicted) if predicted.is_file() else None
+    ordered = sorted(found, key=lambda key: (key[0] is None, key[0] or 0, key[1]))
+    return [_sheet(*key, found[key], frame) for key in ordered]
+
+
+def is_thesis_net(record: Record) -> bool:
+    """Whether the trial's step is one of the thesis', whatever its depth, batch and image size."""
+    wanted = {"resnet": RESNET, "inception-v4": INCEPTION}.get(record.spec.model)
+    free = ("image_size", "seed", "data_format")
+    unusual = {k: v for k, v in unusual_model_options(record.spec).items() if k not in free}
+    told = {k: v for k, v in (wanted or {}).items() if k not in free}
+    return wanted is not None and unusual == told and record.spec.optimizer == OPTIMIZER
+
+
+def _sheet(layers: int | None, batch: int, records: Sequence[Record], predicted: Any) -> Sheet:
+    theirs = _measured(records, layers, own=False)
+    ours = _measured(records, layers, own=True)
+    columns: dict[str, Column] = {
+        f"published, batch {BATCH}": _published(layers),
+        f"the thesis' way, here, batch {batch}": theirs,
+        f"the thesis' way, its GPU, predicted, batch {BATCH}": _predicted(predicted, layers),
+        f"memtrade's own rules, here, batch {batch}": ours,
+    }
+    rows = [
+        (strategy, *(text for column in columns.values() for text in _texts(column, strategy)))
+        for strategy in STRATEGIES
+    ]
+    name = "InceptionV4" if layers is None else f"ResNet-{layers} v2"
+    machine = records[-1].machine
+    return Sheet(
+        title=f"{name}: published, measured, predicted",
+        columns=(
+            "strategy",
+            *(
+                f"{column}: {what}"
+                for column in columns
+                for what in ("peak MB", "of original's", "step s", "of original's time")
+            ),
+        ),
+        words=1,
+        rows=tuple(rows),
+        notes=(*_notes(records, layers), f"here: {machine.cpu_model}, {machine.cores} cores"),
+        command="\n    ".join(dict.fromkeys(record.command for record in records)),
+    )
+
+
+def _texts(column: Column, strategy: str) -> Iterable[str]:
+    cell, original = column.get(strategy, Cell()), column.get("original", Cell())
+
+    def over(one: float | None, other: float | None) -> str:
+        return ratio(one / other if one is not None and other else None)
+
+    yield NONE if cell.peak_bytes is None else megabytes(round(cell.peak_bytes))
+    yield over(cell.peak_bytes, original.peak_bytes)
+    yield NONE if cell.step_seconds is None else seconds(cell.step_seconds)
+    yield over(cell.step_seconds, original.step_seconds)
+
+
+def _published(layers: int | None) -> Column:
+    def of_step(row: Published) -> bool:
+        return row.layers == layers and row.batch_size == BATCH and row.table != "max batch"
+
+    return {
+        row.strategy: Cell(None if row.peak_mb is None else 1e6 * row.peak_mb, row.seconds)
+        for row in published()
+        if of_step(row)
+    }
+
+
+def _predicted(frame: Any, layers: int | None) -> Column:
+    if frame is None:
+        return {}
+    chosen = frame["layers"].isna() if layers is None else frame["layers"] == layers
+    rows = frame[chosen & (frame["batch_size"] == BATCH) & (frame["table"] != "max batch")]
+    return {
+        str(row.strategy): Cell(1e6 * row.predicted_peak_mb, row.predicted_seconds)
+        for row in rows.itertuples()
+    }
+
+
+def _measured(records: Iterable[Record], layers: int | None, *, own: bool) -> Column:
+    """Of several records of the same trial, the newest."""
+    column: Column = {}
+    for record in records:
+        if is_original(record) or rule_of(record, layers) == ("own" if own else "theirs"):
+            assert record.measured is not None
+            column[record.spec.strategy] = Cell(
+                record.measured.peak_bytes, record.measured.median_seconds
+            )
+    return column
+
+
+def is_original(record: Record) -> bool:
+    return record.spec.strategy == "original"
+
+
+def rule_of(record: Record, layers: int | None) -> str:
+    """ "theirs", "own", or "" for whatever else was tried."""
+    spec = record.spec
+    if spec.strategy not in STRATEGIES:
+        return ""
+    given: dict[str, Value] = rules_of(layers)[spec.strategy]
+    made = planned_options(spec)
+    if spec.order == ORDER and made == make_options(spec.strategy, given):
+        return "theirs"
+    return "own" if spec.order == "pinned" and made == make_options(spec.strategy) else ""
+
+
+def _notes(records: Sequence[Record], layers: int | None) -> list[str]:
+    """How much times varied, and what the original tools' rules did to the graph."""
+    notes = []
+    for record in records:
+        measured, plan = record.measured, record.plan
+        assert measured is not None
+        if rule_of(record, layers) != "theirs" or plan is None or is_original(record):
+            continue
+        steps = measured.peak_bytes_by_step
+        notes.append(
+            f"{record.spec.strategy}, the thesis' way, here: {plan.ops_added} ops added, "
+            f"{plan.swapped} tensors swapped, {len(plan.checkpoints or ())} checkpoints, "
+            f"{measured.plan_seconds + measured.rewrite_seconds:.1f} s to edit; peaks "
+            f"{megabytes(min(steps))} to {megabytes(max(steps))} MB, steps "
+            f"{seconds(measured.fastest_seconds)} to {seconds(measured.slowest_seconds)} s"
+        )
+    spreads = [
+        record.measured.slowest_seconds / record.measured.fastest_seconds
+        for record in records
+        if record.measured is not None
+    ]
+    notes.append(
+        f"the slowest step took {statistics.median(spreads):.2f} times the fastest "
+        f"(median over {len(spreads)} trials)"
+    )
+    return notes

@@ -1,0 +1,30 @@
+"""The graphs of the thesis' training steps, by TensorFlow."""
+
+from __future__ import annotations
+
+import msgspec
+import tensorflow as tf
+
+from memtrade.graph import StepGraph
+from memtrade.options import Value
+from memtrade.papers.thesis_nets import OPTIMIZER, make_net
+from memtrade.tf.build import make_step
+from memtrade.tf.extract import trace
+
+
+def trace_step(layers: int | None, batch_size: int, **given: Value) -> StepGraph:
+    """The graph of one training step of `make_net`, without the gates of its gradients."""
+    with tf.Graph().as_default():
+        graph = trace(make_step(make_net(layers, batch_size, **given), optimizer=OPTIMIZER)).graph
+    return ungated(graph)
+
+
+def ungated(graph: StepGraph) -> StepGraph:
+    """Without what memtrade's gradients wait for: `tf.gradients`, which OpenAI's benchmark calls,
+    makes no gates."""
+    gates = {op.id for op in graph.ops if op.type == "NoOp"}
+    ops = tuple(
+        msgspec.structs.replace(op, controls=tuple(c for c in op.controls if c not in gates))
+        for op in graph.ops
+    )
+    return StepGraph(msgspec.structs.replace(graph.data, ops=ops))

@@ -1,0 +1,304 @@
+"""Which variants of its networks the thesis ran, worked out from what its log prints.
+
+    python -m memtrade.papers.thesis_variants results/predicted
+
+Each variant's training step is traced and put beside the log: memory between steps, memory cost of
+`original`, what LMS says that it swaps and adds, and the checkpoints that OME names. Writes
+thesis_variants.csv and thesis_variants.md into the folder. Takes two minutes.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from memtrade.graph import StepGraph
+from memtrade.models.resnet import BLOCKS
+from memtrade.options import Value
+from memtrade.papers.published import load_published
+from memtrade.papers.thesis_nets import RULES
+from memtrade.papers.thesis_trace import trace_step
+from memtrade.plan import CHECKPOINT, Plan
+from memtrade.results.sheets import markdown_row
+from memtrade.simulate.executor import run_order, tasks_of
+from memtrade.simulate.timeline import TimeSimulator
+from memtrade.strategies import find_planned, make_options
+from memtrade.target import profile_target
+from memtrade.units import megabytes
+
+CARD = "gtx-1070"
+BATCH = 32
+# More than any step here needs.
+ROOMY_BYTES = 1 << 40
+
+# Scopes of tf-slim's that memtrade's names are without.
+_SCOPES = frozenset({"InceptionV4", "Logits"})
+
+
+@dataclass(frozen=True)
+class Logged:
+    """What the log prints of one network. Bytes are in MB (10^6)."""
+
+    persistent_mb: float
+    cost_mb: float
+    tensors: int
+    ops: int
+
+    @classmethod
+    def of(cls, layers: int | None) -> Logged:
+        def rows(name: str) -> Any:
+            table: Any = load_published(name)
+            chosen = table["layers"].isna() if layers is None else table["layers"] == layers
+            return table[chosen.fillna(False)]
+
+        memory, steps, edits = map(
+            rows, ("thesis_log_memory", "thesis_log_steps", "thesis_log_lms_edits")
+        )
+        original = memory[(memory["strategy"] == "original") & (memory["line"] > 0)]
+        cost = steps[steps["strategy"] == "original"]["memory_cost_mb"]
+        return cls(
+            persistent_mb=float(original["mem_used_mb"].iloc[0]),
+            cost_mb=float(cost.iloc[0]) if len(cost) else float("nan"),
+            tensors=int(edits["tensors_swapped"].item()),
+            ops=int(edits["ops_added"].item()),
+        )
+
+
+class Variant:
+    """A network as it may have been, and what follows of each thing that the log prints.
+
+    Attributes:
+        untrained_bytes: of weights that are drawn besides and have no part in the loss, nor slots.
+    """
+
+    def __init__(self, name: str, graph: StepGraph, untrained_bytes: int = 0):
+        self.name, self.graph, self.untrained_bytes = name, graph, untrained_bytes
+
+    @property
+    def persistent_mb(self) -> float:
+        """Weights, their slots, averages: side by side, without what an allocator adds."""
+        return (sum(self.graph.data.capture_bytes) + self.untrained_bytes) / 1e6
+
+    @cached_property
+    def cost_mb(self) -> float:
+        """Of `original`, simulated on the card in the executor's order."""
+        simulator = TimeSimulator(self.graph, profile_target(CARD, order="dataflow"))
+        order = run_order(simulator, tasks_of(self.graph, ()))
+        memory = simulator.timeline(order, limit_bytes=ROOMY_BYTES).memory
+        assert memory is not None
+        return (memory.peak_bytes - memory.persistent_bytes) / 1e6
+
+    def _plan(self, strategy: str) -> Plan:
+        options = make_options(strategy, RULES[strategy])
+        target = profile_target(CARD, order="dataflow")
+        return find_planned(strategy).plan(self.graph, options, target)
+
+    @cached_property
+    def lms(self) -> tuple[int, int]:
+        """Tensors swapped, ops added."""
+        plan = self._plan("lms")
+        copies = [a for a in plan.actions if a.kind in ("swap_out", "swap_in")]
+        return len(plan.tensors("swap")), len(copies)
+
+    @cached_property
+    def products(self) -> int:
+        """Large products with a constant: in TensorFlow 1 the unused gradient of the constant
+        reads the other factor, so there LMS takes that, too."""
+        graph = self.graph
+        return sum(
+            op.type == "Mul" and graph.ops[graph.tensors[op.inputs[0]].op].type == "Conv2D"
+            for op in (graph.ops[i] for i in sorted(graph.forward))
+        )
+
+    @cached_property
+    def checkpoints(self) -> dict[str, str]:
+        """Place in the network -> "keep" or "swap"."""
+        plan = self._plan("ome")
+        return {
+            place(self.graph.label(fate.tensor)): fate.decision
+            for fate in plan.fates
+            if fate.reason.startswith(CHECKPOINT)
+        }
+
+
+def place(tensor: str) -> str:
+    """A tensor's name without scopes that only tf-slim has.
+
+    >>> place("InceptionV4/InceptionV4/Mixed_5d/concat:0")
+    'Mixed_5d/concat'
+    """
+    names = re.sub(r":0$", "", tensor).replace("PreLogitsFlatten/flatten", "PreLogitsFlatten")
+    return "/".join(name for name in names.split("/") if name not in _SCOPES)
+
+
+def printed_checkpoints() -> dict[str, str]:
+    rows = load_published("thesis_log_ome_tensors").to_dict("records")
+    return {place(row["tensor"]): row["action"] for row in rows}
+
+
+INCEPTIONS: dict[str, dict[str, Value]] = {
+    "training": {"batch_norm": "training"},
+    "training, auxiliary": {"batch_norm": "training", "auxiliary": True},
+    "inference": {},
+    "inference, mean in one op": {"head": "mean"},
+    "inference, auxiliary": {"auxiliary": True},
+}
+# Drawn as tf-slim does when asked, but without a part in the loss.
+UNTRAINED = "inference, auxiliary without a loss"
+
+
+def inceptions() -> list[Variant]:
+    made = {name: Variant(name, trace_step(None, BATCH, **o)) for name, o in INCEPTIONS.items()}
+    plain, trained = made["inference"].graph, made["inference, auxiliary"].graph
+    more = sum(trained.data.capture_bytes) - sum(plain.data.capture_bytes)
+    return [*made.values(), Variant(UNTRAINED, plain, more // 3)]
+
+
+def resnets() -> dict[int, Variant]:
+    return {layers: Variant(f"ResNet-{layers}", trace_step(layers, BATCH)) for layers in BLOCKS}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One variant beside the log. `..._over`: the log's figure over the variant's."""
+
+    variant: str
+    persistent_mb: float
+    persistent_over: float
+    cost_mb: float
+    cost_over: float
+    tensors: int
+    logged_tensors: int
+    ops: int
+    logged_ops: int
+    products: int
+
+    @classmethod
+    def of(cls, variant: Variant, logged: Logged) -> Row:
+        tensors, ops = variant.lms
+        return cls(
+            variant.name,
+            variant.persistent_mb,
+            logged.persistent_mb / variant.persistent_mb,
+            variant.cost_mb,
+            logged.cost_mb / variant.cost_mb,
+            tensors,
+            logged.tensors,
+            ops,
+            logged.ops,
+            variant.products,
+        )
+
+
+def met(row: Row, found: dict[str, str], resnets: Sequence[Row]) -> dict[str, bool]:
+    """Which evidence a variant of InceptionV4 meets. Ratios have to lie where those of the ResNets
+    lie, which are known to be what the thesis ran; counts have to be equal."""
+
+    def within(name: str) -> bool:
+        known = [value for each in resnets if (value := getattr(each, name)) == value]
+        return min(known) <= getattr(row, name) <= max(known)
+
+    printed = printed_checkpoints()
+    return {
+        "memory between steps": within("persistent_over"),
+        "memory cost": within("cost_over"),
+        "LMS's tensors": row.tensors == row.logged_tensors,
+        "with unused gradients": row.tensors + row.products == row.logged_tensors,
+        "LMS's ops": row.ops == row.logged_ops,
+        "the 12 checkpoints": found.keys() == printed.keys(),
+        "which are swapped": all(found.get(name) == how for name, how in printed.items()),
+    }
+
+
+def markdown(networks: Sequence[Row], variants: Sequence[tuple[Row, dict[str, str]]]) -> str:
+    head = (
+        "network", "between steps MB", "log over it", "cost MB", "log over it",
+        "LMS: tensors", "in the log", "ops", "in the log",
+    )  # fmt: skip
+    printed = printed_checkpoints()
+    lines = [
+        "# Which networks the thesis ran",
+        "",
+        "Variants of its networks beside what its log prints. Made by",
+        "",
+        "    python -m memtrade.papers.thesis_variants results/predicted",
+        "",
+        "Memory between steps: weights, two slots each and averages, without what an allocator",
+        "adds.",
+        f"Cost: of `original` at batch {BATCH}, simulated on the GTX 1070 in the executor's order.",
+        "LMS: what `lms --option rule=tflms` swaps, and the copies that it adds.",
+        "",
+        markdown_row(head),
+        markdown_row(["---", *("--:" for _ in head[1:])]),
+        *(_line(row) for row in networks),
+        *(_line(row) for row, _ in variants),
+        "",
+        "## InceptionV4: what each variant meets",
+        "",
+        "A ratio is met where it lies within those of the six ResNets, a count where it is equal.",
+        "*With unused gradients*: the log's tensors are those of LMS and one more for each",
+        "convolution that a constant multiplies, which in TensorFlow 1 the constant's gradient",
+        f"reads although nothing needs it. The log names {len(printed)} checkpoints.",
+        "",
+    ]
+    table = [(row, found, met(row, found, networks)) for row, found in variants]
+    names = list(table[0][2])
+    lines += [
+        markdown_row(["variant", *names, "checkpoints found", "not in the log", "met"]),
+        markdown_row(["---"] * (len(names) + 1) + ["---", "---", "--:"]),
+    ]
+    for row, found, told in table:
+        missing = [name for name in printed if name not in found]
+        there = f"all but {', '.join(missing)}" if 0 < len(missing) < 4 else ""
+        there = there or f"{len(printed) - len(missing)} of {len(printed)}"
+        others = [name for name in found if name not in printed]
+        cells = ["yes" if yes else "no" for yes in told.values()]
+        count = f"{sum(told.values())} of {len(told)}"
+        lines.append(markdown_row([row.variant, *cells, there, ", ".join(others) or "-", count]))
+    return "\n".join([*lines, ""])
+
+
+def _line(row: Row) -> str:
+    def over(value: float) -> str:
+        return "-" if value != value else f"{value:.3f}"
+
+    return markdown_row(
+        (
+            row.variant,
+            megabytes(round(row.persistent_mb * 1e6)),
+            over(row.persistent_over),
+            megabytes(round(row.cost_mb * 1e6)),
+            over(row.cost_over),
+            str(row.tensors),
+            str(row.logged_tensors),
+            str(row.ops),
+            str(row.logged_ops),
+        )
+    )
+
+
+def main(folder: Path) -> int:
+    networks = [Row.of(variant, Logged.of(layers)) for layers, variant in resnets().items()]
+    logged = Logged.of(None)
+    variants = [(Row.of(variant, logged), variant.checkpoints) for variant in inceptions()]
+    folder.mkdir(parents=True, exist_ok=True)
+    rows = [*networks, *(row for row, _ in variants)]
+    frame = pd.DataFrame([vars(row) for row in rows])
+    frame.to_csv(
+        folder / "thesis_variants.csv", index=False, float_format="%.5g", lineterminator="\n"
+    )
+    (folder / "thesis_variants.md").write_text(markdown(networks, variants), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit(__doc__)
+    sys.exit(main(Path(sys.argv[1])))
