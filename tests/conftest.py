@@ -31,11 +31,11 @@ def asking(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFac
 # ends on one alone. `pytest --durations=0` tells.
 LONGEST = (
     "tf/test_gradients_equal.py", "tf/test_pareto.py", "pipeline/test_trial.py",
-    "corpus/test_fuzz.py", "sweep/test_cluster.py", "corpus/test_corpus.py",
-    "tf/test_keras_fit.py", "measure/test_sizes.py", "tf/test_native.py",
-    "notebooks/test_notebooks.py", "tf/test_pipeline.py", "models/test_architectures.py",
-    "tf/test_build.py", "commands/test_target.py", "tf/test_ask.py", "strategies/test_optimal.py",
-    "tf/test_rebatch.py", "strategies/test_optimal_exact.py",
+    "sweep/test_cluster.py", "tf/test_keras_fit.py", "commands/test_max_batch.py",
+    "measure/test_sizes.py", "tf/test_native.py", "notebooks/test_notebooks.py",
+    "models/test_architectures.py", "tf/test_pipeline.py", "tf/test_build.py", "tf/test_ask.py",
+    "strategies/test_optimal.py", "strategies/test_optimal_exact.py", "tf/test_rebatch.py",
+    "commands/test_pipeline.py", "commands/test_target.py", "corpus/test_corpus.py",
 )  # fmt: skip
 
 
