@@ -16,7 +16,7 @@ import logging
 import os
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import tensorflow as tf
@@ -43,6 +43,7 @@ from memtrade.tf.calling import argument_order, as_function, call_alone, of_tens
 from memtrade.tf.extract import Trace, inspected, trace_concrete
 from memtrade.tf.loss import Named
 from memtrade.tf.rehearsal import can_be_rehearsed, rehearse
+from memtrade.tf.replicas import apply_plans, parts_of
 from memtrade.tf.rewrite import apply_plan
 from memtrade.tf.step import TrainStep
 from memtrade.tf.structure import (
@@ -54,7 +55,7 @@ from memtrade.tf.structure import (
     specs_of,
     tensors_of,
 )
-from memtrade.tf.swap import DeviceCopyTransfer, HostTransfer, SerializeTransfer
+from memtrade.tf.swap import HostTransfer, transfer_from
 from memtrade.units import megabytes, parse_bytes
 
 log = logging.getLogger("memtrade")
@@ -80,7 +81,8 @@ def apply(
     The step is traced for `example_batch`, planned and rewritten before this returns, so what is
     wrong is said here; the original is left as it was. A batch of other shapes is traced, planned
     and rewritten when it first comes. Where no plan saves anything the step runs as it is, with a
-    warning; so it does for a batch no larger than one before, whatever goes wrong with it.
+    warning; so it does for a batch no larger than one before, whatever goes wrong with it. Where
+    it runs on several devices (`tf.distribute`), each has a plan of its own within the budget.
 
     >>> weight = tf.Variable(tf.ones([64, 64]))
     >>> @tf.function
@@ -183,8 +185,17 @@ class Settings:
     options: Any
     budget_bytes: int | None
     device_name: str
+    profile: str | None
     target: Target
     transfer: HostTransfer
+
+    def on(self, device: str) -> Settings:
+        """The same on the device of a replica ("GPU:1"); "" is the device that was asked for."""
+        name = device.lower() if device.startswith("GPU") else ARENA
+        if not device or name == self.device_name:
+            return self
+        target = here_target(name, profile=self.profile, order=self.target.order)
+        return replace(self, device_name=name, target=target, transfer=transfer_from(name))
 
 
 def settings_of(
@@ -209,10 +220,10 @@ def settings_of(
         given["budget"] = budget if isinstance(budget, str) else f"{budget}B"
     device = device or ("gpu:0" if tf.config.list_logical_devices("GPU") else ARENA)
     device = ARENA if device == "cpu" else device
-    transfer = _transfer(device)
+    transfer = transfer_from(device)
     target = here_target(device, profile=profile, order=order)
     made = make_options(strategy, given)
-    return Settings(chosen, made, budget_bytes, device, target, transfer)
+    return Settings(chosen, made, budget_bytes, device, profile, target, transfer)
 
 
 @dataclass(frozen=True)
@@ -268,8 +279,10 @@ class _Rewriting:
     def _made(self, concrete: Any, specs: tuple[tf.TensorSpec, ...]) -> Any:
         """The rewritten step as a concrete function, or None."""
         traced = self._trace(concrete, specs)
-        plan = self._plan(traced)
-        if not plan.actions:
+        parts = parts_of(traced)
+        settings = [self.settings.on(part.device) for part in parts]
+        plans = [self._plan(*each) for each in zip(parts, settings, strict=True)]
+        if not any(plan.actions for plan in plans):
             if self.settings.strategy.name != "original":
                 self._warn(f"is not made smaller by {self.settings.strategy.name}")
             return None
@@ -280,7 +293,9 @@ class _Rewriting:
                 "the rewritten step runs without jit_compile",
                 stacklevel=2,
             )
-        return apply_plan(traced, plan, self.settings.transfer).get_concrete_function()  # pyright: ignore[reportFunctionMemberAccess]
+        return apply_plans(
+            traced, parts, plans, [each.transfer for each in settings]
+        ).get_concrete_function()  # pyright: ignore[reportFunctionMemberAccess]
 
     def _trace(self, concrete: Any, specs: tuple[tf.TensorSpec, ...]) -> Trace:
         step = TrainStep(
@@ -293,12 +308,11 @@ class _Rewriting:
         )
         return trace_concrete(step, concrete)
 
-    def _plan(self, traced: Trace) -> Plan:
+    def _plan(self, traced: Trace, settings: Settings) -> Plan:
         """A plan that keeps the budget: by prediction and, where the device counts, by a rehearsal.
 
         What a rehearsal above the budget teaches corrects the target, and the plan is made anew.
         """
-        settings = self.settings
         budget_bytes = settings.budget_bytes
         target = learned_target(settings.target, [traced.graph], environment=os.environ)
         options = host.within_room(settings.options, traced.graph, budget_bytes or 0)
@@ -371,19 +385,6 @@ class _Rewriting:
                 extra={"peak_bytes": found.peak_bytes, "original_bytes": original.peak_bytes},
             )
         return found.persistent_bytes
-
-
-def _transfer(device: str) -> HostTransfer:
-    if device == ARENA:
-        return SerializeTransfer()
-    kind, _, number = device.partition(":")
-    count = len(tf.config.list_logical_devices("GPU"))
-    if kind != "gpu" or not number.isdecimal() or int(number) >= count:
-        raise UnsupportedGraphError(
-            f"there is no device {device!r}: choose arena, or one of the {count} GPUs that "
-            "TensorFlow sees as gpu:0 and so on"
-        )
-    return DeviceCopyTransfer(device=f"/device:GPU:{number}", host="/device:CPU:0")
 
 
 def _known_bytes(spec: tf.TensorSpec) -> int:

@@ -13,7 +13,15 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from memtrade.facts.calls import dense_filter
-from memtrade.graph import ALIAS_TYPES, CALL_TYPES, READ_TYPES, SOURCE_TYPES, Op, StepGraph
+from memtrade.graph import (
+    ALIAS_TYPES,
+    CALL_TYPES,
+    HANDED_TYPES,
+    READ_TYPES,
+    SOURCE_TYPES,
+    Op,
+    StepGraph,
+)
 
 
 class OpClass(StrEnum):
@@ -47,6 +55,7 @@ _FREE_TYPES = (
     ALIAS_TYPES
     | READ_TYPES
     | SOURCE_TYPES
+    | HANDED_TYPES
     | {"BroadcastGradientArgs", "ConcatOffset", "Rank", "Shape", "ShapeN", "Size"}
 )
 _CONV_TYPES = frozenset(

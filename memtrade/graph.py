@@ -25,6 +25,11 @@ ALIAS_TYPES = frozenset(
      "StopGradient"}
 )  # fmt: skip
 
+# What stands in a device's part of a step for the other devices: a tensor that goes there, or comes
+# from there. They make no nodes; TensorFlow moves the tensors.
+SEND, RECEIVE = "memtrade.Send", "memtrade.Receive"
+HANDED_TYPES = frozenset({SEND, RECEIVE})
+
 # Ops that read a variable: their output is the variable's own buffer until it is updated.
 READ_TYPES = frozenset({"ReadVariableOp"})
 

@@ -5,13 +5,14 @@
 
 Keras documents both as what one may override. Ours takes batches out of the iterator one by one,
 so that their sizes are known: each size is planned and rewritten when it first comes, the last,
-smaller batch of an epoch included.
+smaller batch of an epoch included. Where the model trains on several devices, the step is Keras's
+own, which runs `train_step` on each of them.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
@@ -24,6 +25,9 @@ from memtrade.plan import Order
 from memtrade.tf.loss import Named
 
 _HOOK = "make_train_function"
+
+# The strategies with which each replica computes a step of its own, on a device of its own.
+_MIRRORED = (tf.distribute.MirroredStrategy, tf.distribute.MultiWorkerMirroredStrategy)
 
 
 def optimize(
@@ -67,8 +71,8 @@ def optimize(
         The same model.
 
     Raises:
-        MemtradeError: the model is not compiled, or runs eagerly, on another backend or on several
-            devices at once.
+        MemtradeError: the model is not compiled, or runs eagerly, on another backend or with a
+            tf.distribute strategy for which there are no plans.
         UnknownNameError: no such strategy or option.
         InfeasibleBudgetError, UnsupportedGraphError: see `memtrade.apply`; from here with an
             `example_batch`, else from `model.fit`.
@@ -128,8 +132,9 @@ class TrainFunction:
     def prepare(self, batch: Any) -> None:
         """Traces, plans and rewrites for batches like this one."""
         self._check_size(batch)
-        self.step = apply(tf.function(self.model.train_step, autograph=False), (batch,),
-                          **self.settings)  # fmt: skip
+        mirrored = isinstance(self.model.distribute_strategy, _MIRRORED)
+        step = _on_replicas(self.model) if mirrored else self.model.train_step
+        self.step = apply(tf.function(step, autograph=False), (batch,), **self.settings)
 
     def _run(self, batch: Any) -> Any:
         # Where a batch lacks something (no targets), Keras's datasets have an empty Optional.
@@ -143,12 +148,20 @@ class TrainFunction:
 
     def _check_size(self, batch: Any) -> None:
         # What is not there, such as the weights of samples, is None.
-        parts = [part for part in keras.tree.flatten(batch) if part is not None]
-        sizes = [part.shape[0] for part in parts if len(part.shape)]
-        if self.batch_size is not None and sizes and sizes[0] != self.batch_size:
+        strategy = self.model.distribute_strategy
+        parts = [
+            strategy.experimental_local_results(part)
+            for part in keras.tree.flatten(batch)
+            if part is not None
+        ]
+        sizes = [sum(each.shape[0] for each in part) for part in parts if len(part[0].shape)]
+        size = sizes[0] if sizes else self.batch_size
+        if sizes and isinstance(strategy, _MIRRORED):  # other processes have their own share
+            size = size * strategy.num_replicas_in_sync // len(strategy.extended.worker_devices)
+        if self.batch_size is not None and size != self.batch_size:
             warnings.warn(
                 f"memtrade.keras.optimize was told a batch size of {self.batch_size}, but the "
-                f"first batch has {sizes[0]} examples: pass batch_size={self.batch_size} to "
+                f"first batch has {size} examples: pass batch_size={self.batch_size} to "
                 "model.fit, or batch the dataset so",
                 stacklevel=2,
             )
@@ -172,11 +185,28 @@ def _check(model: keras.Model) -> None:
             "the model runs eagerly, so there is no graph to rewrite: compile it with "
             "run_eagerly=False"
         )
-    replicas = model.distribute_strategy.num_replicas_in_sync
-    if replicas > 1:
+    strategy = model.distribute_strategy
+    elsewhere = (tf.distribute.experimental.ParameterServerStrategy, tf.distribute.TPUStrategy)
+    several = strategy.num_replicas_in_sync > 1 and not isinstance(strategy, _MIRRORED)
+    if several or isinstance(strategy, elsewhere):
         raise MemtradeError(
-            f"the model trains on {replicas} devices at once: a plan is for one device"
+            f"the model trains with {type(strategy).__name__}, and plans are for "
+            "tf.distribute.MirroredStrategy, MultiWorkerMirroredStrategy, or one device"
         )
+
+
+def _on_replicas(model: keras.Model) -> Callable[[Any], Any]:
+    """Keras's own step of a batch, which runs `model.train_step` on each replica."""
+    make: Any = getattr(type(model), _HOOK)
+    ours = model.train_function
+    make(model, force=True)
+    theirs: Any = model.train_function
+    model.train_function = ours
+
+    def train_step(batch: Any) -> Any:
+        return theirs(iter([batch]))
+
+    return train_step
 
 
 def _without_xla(model: keras.Model) -> None:

@@ -24,7 +24,7 @@ def test_your_own_model(capsys):
     """The blocks of the page, one after the other, as a reader would type them."""
     names: dict[str, Any] = {}
     blocks = BLOCK.findall(PAGE.read_text())
-    assert len(blocks) == 3
+    assert len(blocks) == 4
     for block in blocks:
         exec(compile(block, str(PAGE), "exec"), names)
     assert capsys.readouterr().out == "['largest', 'loss']\n"

@@ -23,7 +23,7 @@ def inspect(
     """Show what is in a training step, and what follows from it for plans.
 
     Loops and branches, tensors that nothing sizes, random numbers, several devices, and what
-    cannot be rewritten: calls of Python, collectives, in-place ops. Nothing is planned or run. The
+    cannot be rewritten: calls of Python, in-place ops. Nothing is planned or run. The
     exit status is 1 for a step that cannot be rewritten.
 
     Parameters

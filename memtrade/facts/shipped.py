@@ -21,6 +21,7 @@ from memtrade.graph import (
     ALIAS_TYPES,
     BODY_TYPES,
     CALL_TYPES,
+    HANDED_TYPES,
     READ_TYPES,
     SOURCE_TYPES,
     Op,
@@ -85,7 +86,7 @@ class ShippedFacts:
                 self._rules.setdefault(op_type, []).append(rule)
 
     def is_known(self, op_type: str) -> bool:
-        return op_type in self._traced | CALL_TYPES | BODY_TYPES
+        return op_type in self._traced | CALL_TYPES | BODY_TYPES | HANDED_TYPES
 
     def of(self, op: Op, graph: StepGraph) -> Fact:
         if "scratch_bytes" in op.attrs:

@@ -28,10 +28,12 @@ from memtrade.graph import (
 )
 from memtrade.tf.body_bytes import Learned
 from memtrade.tf.calls import Calls
-from memtrade.tf.findings import of_trace, refusals
+from memtrade.tf.captured import captures
+from memtrade.tf.findings import meeting_nodes, of_trace, refusals
 from memtrade.tf.graft import graft
 from memtrade.tf.inline import Inlined, opens
 from memtrade.tf.loss import Named, candidates, find_loss
+from memtrade.tf.meetings import refuse_elsewhere
 from memtrade.tf.nodes import MOST_VALUES, Constant, folded
 from memtrade.tf.sizes import learn_sizes
 from memtrade.tf.step import CHECKPOINTS, TrainStep
@@ -40,12 +42,14 @@ from memtrade.tf.unroll import shapes_kept, unrolled
 
 @dataclass(frozen=True)
 class Trace:
-    """A traced step: the same ops as TensorFlow's GraphDef and as a StepGraph."""
+    """A traced step: the same ops as TensorFlow's GraphDef and as a StepGraph; or the part of one
+    that `device` ("CPU:1") does, whose graph is then that of the part alone."""
 
     step: TrainStep
     concrete: Any  # tf.types.experimental.ConcreteFunction, with its FuncGraph
     graph_def: tf.compat.v1.GraphDef
     graph: StepGraph
+    device: str = ""
 
 
 def trace(step: TrainStep) -> Trace:
@@ -91,6 +95,7 @@ def opened(concrete: Any, specs: Sequence[tf.TensorSpec]) -> Any:
     )
     graph_def = func_graph.as_graph_def()
     _refuse(graph_def)
+    refuse_elsewhere(concrete)
     library = {each.signature.name: each for each in graph_def.library.function}
     if closed and not any(opens(node, library) for node in graph_def.node):
         return concrete
@@ -118,11 +123,15 @@ def read_graph(
     op_ids = {operation.name: i for i, operation in enumerate(operations)}
     graph_def = func_graph.as_graph_def()
     calls = Calls(graph_def)
-    attrs = {node.name: {**_simple_attrs(node), **calls.about(node)} for node in graph_def.node}
+    meeting = meeting_nodes(graph_def)
+    attrs = {
+        node.name: {**_simple_attrs(node), **calls.about(node), **meeting.get(node.name, {})}
+        for node in graph_def.node
+    }
     definitions = _Definitions(graph_def)
-    batch = len(func_graph.inputs) - len(concrete.captured_inputs)
-    handles = zip(func_graph.inputs[batch:], concrete.captured_inputs, strict=True)
-    held = {inner.name: (0, spec) for inner, outer in handles if (spec := variable_spec(outer))}
+    closed_over = captures(concrete)
+    batch = len(func_graph.inputs) - len(closed_over)
+    held = {inner.name: (0, spec) for inner, outer in closed_over if (spec := variable_spec(outer))}
     learned = learn_sizes(operations, graph_def.library, held)
     is_stateful = _StatefulTypes()
     ops: list[Op] = []
@@ -150,10 +159,7 @@ def read_graph(
             )
         )
     place = {id(variable.handle): i for i, variable in enumerate(laid)}
-    captured = sorted(
-        zip(func_graph.inputs[batch:], concrete.captured_inputs, strict=True),
-        key=lambda pair: place.get(id(pair[1]), len(place)),
-    )
+    captured = sorted(closed_over, key=lambda pair: place.get(id(pair[1]), len(place)))
     inputs = tuple(tensor_ids[t.name] for t in func_graph.inputs[:batch])
     losses = candidates(concrete.structured_outputs, loss)
     return GraphData(

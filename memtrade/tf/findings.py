@@ -10,6 +10,8 @@ import tensorflow as tf
 
 from memtrade.errors import MemtradeError
 from memtrade.findings import Finding, of_graph
+from memtrade.parts import COLLECTIVES
+from memtrade.tf.inline import functions_named
 
 # Ops that hold a Python function, which the graph cannot carry to another place.
 _PYTHON_TYPES = frozenset({"EagerPyFunc", "PyFunc", "PyFuncStateless"})
@@ -27,12 +29,6 @@ _REFUSED: tuple[tuple[str, Callable[[str], bool], str], ...] = (
         lambda kind: kind in _PYTHON_TYPES,
         "calls back into Python, and its side effects cannot be kept: move tf.py_function or "
         "tf.numpy_function out of the step, into the input pipeline",
-    ),
-    (
-        "collectives",
-        lambda kind: kind.startswith(("Collective", "Nccl")),
-        "waits for other replicas, and a plan is for one device: rewrite the step that each "
-        "replica runs before its gradients are exchanged",
     ),
     (
         "in-place ops",
@@ -53,6 +49,26 @@ def refusals(graph_def: Any) -> Iterator[Finding]:
             yield Finding(what, len(found), where, why, refused=True)
 
 
+def meeting_nodes(graph_def: Any) -> dict[str, dict[str, bool]]:
+    """The nodes that run a function (a branch, a loop) with collectives in it, or a function that
+    calls one, and the attribute that says so."""
+    library = {each.signature.name: each.node_def for each in graph_def.library.function}
+    meeting: set[str] = set()  # functions
+
+    def meets(node: Any) -> bool:
+        return node.op.startswith(COLLECTIVES) or not meeting.isdisjoint(functions_named(node))
+
+    while found := {
+        name for name, body in library.items() if name not in meeting and any(map(meets, body))
+    }:
+        meeting |= found
+    return {
+        node.name: {"collective": True}
+        for node in graph_def.node
+        if not meeting.isdisjoint(functions_named(node))
+    }
+
+
 def of_trace(graph_def: Any, traced: Callable[[], Any], arguments: Iterable[Any]) -> list[Finding]:
     """All findings. `traced` makes the Trace; it is not called for a step that is refused."""
     found = list(refusals(graph_def))
@@ -63,8 +79,12 @@ def of_trace(graph_def: Any, traced: Callable[[], Any], arguments: Iterable[Any]
             found = [Finding("step", 1, "", str(error), refused=True)]
     devices = {node.device for node in _nodes(graph_def) if node.device}
     if len(devices) > 1:
-        follows = "a plan is for one device: tensors of the others are taken for its own"
+        follows = "what each computes is planned by itself, and they meet in the order they have"
         found.append(Finding("several devices", len(devices), min(devices), follows))
+    collectives = [node for node in _nodes(graph_def) if node.op.startswith(COLLECTIVES)]
+    if collectives:
+        follows = "they run once, in the order they have, which is the same on all replicas"
+        found.append(Finding("collectives", len(collectives), collectives[0].name, follows))
     compiled = [f for f in graph_def.library.function if _is_compiled(f)]
     if compiled:
         follows = "a plan holds outside of them; of the whole step, jit_compile is turned off"

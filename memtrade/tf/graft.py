@@ -34,7 +34,6 @@ def graft(
     """
     for node in graph_def.node:
         node.attr.pop("_class", None)  # beside which op it is to run: some are inputs now
-    captured = concrete.captured_inputs
     names = [t.op.name for t in concrete.graph.inputs]
     read = {reference.partition(":")[0] for node in graph_def.node for reference in node.input}
     results = [name.removesuffix(":0") for name in results]
@@ -42,7 +41,8 @@ def graft(
 
     def step(*arguments: tf.Tensor) -> Any:
         graph = tf.compat.v1.get_default_graph()
-        values = [*arguments, *map(graph.capture, captured)]
+        # Asked here, where values that each call asks for become those of this function.
+        values = [*arguments, *map(graph.capture, concrete.captured_inputs)]
         given = dict(zip(names, values, strict=True))
         inputs = {name: value for name, value in given.items() if name in read}
         wanted = [*(_tensor_name(name) for name in made), *effects]

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from memtrade.tf.captured import captures
 from memtrade.tf.extract import variable_spec
 
 
@@ -33,7 +34,7 @@ def captured_variables(concrete: Any) -> list[Any]:
     comparisons of two steps pair them."""
     known = {id(variable.handle): variable for variable in concrete.variables}
     found = []
-    for i, handle in enumerate(concrete.captured_inputs):
+    for i, (_, handle) in enumerate(captures(concrete)):
         spec = variable_spec(handle)
         if id(handle) in known:
             found.append(known[id(handle)])

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import tensorflow as tf
 
+from memtrade.tf.captured import captures
 from memtrade.tf.extract import Trace
 from memtrade.tf.swap import NodeDef, const_node
 
@@ -38,9 +39,7 @@ def settle(trace: Trace) -> None:
     With the first such assignment TensorFlow makes a variable one that is read by copying, which
     may move it: better now than between the large tensors of the first step.
     """
-    batch = len(trace.step.specs)
-    inputs = [t.name for t in trace.concrete.graph.inputs[batch:]]
-    captured = dict(zip(inputs, trace.concrete.captured_inputs, strict=True))
+    captured = {inner.name: outer for inner, outer in captures(trace.concrete)}
     with tf.init_scope():
         for op in filter(
             trace.graph.keeps_place, trace.graph.ops if tf.executing_eagerly() else ()

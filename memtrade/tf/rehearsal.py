@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from memtrade.facts import READING
 from memtrade.graph import CALL_TYPES
+from memtrade.tf.captured import captures
 from memtrade.tf.extract import Trace, variable_spec
 
 _DRAWING = ("Random", "StatelessRandom", "TruncatedNormal", "Multinomial")
@@ -22,10 +23,13 @@ _HARMLESS = READING | {"VarHandleOp"}
 
 
 def can_be_rehearsed(trace: Trace) -> bool:
-    """Whether all that the step changes are variables, which are there, and its sizes are known."""
+    """Whether all that the step changes are variables, which are there, and its sizes are known.
+    A part of a step does not run alone."""
+    if trace.device:
+        return False
     if not all(spec.shape.is_fully_defined() for spec in trace.step.specs):
         return False
-    if any(tf.is_symbolic_tensor(captured) for captured in trace.concrete.captured_inputs):
+    if any(tf.is_symbolic_tensor(captured) for _, captured in captures(trace.concrete)):
         return False
     return all(
         op.type in _HARMLESS
@@ -62,8 +66,9 @@ def rehearse(
         in_use = tf.config.experimental.get_memory_info(device)["current"]
         try:
             results = function(*values)
-            for result in tf.nest.flatten(results):
-                result.numpy()  # until the device is done
+            for result in tf.nest.flatten(results, expand_composites=True):
+                if tf.is_tensor(result):  # a step may return None
+                    result.numpy()  # until the device is done
             peak = tf.config.experimental.get_memory_info(device)["peak"]
         finally:
             for (handle, _), value in zip(specs, before, strict=True):

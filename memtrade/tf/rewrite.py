@@ -17,12 +17,13 @@ from typing import Any
 
 import tensorflow as tf
 
-from memtrade.graph import SOURCE_TYPES
+from memtrade.graph import HANDED_TYPES, SEND, SOURCE_TYPES
 from memtrade.kernel_pairs import bias_gradients
 from memtrade.plan import Plan, check_plan
 from memtrade.tf.extract import Trace
 from memtrade.tf.graft import graft
 from memtrade.tf.in_place import settle, write_in_place
+from memtrade.tf.meetings import check_meetings
 from memtrade.tf.swap import HostTransfer, NodeDef, empty_nodes, size_node
 
 # Names of new nodes start with this; users find them in TensorBoard and in traces.
@@ -42,14 +43,21 @@ def apply_plan(trace: Trace, plan: Plan, transfer: HostTransfer) -> Callable[...
     return import_step(trace, rewrite(trace, plan, transfer))
 
 
-def rewrite(trace: Trace, plan: Plan, transfer: HostTransfer) -> tf.compat.v1.GraphDef:
-    """The rewritten GraphDef. Inputs, outputs and updates keep their names."""
-    return _Rewriter(trace, plan, transfer).graph_def()
+def rewrite(
+    trace: Trace, plan: Plan, transfer: HostTransfer, scope: str = SCOPE
+) -> tf.compat.v1.GraphDef:
+    """The rewritten GraphDef. Inputs, outputs and updates keep their names, new nodes have theirs
+    in `scope`."""
+    return _Rewriter(trace, plan, transfer, scope).graph_def()
 
 
 def import_step(trace: Trace, graph_def: Any) -> Callable[..., tf.Tensor]:
-    """A tf.function that runs `graph_def`, a rewriting of the trace's own."""
+    """A tf.function that runs `graph_def`, a rewriting of the trace's own.
+
+    Raises InvalidPlanError where devices would wait for each other for ever.
+    """
     func_graph = trace.concrete.graph
+    check_meetings(graph_def, trace.concrete, trace.graph.data)
     return graft(
         trace.concrete,
         graph_def,
@@ -64,6 +72,7 @@ class _Rewriter:
     trace: Trace
     plan: Plan
     transfer: HostTransfer
+    scope: str = SCOPE
 
     def __post_init__(self) -> None:
         self.graph = self.trace.graph
@@ -93,8 +102,8 @@ class _Rewriter:
 
     def _run(self, op_id: int) -> None:
         op = self.graph.ops[op_id]
-        if op.type == "Placeholder":  # the new function brings its own
-            return
+        if op.type == "Placeholder" or op.type in HANDED_TYPES:  # the new function brings its
+            return  # own, and TensorFlow hands tensors over
         node = self._copy(op_id, op.name)
         if self.graph.keeps_place(op):
             self.nodes.extend(
@@ -107,7 +116,8 @@ class _Rewriter:
             node.input.extend(name for name in beside.input if name.startswith("^"))
             self.awaited.append(op.name)
             return
-        node.input.extend("^" + self.graph.ops[control].name for control in op.controls)
+        waits = (self.graph.ops[control] for control in op.controls)
+        node.input.extend("^" + each.name for each in waits if each.type != SEND)
         if op.type in SOURCE_TYPES:
             return
         self._pin(node, node)
@@ -119,7 +129,7 @@ class _Rewriter:
     def _recompute(self, op_id: int) -> None:
         op = self.graph.ops[op_id]
         self.clones[op_id] += 1
-        node = self._copy(op_id, f"{SCOPE}/again{self.clones[op_id]}/{op.name}")
+        node = self._copy(op_id, f"{self.scope}/again{self.clones[op_id]}/{op.name}")
         self.nodes.append(node)
         for t in op.outputs:
             self.latest[t] = self._reference(t, node.name)
@@ -127,7 +137,7 @@ class _Rewriter:
         self._pin(node, node)
 
     def _swap_out(self, tensor: int) -> None:
-        name = f"{SCOPE}/out/{self._flat_label(tensor)}"
+        name = f"{self.scope}/out/{self._flat_label(tensor)}"
         made = self.transfer.swap_out(name, self.latest[tensor], self.graph.tensors[tensor])
         self.nodes.extend(made)
         if self.transfer.blocking:
@@ -135,14 +145,14 @@ class _Rewriter:
 
     def _wait(self, tensor: int) -> None:
         if not self.transfer.blocking:
-            self.awaited.append(f"{SCOPE}/out/{self._flat_label(tensor)}")
+            self.awaited.append(f"{self.scope}/out/{self._flat_label(tensor)}")
 
     def _swap_in(self, tensor: int) -> None:
         self.swaps_in[tensor] += 1
         label = self._flat_label(tensor)
         made = self.transfer.swap_in(
-            f"{SCOPE}/in{self.swaps_in[tensor]}/{label}",
-            f"{SCOPE}/out/{label}",
+            f"{self.scope}/in{self.swaps_in[tensor]}/{label}",
+            f"{self.scope}/out/{label}",
             self.graph.tensors[tensor],
         )
         self.nodes.extend(made)
@@ -155,7 +165,7 @@ class _Rewriter:
 
     def _reserve(self, size_bytes: int) -> None:
         """An allocation that is held until the next action has run; see `_pin`."""
-        name = f"{SCOPE}/reserve{len(self.nodes)}"
+        name = f"{self.scope}/reserve{len(self.nodes)}"
         made = empty_nodes(name, size_bytes)
         self.nodes.extend(made)
         self._pin(made[-1], made[-1])

@@ -123,7 +123,8 @@ class _Sizes:
         if operation.type in ("TensorListGetItem", "TensorListPopBack") and t.dtype == tf.int32:
             content = self.found.contents.get(inputs[0].name)
             return _FEW if content and content.shape.rank == 1 else None
-        few = all((self._elements(each) or _FEW + 1) <= _FEW for each in inputs)
+        elements = [self._elements(each) for each in inputs]
+        few = all(count is not None and count <= _FEW for count in elements)
         return _FEW if inputs and few and t.dtype in (tf.int32, tf.int64) else None
 
     def _elements(self, t: tf.Tensor) -> int | None:

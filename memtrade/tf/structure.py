@@ -12,19 +12,26 @@ import tensorflow as tf
 
 from memtrade.errors import UnsupportedGraphError
 
+# A value on each replica of a tf.distribute strategy.
+_PerReplica = tf.types.experimental.distributed.PerReplica
+
 # Tensors of several parts, which steps may take.
 _COMPOSITES = (tf.RaggedTensor, tf.SparseTensor, tf.IndexedSlices)
 _COMPOSITE_SPECS = (tf.RaggedTensorSpec, tf.SparseTensorSpec, tf.IndexedSlicesSpec)
 
 
 def named_leaves(structure: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """The leaves of nested mappings and sequences with their paths, such as "0/loss"."""
+    """The leaves of nested mappings and sequences with their paths, such as "0/loss"; of a value
+    per replica, that of the first."""
     if isinstance(structure, Mapping):
         children = structure.items()
     elif isinstance(structure, tuple) and hasattr(structure, "_fields"):
         children = zip(structure._fields, structure, strict=True)  # pyright: ignore[reportAttributeAccessIssue]
     elif isinstance(structure, (tuple, list)):
         children = enumerate(structure)
+    elif isinstance(structure, _PerReplica):
+        yield path, tf.nest.flatten(structure, expand_composites=True)[0]
+        return
     else:
         yield path, structure
         return
@@ -90,7 +97,7 @@ def specs_of(structure: Any) -> Any:
     def spec(leaf: Any) -> Any:
         if isinstance(leaf, tf.Variable):
             return Held(leaf)
-        if isinstance(leaf, _COMPOSITES):
+        if isinstance(leaf, (*_COMPOSITES, _PerReplica)):
             return tf.type_spec_from_value(leaf)
         if isinstance(leaf, (tf.Tensor, np.ndarray, np.generic)):
             return tf.TensorSpec(leaf.shape, tf.as_dtype(leaf.dtype))
@@ -105,6 +112,11 @@ def tensors_of(structure: Any) -> list[Any]:
     return [leaf for leaf in leaves if is_tensor(leaf)]
 
 
+def _is_per_replica(leaf: Any) -> bool:
+    """Whether it is the spec of a value per replica."""
+    return isinstance(leaf, tf.TypeSpec) and issubclass(leaf.value_type, _PerReplica)
+
+
 def check_shapes(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Raises UnsupportedGraphError, with the input's name, where a size is not known."""
     try:
@@ -114,13 +126,14 @@ def check_shapes(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     for path, leaf in named_leaves(bound):
         if isinstance(leaf, _COMPOSITES + _COMPOSITE_SPECS):
             continue  # their parts have no size before they come
-        if is_tensor(leaf) and not leaf.shape.is_fully_defined():
-            raise UnsupportedGraphError(
-                f"input {path!r} has the unknown shape {leaf.shape}: a plan is for one size. "
-                "Batch with drop_remainder=True, or say the size with tf.ensure_shape"
-            )
         parts = tf.nest.flatten(leaf, expand_composites=True)
-        if len(parts) != 1 or parts[0] is not leaf:
+        for part in parts:
+            if is_tensor(part) and not part.shape.is_fully_defined():
+                raise UnsupportedGraphError(
+                    f"input {path!r} has the unknown shape {part.shape}: a plan is for one size. "
+                    "Batch with drop_remainder=True, or say the size with tf.ensure_shape"
+                )
+        if not _is_per_replica(leaf) and (len(parts) != 1 or parts[0] is not leaf):
             raise UnsupportedGraphError(
                 f"input {path!r} is a {type(leaf).__name__}, which has no fixed shape: "
                 "a plan is for one size. Pass dense tensors, such as next(iterator)"

@@ -18,7 +18,9 @@ from typing import Any, Protocol
 import numpy as np
 import tensorflow as tf
 
+from memtrade.errors import UnsupportedGraphError
 from memtrade.graph import Tensor
+from memtrade.target import ARENA
 
 NodeDef = Any  # tf.compat.v1.NodeDef, a protobuf class that type checkers cannot see
 
@@ -110,6 +112,20 @@ class DeviceCopyTransfer:
         # other device as soon as its producer has run, whatever its reader waits for.
         host = _node("Identity", f"{name}/host", [out_name], device=self.host, T=tensor.dtype)
         return [host, _node("Identity", name, [host.name], device=self.device, T=tensor.dtype)]
+
+
+def transfer_from(device: str) -> HostTransfer:
+    """How tensors leave "arena", or "gpu:N". Raises UnsupportedGraphError for what is not here."""
+    if device == ARENA:
+        return SerializeTransfer()
+    kind, _, number = device.partition(":")
+    count = len(tf.config.list_logical_devices("GPU"))
+    if kind != "gpu" or not number.isdecimal() or int(number) >= count:
+        raise UnsupportedGraphError(
+            f"there is no device {device!r}: choose arena, or one of the {count} GPUs that "
+            "TensorFlow sees as gpu:0 and so on"
+        )
+    return DeviceCopyTransfer(device=f"/device:GPU:{number}", host="/device:CPU:0")
 
 
 def empty_nodes(name: str, size_bytes: int) -> list[NodeDef]:

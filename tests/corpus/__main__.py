@@ -1,6 +1,6 @@
 """The corpus' table: which steps work, are equal to the bit, and take how much less.
 
-    [MEMTRADE_ASK=0] python -m tests.corpus results/corpus [NAME ...]
+    python -m tests.corpus results/corpus [NAME ...]
 
 Each step in a child of its own (`tests.corpus.trial`). Writes corpus.csv and corpus.md into the
 folder; with names (or the beginning of some), only these steps' rows are made anew; with the name
@@ -9,6 +9,7 @@ folder; with names (or the beginning of some), only these steps' rows are made a
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import csv
 import importlib
@@ -125,16 +126,18 @@ def _sheet(rows: Sequence[Row], folder: str) -> Sheet:
         rows=lines,
         weak=frozenset(i for i, row in enumerate(ordered) if row["outcome"] != "rewritten"),
         notes=(*notes, _NOTE),
-        command=f"MEMTRADE_ASK=0 python -m tests.corpus {folder}",
+        command=f"python -m tests.corpus {folder}",
     )
 
 
 _NOTE = (
     "Peaks are the allocator's, variables and batch included; `optimal` has a budget of 60% of the "
     "original's. Equal: all that is returned and every variable after two steps, to the bit, "
-    "against TensorFlow without its graph optimizer. Predictions are by the shipped facts about "
-    "kernels; without MEMTRADE_ASK=0 these are asked first. Steps take milliseconds, and so a "
-    "plan's own ops weigh more in them than in large ones."
+    "against TensorFlow without its graph optimizer. A step runs with what ran before it in the "
+    "same process, the original first, so the allocator has holes of theirs, and predictions know "
+    "nothing of these: among tensors of some kilobytes they show. Steps take milliseconds, and so "
+    "a plan's own ops weigh more in them than in large ones; other work ran beside them. An "
+    "InfeasibleBudgetError says the smallest peak that was found."
 )
 
 
@@ -161,13 +164,18 @@ def _summary(strategy: str, rows: Sequence[Row]) -> str:
     equal = sum(str(row.get("equal")) == "True" for row in ran)
     smaller = [s for row in ran if (s := _share(row, "peak_bytes", "original_bytes")) is not None]
     slower = [s for row in ran if (s := _share(row, "seconds", "original_seconds")) is not None]
+    off = [s - 1 for row in ran if (s := _share(row, "predicted_bytes", "peak_bytes")) is not None]
     left = sum(row["outcome"] == "as it is" for row in ran)
     if not smaller:
         return f"{strategy}: none of {len(own)} ran."
+    outcomes = collections.Counter(row["outcome"] for row in own if row not in ran)
+    others = ", ".join(f"{count} {outcome}" for outcome, count in sorted(outcomes.items()))
     return (
-        f"{strategy}: {len(ran)} of {len(own)} steps ran, {equal} of them equal, {left} as they "
-        f"were; median peak {statistics.median(smaller):.0%} of the original's, largest "
-        f"{max(smaller):.0%}; median step {statistics.median(slower):.2f} times the original's."
+        f"{strategy}: {len(ran)} of {len(own)} steps ran ({others or 'all'}), {equal} of them "
+        f"equal, {left} as they were; median peak {statistics.median(smaller):.0%} of the "
+        f"original's, largest {max(smaller):.0%}; median step {statistics.median(slower):.2f} "
+        f"times the original's; predictions off by {statistics.median(map(abs, off)):.1%} in the "
+        f"median, {sum(each < -0.005 for each in off)} of {len(off)} more than 0.5% too low."
     )
 
 

@@ -72,7 +72,7 @@ def collective(x):
     [
         (looping, "loops"), (branching, "branches"), (random, "random ops with a state"),
         (masked, "bounded tensors"), (on_two_devices, "several devices"),
-        (compiled, "functions for XLA"),
+        (compiled, "functions for XLA"), (collective, "collectives"),
     ],
 )  # fmt: skip
 def test_what_is_in_a_step_is_found(step, what):
@@ -85,7 +85,7 @@ def test_what_is_in_a_step_is_found(step, what):
 
 @pytest.mark.parametrize(
     ("step", "what"),
-    [(python, "Python calls"), (in_place, "in-place ops"), (collective, "collectives")],
+    [(python, "Python calls"), (in_place, "in-place ops")],
 )
 def test_what_is_refused_is_found_too(step, what):
     [found] = [each for each in memtrade.inspect(step, BATCH) if each.refused]
@@ -93,6 +93,25 @@ def test_what_is_refused_is_found_too(step, what):
     with pytest.raises(UnsupportedGraphError) as refused:
         memtrade.apply(step, BATCH)
     assert str(refused.value) == f"op {found.where} {found.follows}"
+
+
+@pytest.mark.parametrize(
+    ("device", "word"),
+    [
+        ("/job:ps/task:0/device:CPU:0", "a parameter server"),
+        ("/job:worker/task:1/device:CPU:0", "in several processes"),
+        ("/device:TPU:0", "XLA compiles all"),
+    ],
+)
+def test_what_runs_where_nobody_can_plan_is_refused(device, word):
+    def step(x):
+        with tf.device(device):
+            y = x * 2.0
+        with tf.device("/job:worker/task:0/device:CPU:0"):
+            return plain(y)
+
+    with pytest.raises(UnsupportedGraphError, match=word):
+        memtrade.apply(step, BATCH)
 
 
 def test_variables_as_arguments_are_found():

@@ -2,6 +2,8 @@
 # (Keras and csv annotate less than they take.)
 """memtrade.keras.optimize: fit and its friends train the same model as before."""
 
+import types
+
 import keras
 import numpy as np
 import pytest
@@ -264,3 +266,11 @@ def test_what_is_told_is_checked_at_once():
     ):
         with pytest.raises(MemtradeError, match=message):
             optimize(make(), **wrong)
+
+
+def test_a_strategy_without_plans_is_refused(monkeypatch):
+    model = make()
+    several = types.SimpleNamespace(num_replicas_in_sync=8)
+    monkeypatch.setattr(keras.Model, "distribute_strategy", several)
+    with pytest.raises(MemtradeError, match="trains with SimpleNamespace, and plans are for"):
+        optimize(model)

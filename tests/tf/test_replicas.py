@@ -1,0 +1,51 @@
+"""Steps on several devices: each replica's part is rewritten, the step stays what it was, and
+nothing hangs. In processes of their own, with a time-out: see `replicas_child`."""
+
+import pytest
+
+from tests.tf.replicas import said, start, two_workers
+
+
+@pytest.fixture(scope="module")
+def mirrored() -> dict:
+    return said(start("2"))
+
+
+def check(found: dict, parts: int) -> None:
+    """Equal to the bit, and each part was made smaller."""
+    assert found["differing"] == []
+    assert found["said"] == []
+    assert len(found["peaks"]) == parts
+    assert all(peak < original for peak, original in found["peaks"])
+    assert found["clones"] >= parts * 4
+
+
+@pytest.mark.parametrize("case", ["two", "one sums", "by hand", "dataflow"])
+def test_each_replica_is_planned_and_the_step_is_equal_to_the_bit(mirrored, case):
+    check(mirrored[case], parts=2)
+
+
+def test_four_replicas():
+    check(said(start("4"))["four"], parts=4)
+
+
+def test_plans_that_come_to_collectives_in_different_orders_are_caught(mirrored):
+    right, wrong = mirrored["planted"]
+    assert right == ""
+    assert "they come to it in different orders" in wrong
+
+
+def test_fit_in_a_strategys_scope_trains_the_same(mirrored):
+    theirs, ours = mirrored["fit"]["theirs"], mirrored["fit"]["ours"]
+    assert len(ours[0]) == 6  # two epochs of three batches, the last of them smaller
+    for found, expected in zip(ours, theirs, strict=True):
+        assert found == pytest.approx(expected, rel=2e-5)
+
+
+def test_two_processes_of_multi_worker_mirrored_strategy_train_as_before():
+    for each in two_workers():
+        check(each, parts=1)
+        assert each["losses"][0] == each["losses"][1]
+        (predicted, _), (original, peak) = each["peaks"][0], each["measured"]
+        assert peak < 0.8 * original
+        assert peak == pytest.approx(predicted, rel=0.1)
