@@ -29,9 +29,16 @@ from memtrade.graph import RECEIVE, SEND, GraphData, Op, Tensor
 # The ops by which devices wait for each other, by the beginning of their types.
 COLLECTIVES = ("Collective", "Nccl")
 
-# What tells the groups of devices apart that collectives are among: attributes, or an input.
+# What tells the groups of devices apart that collectives are among: attributes, or an input, the
+# third of most types.
 _GROUP_ATTRS = ("group_key", "shared_name")
-_GROUP_KEY = 2
+_GROUP_INPUT = {"CollectiveBcastRecvV2": 1}
+
+# Who receives is of one group with who sends.
+_SENDING = {
+    "CollectiveBcastRecv": "CollectiveBcastSend",
+    "CollectiveBcastRecvV2": "CollectiveBcastSendV2",
+}
 
 
 @dataclass(frozen=True)
@@ -84,9 +91,10 @@ def _kind(op: Op, data: GraphData) -> Hashable:
     """The same for collectives that may be of one group: their type, and the group's key, an
     attribute or, as of the second version of ops, an input."""
     told = next((op.attrs[name] for name in _GROUP_ATTRS if name in op.attrs), None)
-    if told is None and len(op.inputs) > _GROUP_KEY:
-        told = data.values.get(op.inputs[_GROUP_KEY])
-    return op.type, told
+    position = _GROUP_INPUT.get(op.type, 2)
+    if told is None and len(op.inputs) > position:
+        told = data.values.get(op.inputs[position])
+    return _SENDING.get(op.type, op.type), told
 
 
 def ranks(data: GraphData, groups: Iterable[Sequence[int]]) -> list[int]:
