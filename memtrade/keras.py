@@ -65,7 +65,11 @@ def optimize(
         example_batch: a batch as `model.train_step` gets it, such as (x, y). With it, the step is
             planned now; without it, when the first batch comes.
         loss: which of the logs of a custom `train_step` is the loss; see `memtrade.apply`.
-        strategy, order, device, profile, options: see `memtrade.apply`.
+        strategy: see `memtrade.apply`; so for all that follow.
+        order: "pinned" or "dataflow".
+        device: that the model trains on.
+        profile: that plans are made for.
+        **options: the strategy's.
 
     Returns:
         The same model.
