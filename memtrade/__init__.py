@@ -8,22 +8,30 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-__all__ = ["__version__", "apply", "inspect", "keras"]
+__all__ = ["__version__", "apply", "explain_oom", "inspect", "keras", "summary"]
+
+# Where the library's functions are.
+_ROOMS = {
+    "apply": "memtrade.api",
+    "explain_oom": "memtrade.answers",
+    "inspect": "memtrade.api",
+    "summary": "memtrade.answers",
+}
 
 __version__: str  # asked of git in a checkout, so only when somebody wants to know
 
 
 def __getattr__(name: str) -> Any:
-    """`__version__`, and `memtrade.apply`, `memtrade.inspect` and `memtrade.keras`, which import
-    TensorFlow when they are first used.
+    """`__version__`, and the library's functions and `memtrade.keras`, which import TensorFlow when
+    they are first used.
 
     By importlib: an import statement here would tell import-linter that whatever imports this
     package imports TensorFlow.
     """
     if name == "__version__":
         return importlib.import_module("memtrade.version").version()
-    if name in ("apply", "inspect"):
-        return getattr(importlib.import_module("memtrade.api"), name)
+    if name in _ROOMS:
+        return getattr(importlib.import_module(_ROOMS[name]), name)
     if name == "keras":
         return importlib.import_module("memtrade.keras")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -39,7 +39,13 @@ from memtrade.strategies import Strategy, find_planned, make_options
 from memtrade.strategies.budget import check_sized
 from memtrade.strategies.saving import Peaks, no_worse
 from memtrade.target import ARENA, Target
-from memtrade.tf.calling import argument_order, as_function, call_alone, of_tensors
+from memtrade.tf.calling import (
+    argument_order,
+    as_function,
+    call_alone,
+    of_tensors,
+    step_to_read,
+)
 from memtrade.tf.extract import Trace, inspected, trace_concrete
 from memtrade.tf.loss import Named
 from memtrade.tf.rehearsal import can_be_rehearsed, rehearse
@@ -161,19 +167,7 @@ def inspect(train_step: Callable[..., Any], *example: Any, loss: Named = None) -
     Raises:
         UnsupportedGraphError: an input has no fixed size.
     """
-    function = as_function(train_step)
-    specs = specs_of(example)
-    check_shapes(function, specs, {})
-    function.get_concrete_function(*released(specs))
-    concrete = of_tensors(function, specs, {})
-    step = TrainStep(
-        name=getattr(function, "__name__", "train_step"),
-        function=function,
-        specs=tuple(tensors_of(specs)),
-        make_batch=tuple,
-        variables=tuple,
-        loss=loss,
-    )
+    step, concrete = step_to_read(train_step, example, loss)
     return inspected(step, concrete, tf.nest.flatten(example))
 
 

@@ -61,7 +61,9 @@ _LATE_BYTES = 64 * 1024
 class Op(msgspec.Struct, frozen=True, gc=False):
     """One operation. `inputs` and `outputs` are tensor ids, `controls` op ids.
 
-    `node` is the place of its definition in `GraphData.nodes`; -1 where it has none.
+    `node` is the place of its definition in `GraphData.nodes`; -1 where it has none. `layer` and
+    `source` say where it was made: the Keras layer or the name scope ("block1/conv"), and the line
+    of the user's program ("train.py:41"); "" where nothing is known.
     """
 
     id: int
@@ -73,6 +75,8 @@ class Op(msgspec.Struct, frozen=True, gc=False):
     stateful: bool
     attrs: dict[str, Any]
     node: int = -1
+    layer: str = ""
+    source: str = ""
 
 
 class Tensor(msgspec.Struct, frozen=True, gc=False):

@@ -13,7 +13,7 @@ PAGE = Path(__file__).resolve().parents[1] / "docs" / "own-model.md"
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
 
-@pytest.mark.parametrize("name", ["memtrade.api", "memtrade.keras"])
+@pytest.mark.parametrize("name", ["memtrade.answers", "memtrade.api", "memtrade.keras"])
 def test_the_examples_of_the_library(name):
     results = doctest.testmod(importlib.import_module(name))
     assert results.attempted

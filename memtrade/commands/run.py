@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -88,6 +89,7 @@ def run(
     )
     check_writable(results)
     records: list[Record] = []
+    failed: list[Path] = []
     try:
         with reporting() as reporter:
             for position, spec in enumerate(specs, start=1):
@@ -95,15 +97,20 @@ def run(
                 record = _measure(spec, reporter, device_flags.timeout, command_line, verbose)
                 if record.status != "ok" and record.plan is None and device_flags.memory_limit:
                     check_limit(spec, timeout_seconds=device_flags.timeout)
-                save_record(record, results)
+                path = save_record(record, results)
                 records.append(record)
                 reporter.ended(in_short(record))
+                if record.status == "out_of_memory":
+                    failed.append(path)
     except KeyboardInterrupt:
         done = f"{len(records)} of {len(specs)} trials had finished"
         print(f"memtrade: stopped; {done}", file=sys.stderr)
         _show(records, json, log)
         return 130
     _show(records, json, log)
+    for path in failed:
+        command = shlex.join(["memtrade", "explain", str(path)])
+        print(f"memtrade: why it ran out, and what would fit: {command}", file=sys.stderr)
     statuses = [record.status for record in records]
     if "crashed" in statuses:
         return 1

@@ -235,16 +235,35 @@ def load_json(
         if not wanted(path.name):
             continue
         try:
-            record = msgspec.json.decode(path.read_bytes(), type=kind)
-            version = getattr(record, "schema_version", None)
-            if version != SCHEMA_VERSION:
-                raise ValueError(f"schema version {version}, not {SCHEMA_VERSION}")
+            record = _decoded(path, kind)
         except (OSError, ValueError) as error:  # msgspec.DecodeError is a ValueError
             message = f"left out {path.name}, which is not a record: {error}"
             warnings.warn(message, DamagedRecordWarning, stacklevel=2)
             continue
         records.append(record)
     return records
+
+
+def _decoded(path: Path, kind: type[AnyRecord]) -> AnyRecord:
+    record = msgspec.json.decode(path.read_bytes(), type=kind)
+    version = getattr(record, "schema_version", None)
+    if version != SCHEMA_VERSION:
+        raise ValueError(f"schema version {version}, not {SCHEMA_VERSION}")
+    return record
+
+
+def load_record(path: Path) -> Record:
+    """One trial's record.
+
+    Raises:
+        MemtradeError: the file cannot be read, or is no record of this schema.
+    """
+    try:
+        return _decoded(path, Record)
+    except OSError as error:
+        raise MemtradeError(f"cannot read the record {str(path)!r}: {error.strerror}") from error
+    except ValueError as error:
+        raise MemtradeError(f"{path.name} is not the record of a trial: {error}") from error
 
 
 def to_frame(records: Sequence[Record]) -> pd.DataFrame:

@@ -76,7 +76,8 @@ def main() -> int:
         # What ParseTensor says where the device has no room for the tensor that comes back.
         if "Cannot parse tensor from proto" not in str(error.message):
             raise
-        _send(events, Failed("out_of_memory", f"no room to swap in {_node_of(error)}"))
+        where = _node_of(error) or "a tensor"
+        _send(events, Failed("out_of_memory", f"no room to swap in {where}"))
     except (BrokenBudgetError, InfeasibleBudgetError) as error:
         _send(events, Failed("infeasible", str(error)))
     except UnsupportedGraphError as error:
@@ -385,13 +386,14 @@ def _send(events: BinaryIO, event: Event) -> None:
     events.write(encode_event(event))
 
 
-def _node_of(error: tf.errors.OpError) -> str:
-    """The node that TensorFlow's message names."""
-    found = re.search(r"\{\{node (\S+?)\}\}", str(error.message))
-    return found[1] if found else "a tensor"
+def _node_of(error: Exception) -> str:
+    """The node that TensorFlow's message names, or ""."""
+    found = re.search(r"\{\{node (\S+?)\}\}", str(getattr(error, "message", error)))
+    return found[1] if found else ""
 
 
 def _first_line(error: Exception) -> str:
     lines = str(getattr(error, "message", error)).strip().splitlines()
     interesting = [line for line in lines if "OOM" in line or "out of memory" in line.lower()]
-    return (interesting or lines or ["out of memory"])[0].strip()[:300]
+    said = (interesting or lines or ["out of memory"])[0].strip()[:300]
+    return f"{said} (node {node})" if (node := _node_of(error)) and node not in said else said

@@ -98,6 +98,9 @@ def _slices(graph: StepGraph, usage: Usage, tracks: _Tracks) -> list[tuple[int, 
             part = "forward" if op.id in graph.forward else "backward"
             begin.categories.append("recompute" if action.kind == "recompute" else part)
             _note(begin, "op type", op.type)
+            for name, value in (("layer", op.layer), ("source", op.source)):
+                if value:
+                    _note(begin, name, value)
         else:
             begin.name = graph.label(action.id)
             begin.categories.append(action.kind.replace("_", " "))

@@ -46,12 +46,14 @@ _STEPS, _MOVING_STEPS = 2, 6
 
 
 class OutOfMemory(msgspec.Struct, frozen=True):
-    """Where a step fails: the op, what it asked for, and what was in use then."""
+    """Where a step fails: the op, what it asked for, what was in use then, and the largest piece
+    that the allocator had left."""
 
     action: int
     op: str
     requested_bytes: int
     in_use_bytes: int
+    largest_free_bytes: int
 
 
 class MemoryResult(msgspec.Struct, frozen=True):
@@ -162,6 +164,7 @@ class Simulator:
                 self._name(actions, index),
                 walked.error.requested_bytes,
                 walked.error.in_use_bytes,
+                walked.error.largest_free_bytes,
             )
         return MemoryResult(
             peak_bytes=best.in_use + ahead_bytes,

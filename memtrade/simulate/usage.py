@@ -23,11 +23,10 @@ from typing import NamedTuple
 
 from memtrade.graph import StepGraph
 from memtrade.plan import Action, Plan
-from memtrade.simulate.bfc import BfcAllocator
 from memtrade.simulate.memory import ROOMY_BYTES
 from memtrade.simulate.program import Code, Linker, Program
 from memtrade.simulate.timeline import COMPUTE, Timeline, TimeSimulator
-from memtrade.simulate.walk import Lag, Walk
+from memtrade.simulate.walk import Allocator, Lag, Walk
 
 GROUPS = (
     "variables",
@@ -51,11 +50,13 @@ class Held(NamedTuple):
     """What somebody holds at one moment.
 
     `label` is a tensor's name, "scratch of" an op, "reserved", or that of a group without names.
+    `op` made it; -1 for what was there before.
     """
 
     label: str
     group: str
     size_bytes: int
+    op: int = -1
 
 
 class Moment(NamedTuple):
@@ -81,7 +82,7 @@ class Usage(NamedTuple):
     Attributes:
         actions: that the timeline's lists go along.
         moments: in program order, one for each action that touches memory.
-        peak: position of the moment with most in use.
+        peak: position of the moment with most in use, or of that which was asked for.
         holders: at the peak, the largest first.
         turn_seconds: when the forward part is over; None if the plan never comes to it.
         persistent_bytes: in use between steps.
@@ -103,10 +104,18 @@ class Usage(NamedTuple):
 
 
 def use_of_memory(
-    clock: TimeSimulator, plan: Plan | Sequence[Action], *, limit_bytes: int | None = None
+    clock: TimeSimulator,
+    plan: Plan | Sequence[Action],
+    *,
+    limit_bytes: int | None = None,
+    at: int | None = None,
 ) -> Usage:
-    """Simulates two steps and tells the second one. `clock` knows the graph and the target, whose
-    limit it is unless one is given."""
+    """Simulates two steps and tells the second one.
+
+    Args:
+        clock: knows the graph and the target, whose limit it is unless one is given.
+        at: the action that is looked at in place of the peak, if it touches memory.
+    """
     simulator, graph = clock.simulator, clock.graph
     actions = simulator.actions(plan)
     timeline = clock.timeline(actions, limit_bytes=limit_bytes)
@@ -115,10 +124,11 @@ def use_of_memory(
         limit_bytes = ROOMY_BYTES
         timeline = clock.timeline(actions, limit_bytes=limit_bytes)
     program = simulator.link(actions)
-    walk = _walk(clock, program, timeline, limit_bytes)
-    recorded = _Lives(graph, actions, program, walk)
+    walk = walk_twice(clock, program, timeline, simulator.allocator(limit_bytes))
+    recorded = Lives(graph, actions, program, walk)
     moments = recorded.moments(timeline)
     peak = max(range(len(moments)), key=lambda i: moments[i].in_use_bytes)
+    peak = next((i for i, moment in enumerate(moments) if moment.action == at), peak)
     turned = [i for i, a in enumerate(actions) if a.kind == "run" and a.id == graph.turn]
     return Usage(
         actions=actions,
@@ -132,35 +142,53 @@ def use_of_memory(
     )
 
 
-def _walk(
-    clock: TimeSimulator, program: Program, timeline: Timeline, limit_bytes: int | None
-) -> _Recorder:
+def walk_twice(
+    clock: TimeSimulator,
+    program: Program,
+    timeline: Timeline,
+    allocator: Allocator,
+) -> Recorder:
     """Two steps of a program that is known to fit."""
-    simulator, lag = clock.simulator, None
+    lag = None
     if not clock.target.copies_in_line:
         lag = Lag(timeline.begun_seconds, timeline.end_seconds)
-    walk = _Recorder(simulator.linker, program, simulator.allocator(limit_bytes), lag)
+    walk = Recorder(clock.simulator.linker, program, allocator, lag)
     walk.persist()
     walk.step()
     walk.step()
     return walk
 
 
-class _Recorder(Walk):
+class Life(NamedTuple):
+    """One buffer's: row made, last row, bytes, owner (as in `Walk._new`), and the name of its group
+    if it is one of those that persist."""
+
+    born: int
+    gone: int
+    size_bytes: int
+    owner: int
+    always: str
+
+
+class Recorder(Walk):
     """A walk that notes in which row of the last step each buffer was made and given back.
 
     Attributes:
         born: for each buffer, its row; -1 for what was there before the step.
         gone: the last row in which it was in use; one more than there are if it stays.
+        log: of the last step, (row, buffer) as each was made, (row, -buffer) as it was given back.
     """
 
-    def __init__(self, linker: Linker, program: Program, allocator: BfcAllocator, lag: Lag | None):
+    def __init__(
+        self, linker: Linker, program: Program, allocator: Allocator, lag: Lag | None = None
+    ):
         super().__init__(linker, program, allocator, lag)
+        self.log: list[tuple[int, int]] = []
         self.born: list[int] = [-1]
         self.gone: list[int] = [len(program.rows)]
 
     def step(self) -> None:
-        self.row = -1
+        self.row, self.log = -1, []
         alive = [gone == len(self.program.rows) for gone in self.gone]
         self.born = [-1] * len(self.born)
         self.gone = [len(self.program.rows) if lives else -2 for lives in alive]
@@ -171,30 +199,35 @@ class _Recorder(Walk):
         if buffer:
             self.born.append(self.row)
             self.gone.append(len(self.program.rows))
+            self.log.append((self.row, buffer))
         return buffer
 
     def _give_back(self, buffer: int) -> None:
         super()._give_back(buffer)
         self.gone[buffer] = self.row
+        self.log.append((self.row, -buffer))
 
-    def lives(self) -> list[tuple[int, int, int, int, str]]:
-        """Of each buffer of the last step: row made, last row, bytes, owner (as in `_new`), and
-        the name of its group if it is one of those that persist."""
-        grouped: dict[int, str] = {}
+    def lives(self) -> dict[int, Life]:
+        """Of each buffer that was there in the last step."""
+        always: dict[int, str] = {}
         for group, members in self._groups.items():
-            grouped.update(dict.fromkeys(members, group))
-        return [
-            (self.born[b], self.gone[b], self.sizes[b], self._owner[b], grouped.get(b, ""))
+            always.update(dict.fromkeys(members, group))
+        return {
+            b: Life(self.born[b], self.gone[b], self.sizes[b], self._owner[b], always.get(b, ""))
             for b in range(1, len(self.born))
             if self.gone[b] > -2
-        ]
+        }
+
+    def place(self, buffer: int) -> int:
+        """The address that it has, or had."""
+        return self._handle[buffer]
 
 
-class _Lives:
+class Lives:
     """What the recorded buffers stand for, and sums over them."""
 
     def __init__(
-        self, graph: StepGraph, actions: Sequence[Action], program: Program, walk: _Recorder
+        self, graph: StepGraph, actions: Sequence[Action], program: Program, walk: Recorder
     ):
         self.graph, self.actions, self.program, self.walk = graph, actions, program, walk
         self.lives = walk.lives()
@@ -202,8 +235,8 @@ class _Lives:
     def moments(self, timeline: Timeline) -> list[Moment]:
         rows = self.program.rows
         changes = [[0] * len(GROUPS) for _ in range(len(rows) + 1)]
-        for born, gone, size, owner, group in self.lives:
-            place = GROUPS.index(self._group(born, owner, group))
+        for born, gone, size, owner, group in self.lives.values():
+            place = GROUPS.index(self.group(born, owner, group))
             changes[max(born, 0)][place] += size
             if gone < len(rows):
                 changes[gone + 1][place] -= size
@@ -225,19 +258,20 @@ class _Lives:
 
     def holders(self, row: int) -> list[Held]:
         """Who holds what during a row, the largest first."""
-        held: dict[tuple[str, str], int] = {}
-        for born, gone, size, owner, always in self.lives:
+        held: dict[tuple[str, str, int], int] = {}
+        for born, gone, size, owner, always in self.lives.values():
             if born <= row <= gone:
-                group = self._group(born, owner, always)
-                key = (self._label(born, owner, always, group), group)
+                group = self.group(born, owner, always)
+                op = -1 if always or group == "padding" else self.op_of(born, owner)
+                key = (self.label(born, owner, always, group), group, op)
                 held[key] = held.get(key, 0) + size
         padding = self.walk.series[row] - sum(held.values())
         if padding:
-            held["padding", "padding"] = padding
-        found = [Held(label, group, size) for (label, group), size in held.items()]
+            held["padding", "padding", -1] = padding
+        found = [Held(label, group, size, op) for (label, group, op), size in held.items()]
         return sorted(found, key=lambda each: (-each.size_bytes, each.label))
 
-    def _group(self, born: int, owner: int, always: str) -> str:
+    def group(self, born: int, owner: int, always: str) -> str:
         if always:
             return _ALWAYS[always]
         row = self.program.rows[born]
@@ -252,7 +286,15 @@ class _Lives:
             return "recomputed"
         return "activations" if action.id in self.graph.forward else "gradients"
 
-    def _label(self, born: int, owner: int, always: str, group: str) -> str:
+    def op_of(self, born: int, owner: int) -> int:
+        """Who made it: of a tensor its op, of scratch the op that runs."""
+        tensors = self.graph.tensors
+        if 0 <= owner < len(tensors):
+            return tensors[owner].op
+        action = self.actions[self.program.rows[born].action]
+        return action.id if action.kind in ("run", "recompute") else tensors[action.id].op
+
+    def label(self, born: int, owner: int, always: str, group: str) -> str:
         if always:
             return always
         if owner >= 0:

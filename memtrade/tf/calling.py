@@ -9,7 +9,9 @@ import tensorflow as tf
 
 from memtrade.errors import MemtradeError, UnsupportedGraphError
 from memtrade.graph import CALL_TYPES
-from memtrade.tf.structure import packed, tensors_of
+from memtrade.tf.loss import Named
+from memtrade.tf.step import TrainStep
+from memtrade.tf.structure import check_shapes, packed, released, specs_of, tensors_of
 
 # What TensorFlow finds as the gradient of a call of a rewritten step.
 _NO_GRADIENT = "MemtradeRewrittenStep"
@@ -47,6 +49,30 @@ def of_tensors(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
         return function(*given, **named)
 
     return caller.get_concrete_function()  # pyright: ignore[reportFunctionMemberAccess]
+
+
+def step_to_read(
+    train_step: Any, example: tuple[Any, ...], loss: Named = None
+) -> tuple[TrainStep, Any]:
+    """A step that is looked at and not run, and its concrete function; `example` is its arguments.
+
+    Raises:
+        UnsupportedGraphError: an input has no fixed size.
+    """
+    function = as_function(train_step)
+    specs = specs_of(example)
+    check_shapes(function, specs, {})
+    function.get_concrete_function(*released(specs))  # makes variables, if there are any to make
+    concrete = of_tensors(function, specs, {})
+    step = TrainStep(
+        name=getattr(function, "__name__", "train_step"),
+        function=function,
+        specs=tuple(tensors_of(specs)),
+        make_batch=tuple,
+        variables=tuple,
+        loss=loss,
+    )
+    return step, concrete
 
 
 @tf.RegisterGradient(_NO_GRADIENT)

@@ -35,6 +35,7 @@ from memtrade.tf.inline import Inlined, opens
 from memtrade.tf.loss import Named, candidates, find_loss
 from memtrade.tf.meetings import refuse_elsewhere
 from memtrade.tf.nodes import MOST_VALUES, Constant, folded
+from memtrade.tf.origins import with_origins
 from memtrade.tf.sizes import learn_sizes
 from memtrade.tf.step import CHECKPOINTS, TrainStep
 from memtrade.tf.unroll import shapes_kept, unrolled
@@ -59,8 +60,8 @@ def trace(step: TrainStep) -> Trace:
 
 def trace_concrete(step: TrainStep, concrete: Any) -> Trace:
     """The trace of a concrete function of `step.specs`, in their order."""
-    concrete = unrolled(opened(concrete, step.specs), step.specs)
-    data = read_graph(step.name, concrete, step.laid, step.loss)
+    traced, concrete = concrete, unrolled(opened(concrete, step.specs), step.specs)
+    data = with_origins(read_graph(step.name, concrete, step.laid, step.loss), traced)
     repeated = {data.inputs[i]: data.inputs[first] for i, first in step.repeated.items()}
     data = msgspec.structs.replace(data, batch_first=step.batch_first, repeated=repeated)
     graph = StepGraph(data)

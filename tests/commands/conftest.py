@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 
 from memtrade import cli
-from memtrade.commands import max_batch, profiles
+from memtrade.commands import explain, max_batch, profiles
 from memtrade.graph import StepGraph
 from memtrade.measure import host
 from memtrade.measure.protocol import TrialSpec
@@ -43,7 +43,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     """Runs a command in an empty folder: exit status, stdout, stderr."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(host, "gpus", list)
-    for module in (profiles, max_batch):
+    for module in (explain, profiles, max_batch):
         monkeypatch.setattr(module, "extract_graph", trace_here)
 
     def command(*tokens: str) -> tuple[int, str, str]:

@@ -1,0 +1,260 @@
+"""What users ask of a model: which layer takes how much memory (`memtrade.summary`), and why there
+was not enough (`memtrade.explain_oom`)."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+import os
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import tensorflow as tf
+from rich.console import Console
+
+from memtrade.errors import MemtradeError
+from memtrade.explain.cause import batch_size_of, of_error, of_step
+from memtrade.explain.error import Failure, read_failure
+from memtrade.explain.remedy import Remedy, nearest_plan
+from memtrade.graph import StepGraph
+from memtrade.measure.here import here_target
+from memtrade.results.explanation import Page
+from memtrade.results.layers import LayerSummary, summarize
+from memtrade.simulate.by_layer import By
+from memtrade.target import ARENA, Target
+from memtrade.tf.calling import as_function, step_to_read
+from memtrade.tf.extract import Trace, trace_concrete
+from memtrade.tf.loss import Named
+from memtrade.tf.process import beside_step, models_alive
+from memtrade.tf.structure import arguments_of
+from memtrade.units import parse_bytes
+
+
+def summary(
+    model: Any,
+    example_batch: Any = None,
+    *,
+    batch_size: int = 32,
+    by: By = "layer",
+    top: int | None = None,
+    loss: Named = None,
+    device: str | None = None,
+    profile: str | None = None,
+    memory_limit: str | int | None = None,
+    show: bool = True,
+) -> LayerSummary:
+    """`model.summary()` with bytes: each layer's weights, slots, activations and scratch, and what
+    it holds when most memory is in use. Predicted from a trace; nothing is run.
+
+    >>> import keras
+    >>> model = keras.Sequential([keras.Input([64]), keras.layers.Dense(32, name="first")])
+    >>> model.compile("adam", "mse", jit_compile=False)
+    >>> found = summary(model, batch_size=16, show=False)
+    >>> first = found.rows[0]
+    >>> first.name, first.weight_bytes, first.slot_bytes
+    ('first', 8320, 16640)
+
+    Args:
+        model: a compiled Keras model, or a training step as `memtrade.apply` takes it.
+        example_batch: a batch as `model.train_step` gets it, such as (x, y); of a step its
+            arguments. Tensors, arrays or `tf.TensorSpec`s. Of a Keras model it need not be given
+            where inputs and a loss of Keras's say what belongs in it.
+        batch_size: of the batch that is made up then.
+        by: "layer", or "source": the line of the program.
+        top: print only so many rows, those that hold most at the peak.
+        loss, device, profile: see `memtrade.apply`.
+        memory_limit: of the device, in bytes or as text ("6GB"); by default what its profile says.
+        show: print it.
+
+    Returns:
+        All rows; `frame()` has them as a pandas.DataFrame, in bytes.
+
+    Raises:
+        MemtradeError: the model is not compiled, or what its batches look like is not known.
+        UnsupportedGraphError: see `memtrade.apply`.
+    """
+    traced = _traced(model, example_batch, batch_size=batch_size, loss=loss)
+    target = _target_of(device, profile, memory_limit)
+    found = summarize(_named(traced), traced.graph, target, by=by)
+    if show:
+        console = Console(markup=False, highlight=False, emoji=False)
+        console.print(found.sheet(top, width=console.width).to_rich())
+    return found
+
+
+@contextlib.contextmanager
+def explain_oom(
+    model: Any = None,
+    example_batch: Any = None,
+    *,
+    batch_size: int | None = None,
+    device: str | None = None,
+    profile: str | None = None,
+    memory_limit: str | int | None = None,
+) -> Iterator[None]:
+    """Around training: where TensorFlow runs out of memory, a page on stderr says why.
+
+    Which op, layer and line asked for how much, what held the rest, and the nearest plan that
+    fits. The error goes on its way behind that.
+
+        with memtrade.explain_oom():
+            model.fit(x, y, batch_size=512)
+
+    Args:
+        model: what is trained, a compiled Keras model or a step with its `example_batch`. Unless
+            given, it is looked for: the compiled model that the error names.
+        batch_size: unless given, it is read off the tensor that did not fit.
+        device, profile: see `memtrade.apply`.
+        memory_limit: of the device, in bytes or as text ("6GB"). Unless given, it is what
+            TensorFlow was told, or the profile says.
+    """
+    try:
+        yield
+    except tf.errors.ResourceExhaustedError as error:
+        page = None
+        try:
+            failure = read_failure(str(error))
+            model = model if model is not None else _trained(failure)
+            target = _target_of(device, profile, memory_limit)
+            page = _explained(failure, model, example_batch, batch_size, target)
+        except Exception as another:  # whatever goes wrong here, the user's own error counts
+            print(f"memtrade could not explain the error: {another}", file=sys.stderr)
+        if page is not None:
+            Console(stderr=True, markup=False, highlight=False, emoji=False).print(page.to_rich())
+        raise
+
+
+def _explained(
+    failure: Failure, model: Any, example_batch: Any, batch_size: int | None, target: Target
+) -> Page:
+    if model is None:
+        return Page(of_error(failure))
+    traced = _traced(model, example_batch, batch_size=batch_size or _GUESSED)
+    if example_batch is None and batch_size is None:
+        seen = _batch_seen(failure, traced.graph)
+        if seen != _GUESSED:
+            traced = _traced(model, None, batch_size=seen)
+    beside = beside_step(traced.concrete.captured_inputs)
+    found = of_step(_named(traced), traced.graph, target, failure=failure, beside=beside)
+    remedy, python = None, ""
+    if found.kind not in ("unknown", "another model", "leak"):
+        remedy = nearest_plan(traced.graph, target, found.limit_bytes >> 20 << 20)
+    if isinstance(remedy, Remedy):
+        python = f"train_step = memtrade.apply(train_step, batch, {remedy.arguments})"
+        if _is_keras(model):
+            size = f"batch_size={found.batch_size}"
+            python = f"memtrade.keras.optimize(model, {size}, {remedy.arguments})"
+    return Page(found, remedy, python=python)
+
+
+# What a model is traced with first, to see what the error's tensor has to say of the batch.
+_GUESSED = 32
+
+
+def _batch_seen(failure: Failure, graph: StepGraph) -> int:
+    """The batch size at which the op's output has as many elements as the error says."""
+    if failure.shape and not failure.temporary:
+        for op in graph.ops:
+            for t in op.outputs if f"/{op.name}".endswith(f"/{failure.op}") else ():
+                elements = math.prod(graph.tensors[t].shape or (0,))
+                asked = _GUESSED * math.prod(failure.shape)
+                if elements and asked % elements == 0:
+                    return asked // elements
+    return _GUESSED
+
+
+def _trained(failure: Failure) -> Any:
+    """The compiled model that the error's op belongs to; the only one, if there is but one."""
+    models = models_alive()
+    scopes = failure.op.split("/")
+    named = [m for m in models if any(_is_scope_of(m.name, scope) for scope in scopes)]
+    found = named if len(named) == 1 else models
+    return found[0] if len(found) == 1 else None
+
+
+def _is_scope_of(name: str, scope: str) -> bool:
+    """Whether a scope is called so, or so with a number: a name is made anew each time."""
+    return scope == name or (scope.startswith(f"{name}_") and scope[len(name) + 1 :].isdecimal())
+
+
+def _is_keras(model: Any) -> bool:
+    keras = sys.modules.get("keras")
+    return keras is not None and isinstance(model, keras.Model)
+
+
+def _traced(model: Any, example_batch: Any, *, batch_size: int, loss: Named = None) -> Trace:
+    """The step of a model, or a step."""
+    if _is_keras(model):
+        if not model.compiled or model.optimizer is None:
+            raise MemtradeError("the model has no optimizer yet: call model.compile(...) before")
+        batch = made_up_batch(model, batch_size) if example_batch is None else example_batch
+        # As Keras traces it, but for XLA.
+        function: Any = tf.function(model.train_step, autograph=False)
+        example, name = (batch,), model.name
+    elif example_batch is None:
+        raise MemtradeError(
+            "a step's memory depends on its batch: give an example of it, as in "
+            "memtrade.summary(train_step, (x, y))"
+        )
+    else:
+        function = as_function(model)
+        example = arguments_of(function, example_batch)
+        name = getattr(function, "__name__", "train_step")
+    step, concrete = step_to_read(function, example, loss)
+    return trace_concrete(dataclasses.replace(step, name=name), concrete)
+
+
+def _named(traced: Trace) -> str:
+    """The step with its batch size."""
+    batch = batch_size_of(traced.graph)
+    return f"{traced.graph.name}, batch {batch}" if batch else traced.graph.name
+
+
+def _target_of(
+    device: str | None, profile: str | None, memory_limit: str | int | None = None
+) -> Target:
+    """What is predicted for, with what is known of kernels without asking any."""
+    here = device or ("gpu:0" if tf.config.list_logical_devices("GPU") else ARENA)
+    here = ARENA if here == "cpu" else here
+    limit_bytes = parse_bytes(memory_limit) if isinstance(memory_limit, str) else memory_limit
+    limit_bytes = limit_bytes or _limit_told(here)
+    return here_target(here, profile=profile, limit_bytes=limit_bytes)
+
+
+def _limit_told(device: str) -> int | None:
+    """The limit that TensorFlow was given of a device, in bytes."""
+    if device == ARENA:
+        told = os.environ.get("TF_CPU_BFC_MEM_LIMIT_IN_MB", "")
+        return int(told) << 20 if told.isdecimal() else None
+    gpus = tf.config.list_physical_devices("GPU")
+    number = int(device.partition(":")[2] or 0)
+    configured = tf.config.get_logical_device_configuration(gpus[number]) if gpus else None
+    limits = [each.memory_limit for each in configured or () if each.memory_limit]
+    return int(limits[0]) << 20 if limits else None
+
+
+def made_up_batch(model: Any, batch_size: int) -> tuple[Any, Any]:
+    """Specs of (x, y) as a Keras model's inputs, outputs and loss want them."""
+    inputs, outputs = getattr(model, "inputs", None), getattr(model, "outputs", None)
+    if not inputs or not outputs:
+        raise MemtradeError(
+            f"{model.name} does not say what its inputs look like: give "
+            "example_batch=(x, y), tensors or tf.TensorSpecs"
+        )
+    losses = tf.nest.flatten(model.loss)
+    if any(each is None for each in losses) or len(losses) not in (1, len(outputs)):
+        raise MemtradeError(
+            f"{model.name} does not say what its targets look like: give "
+            "example_batch=(x, y), tensors or tf.TensorSpecs"
+        )
+    x = [tf.TensorSpec([batch_size, *t.shape[1:]], t.dtype) for t in inputs]
+    y = []
+    for t, each in zip(outputs, losses * (len(outputs) // len(losses)), strict=True):
+        word = each if isinstance(each, str) else getattr(each, "name", None) or each.__name__
+        if "sparse" in word:  # whole numbers in place of one-hot rows
+            y.append(tf.TensorSpec([batch_size, *t.shape[1:-1]], tf.int32))
+        else:
+            y.append(tf.TensorSpec([batch_size, *t.shape[1:]], t.dtype))
+    return (x if len(x) > 1 else x[0], y if len(y) > 1 else y[0])

@@ -1,0 +1,189 @@
+"""`memtrade explain`: why memory ran out, and what would fit."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+
+import msgspec
+
+from memtrade.commands.extract import extract_graph
+from memtrade.commands.profiles import foresee
+from memtrade.commands.progress import asking, reporting
+from memtrade.commands.run import Flag
+from memtrade.commands.screen import stdout
+from memtrade.errors import MemtradeError
+from memtrade.explain.cause import Explanation, of_error, of_step
+from memtrade.explain.error import Failure, read_failure
+from memtrade.explain.remedy import NoRemedy, Remedy, nearest_plan
+from memtrade.graph import StepGraph
+from memtrade.measure.environment import default_limit_bytes
+from memtrade.measure.flags import OWN_OPTIMIZER, DeviceFlags, ModelFlags, StrategyFlags
+from memtrade.measure.here import GENERIC, here_target, learned_target
+from memtrade.measure.protocol import Progress, TrialSpec
+from memtrade.measure.records import (
+    SIZE_OPTIONS,
+    Record,
+    load_record,
+    planned_options,
+    unusual_model_options,
+)
+from memtrade.models import MODELS
+from memtrade.models.target import Target as OwnStep
+from memtrade.plan import Plan
+from memtrade.results.explanation import Page
+from memtrade.results.tables import step_text
+from memtrade.strategies import NATIVE, find_planned
+from memtrade.target import ARENA, Target, profile_target
+
+
+def explain(
+    record: Path | None = None,
+    *,
+    error: Path | None = None,
+    model: ModelFlags | None = None,
+    strategy: StrategyFlags | None = None,
+    device: DeviceFlags | None = None,
+    json: Flag = False,
+    verbose: Flag = False,
+) -> int:
+    """Explain on one page why memory ran out, and what would fit.
+
+    Of a trial's record, or of an error text from elsewhere. Which op, layer and line asked for how
+    much; what held the rest; need, a batch too large, scratch or fragmentation; the nearest plan
+    that fits. Nothing is run: the step is traced and simulated.
+
+    Parameters
+    ----------
+    record
+        The record of a trial that ran out of memory, as `memtrade run` writes it.
+    error
+        A file with the error as TensorFlow printed it, and its log if there is one; - is stdin.
+        With the step (--model or --target, --batch-size) and the --device it is simulated, too.
+    json
+        Print the explanation to stdout as JSON, and no page.
+    verbose
+        Pass on what TensorFlow logs.
+    """
+    if (record is None) == (error is None):
+        raise MemtradeError("name the record of a trial, or a file with an error by --error")
+    if record is not None:
+        if model is not None or strategy is not None or device is not None:
+            raise MemtradeError("a record says its step, strategy and device: leave the flags out")
+        page = _of_record(load_record(record), verbose)
+    else:
+        assert error is not None
+        failure = read_failure(_read(error))
+        page = Page(of_error(failure))
+        if model is not None:
+            page = _of_error(failure, model, strategy, device, verbose)
+    if json:
+        told = {"explanation": page.explanation, "remedy": page.remedy, "command": page.command}
+        print(msgspec.json.format(msgspec.json.encode(told, order="sorted"), indent=2).decode())
+    else:
+        stdout().print(page.to_rich())
+    return 0
+
+
+def _read(path: Path) -> str:
+    try:
+        return sys.stdin.read() if str(path) == "-" else path.read_text(errors="replace")
+    except OSError as error:
+        raise MemtradeError(f"cannot read {str(path)!r}: {error.strerror}") from error
+
+
+def _of_record(record: Record, verbose: bool) -> Page:
+    spec = record.spec
+    if record.status != "out_of_memory":
+        raise MemtradeError(
+            f"this trial did not run out of memory: {record.status.replace('_', ' ')}. "
+            "`memtrade table` shows what it measured"
+        )
+    try:
+        failure = read_failure(record.reason)
+    except MemtradeError:
+        failure = None  # "no room to swap in ..."
+    if spec.strategy in NATIVE or spec.plan_path is not None:
+        return Page(of_error(failure or Failure()))
+    tracing = msgspec.structs.replace(
+        spec, task="extract", device=ARENA, memory_limit_bytes=default_limit_bytes()
+    )
+    graph = extract_graph(tracing, timeout_seconds=DeviceFlags().timeout, verbose=verbose)
+    target = _target_of(record)
+    with reporting() as reporter:
+        target = learned_target(target, [graph], on_progress=asking(reporter, target.name))
+        reporter.event(Progress("plan"))
+        plan = find_planned(spec.strategy).plan(graph, planned_options(spec), target)
+    return _page(spec, graph, target, plan, failure)
+
+
+def _target_of(record: Record) -> Target:
+    spec, predicted = record.spec, record.shown_prediction
+    limit_bytes = spec.memory_limit_bytes
+    if spec.device == ARENA:
+        return here_target(ARENA, order=spec.order, limit_bytes=limit_bytes)
+    profile = predicted.device_profile if predicted is not None else None
+    return profile_target(profile or GENERIC, order=spec.order, limit_bytes=limit_bytes)
+
+
+def _of_error(
+    failure: Failure,
+    model: ModelFlags,
+    strategy: StrategyFlags | None,
+    device: DeviceFlags | None,
+    verbose: bool,
+) -> Page:
+    flags = strategy or StrategyFlags()
+    names = flags.names(("original",))
+    if len(names) > 1:
+        raise MemtradeError(f"one strategy ran out of memory: choose one of {', '.join(names)}")
+    foresight = foresee(
+        model, flags, device or DeviceFlags(), default=("original",), verbose=verbose
+    )
+    [spec] = foresight.specs
+    plan = foresight.plan(spec)
+    return _page(spec, foresight.graph, foresight.target, plan, failure)
+
+
+def _page(
+    spec: TrialSpec, graph: StepGraph, target: Target, plan: Plan, failure: Failure | None
+) -> Page:
+    step = f"{step_text(spec)}, {spec.strategy}"
+    found = of_step(step, graph, target, plan=plan, failure=failure)
+    with reporting() as reporter:
+        reporter.event(Progress("plan"))
+        remedy = _remedy(found, graph, target)
+    command = python = ""
+    if isinstance(remedy, Remedy):
+        command = command_of(spec, remedy, found.limit_bytes)
+        python = f"train_step = memtrade.apply(train_step, batch, {remedy.arguments})"
+    return Page(found, remedy, command=command, python=python)
+
+
+def _remedy(found: Explanation, graph: StepGraph, target: Target) -> Remedy | NoRemedy | None:
+    """None where the step fits as it is: no plan helps against what is beside it."""
+    if found.kind in ("unknown", "another model", "leak"):
+        return None
+    return nearest_plan(graph, target, found.limit_bytes >> 20 << 20)
+
+
+def command_of(spec: TrialSpec, remedy: Remedy, limit_bytes: int) -> str:
+    """What runs the step of `spec` by the remedy's plan."""
+    options, kind = spec.model_options, MODELS[spec.model]
+    variant = options.get(kind.variant_option, "") if kind.variant_option else ""
+    if spec.model == OwnStep.family:
+        words = ["--target", str(variant)]
+    else:
+        words = ["--model", f"{spec.model}/{variant}" if variant else spec.model]
+    for name in SIZE_OPTIONS:
+        if options.get(name) is not None and name != kind.variant_option:
+            words += [f"--{name.replace('_', '-')}", str(options[name])]
+    for name, value in unusual_model_options(spec).items():
+        words += ["--model-option", f"{name}={value}"]
+    if spec.optimizer != OWN_OPTIMIZER:
+        words += ["--optimizer", spec.optimizer]
+    words += ["--memory-limit", f"{limit_bytes >> 20}MiB", "--strategy", remedy.strategy]
+    if remedy.budget_bytes:
+        words += ["--budget", f"{remedy.budget_bytes >> 20}MiB"]
+    return shlex.join(["memtrade", "run", *words])

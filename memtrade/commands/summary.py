@@ -1,0 +1,67 @@
+"""`memtrade summary`: which layer holds how much."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from cyclopts import Parameter
+
+from memtrade.commands.profiles import foresee
+from memtrade.commands.run import Flag
+from memtrade.commands.screen import stdout
+from memtrade.errors import MemtradeError
+from memtrade.measure.flags import DeviceFlags, ModelFlags, StrategyFlags
+from memtrade.results.layers import summarize
+from memtrade.results.tables import step_text
+from memtrade.simulate.by_layer import By
+
+
+def summary(
+    *,
+    model: ModelFlags | None = None,
+    strategy: StrategyFlags | None = None,
+    device: DeviceFlags | None = None,
+    by: By = "layer",
+    top: int | None = None,
+    format: Literal["terminal", "markdown", "csv"] = "terminal",
+    verbose: Flag = False,
+    command_line: Annotated[str, Parameter(parse=False)] = "",
+) -> int:
+    """Show a step's memory by layer, and who stands at the peak.
+
+    Weights, optimizer slots, activations, scratch, predicted; nothing is run. Unless --strategy
+    says otherwise, the step is as it came.
+
+    Parameters
+    ----------
+    by
+        layer, or source: the line of the program that made it.
+    top
+        Only so many rows, those that hold most at the peak.
+    format
+        csv has all rows, in bytes.
+    verbose
+        Pass on what TensorFlow logs.
+    """
+    if top is not None and top < 1:
+        raise MemtradeError(f"--top must be at least 1, not {top}")
+    foresight = foresee(
+        model or ModelFlags(),
+        strategy or StrategyFlags(),
+        device or DeviceFlags(),
+        default=("original",),
+        verbose=verbose,
+    )
+    for label, spec in zip(foresight.labels, foresight.specs, strict=True):
+        plan = foresight.plan(spec)
+        step = f"{step_text(spec)}, {label}"
+        found = summarize(step, foresight.graph, foresight.target, plan, by)
+        if format == "csv":
+            print(found.frame().to_csv(index=False), end="")
+            continue
+        if format == "markdown":
+            print(found.sheet(top, command=command_line).to_markdown(), end="")
+        else:
+            console = stdout()
+            console.print(found.sheet(top, width=console.width).to_rich())
+    return 0

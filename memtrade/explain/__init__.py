@@ -1,0 +1,1 @@
+"""Out of memory, explained: what the error says, what caused it, and what would fit."""

@@ -1,0 +1,165 @@
+"""What TensorFlow says when memory runs out: the error, and the allocator's dump in the log.
+
+    OOM when allocating tensor with shape[32,56,56,256] and type float on /job:.../device:GPU:0 by
+    allocator GPU_0_bfc
+             [[{{node gradient_tape/functional_1/conv1_1/Conv2DBackpropInput}}]]
+    Allocator (GPU_0_bfc) ran out of memory trying to allocate 98.00MiB (rounded to 102760448)
+    Free  at 7f5c80000000 of size 1048576 next 34
+    Limit: 2147483648 ...
+
+Logs repeat themselves, and a kernel that tries a faster way first is refused memory without harm:
+what counts is the last failure of each kind.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable
+
+import msgspec
+
+from memtrade.errors import MemtradeError
+from memtrade.units import parse_bytes
+
+_TYPE_BYTES = {
+    "bool": 1, "int8": 1, "uint8": 1, "half": 2, "bfloat16": 2, "int16": 2, "uint16": 2,
+    "float": 4, "int32": 4, "uint32": 4, "double": 8, "int64": 8, "uint64": 8, "complex64": 8,
+    "complex128": 16,
+}  # fmt: skip
+
+_TENSOR = re.compile(
+    r"OOM when allocating (?P<temporary>temporary )?tensor (?:with|of) shape ?"
+    r"\[(?P<shape>[\d, ]*)\](?: and type (?P<type>\w+))?"
+    r"(?:.*?device:(?P<device>\w+:\d+))?(?:.*?allocator (?P<by>\S+))?"
+)
+_REFUSED = re.compile(
+    r"Allocator \((?P<by>[^)]+)\) ran out of memory trying to allocate (?P<size>[\d.]+ ?\w+)"
+    r"(?: \(rounded to (?P<rounded>\d+)\))?(?: ?requested by op (?P<op>\S+))?"
+)
+_HARMLESS = "not a failure"
+_XLA = re.compile(r"[Oo]ut of memory while trying to allocate (?P<bytes>\d+) bytes")
+_NODES = (
+    re.compile(r"\{\{node (?P<op>[^}\s]+)\}\}"),
+    re.compile(r"\(node (?P<op>\S+)\)"),  # as this package's own records say it
+    re.compile(r"Detected at node '?(?P<op>[^'\s]+)'? defined at"),
+)
+_FREE = re.compile(r"Free +at \w+ of size (?P<size>\d+)")
+_POOL = re.compile(
+    r"Total bytes in pool: (?P<pool>\d+) memory_limit_: (?P<limit>\d+) "
+    r"available bytes: (?P<left>\d+)"
+)
+_IN_USE = re.compile(r"^.*\bInUse:\s+(?P<size>\d+)\s*$", re.MULTILINE)
+_LIMIT = re.compile(r"^.*\bLimit:\s+(?P<size>\d+)\s*$", re.MULTILINE)
+
+
+class Dump(msgspec.Struct, frozen=True, kw_only=True):
+    """The allocator's own account, in bytes.
+
+    Attributes:
+        largest_free_bytes: of one piece, or of what the allocator may still take from the system.
+    """
+
+    limit_bytes: int
+    in_use_bytes: int
+    largest_free_bytes: int
+
+    @property
+    def free_bytes(self) -> int:
+        return self.limit_bytes - self.in_use_bytes
+
+
+class Failure(msgspec.Struct, frozen=True, kw_only=True):
+    """A request that was refused.
+
+    Attributes:
+        op: TensorFlow's name of who asked; "" where the text does not say.
+        requested_bytes: 0 where the text does not say.
+        temporary: whether it was scratch memory, and not an output.
+        device: "GPU:0". allocator: TensorFlow's name of it.
+        dump: None where the text has none: TF_CPP_MIN_LOG_LEVEL=0 shows it.
+    """
+
+    op: str = ""
+    requested_bytes: int = 0
+    shape: tuple[int, ...] | None = None
+    dtype: str = ""
+    temporary: bool = False
+    device: str = ""
+    allocator: str = ""
+    dump: Dump | None = None
+
+
+def read_failure(text: str) -> Failure:
+    """What an error message, a log or both say.
+
+    Raises:
+        MemtradeError: nothing in it says that memory ran out.
+    """
+    tensor = _last(_TENSOR.finditer(text))
+    refused = _last(each for each in _REFUSED.finditer(text) if not _harmless(text, each))
+    compiled = _last(_XLA.finditer(text))
+    if tensor is None and refused is None and compiled is None:
+        raise MemtradeError(
+            "this is no out-of-memory error of TensorFlow: no line says 'OOM when allocating "
+            "tensor' or 'ran out of memory'. Paste the whole error, and the log above it"
+        )
+    made = {"op": _op(text, tensor, refused), "dump": _dump(text)}
+    if tensor is not None:
+        shape = tuple(int(each) for each in tensor["shape"].split(",") if each.strip())
+        item_bytes = _TYPE_BYTES.get(tensor["type"] or "", 0)
+        made |= {
+            "shape": shape,
+            "dtype": tensor["type"] or "",
+            "requested_bytes": math.prod(shape) * item_bytes,
+            "temporary": bool(tensor["temporary"]),
+            "device": tensor["device"] or "",
+            "allocator": tensor["by"] or "",
+        }
+    if refused is not None:
+        asked = int(refused["rounded"] or 0) or parse_bytes(refused["size"])
+        made["requested_bytes"] = made.get("requested_bytes") or asked
+        made["allocator"] = made.get("allocator") or refused["by"]
+    if compiled is not None:
+        made["requested_bytes"] = made.get("requested_bytes") or int(compiled["bytes"])
+    return Failure(**made)
+
+
+def _last(matches: Iterable[re.Match[str]]) -> re.Match[str] | None:
+    found = None
+    for each in matches:
+        found = each
+    return found
+
+
+def _harmless(text: str, refused: re.Match[str]) -> bool:
+    """Whether the caller of the allocator has said that it can do without."""
+    end = text.find("\n", refused.end())
+    return _HARMLESS in text[refused.end() : end if end >= 0 else len(text)]
+
+
+def _op(text: str, tensor: re.Match[str] | None, refused: re.Match[str] | None) -> str:
+    """Who asked: the node named behind the error, else anywhere, else in the allocator's words."""
+    for pattern in _NODES:
+        found = pattern.search(text, tensor.end() if tensor else 0) or pattern.search(text)
+        if found:
+            return found["op"]
+    return (refused["op"] or "") if refused else ""
+
+
+def _dump(text: str) -> Dump | None:
+    text = text[max(text.rfind("BFCAllocator dump for"), 0) :]
+    pool, limit, in_use = (_last(each.finditer(text)) for each in (_POOL, _LIMIT, _IN_USE))
+    if in_use is None or (pool is None and limit is None):
+        return None
+    limit_bytes = int(pool["limit"]) if pool is not None else int(limit["size"]) if limit else 0
+    free = [int(each["size"]) for each in _FREE.finditer(text)]
+    if pool is not None:
+        free.append(int(pool["left"]))
+    if not free:
+        return None
+    return Dump(
+        limit_bytes=limit_bytes,
+        in_use_bytes=int(in_use["size"]),
+        largest_free_bytes=max(free),
+    )

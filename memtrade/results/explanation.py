@@ -1,0 +1,209 @@
+"""Out of memory on one page: who asked, why it was refused, what held the rest, what would fit."""
+
+from __future__ import annotations
+
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from memtrade.explain.cause import Explanation
+from memtrade.explain.remedy import NoRemedy, Remedy
+from memtrade.results.sheets import Sheet
+from memtrade.units import megabytes
+
+# Rows of what held memory; the others are added up.
+_HOLDERS = 8
+
+
+class Page:
+    """The explanation of one error.
+
+    Attributes:
+        remedy: None where none was sought, or the step cannot be planned.
+        command: what runs the remedy, as one types it; "" where there is no such command.
+        python: the same as a line of Python.
+    """
+
+    def __init__(
+        self,
+        explanation: Explanation,
+        remedy: Remedy | NoRemedy | None = None,
+        *,
+        command: str = "",
+        python: str = "",
+    ):
+        self.explanation, self.remedy = explanation, remedy
+        self.command, self.python = command, python
+
+    def to_rich(self) -> Group:
+        """For a terminal. Print it with a console without markup."""
+        found = self.explanation
+        parts: list[RenderableType] = [Text(_title(found), style="bold"), ""]
+        facts = Table.grid(padding=(0, 2, 0, 0))
+        facts.add_column(no_wrap=True, style="bold")
+        facts.add_column(overflow="fold")
+        for name, words in (("why", _why(found)), ("who", _who(found)), ("memory", _memory(found))):
+            if words:
+                facts.add_row(name, words)
+        parts.append(facts)
+        if found.rows:
+            parts += ["", _holders(found).to_rich()]
+        parts += ["", Text("What fits", style="bold"), *self._ways_out()]
+        return Group(*parts)
+
+    def _ways_out(self) -> list[RenderableType]:
+        found, remedy = self.explanation, self.remedy
+        lines: list[RenderableType] = []
+        if isinstance(remedy, Remedy):
+            lines.append(_item(_costs(remedy)))
+            typed = filter(None, (self.command, self.python))
+            lines += [Padding(Text(each), (0, 0, 0, 4)) for each in typed]
+            if not remedy.budget_bytes:
+                budget = f"{found.limit_bytes >> 20}MiB"
+                lines.append(_item(f"optimal, budget {budget}: searches for the fastest plan"))
+        elif isinstance(remedy, NoRemedy):
+            floor = megabytes(remedy.floor_bytes)
+            lines.append(_item(f"no plan: the smallest peak found is {floor} MB, by {remedy.op}"))
+        return [*lines, *map(_item, _other_ways(found))]
+
+
+def _item(words: str) -> Text:
+    return Text(f"- {words}")
+
+
+def _costs(remedy: Remedy) -> str:
+    budget = f", budget {remedy.budget_bytes >> 20}MiB" if remedy.budget_bytes else ""
+    host = f" and {megabytes(remedy.host_bytes)} MB of host memory" if remedy.host_bytes else ""
+    return (
+        f"{remedy.strategy}{budget}: {megabytes(remedy.peak_bytes)} MB{host}, "
+        f"{remedy.relative_time:.2f} times the step's time; predicted"
+    )
+
+
+def _title(found: Explanation) -> str:
+    step = f": {found.step}" if found.step else ""
+    device = f", on {found.device}" if found.device else ""
+    return f"Out of memory{step}{device}"
+
+
+def _why(found: Explanation) -> str:
+    limit, needed = megabytes(found.limit_bytes), megabytes(found.needed_bytes)
+    beside = found.beside
+    if found.kind == "batch":
+        return (
+            f"the batch is too large: the step takes {needed} MB, the device has {limit} MB; "
+            f"about {found.fitting_batch:,} of {found.batch_size:,} examples would fit"
+        )
+    if found.kind == "need":
+        if not found.needed_bytes:
+            return f"need: more was asked for than the device's {limit} MB have left"
+        return (
+            f"the step needs more than there is, whatever its batch: {needed} MB of {limit} MB, "
+            f"of which {megabytes(found.fixed_bytes)} MB are weights and slots"
+        )
+    if found.kind == "fragmentation":
+        return (
+            f"fragmentation: {megabytes(found.free_bytes)} MB were free, but the largest piece "
+            f"had {megabytes(found.largest_free_bytes)} MB"
+        )
+    if found.kind == "scratch":
+        without = ""
+        if found.needed_bytes:
+            without = (
+                f": the step takes {needed} MB of {limit} MB, of which kernels ask for up to "
+                f"{megabytes(found.scratch_bytes)} MB beside their outputs"
+            )
+        return f"scratch memory of a kernel{without}"
+    if found.kind == "another model":
+        return (
+            f"something else in the process: the step takes {needed} MB and fits alone, but "
+            f"{megabytes(beside.variable_bytes)} MB are variables that it does not use"
+            + (f" ({beside.where})" if beside.where else "")
+        )
+    if found.kind == "leak":
+        return (
+            f"tensors that stay between steps: the step takes {needed} MB and fits alone, but "
+            f"Python holds {beside.tensors:,} tensors with {megabytes(beside.tensor_bytes)} MB"
+            + (f" ({beside.where})" if beside.where else "")
+        )
+    if found.needed_bytes:
+        return (
+            f"nothing that the step does: it takes {needed} MB of {limit} MB. Something else in "
+            "the process, or on the device, holds memory"
+        )
+    return (
+        "not told by this text alone: it has no dump of the allocator (TF_CPP_MIN_LOG_LEVEL=0 "
+        "logs one). Name the step to have it simulated: --model or --target, and --batch-size"
+    )
+
+
+def _who(found: Explanation) -> str:
+    if not found.op:
+        if not found.needed_bytes:
+            return ""
+        return "nobody of the step: it had not begun. Its variables and its batch alone do not fit"
+    place = " ".join(
+        each for each in (found.layer, f"({found.source})" if found.source else "") if each
+    )
+    what = " of scratch" if found.is_scratch else ""
+    asked = (
+        f"asked for {megabytes(found.requested_bytes)} MB{what}"
+        if found.requested_bytes
+        else "stands at the peak"
+    )
+    op = f"{found.op_type} {found.op}".strip()
+    return f"{place}: {op} {asked}" if place else f"{op} {asked}"
+
+
+def _memory(found: Explanation) -> str:
+    if not found.limit_bytes:
+        return ""
+    return (
+        f"{megabytes(found.in_use_bytes)} MB in use of {megabytes(found.limit_bytes)} MB, "
+        f"{megabytes(found.free_bytes)} MB free, the largest piece "
+        f"{megabytes(found.largest_free_bytes)} MB; by {found.counted_by}"
+    )
+
+
+def _holders(found: Explanation) -> Sheet:
+    """What was held when the request came, by layer."""
+    rows = [
+        (row.name or "batch, constants, padding", megabytes(row.peak_bytes), _parts_of(row))
+        for row in found.rows[:_HOLDERS]
+    ]
+    rest = found.rows[_HOLDERS:]
+    if rest:
+        size = sum(row.peak_bytes for row in rest)
+        rows.append((f"{len(rest)} more", megabytes(size), ""))
+    if found.beside.size_bytes:
+        rows.append(("beside the step", megabytes(found.beside.size_bytes), found.beside.where))
+    return Sheet(
+        title=f"What held memory then, by layer: {megabytes(found.held_bytes)} MB, simulated",
+        columns=("layer", "MB", "of which"),
+        words=1,
+        rows=tuple(rows),
+    )
+
+
+def _parts_of(row: object) -> str:
+    named = (("weight_bytes", "weights"), ("slot_bytes", "slots"))
+    parts = [(name, getattr(row, field)) for field, name in named]
+    return ", ".join(f"{megabytes(size)} {name}" for name, size in parts if size)
+
+
+def _other_ways(found: Explanation) -> list[str]:
+    ways = []
+    if found.kind in ("batch", "scratch") and found.fitting_batch:
+        ways.append(f"a batch of about {found.fitting_batch:,}")
+    if found.kind == "fragmentation" and found.device.upper().startswith("GPU"):
+        ways.append("TF_GPU_ALLOCATOR=cuda_malloc_async, an allocator that joins free pieces")
+    if found.kind == "fragmentation" and not found.step:
+        ways.append(
+            "a plan with reservations against holes: name the step, with --model or --target"
+        )
+    if found.kind == "another model":
+        ways.append("deleting the other model first: del it, then keras.backend.clear_session()")
+    if found.kind == "leak":
+        ways.append("keeping numbers in place of tensors: float(loss), not loss, in lists and logs")
+    return ways or ([] if found.step else ["a smaller batch, or a plan: name the step"])

@@ -1,0 +1,135 @@
+"""`memtrade summary`: bytes per layer, as a sheet and as a frame."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+import pandas as pd
+
+from memtrade.graph import StepGraph
+from memtrade.plan import Plan
+from memtrade.results.sheets import NONE, Sheet
+from memtrade.simulate.by_layer import By, LayerRow, by_layer
+from memtrade.simulate.timeline import TimeSimulator
+from memtrade.simulate.usage import use_of_memory
+from memtrade.target import Target
+from memtrade.units import megabytes
+
+BYTES = ("weight_bytes", "slot_bytes", "activation_bytes", "scratch_bytes", "peak_bytes")
+_COLUMNS = ("weights", "slots", "activations", "scratch", "at the peak")
+
+# A narrower terminal is not shown the outputs' shapes.
+_WIDE = 110
+
+# Marks the layer whose op runs when most memory is in use.
+PEAK = "◄"
+_REST = "batch, constants, padding"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerSummary:
+    """A step's memory by layer, or by line of the program; predicted, not measured.
+
+    Attributes:
+        by: what a row is.
+        rows: in the order of the forward part; what belongs to none comes last.
+        peak_bytes: most in use at once. persistent_bytes: in use between steps.
+        peak_op: who runs when most is in use; peak_layer: its layer or line.
+        limit_bytes: of the device. fits: whether the step runs there.
+    """
+
+    step: str
+    device: str
+    by: By
+    rows: tuple[LayerRow, ...]
+    peak_bytes: int
+    persistent_bytes: int
+    peak_op: str
+    peak_layer: str
+    limit_bytes: int
+    fits: bool
+
+    def frame(self) -> pd.DataFrame:
+        """A row per layer, sizes in bytes."""
+        return pd.DataFrame([asdict(row) for row in self.rows])
+
+    def sheet(self, top: int | None = None, *, width: int = _WIDE, command: str = "") -> Sheet:
+        """As a table.
+
+        Args:
+            top: only so many layers, those that hold most at the peak.
+            width: of the terminal, in characters.
+        """
+        rows = self.rows
+        if top is not None:
+            named = sorted(range(len(rows)), key=lambda i: -rows[i].peak_bytes)[:top]
+            rows = tuple(rows[i] for i in sorted(named))
+        lines = {row.source for row in rows if row.source}
+        shows_lines = self.by == "layer" and len(lines) > 1
+        columns = {self.by: [_name(row) for row in rows]}
+        if shows_lines:
+            columns["line"] = [row.source for row in rows]
+        if width >= _WIDE:
+            columns["output"] = ["×".join(map(str, row.output or ())) for row in rows]
+        words = zip(*columns.values(), strict=True)
+        shown = [(*said, *_sizes(row)) for said, row in zip(words, rows, strict=True)]
+        left_out = len(self.rows) - len(rows)
+        total = (f"all {len(self.rows)}", *[""] * (len(columns) - 1))
+        # The scratch of two kernels is not there at once.
+        sums = [sum(getattr(row, name) for row in self.rows) for name in BYTES]
+        cells = [megabytes(size) for size in sums]
+        cells[BYTES.index("scratch_bytes")] = NONE
+        shown.append((*total, *cells))
+        where = f" in {self.peak_layer}" if self.peak_layer else ""
+        notes = [
+            f"Peak {megabytes(self.peak_bytes)} MB, predicted for {self.device}, when "
+            f"{self.peak_op or 'nothing of the step'}{where} runs ({PEAK}); "
+            f"{megabytes(self.persistent_bytes)} MB between steps."
+        ]
+        if left_out:
+            notes.append(f"{left_out} more are in the sums.")
+        if not self.fits:
+            notes.append(
+                f"It does not fit: the device has {megabytes(self.limit_bytes)} MB. "
+                "`memtrade predict` compares plans that may."
+            )
+        return Sheet(
+            title=f"{self.step}: memory by {self.by}, in MB",
+            columns=(*columns, *_COLUMNS),
+            words=len(columns),
+            rows=tuple(shown),
+            notes=tuple(notes),
+            command=command,
+        )
+
+
+def summarize(
+    step: str, graph: StepGraph, target: Target, plan: Plan | None = None, by: By = "layer"
+) -> LayerSummary:
+    """Simulates a step, as it came or by a plan, and says who holds what."""
+    clock = TimeSimulator(graph, target)
+    usage = use_of_memory(clock, plan or ())
+    rows = by_layer(graph, clock.simulator.linker, usage, by)
+    memory = usage.timeline.memory
+    assert memory is not None
+    return LayerSummary(
+        step=step,
+        device=target.name,
+        by=by,
+        rows=rows,
+        peak_bytes=usage.peak_bytes,
+        persistent_bytes=usage.persistent_bytes,
+        peak_op=memory.peak_op,
+        peak_layer=next((row.name for row in rows if row.at_peak), ""),
+        limit_bytes=target.limit_bytes,
+        fits=usage.fits,
+    )
+
+
+def _name(row: LayerRow) -> str:
+    return (row.name or _REST) + (f" {PEAK}" if row.at_peak else "")
+
+
+def _sizes(row: LayerRow) -> tuple[str, ...]:
+    sizes = (getattr(row, name) for name in BYTES)
+    return tuple(megabytes(size) if size else NONE for size in sizes)
