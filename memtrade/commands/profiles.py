@@ -70,9 +70,11 @@ def foresee(
     return Foresight(graph, target, planned, tuple(map(spec_label, specs)))
 
 
-def use_all(foresight: Foresight) -> Iterator[tuple[str, Usage]]:
+def use_all(
+    foresight: Foresight, clock: TimeSimulator | None = None
+) -> Iterator[tuple[str, Usage]]:
     """Each strategy's label and the use of memory over its step, with progress on stderr."""
-    clock = TimeSimulator(foresight.graph, foresight.target)
+    clock = clock or TimeSimulator(foresight.graph, foresight.target)
     with reporting() as reporter:
         for position, label in enumerate(foresight.labels):
             reporter.trial(position + 1, len(foresight.labels), label)

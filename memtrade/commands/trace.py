@@ -1,4 +1,4 @@
-"""`memtrade trace`: simulated steps as a trace for Perfetto."""
+"""`memtrade trace`: simulated steps as a trace for viewers that people know."""
 
 from __future__ import annotations
 
@@ -7,8 +7,16 @@ from pathlib import Path
 from memtrade.commands.profiles import foresee, use_all
 from memtrade.commands.reading import check_folder, write_output
 from memtrade.commands.run import Flag
+from memtrade.errors import MemtradeError
+from memtrade.graph import StepGraph
 from memtrade.measure.flags import DeviceFlags, ModelFlags, StrategyFlags
+from memtrade.results.chrome import to_chrome
+from memtrade.results.memory_viz import to_snapshot
 from memtrade.results.perfetto import Step, to_trace
+from memtrade.simulate.history import history
+from memtrade.simulate.timeline import TimeSimulator
+
+_ENDINGS = (".pftrace", ".pickle", ".json", ".json.gz")
 
 
 def trace(
@@ -19,18 +27,25 @@ def trace(
     output: Path = Path("step.pftrace"),
     verbose: Flag = False,
 ) -> int:
-    """Write a simulated step as a trace for Perfetto: compute, copies out and in, memory.
+    """Write a simulated step as a trace: compute, copies out and in, memory.
 
-    Open the file at https://ui.perfetto.dev. Several strategies stand in it side by side. Nothing
-    is run. Unless --strategy says otherwise, original and ome are traced.
+    Several strategies stand in it side by side. Nothing is run. Unless --strategy says otherwise,
+    original and ome are traced.
 
     Parameters
     ----------
     output
-        The file to write.
+        The file to write. .pftrace is for https://ui.perfetto.dev; .pickle, each request to the
+        allocator, for https://pytorch.org/memory_viz; .json for chrome://tracing; .json.gz for
+        TensorBoard, as LOGDIR/plugins/profile/RUN/NAME.trace.json.gz.
     verbose
         Pass on what TensorFlow logs.
     """
+    if not output.name.endswith(_ENDINGS):
+        raise MemtradeError(
+            f"a trace is a file in {', '.join(_ENDINGS[:-1])} or {_ENDINGS[-1]}, not "
+            f"{output.name!r}: name one with --output"
+        )
     check_folder(output)
     foresight = foresee(
         model or ModelFlags(),
@@ -39,9 +54,18 @@ def trace(
         default=("original", "ome"),
         verbose=verbose,
     )
+    clock = TimeSimulator(foresight.graph, foresight.target)
     steps = [
         Step(f"{foresight.graph.name}, {label}, predicted for {foresight.target.name}", usage)
-        for label, usage in use_all(foresight)
+        for label, usage in use_all(foresight, clock)
     ]
-    write_output(output, to_trace(foresight.graph, steps))
+    write_output(output, _encoded(output.name, foresight.graph, clock, steps))
     return 0
+
+
+def _encoded(name: str, graph: StepGraph, clock: TimeSimulator, steps: list[Step]) -> bytes:
+    if name.endswith(".pickle"):
+        return to_snapshot(graph, [history(clock, step.usage) for step in steps])
+    if name.endswith((".json", ".json.gz")):
+        return to_chrome(graph, steps, compressed=name.endswith(".gz"))
+    return to_trace(graph, steps)

@@ -1,0 +1,62 @@
+"""Simulated steps as a Chrome trace: JSON that chrome://tracing, Perfetto and TensorBoard's profile
+plugin read. One process per strategy, a thread per channel, a counter of the bytes in use."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from memtrade.graph import StepGraph
+from memtrade.results.perfetto import CHANNELS, DEVICE_COUNTER, HOST_COUNTER, Step
+from memtrade.simulate.usage import GROUPS, Usage
+
+Event = dict[str, Any]
+
+
+def to_chrome(graph: StepGraph, steps: Sequence[Step], *, compressed: bool) -> bytes:
+    """The trace of all steps, which all begin at 0; gzipped, as TensorBoard wants it, or not."""
+    events: list[Event] = []
+    for pid, step in enumerate(steps, start=1):
+        events.append(_named("process_name", pid, 0, step.label))
+        events += (_named("thread_name", pid, i, name) for i, name in enumerate(CHANNELS))
+        events += _slices(graph, step.usage, pid)
+        events += _counters(step.usage, pid)
+    text = json.dumps({"displayTimeUnit": "ms", "traceEvents": events}).encode()
+    return gzip.compress(text, mtime=0) if compressed else text
+
+
+def _named(what: str, pid: int, tid: int, name: str) -> Event:
+    return {"ph": "M", "name": what, "pid": pid, "tid": tid, "args": {"name": name}}
+
+
+def _slices(graph: StepGraph, usage: Usage, pid: int) -> Iterable[Event]:
+    timeline = usage.timeline
+    for i, action in enumerate(usage.actions):
+        start, end = timeline.start_seconds[i], timeline.end_seconds[i]
+        if end <= start:
+            continue
+        if action.kind in ("run", "recompute"):
+            op = graph.ops[action.id]
+            name, about = op.name, {"type": op.type, "layer": op.layer, "source": op.source}
+        else:
+            tensor = graph.tensors[action.id]
+            name, about = graph.label(action.id), {"bytes": tensor.size_bytes}
+        yield {
+            "ph": "X",
+            "name": name,
+            "cat": action.kind,
+            "pid": pid,
+            "tid": CHANNELS.index(timeline.channels[i]),
+            "ts": start * 1e6,
+            "dur": (end - start) * 1e6,
+            "args": {key: value for key, value in about.items() if value},
+        }
+
+
+def _counters(usage: Usage, pid: int) -> Iterable[Event]:
+    for moment in usage.moments:
+        by_group = dict(zip(GROUPS, moment.by_group, strict=True))
+        for name, values in ((DEVICE_COUNTER, by_group), (HOST_COUNTER, {"": moment.host_bytes})):
+            yield {"ph": "C", "name": name, "pid": pid, "ts": moment.seconds * 1e6, "args": values}
