@@ -8,13 +8,14 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-__all__ = ["__version__", "apply", "explain_oom", "inspect", "keras", "summary"]
+__all__ = ["__version__", "apply", "explain_oom", "inspect", "keras", "largest_batch", "summary"]
 
 # Where the library's functions are.
 _ROOMS = {
     "apply": "memtrade.api",
     "explain_oom": "memtrade.answers",
     "inspect": "memtrade.api",
+    "largest_batch": "memtrade.batch",
     "summary": "memtrade.answers",
 }
 

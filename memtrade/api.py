@@ -16,26 +16,22 @@ import logging
 import os
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import tensorflow as tf
 
-from memtrade.errors import (
-    InfeasibleBudgetError,
-    MemtradeError,
-    UnknownNameError,
-    UnsupportedGraphError,
-)
+from memtrade.errors import InfeasibleBudgetError, MemtradeError, UnsupportedGraphError
 from memtrade.findings import Finding
 from memtrade.measure import host
 from memtrade.measure.budgets import CORRECTIONS, BrokenBudgetError, corrected, peak_op
-from memtrade.measure.here import here_target, learned_target
-from memtrade.options import Value, options_of
+from memtrade.measure.here import learned_target
+from memtrade.options import Value
 from memtrade.plan import Order, Plan
+from memtrade.settings import ORIGINAL, Settings, settings_of
 from memtrade.simulate.memory import ROOMY_BYTES
 from memtrade.simulate.timeline import TimeSimulator
-from memtrade.strategies import Strategy, find_planned, make_options
+from memtrade.strategies import find_planned, make_options
 from memtrade.strategies.budget import check_sized
 from memtrade.strategies.saving import Peaks, no_worse
 from memtrade.target import ARENA, Target
@@ -61,8 +57,7 @@ from memtrade.tf.structure import (
     specs_of,
     tensors_of,
 )
-from memtrade.tf.swap import HostTransfer, transfer_from
-from memtrade.units import megabytes, parse_bytes
+from memtrade.units import megabytes
 
 log = logging.getLogger("memtrade")
 
@@ -109,11 +104,13 @@ def apply(
         train_step: a `tf.function`, or a Python function that can become one.
         example_batch: the arguments, as a tuple if there are several. Tensors, arrays or
             `tf.TensorSpec`s.
-        strategy: a name out of `memtrade strategies` that makes plans.
+        strategy: a name out of `memtrade strategies` that makes plans; or "auto": the step as it
+            is where it is predicted to fit, else the fastest plan that fits (`optimal`).
         budget: the peak that the plan may reach, in bytes or as text ("6GB"). On a GPU the step is
             run once, and undone, before it trains; a plan that breaks the budget there is made
             anew with what was learned. TensorFlow's CPU allocator counts nothing, so there the
-            prediction decides.
+            prediction decides. "auto" without a budget takes the device's memory; on the CPU, what
+            the machine has free.
         loss: which of the returned values the gradients descend from, for a better plan: its
             place (0), its key ("total_loss", "losses/first"), or a function of what is returned.
             Unless given, it is found: by the name "loss", or by what leads to the updates.
@@ -169,55 +166,6 @@ def inspect(train_step: Callable[..., Any], *example: Any, loss: Named = None) -
     """
     step, concrete = step_to_read(train_step, example, loss)
     return inspected(step, concrete, tf.nest.flatten(example))
-
-
-@dataclass(frozen=True)
-class Settings:
-    """How steps are rewritten: what `apply` was told, checked."""
-
-    strategy: Strategy
-    options: Any
-    budget_bytes: int | None
-    device_name: str
-    profile: str | None
-    target: Target
-    transfer: HostTransfer
-
-    def on(self, device: str) -> Settings:
-        """The same on the device of a replica ("GPU:1"); "" is the device that was asked for."""
-        name = device.lower() if device.startswith("GPU") else ARENA
-        if not device or name == self.device_name:
-            return self
-        target = here_target(name, profile=self.profile, order=self.target.order)
-        return replace(self, device_name=name, target=target, transfer=transfer_from(name))
-
-
-def settings_of(
-    strategy: str,
-    *,
-    budget: str | int | None = None,
-    order: Order = "pinned",
-    device: str | None = None,
-    profile: str | None = None,
-    **options: Value,
-) -> Settings:
-    """Raises MemtradeError for what does not exist or is out of bounds; see `apply`."""
-    chosen = find_planned(strategy)
-    given = dict(options)
-    known = {each.name for each in options_of(chosen.options)}
-    budget_bytes = parse_bytes(budget) if isinstance(budget, str) else budget
-    if budget_bytes is not None and budget_bytes <= 0:
-        raise MemtradeError(f"a budget must be more than nothing, not {budget!r}")
-    if order not in ("pinned", "dataflow"):
-        raise UnknownNameError("order", order, ("pinned", "dataflow"))
-    if budget is not None and "budget" in known:
-        given["budget"] = budget if isinstance(budget, str) else f"{budget}B"
-    device = device or ("gpu:0" if tf.config.list_logical_devices("GPU") else ARENA)
-    device = ARENA if device == "cpu" else device
-    transfer = transfer_from(device)
-    target = here_target(device, profile=profile, order=order)
-    made = make_options(strategy, given)
-    return Settings(chosen, made, budget_bytes, device, profile, target, transfer)
 
 
 @dataclass(frozen=True)
@@ -277,7 +225,7 @@ class _Rewriting:
         settings = [self.settings.on(part.device) for part in parts]
         plans = [self._plan(*each) for each in zip(parts, settings, strict=True)]
         if not any(plan.actions for plan in plans):
-            if self.settings.strategy.name != "original":
+            if any(plan.strategy != ORIGINAL for plan in plans):
                 self._warn(f"is not made smaller by {self.settings.strategy.name}")
             return None
         compiled = concrete.function_def.attr
@@ -309,6 +257,8 @@ class _Rewriting:
         """
         budget_bytes = settings.budget_bytes
         target = learned_target(settings.target, [traced.graph], environment=os.environ)
+        if settings.automatic and self._fits(traced, settings, target):
+            return find_planned(ORIGINAL).plan(traced.graph, make_options(ORIGINAL), target)
         options = host.within_room(settings.options, traced.graph, budget_bytes or 0)
         for correction in itertools.count():
             made = settings.strategy.plan(traced.graph, options, target)
@@ -339,6 +289,23 @@ class _Rewriting:
             )
             target = learned.target
         raise AssertionError("the loop ends by itself")
+
+    def _fits(self, traced: Trace, settings: Settings, target: Target) -> bool:
+        """Whether the step as it is is predicted to keep the budget."""
+        budget_bytes = settings.budget_bytes
+        assert budget_bytes is not None
+        if traced.graph.data.unsized and not settings.asked:
+            self._warn("has tensors whose size nothing tells, so whether it fits is not known")
+            return True
+        original_bytes = Peaks(traced.graph, target).original
+        log.info(
+            "%s as it is: predicted peak %s MB of %s MB",
+            traced.step.name,
+            megabytes(original_bytes),
+            megabytes(budget_bytes),
+            extra={"peak_bytes": original_bytes, "original_bytes": original_bytes},
+        )
+        return original_bytes <= budget_bytes
 
     def _rehearse(self, traced: Trace, plan: Plan, persistent_bytes: int) -> int:
         """The peak of one run that leaves nothing behind; 0 where nobody asks, or nobody counts."""

@@ -11,18 +11,24 @@ own, which runs `train_step` on each of them.
 
 from __future__ import annotations
 
+import logging
 import warnings
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Literal
 
 import keras
 import tensorflow as tf
 
-from memtrade.api import apply, settings_of
+from memtrade.api import apply
+from memtrade.batch.fitting import Examples, accumulate, find_batch
 from memtrade.errors import MemtradeError, UnsupportedGraphError
 from memtrade.options import Value
 from memtrade.plan import Order
+from memtrade.settings import AUTO, settings_of
 from memtrade.tf.loss import Named
+from memtrade.units import megabytes
+
+log = logging.getLogger("memtrade")
 
 _HOOK = "make_train_function"
 
@@ -34,7 +40,7 @@ def optimize(
     model: keras.Model,
     batch_size: int | None = None,
     budget: str | int | None = None,
-    strategy: str = "ome",
+    strategy: str = AUTO,
     *,
     example_batch: Any = None,
     loss: Named = None,
@@ -62,11 +68,13 @@ def optimize(
         batch_size: that of the training to come. Keras's own default is 32: where the first batch
             has another size than was said here, a warning says what to pass to `model.fit`.
         budget: the peak that the plan may reach, in bytes or as text ("6GB").
+        strategy: by default the step stays as it is where it is predicted to fit, and runs the
+            fastest plan that fits where it is not: within the budget or, if none is given, the
+            device's memory. A name out of `memtrade strategies` is used wherever it saves.
         example_batch: a batch as `model.train_step` gets it, such as (x, y). With it, the step is
             planned now; without it, when the first batch comes.
         loss: which of the logs of a custom `train_step` is the loss; see `memtrade.apply`.
-        strategy: see `memtrade.apply`; so for all that follow.
-        order: "pinned" or "dataflow".
+        order: see `memtrade.apply`; so for all that follow. "pinned" or "dataflow".
         device: that the model trains on.
         profile: that plans are made for.
         **options: the strategy's.
@@ -105,6 +113,78 @@ def optimize(
     if example_batch is not None:
         made.prepare(example_batch)
     return model
+
+
+def fit(
+    model: keras.Model,
+    data: Any,
+    *,
+    batch_size: int | Literal["auto"] = "auto",
+    effective_batch: int | None = None,
+    strategy: str = AUTO,
+    budget: str | int | None = None,
+    loss: Named = None,
+    order: Order = "pinned",
+    device: str | None = None,
+    profile: str | None = None,
+    options: Mapping[str, Value] | None = None,
+    **fitting: Any,
+) -> keras.callbacks.History:
+    """`optimize` and `model.fit`, with the largest batch that fits.
+
+    With "auto" the batch is predicted, then found in at most three trials in child processes
+    (`memtrade.largest_batch`). The learning rate stays as it is: whether and how to scale it with
+    the batch is yours to decide.
+
+    Args:
+        model: compiled; see `optimize`.
+        data: an array, a tuple (x, y) or (x, y, sample_weight) of arrays or nests of them, or a
+            tf.data.Dataset of single examples, which is batched here.
+        batch_size: a number leaves the search out.
+        effective_batch: examples for each update of the weights. Where so many do not fit, the
+            optimizer adds gradients up over several smaller batches of one size
+            (`gradient_accumulation_steps` of Keras's optimizers).
+        budget: what the step may take; by default the device's memory.
+        strategy, loss, order, device, profile: see `optimize`; options: the strategy's.
+        fitting: what else `model.fit` takes, such as epochs.
+
+    Returns:
+        The history. Its params say the batch_size and the gradient_accumulation_steps.
+
+    Raises:
+        MemtradeError: the model cannot be optimized, there is no data, or the optimizer has been
+            built without accumulators.
+        NoBatchFitsError: not even one example fits.
+    """
+    _check(model)
+    examples = Examples(data)
+    where: dict[str, Any] = {
+        "loss": loss,
+        "order": order,
+        "device": device,
+        "profile": profile,
+    }
+    chosen: dict[str, Any] = dict(options or {})
+    _check_sizes(batch_size, effective_batch)
+    if isinstance(batch_size, int):
+        size, steps = batch_size, (effective_batch or batch_size) // batch_size
+    else:
+        _without_xla(model)
+        how = {"strategy": strategy, "budget": budget, **where, **chosen}
+        found, steps = find_batch(model, examples, effective_batch, how)
+        size = found.batch_size if steps == 1 else (effective_batch or 0) // steps
+        budget = found.options.get("budget")
+        if strategy == AUTO:
+            budget = budget or found.budget_bytes
+        else:
+            chosen = {name: value for name, value in found.options.items() if name != "budget"}
+        log.info("batches of %d: peak %s MB", size, megabytes(found.peak_bytes))
+    if steps > 1:
+        accumulate(model, steps)
+    optimize(model, size, budget, strategy, **where, **chosen)
+    history = model.fit(**examples.to_fit(size), **fitting)
+    history.params |= {"batch_size": size, "gradient_accumulation_steps": steps}
+    return history
 
 
 def restore(model: keras.Model) -> keras.Model:
@@ -211,6 +291,19 @@ def _on_replicas(model: keras.Model) -> Callable[[Any], Any]:
         return theirs(iter([batch]))
 
     return train_step
+
+
+def _check_sizes(batch_size: int | Literal["auto"], effective_batch: int | None) -> None:
+    sizes = [size for size in (batch_size, effective_batch) if size not in (None, "auto")]
+    if any(not isinstance(size, int) or size < 1 for size in sizes):
+        raise MemtradeError(
+            'batch_size is "auto" or a whole number from 1 on, and so is effective_batch, not '
+            f"{batch_size!r} and {effective_batch!r}"
+        )
+    if isinstance(batch_size, int) and effective_batch and effective_batch % batch_size:
+        raise MemtradeError(
+            f"effective_batch is a multiple of batch_size, not {effective_batch} of {batch_size}"
+        )
 
 
 def _without_xla(model: keras.Model) -> None:

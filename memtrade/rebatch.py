@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,6 +21,8 @@ import msgspec
 
 from memtrade.errors import UnsupportedGraphError
 from memtrade.graph import Op, StepGraph, Tensor
+
+_NUMBER = re.compile(r"_?\d+")
 
 
 class Rebatcher:
@@ -42,7 +45,7 @@ class Rebatcher:
                 raise self._differs(f"its list of {name}")
         for one, other in zip(a.ops, b.ops, strict=True):
             # As in the fingerprint: names of placeholders follow from the way of tracing.
-            if one.type != "Placeholder" and one.name != other.name:
+            if one.type != "Placeholder" and _bare(one.name) != _bare(other.name):
                 raise self._differs(f"op {one.name} ({other.name})")
             alike = (one.type, one.inputs, one.controls, one.outputs, one.stateful)
             if alike != (other.type, other.inputs, other.controls, other.outputs, other.stateful):
@@ -132,6 +135,11 @@ class Rebatcher:
             f"differs between batch {first} and batch {second} by more than dimensions that grow "
             "with the batch"
         )
+
+
+def _bare(name: str) -> str:
+    """Without the numbers that tell names apart: which ones, depends on what was traced before."""
+    return _NUMBER.sub("", name)
 
 
 def _item_bytes(tensor: Tensor) -> int:

@@ -26,7 +26,7 @@ class Found(Generic[Why]):
 
     Attributes:
         batch: the largest that runs; 0 if none does.
-        failing: the next size up; None if `batch` is the largest that may be asked for.
+        failing: the next size up that was asked; None if `batch` is the largest that was.
         why: what was in the way at `failing`.
         asked: all sizes, in the order in which they were asked.
     """
@@ -44,6 +44,8 @@ def largest(
     step: int = 1,
     most: int | None = None,
     stride: int = 1,
+    within: float = 0.0,
+    asks: int | None = None,
 ) -> Found[Why]:
     """The largest multiple of `step`, up to `most`, at which nothing is in the way.
 
@@ -51,6 +53,8 @@ def largest(
         obstacle: what keeps a batch size from running; None if it runs. Each is asked once.
         guess: where to begin; it need not be a multiple.
         stride: how far the second question is from the first, in steps: 1 for a good guess.
+        within: a larger size that runs may be missed, if it is larger by no more than this share.
+        asks: how many questions may be asked; what runs is the largest of those that were.
     """
     top = None if most is None else most // step
     if top == 0:
@@ -71,7 +75,9 @@ def largest(
         good = unit
     else:
         bad = unit
-    while good != top and (bad is None or bad - good > 1):
+    while good != top and (bad is None or bad - good > max(1, within * good)):
+        if len(obstacles) == asks:
+            break
         if upwards and bad is None:
             unit = good + stride if top is None else min(good + stride, top)
         elif not upwards and not good and bad is not None:

@@ -96,3 +96,33 @@ def test_the_asked_maximum_is_an_answer_too() -> None:
     assert found == Found(64, None, None, (64,))
     with pytest.raises(ValueError, match="no multiple of 8"):
         largest(device.obstacle, guess=1, step=8, most=7)
+
+
+@given(limit=st.integers(0, 3000), guess=st.integers(1, 6000), asks=st.integers(1, 20))
+def test_few_questions_find_what_runs_within_a_share_of_the_largest(
+    limit: int, guess: int, asks: int
+) -> None:
+    device = Device(limit)
+    stride = max(int(guess * 0.03), 1)
+    found = largest(device.obstacle, guess=guess, stride=stride, within=0.03, asks=asks)
+    assert len(device.asked) <= asks
+    assert found.batch == max((size for size in device.asked if size <= limit), default=0)
+    if len(device.asked) < asks:
+        assert found.batch <= limit <= max(found.batch * 1.03, found.batch + 1)
+
+
+@pytest.mark.parametrize(
+    ("limit", "questions", "answer"),
+    [
+        (100, [100, 103], 100),
+        (104, [100, 103, 109], 103),
+        (98, [100, 97, 98], 98),
+        (92, [100, 97, 91], 91),
+    ],
+)
+def test_a_good_guess_takes_three_questions_at_most(
+    limit: int, questions: list[int], answer: int
+) -> None:
+    device = Device(limit)
+    found = largest(device.obstacle, guess=100, stride=3, within=0.03, asks=3)
+    assert (device.asked, found.batch) == (questions, answer)

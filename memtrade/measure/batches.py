@@ -27,6 +27,8 @@ class BatchTargets:
         target: without what was learned.
         rebatcher: of the step.
         on_progress: called with how many kernels have been asked, and how many there are.
+        environment: of the process that will run the step; None is that of a trial's child.
+        unit: what batch sizes are multiples of.
     """
 
     def __init__(
@@ -34,16 +36,25 @@ class BatchTargets:
         target: Target,
         rebatcher: Rebatcher,
         on_progress: Callable[[int, int], None] = lambda done, of: None,
+        *,
+        environment: Mapping[str, str] | None = None,
+        unit: int = 1,
     ):
         self._plain, self._rebatcher, self._on_progress = target, rebatcher, on_progress
+        self._environment, self._sizes = environment, tuple(size * unit for size in SIZES)
 
     @cached_property
     def _graphs(self) -> dict[int, StepGraph]:
-        return {size: self._rebatcher.at(size) for size in SIZES}
+        return {size: self._rebatcher.at(size) for size in self._sizes}
 
     @cached_property
     def _learned(self) -> Target:
-        return learned_target(self._plain, self._graphs.values(), on_progress=self._on_progress)
+        return learned_target(
+            self._plain,
+            self._graphs.values(),
+            environment=self._environment,
+            on_progress=self._on_progress,
+        )
 
     def at(self, batch: int, graph: StepGraph) -> Target:
         """The target for `graph`, which is the step at `batch`."""
@@ -73,7 +84,7 @@ class BatchTargets:
         if line is None:
             return None
         return msgspec.structs.replace(
-            runs[SIZES[-1]],
+            runs[self._sizes[-1]],
             requests=line.requests,
             seconds=line.seconds,
             source=line.source,

@@ -169,6 +169,13 @@ def room_for_swaps_bytes(free_bytes: int, device_bytes: int = 0) -> int:
     return max(int(left / HEAP_FACTOR) // _GRAIN_BYTES, 1) * _GRAIN_BYTES
 
 
+def room_bytes() -> int:
+    """What a step on the CPU may take of the memory that is free now, rounded down; at least a
+    little."""
+    left = int(SAFE_SHARE * free_memory_bytes()) - PROCESS_BYTES
+    return max(left // _GRAIN_BYTES, 1) * _GRAIN_BYTES
+
+
 def within_room(options: Options, graph: StepGraph, device_bytes: int = 0) -> Options:
     """A strategy's options for a step that runs here: with this machine's room as limit of the host
     memory, if it was left open and if the step could take more. So the plan says for what room it

@@ -87,22 +87,26 @@ class BatchSearch:
         rebatcher: of the model; None for a strategy without a plan.
         target: of the device, with the limit.
         target_at: makes the target for the step at a batch size; None takes `target` for all.
-        measure: runs a trial, or finds the record of one that has run.
+        measure: runs a trial, or finds the record of one that has run; None: predictions decide.
         start: the batch size where predictions begin, or trials where there are none.
         on_plan: called with each batch size before it is planned and simulated.
         step: only multiples of it are asked for.
         most: the largest batch size that may be asked for.
+        within: a batch that is larger by no more than this share may be missed.
+        trials: the most that may be run.
     """
 
     base: TrialSpec
     rebatcher: Rebatcher | None
     target: Target
-    measure: Callable[[TrialSpec], Record]
+    measure: Callable[[TrialSpec], Record] | None
     target_at: Callable[[int, StepGraph], Target] | None = None
     start: int | None = None
     on_plan: Callable[[int], None] = lambda batch: None
     step: int = 1
     most: int | None = None
+    within: float = 0.0
+    trials: int | None = None
     free_bytes: Callable[[], int] = host.free_memory_bytes
     tried: list[Tried] = field(default_factory=list)
     predicted: Found[Obstacle] | None = None
@@ -118,12 +122,23 @@ class BatchSearch:
                 step=self.step,
                 most=self.most,
                 stride=max(guess // self.step // 4, 1),  # planning takes time: no small steps
+                within=self.within / 2,
             )
             guess = self.predicted.batch
-        return largest(self._met, guess=guess, step=self.step, most=self.most)
+            if self.measure is None:
+                return self.predicted
+        return largest(
+            self._met,
+            guess=guess,
+            step=self.step,
+            most=self.most,
+            stride=max(int(guess * self.within) // self.step, 1),
+            within=self.within,
+            asks=self.trials,
+        )
 
     def _foreseen(self, batch: int) -> Obstacle | None:
-        candidate = self._candidate(batch)
+        candidate = self.candidate(batch)
         predicted = candidate.predicted
         if predicted is not None and not predicted.fits:
             peak = predicted.peak_text
@@ -131,17 +146,18 @@ class BatchSearch:
         return candidate.obstacle or self._host_obstacle(candidate)
 
     def _met(self, batch: int) -> Obstacle | None:
-        candidate = self._candidate(batch)
+        candidate = self.candidate(batch)
         obstacle = candidate.obstacle or self._host_obstacle(candidate)
         if obstacle is not None:
             return obstacle
+        assert self.measure is not None
         record = self.measure(candidate.spec)
         self.tried.append(Tried(batch, record.id, record.status))
         if record.status == "ok":
             return None
         return Obstacle(_BOUND_OF[record.status], record.reason)
 
-    def _candidate(self, batch: int) -> Candidate:
+    def candidate(self, batch: int) -> Candidate:
         if batch not in self._candidates:
             self.on_plan(batch)
             self._candidates[batch] = self._make_candidate(batch)

@@ -109,7 +109,7 @@ def train(fit: Fit) -> Ran:
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(keras.optimizers.SGD(0.01), loss, jit_compile=False)
     if fit.optimized:
-        memtrade.keras.optimize(model, batch_size=fit.batch_size)
+        memtrade.keras.optimize(model, batch_size=fit.batch_size, strategy="ome")
     seen: list[float] = []
     each = keras.callbacks.LambdaCallback(
         on_train_batch_end=lambda _, logs: seen.append(float(logs["loss"]))

@@ -32,9 +32,40 @@ def graft(
         effects: the ops of `graph_def` that must run.
         on_import: called with the new function's graph, while it is being traced.
     """
+    return grafted(
+        graph_def,
+        specs,
+        names=[t.op.name for t in concrete.graph.inputs],
+        captured=lambda: concrete.captured_inputs,
+        structure=concrete.structured_outputs,
+        results=results,
+        effects=effects,
+        on_import=on_import,
+    )
+
+
+def grafted(
+    graph_def: Any,
+    specs: Sequence[tf.TensorSpec],
+    *,
+    names: Sequence[str],
+    captured: Callable[[], Sequence[tf.Tensor]],
+    structure: Any,
+    results: Sequence[str],
+    effects: Sequence[str],
+    on_import: Callable[[Any], None] = lambda graph: None,
+    alone: bool = True,
+) -> Callable[..., Any]:
+    """A tf.function of `specs` that runs `graph_def`; see `graft`.
+
+    Args:
+        names: of its inputs, those of `specs` first and then those of what it captures.
+        captured: asked for these while the function is traced.
+        structure: what is returned, with any tensors in the places of the results.
+        alone: whether a call of it stays a call, and is not inlined by whoever makes it.
+    """
     for node in graph_def.node:
         node.attr.pop("_class", None)  # beside which op it is to run: some are inputs now
-    names = [t.op.name for t in concrete.graph.inputs]
     read = {reference.partition(":")[0] for node in graph_def.node for reference in node.input}
     results = [name.removesuffix(":0") for name in results]
     made = [name for name in results if name not in names]  # the others are inputs, handed on
@@ -42,7 +73,7 @@ def graft(
     def step(*arguments: tf.Tensor) -> Any:
         graph = tf.compat.v1.get_default_graph()
         # Asked here, where values that each call asks for become those of this function.
-        values = [*arguments, *map(graph.capture, concrete.captured_inputs)]
+        values = [*arguments, *map(graph.capture, captured())]
         given = dict(zip(names, values, strict=True))
         inputs = {name: value for name, value in given.items() if name in read}
         wanted = [*(_tensor_name(name) for name in made), *effects]
@@ -51,14 +82,14 @@ def graft(
         given.update(zip(made, fetched, strict=False))
         with tf.control_dependencies(fetched[len(made) :]):
             returned = [tf.identity(given[name]) for name in results]
-        return packed(concrete.structured_outputs, returned)
+        return packed(structure, returned)
 
     return tf.function(
         step,
         input_signature=tuple(specs),
         autograph=False,
         # It is called by its own name, with its own configuration: see memtrade/api.py.
-        experimental_attributes={"_noinline": True},
+        experimental_attributes={"_noinline": True} if alone else None,
     )
 
 

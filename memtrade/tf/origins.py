@@ -125,9 +125,8 @@ class _Traced:
             # There is no public way from a call to the graph that was traced for it.
             # tests/tf/test_origins.py notices when this one moves.
             found = map(self.graph._get_function, functions_named(caller.node_def))
-            self._bodies[caller.name] = [
-                _Traced(each.graph, self.frames) for each in found if each is not None
-            ]
+            graphs = (getattr(each, "graph", None) for each in found)  # none where it was imported
+            self._bodies[caller.name] = [_Traced(each, self.frames) for each in graphs if each]
         return self._bodies[caller.name]
 
 
@@ -142,7 +141,7 @@ class _Frames:
     def of(self, operation: tf.Operation) -> tuple[int, str]:
         """How many calls of Keras layers are on an op's stack, and the last line of the user."""
         calls, source, of_library = 0, "", ""
-        for frame in operation.traceback:
+        for frame in operation.traceback or ():  # none where it was imported
             file = frame.filename
             if file == self._layer_file:
                 calls += frame.name == "__call__"

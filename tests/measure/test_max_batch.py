@@ -116,6 +116,23 @@ def test_a_wrong_prediction_is_corrected(predicted: int, miss: int) -> None:
         assert len(device.batches) <= 4
 
 
+def test_few_trials_are_enough_for_a_batch_within_a_share(predicted: int) -> None:
+    for truth in (predicted, predicted + 1, round(predicted * 0.96)):
+        device = Device(truth)
+        made = search(device)
+        made.within, made.trials = 0.03, 3
+        found = made.run()
+        assert len(device.batches) <= 3
+        assert found.batch in device.batches
+        assert found.batch <= truth <= found.batch * 1.06
+
+
+def test_without_trials_the_prediction_decides(predicted: int) -> None:
+    made = search(Device(0))
+    made.measure = None
+    assert made.run().batch == predicted
+
+
 def test_only_multiples_are_tried_and_none_beyond_the_maximum(predicted: int) -> None:
     device = Device(predicted)
     found = search(device, step=10).run()

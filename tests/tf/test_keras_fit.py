@@ -232,7 +232,7 @@ def test_a_step_of_several_losses_trains_and_one_can_be_named():
 
 def test_a_last_batch_of_two_rows_does_not_end_a_fit():
     results = []
-    for change in (lambda model: model, optimize):
+    for change in (lambda model: model, lambda model: optimize(model, strategy="ome")):
         keras.utils.set_random_seed(0)
         hidden = [keras.layers.Dense(64, "relu") for _ in range(6)]
         model = keras.Sequential([keras.Input([64]), *hidden, keras.layers.Dense(1)])
@@ -259,7 +259,7 @@ def test_a_small_batch_that_cannot_be_planned_runs_as_it_is(monkeypatch):
 def test_what_is_told_is_checked_at_once():
     for wrong, message in (
         ({"strategy": "omee"}, "did you mean 'ome'"),
-        ({"selct": "all"}, "did you mean 'select'"),
+        ({"strategy": "ome", "selct": "all"}, "did you mean 'select'"),
         ({"budget": "12 parsecs"}, "12 parsecs"),
         ({"budget": 0}, "more than nothing"),
         ({"order": "any"}, "unknown order"),

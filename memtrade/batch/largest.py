@@ -1,0 +1,318 @@
+"""`memtrade.largest_batch`: the largest batch that a training step of one's own carries.
+
+    make_batch(n) ─► trace at two sizes ─► graph at any size ─► plan, simulate ─► guess
+                                                                                   │
+    the step at n, in a file ─► child under a hard limit ─► runs, or does not ◄────┘  at most thrice
+
+What is found has run, in a process of its own, so that running out of memory is an answer and not
+the end of the user's.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from memtrade.errors import MemtradeError
+from memtrade.graph import StepGraph
+from memtrade.guard.peak import held_text
+from memtrade.measure import host
+from memtrade.measure.batches import BatchTargets
+from memtrade.measure.max_batch import BatchSearch, Bound, Obstacle
+from memtrade.measure.protocol import Status, TrialSpec
+from memtrade.measure.records import Record
+from memtrade.measure.step_trial import try_step
+from memtrade.options import Value
+from memtrade.plan import Order
+from memtrade.rebatch import Rebatcher
+from memtrade.search import Found
+from memtrade.settings import ORIGINAL, Settings, memory_bytes, settings_of
+from memtrade.simulate.timeline import TimeSimulator
+from memtrade.simulate.usage import use_of_memory
+from memtrade.strategies import make_options
+from memtrade.strategies.saving import Peaks
+from memtrade.target import ARENA
+from memtrade.tf.calling import as_function, step_to_read
+from memtrade.tf.extract import trace_concrete
+from memtrade.tf.loss import Named
+from memtrade.tf.step import TrainStep
+from memtrade.tf.structure import arguments_of
+from memtrade.units import megabytes
+
+log = logging.getLogger("memtrade")
+
+# A batch that is larger by no more than this share may be missed, so that few trials do.
+TOLERANCE = 0.03
+TRIALS = 3
+
+# TensorFlow itself takes 2 MiB of an arena.
+_LEAST_BYTES = 4 << 20
+
+# Of the sizes that a batch may have, the two that are traced.
+_TRACED = (2, 3)
+
+
+class NoBatchFitsError(MemtradeError):
+    """Not even the smallest batch runs. Carries what that needs, in bytes."""
+
+    def __init__(self, message: str, *, needed_bytes: int, budget_bytes: int):
+        self.needed_bytes, self.budget_bytes = needed_bytes, budget_bytes
+        super().__init__(message)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """One batch size that was tried; `peak_bytes` where it ran."""
+
+    batch_size: int
+    status: Status
+    reason: str = ""
+    peak_bytes: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class LargestBatch:
+    """What `largest_batch` found.
+
+    Attributes:
+        peak_bytes: of the step at `batch_size`: measured by a trial, or predicted without one.
+        bound: what is in the way of a larger one. reason: the same in one line.
+        trials: in the order in which they ran.
+        strategy, options: what `apply` and `optimize` take to make the same plan.
+    """
+
+    batch_size: int
+    peak_bytes: int
+    budget_bytes: int
+    bound: Bound
+    reason: str
+    trials: tuple[Trial, ...]
+    strategy: str
+    options: dict[str, Any]
+
+
+def largest_batch(
+    train_step: Callable[..., Any],
+    make_batch: Callable[[int], Any],
+    strategy: str = "ome",
+    *,
+    budget: str | int | None = None,
+    most: int | None = None,
+    multiple_of: int = 1,
+    trials: int = TRIALS,
+    loss: Named = None,
+    order: Order = "pinned",
+    device: str | None = None,
+    profile: str | None = None,
+    **options: Value,
+) -> LargestBatch:
+    """The largest batch whose step, rewritten by a strategy, runs within a budget.
+
+    The simulator says where it lies, and trials in child processes under a hard limit decide: the
+    batch found has run, and one that is 3% larger has not. The step is only traced here; weights,
+    and whatever else it changes, stay as they are.
+
+    Args:
+        train_step: as `memtrade.apply` takes it.
+        make_batch: from a number of examples to a batch, as `memtrade.apply` takes an example:
+            tensors, arrays or, which costs nothing, `tf.TensorSpec`s.
+        strategy, loss, order, device, profile, options: see `memtrade.apply`. "auto" is `optimal`
+            here, for at the largest batch nothing else fits.
+        budget: what the step may take; by default the device's memory.
+        most: the largest batch that may be asked for.
+        multiple_of: only multiples of it are.
+        trials: how many may be run; 0 takes the prediction. So does a profile, and with a warning a
+            GPU of which this process holds the memory.
+
+    Raises:
+        NoBatchFitsError: not even the smallest batch fits; the message says what it needs.
+        UnsupportedGraphError: the step cannot be rewritten, or not be run in another process.
+    """
+    if multiple_of < 1 or trials < 0 or (most is not None and most < multiple_of):
+        raise MemtradeError(
+            f"multiple_of is at least 1, trials at least 0, and most at least multiple_of, not "
+            f"{multiple_of}, {trials} and {most}"
+        )
+    settings = settings_of(
+        strategy, budget=budget, order=order, device=device, profile=profile, **options
+    )
+    return _Search(
+        as_function(train_step), make_batch, settings, loss, multiple_of, most, trials
+    ).run()
+
+
+@dataclass(frozen=True)
+class _Search:
+    """One search: the step at sizes that were traced, and what trials say."""
+
+    function: Any
+    make_batch: Callable[[int], Any]
+    settings: Settings
+    loss: Named
+    unit: int
+    most: int | None
+    trials: int
+    records: dict[int, Record] = field(default_factory=dict)
+
+    def run(self) -> LargestBatch:
+        limit_bytes = self.settings.budget_bytes
+        if limit_bytes is None:
+            limit_bytes = memory_bytes(self.settings.device_name, self.settings.target)
+        limit_bytes = self._whole(limit_bytes)
+        target = self.settings.target.replace(limit_bytes=limit_bytes)
+        sizes = [self.unit * each for each in _TRACED]
+        rebatcher = Rebatcher(self._graph(sizes[0]), sizes[0], self._graph(sizes[1]), sizes[1])
+        targets = BatchTargets(target, rebatcher, environment=os.environ, unit=self.unit)
+        start = self._start(rebatcher, targets, limit_bytes)
+        chosen, options = self.settings.strategy.name, self._options()
+        if self.settings.automatic and start == self.most:
+            chosen, options = ORIGINAL, {}  # all that may be asked for fits as it is
+        search = BatchSearch(
+            TrialSpec(
+                model_options={"batch_size": self.unit},
+                strategy=chosen,
+                strategy_options=options,
+                order=target.order,
+                device=self.settings.device_name,
+                memory_limit_bytes=limit_bytes,
+                steps=1,
+            ),
+            rebatcher,
+            target,
+            self._measure if self._can_try(limit_bytes) else None,
+            target_at=targets.at,
+            start=start,
+            on_plan=lambda batch: log.info("a batch of %d is planned", batch),
+            step=self.unit,
+            most=self.most,
+            within=TOLERANCE,
+            trials=self.trials,
+        )
+        found = search.run()
+        if not found.batch:
+            self._refuse_trials(search)
+            raise self._none_fits(rebatcher, targets, limit_bytes)
+        return self._outcome(search, found, limit_bytes)
+
+    def _whole(self, limit_bytes: int) -> int:
+        """Trials have limits of whole MiB, and of a few at least."""
+        if self.trials and limit_bytes < _LEAST_BYTES:
+            raise MemtradeError(
+                f"trials have a budget of at least {megabytes(_LEAST_BYTES)} MB, not "
+                f"{megabytes(limit_bytes)}: give more, or trials=0 for the prediction"
+            )
+        return limit_bytes >> 20 << 20 if self.trials else limit_bytes
+
+    def _options(self) -> dict[str, Any]:
+        """The strategy's, but for the budget: a search has its own margins below the limit."""
+        options = dataclasses.asdict(self.settings.options)
+        return options | {"budget": ""} if "budget" in options else options
+
+    def _traced(self, batch: int) -> tuple[TrainStep, Any]:
+        example = arguments_of(self.function, self.make_batch(batch))
+        return step_to_read(self.function, example, self.loss)
+
+    def _graph(self, batch: int) -> StepGraph:
+        return trace_concrete(*self._traced(batch)).graph
+
+    def _start(self, rebatcher: Rebatcher, targets: BatchTargets, limit_bytes: int) -> int:
+        """The largest batch of the step as it is, on a line through its peaks at two sizes."""
+        sizes = [self.unit * 8, self.unit * 16]
+        low, high = (
+            Peaks(graph, targets.at(size, graph)).original
+            for size, graph in ((size, rebatcher.at(size)) for size in sizes)
+        )
+        slope = max((high - low) / (sizes[1] - sizes[0]), 1.0)
+        most = self.most or int(limit_bytes)
+        return min(max(int((limit_bytes - low) / slope) + sizes[0], self.unit), most)
+
+    def _can_try(self, limit_bytes: int) -> bool:
+        name = self.settings.device_name
+        if not self.trials or not self.settings.target.here:
+            return False
+        if name == ARENA:
+            return True
+        free = [card.free_bytes for card in host.gpus() if f"gpu:{card.index}" == name]
+        if free and free[0] is not None and free[0] >= limit_bytes:
+            return True
+        warnings.warn(
+            f"no batch is tried: {name} has less free than {megabytes(limit_bytes)} MB, which this "
+            "process may hold itself. The batch is predicted. For trials, call "
+            "tf.config.experimental.set_memory_growth(gpu, True) before TensorFlow uses the GPU",
+            stacklevel=5,
+        )
+        return False
+
+    def _measure(self, spec: TrialSpec) -> Record:
+        batch = spec.model_options["batch_size"]
+        step, concrete = self._traced(batch)
+        record = try_step(spec, concrete, step.specs, loss=self.loss)
+        self.records[batch] = record
+        return record
+
+    def _outcome(
+        self, search: BatchSearch, found: Found[Obstacle], limit_bytes: int
+    ) -> LargestBatch:
+        candidate = search.candidate(found.batch)
+        assert candidate.predicted is not None
+        record = self.records.get(found.batch)
+        measured = record.measured if record else None
+        options = {
+            name: value
+            for name, value in candidate.spec.strategy_options.items()
+            if value != dataclasses.asdict(make_options(candidate.spec.strategy))[name]
+        }
+        return LargestBatch(
+            batch_size=found.batch,
+            peak_bytes=measured.peak_bytes if measured else candidate.predicted.peak_bytes,
+            budget_bytes=limit_bytes,
+            bound=found.why.bound if found.why else "asked maximum",
+            reason=found.why.reason if found.why else "",
+            trials=tuple(_trial(batch, record) for batch, record in self.records.items()),
+            strategy=candidate.spec.strategy,
+            options=options,
+        )
+
+    def _refuse_trials(self, search: BatchSearch) -> None:
+        """Raises MemtradeError where trials ended otherwise than for want of memory, or went on
+        failing below what was predicted to fit."""
+        if not self.records:
+            return
+        batch, last = list(self.records.items())[-1]
+        if not last.status.startswith("out_of"):
+            raise MemtradeError(f"a batch of {batch} could not be tried: {last.reason}")
+        predicted = search.predicted.batch if search.predicted else 0
+        if batch > self.unit:
+            raise MemtradeError(
+                f"a batch of {predicted} was predicted to fit, and in {len(self.records)} trials "
+                f"not even {batch} ran: {last.reason}. Give a smaller budget or more trials"
+            )
+
+    def _none_fits(
+        self, rebatcher: Rebatcher, targets: BatchTargets, limit_bytes: int
+    ) -> NoBatchFitsError:
+        """What the smallest batch needs at least, and for whom."""
+        graph = rebatcher.at(self.unit)
+        target = targets.at(self.unit, graph)
+        strategy = self.settings.strategy
+        options = make_options(strategy.name, self._options())
+        usage = use_of_memory(TimeSimulator(graph, target), strategy.plan(graph, options, target))
+        return NoBatchFitsError(
+            f"no batch fits {megabytes(limit_bytes)} MB: at batch {self.unit}, the smallest peak "
+            f"of {strategy.name} is {megabytes(usage.peak_bytes)} MB, of which {held_text(usage)}. "
+            "Give a larger budget, another strategy or a smaller model",
+            needed_bytes=usage.peak_bytes,
+            budget_bytes=limit_bytes,
+        )
+
+
+def _trial(batch: int, record: Record) -> Trial:
+    peak_bytes = record.measured.peak_bytes if record.measured else None
+    return Trial(
+        batch_size=batch, status=record.status, reason=record.reason, peak_bytes=peak_bytes
+    )

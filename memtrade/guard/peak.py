@@ -1,0 +1,100 @@
+"""The peak of one training step, predicted or measured, and who holds it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from memtrade.errors import MemtradeError
+from memtrade.measure import host
+from memtrade.measure.protocol import TrialSpec
+from memtrade.measure.step_trial import try_step
+from memtrade.plan import Order
+from memtrade.settings import settings_of
+from memtrade.simulate.usage import Usage, use_of_memory
+from memtrade.strategies import find_planned
+from memtrade.strategies.saving import Peaks, no_worse
+from memtrade.tf.calling import as_function, step_to_read
+from memtrade.tf.extract import trace_concrete
+from memtrade.tf.loss import Named
+from memtrade.tf.structure import arguments_of
+from memtrade.units import megabytes
+
+# Of those who hold memory at the peak, so many are named.
+_NAMED = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Peak:
+    """Of a step.
+
+    Attributes:
+        name: the step's.
+        size_bytes: most bytes in use at once, variables and batch included.
+        source: "predicted" or "measured".
+        held: who holds it, as predicted, the largest first.
+    """
+
+    name: str
+    size_bytes: int
+    source: str
+    held: str
+
+
+def peak_of(
+    train_step: Callable[..., Any],
+    example_batch: Any,
+    strategy: str = "original",
+    *,
+    measure: bool = False,
+    loss: Named = None,
+    order: Order = "pinned",
+    profile: str | None = None,
+    **options: Any,
+) -> Peak:
+    """The peak of a step as `memtrade.apply` would make it.
+
+    A prediction takes the facts about kernels that come with memtrade, and asks none here: so it is
+    the same on every machine.
+
+    Args:
+        measure: run the step in a child process, in the arena, in place of predicting.
+        profile: the device that is predicted for, the arena unless given.
+
+    Raises:
+        MemtradeError: the step could not be measured, and why; see `memtrade.apply` for others.
+    """
+    find_planned(strategy)  # "auto" is none: what it does depends on the machine
+    function = as_function(train_step)
+    settings = settings_of(strategy, order=order, device="arena", profile=profile, **options)
+    step, concrete = step_to_read(function, arguments_of(function, example_batch), loss)
+    graph = trace_concrete(step, concrete).graph
+    peaks = Peaks(graph, settings.target)
+    plan = no_worse(settings.strategy.plan(graph, settings.options, settings.target), peaks)
+    usage = use_of_memory(peaks.clock, plan)
+    size_bytes = peaks.of(plan)
+    if measure:
+        spec = TrialSpec(
+            strategy=settings.strategy.name,
+            strategy_options=dataclasses.asdict(settings.options),
+            order=order,
+            memory_limit_bytes=host.room_bytes() >> 20 << 20,
+            steps=1,
+        )
+        record = try_step(spec, concrete, step.specs, loss=loss)
+        if record.measured is None:
+            raise MemtradeError(f"{step.name} could not be measured: {record.reason}")
+        size_bytes = record.measured.peak_bytes
+    source = "measured" if measure else "predicted"
+    return Peak(name=step.name, size_bytes=size_bytes, source=source, held=held_text(usage))
+
+
+def held_text(usage: Usage) -> str:
+    """Who holds most at the peak: "activations 30.1 MB, variables 4.2 MB"."""
+    groups: dict[str, int] = {}
+    for each in usage.holders:
+        groups[each.group] = groups.get(each.group, 0) + each.size_bytes
+    largest = sorted(groups, key=lambda group: -groups[group])[:_NAMED]
+    return ", ".join(f"{group} {megabytes(groups[group])} MB" for group in largest)

@@ -1,0 +1,129 @@
+"""A plugin for pytest: a test that fails where a training step takes more memory than it may.
+
+    @pytest.mark.peak_memory("500MB")
+    def test_the_step(peak_memory):
+        peak_memory(train_step, batch)
+
+pytest loads it in every session, so nothing is imported here that takes time: TensorFlow comes with
+the first step that is looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from typing import Any
+
+import pytest
+
+from memtrade.errors import MemtradeError
+from memtrade.units import megabytes, parse_bytes
+
+_MARKER = "peak_memory"
+_PROPERTY = "memtrade peak"
+
+# A peak may be above the marker's by this share: TensorFlow's ops and kernels change a little.
+_TOLERANCE = 0.01
+
+_checked = pytest.StashKey[bool]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("memtrade", "memory of training steps")
+    group.addoption(
+        "--memtrade-limit",
+        metavar="SIZE",
+        type=_size,
+        help="no step that a test hands to peak_memory may take more, such as 2GB",
+    )
+    group.addoption(
+        "--memtrade-measure",
+        action="store_true",
+        help="run these steps in a process of their own, in place of predicting",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line(
+        "markers",
+        f"{_MARKER}(limit, within=0.01): fail where a step that the test hands to the fixture "
+        f"{_MARKER} takes more than limit, such as '500MB', by more than the share within",
+    )
+
+
+@pytest.fixture
+def peak_memory(request: pytest.FixtureRequest) -> Callable[..., int]:
+    """A function of a step and its batch that fails the test where the step takes too much.
+
+    It takes what `memtrade.guard.peak.peak_of` takes, and returns the peak in bytes.
+    """
+
+    def check(train_step: Callable[..., Any], *batch: Any, **how: Any) -> int:
+        from memtrade.guard.peak import peak_of
+
+        how = {"measure": request.config.getoption("memtrade_measure"), **how}
+        request.node.stash[_checked] = True
+        found = peak_of(train_step, batch, **how)
+        limits = _limits(request)
+        allowed = min(limits, default=None, key=lambda limit: limit[0])
+        shown = f"{found.name} {megabytes(found.size_bytes)} MB {found.source}"
+        request.node.user_properties.append((_PROPERTY, shown))
+        if allowed is not None and found.size_bytes > allowed[0]:
+            pytest.fail(
+                f"the peak of {found.name} is {megabytes(found.size_bytes)} MB ({found.source}), "
+                f"above {allowed[1]}: {found.held}",
+                pytrace=False,
+            )
+        return found.size_bytes
+
+    return check
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None]:
+    """A marked test that looks at no step would hold nothing."""
+    yield
+    if item.get_closest_marker(_MARKER) and not item.stash.get(_checked, False):
+        pytest.fail(
+            f"the test is marked {_MARKER} and hands no step to the fixture {_MARKER}",
+            pytrace=False,
+        )
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    lines = [
+        f"{report.nodeid}: {value}"
+        for reports in terminalreporter.stats.values()
+        for report in reports
+        if getattr(report, "when", "") == "call"
+        for name, value in report.user_properties
+        if name == _PROPERTY
+    ]
+    if lines:
+        terminalreporter.section("peaks of training steps")
+        for line in lines:
+            terminalreporter.write_line(line)
+
+
+def _limits(request: pytest.FixtureRequest) -> list[tuple[int, str]]:
+    """Those that hold for a test, in bytes, and how they are told."""
+    limits = []
+    marker = request.node.get_closest_marker(_MARKER)
+    if marker is not None:
+        size, within = _limit(*marker.args, **marker.kwargs)
+        limits.append((int(size * (1 + within)), f"{megabytes(size)} MB and {within:.0%}"))
+    asked = request.config.getoption("memtrade_limit")
+    if asked is not None:
+        limits.append((asked, f"--memtrade-limit, {megabytes(asked)} MB"))
+    return limits
+
+
+def _limit(limit: str | int, *, within: float = _TOLERANCE) -> tuple[int, float]:
+    """The marker's arguments."""
+    return parse_bytes(limit) if isinstance(limit, str) else limit, within
+
+
+def _size(text: str) -> int:
+    try:
+        return parse_bytes(text)
+    except MemtradeError as error:
+        raise pytest.UsageError(f"--memtrade-limit: {error}") from error
