@@ -64,7 +64,9 @@ def summary(
         batch_size: of the batch that is made up then.
         by: "layer", or "source": the line of the program.
         top: print only so many rows, those that hold most at the peak.
-        loss, device, profile: see `memtrade.apply`.
+        loss: see `memtrade.apply`.
+        device: see `memtrade.apply`.
+        profile: see `memtrade.apply`.
         memory_limit: of the device, in bytes or as text ("6GB"); by default what its profile says.
         show: print it.
 
@@ -106,7 +108,8 @@ def explain_oom(
         model: what is trained, a compiled Keras model or a step with its `example_batch`. Unless
             given, it is looked for: the compiled model that the error names.
         batch_size: unless given, it is read off the tensor that did not fit.
-        device, profile: see `memtrade.apply`.
+        device: see `memtrade.apply`.
+        profile: see `memtrade.apply`.
         memory_limit: of the device, in bytes or as text ("6GB"). Unless given, it is what
             TensorFlow was told, or the profile says.
     """
