@@ -166,7 +166,7 @@ def test_a_batch_that_nobody_asked_for_is_on_the_line_of_three(tmp_path, asker, 
         def at(self, batch: int) -> StepGraph:
             return chain("Relu", "Square", "Refuse", batch=batch)
 
-    def learned(target, graphs, on_progress):
+    def learned(target, graphs, environment, on_progress):
         table, _ = learn(graphs, HERE, asker, folder=tmp_path)
         return target.replace(facts=LearnedFacts(target.facts, table))
 
