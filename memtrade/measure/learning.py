@@ -51,8 +51,9 @@ _SHARE = 0.2
 _MOST_FLOPS = 16e9
 # The numbers of examples that it is asked on, each twice the one before.
 _SIZES = 3
-# The machine's load per core below which it is taken to be at rest.
-_QUIET_LOAD = 0.3
+# The share of the processor in use below which a machine is taken to be at rest, and how long that
+# is looked at.
+_QUIET_LOAD, _LOOK_SECONDS = 0.3, 0.2
 
 
 @dataclass(frozen=True)
@@ -114,7 +115,8 @@ def learn(
 
 def _is_quiet() -> bool:
     """Whether times that were taken on a busy machine can be taken anew."""
-    return psutil.getloadavg()[0] < _QUIET_LOAD * (psutil.cpu_count() or 1)
+    # Not the load of the last minute, which trials of our own would be part of.
+    return psutil.cpu_percent(_LOOK_SECONDS) < 100 * _QUIET_LOAD
 
 
 def _missing(graphs: Iterable[StepGraph], known: Set[str]) -> list[Lesson]:
