@@ -17,11 +17,12 @@ from rich.console import Console
 from memtrade.errors import MemtradeError
 from memtrade.explain.cause import batch_size_of, of_error, of_step
 from memtrade.explain.error import Failure, read_failure
-from memtrade.explain.remedy import Remedy, nearest_plan
+from memtrade.explain.remedy import Remedy, remedy_for
 from memtrade.graph import StepGraph
 from memtrade.measure.here import here_target
 from memtrade.results.explanation import Page
 from memtrade.results.layers import LayerSummary, summarize
+from memtrade.settings import device_of, told_bytes
 from memtrade.simulate.by_layer import By
 from memtrade.target import ARENA, Target
 from memtrade.tf.calling import as_function, step_to_read
@@ -29,7 +30,7 @@ from memtrade.tf.extract import Trace, trace_concrete
 from memtrade.tf.loss import Named
 from memtrade.tf.process import beside_step, models_alive
 from memtrade.tf.structure import arguments_of
-from memtrade.units import parse_bytes
+from memtrade.units import bytes_of
 
 
 def summary(
@@ -141,11 +142,9 @@ def _explained(
             traced = _traced(model, None, batch_size=seen)
     beside = beside_step(traced.concrete.captured_inputs)
     found = of_step(_named(traced), traced.graph, target, failure=failure, beside=beside)
-    remedy, python = None, ""
-    if found.kind not in ("unknown", "another model", "leak"):
-        remedy = nearest_plan(traced.graph, target, found.limit_bytes >> 20 << 20)
+    remedy, python = remedy_for(found, traced.graph, target), ""
     if isinstance(remedy, Remedy):
-        python = f"train_step = memtrade.apply(train_step, batch, {remedy.arguments})"
+        python = remedy.python
         if _is_keras(model):
             size = f"batch_size={found.batch_size}"
             python = f"memtrade.keras.optimize(model, {size}, {remedy.arguments})"
@@ -160,7 +159,7 @@ def _batch_seen(failure: Failure, graph: StepGraph) -> int:
     """The batch size at which the op's output has as many elements as the error says."""
     if failure.shape and not failure.temporary:
         for op in graph.ops:
-            for t in op.outputs if f"/{op.name}".endswith(f"/{failure.op}") else ():
+            for t in op.outputs if failure.names(op.name) else ():
                 elements = math.prod(graph.tensors[t].shape or (0,))
                 asked = _GUESSED * math.prod(failure.shape)
                 if elements and asked % elements == 0:
@@ -219,10 +218,8 @@ def _target_of(
     device: str | None, profile: str | None, memory_limit: str | int | None = None
 ) -> Target:
     """What is predicted for, with what is known of kernels without asking any."""
-    here = device or ("gpu:0" if tf.config.list_logical_devices("GPU") else ARENA)
-    here = ARENA if here == "cpu" else here
-    limit_bytes = parse_bytes(memory_limit) if isinstance(memory_limit, str) else memory_limit
-    limit_bytes = limit_bytes or _limit_told(here)
+    here = device_of(device)
+    limit_bytes = bytes_of(memory_limit) if memory_limit else _limit_told(here)
     return here_target(here, profile=profile, limit_bytes=limit_bytes)
 
 
@@ -231,11 +228,7 @@ def _limit_told(device: str) -> int | None:
     if device == ARENA:
         told = os.environ.get("TF_CPU_BFC_MEM_LIMIT_IN_MB", "")
         return int(told) << 20 if told.isdecimal() else None
-    gpus = tf.config.list_physical_devices("GPU")
-    number = int(device.partition(":")[2] or 0)
-    configured = tf.config.get_logical_device_configuration(gpus[number]) if gpus else None
-    limits = [each.memory_limit for each in configured or () if each.memory_limit]
-    return int(limits[0]) << 20 if limits else None
+    return told_bytes(int(device.partition(":")[2] or 0))
 
 
 def made_up_batch(model: Any, batch_size: int) -> tuple[Any, Any]:

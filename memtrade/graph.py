@@ -132,6 +132,15 @@ class GraphData(msgspec.Struct, frozen=True):
     unsized: tuple[str, ...] = ()
 
 
+def led_to(data: GraphData, tensors: Iterable[int]) -> set[int]:
+    """Ids of the ops that make `tensors`, and of all that these lead to. O(ops + edges)."""
+    found = {data.tensors[t].op for t in tensors}
+    for op in data.ops:
+        if any(data.tensors[t].op in found for t in op.inputs):
+            found.add(op.id)
+    return found
+
+
 class StepGraph:
     """A training step's graph with what follows from it: consumers, phases, aliases.
 
@@ -224,13 +233,8 @@ class StepGraph:
     @cached_property
     def from_batch(self) -> frozenset[int]:
         """Ids of the forward ops that the batch leads to, the inputs themselves left out."""
-        found: set[int] = set()
         batch = {self.tensors[t].op for t in self.batch}
-        for op_id in sorted(self.forward):
-            producers = {self.tensors[t].op for t in self.ops[op_id].inputs}
-            if not (producers.isdisjoint(found) and producers.isdisjoint(batch)):
-                found.add(op_id)
-        return frozenset(found)
+        return frozenset((self.forward & led_to(self.data, self.batch)) - batch)
 
     @cached_property
     def turn(self) -> int:

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 import msgspec
 
 from memtrade.errors import UnsupportedGraphError
-from memtrade.graph import RECEIVE, SEND, GraphData, Op, Tensor
+from memtrade.graph import RECEIVE, SEND, GraphData, Op, Tensor, led_to
 
 # The ops by which devices wait for each other, by the beginning of their types.
 COLLECTIVES = ("Collective", "Nccl")
@@ -165,7 +165,7 @@ def losses(data: GraphData, devices: Sequence[str]) -> dict[str, int]:
     partners = {op_id: group for group in groups_of(data, devices) for op_id in group}
     found = _numbers(data, partners)
     late: set[int] = set()  # wait for another device
-    from_batch = _from_batch(data)
+    from_batch = led_to(data, data.inputs)
     own: dict[str, int] = {}
     for t in found:  # ascending, so each behind what it is made of
         op = data.ops[data.tensors[t].op]
@@ -199,14 +199,6 @@ def _numbers(data: GraphData, partners: Mapping[int, Sequence[int]]) -> list[int
                     found.add(t)
                     stack.append(t)
     return sorted(found)
-
-
-def _from_batch(data: GraphData) -> set[int]:
-    found = {data.tensors[t].op for t in data.inputs}
-    for op in data.ops:
-        if any(data.tensors[t].op in found for t in op.inputs):
-            found.add(op.id)
-    return found
 
 
 def _twin(tensor: int, data: GraphData, devices: Sequence[str], device: str) -> int | None:

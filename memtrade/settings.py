@@ -16,7 +16,7 @@ from memtrade.plan import Order
 from memtrade.strategies import Strategy, find_planned, make_options
 from memtrade.target import ARENA, Target
 from memtrade.tf.swap import HostTransfer, transfer_from
-from memtrade.units import parse_bytes
+from memtrade.units import bytes_of
 
 # In place of a strategy: the step as it is where it fits, else the fastest plan that fits.
 AUTO = "auto"
@@ -66,13 +66,12 @@ def settings_of(
     chosen = find_planned(_FASTEST if automatic else strategy)
     given = dict(options)
     known = {each.name for each in options_of(chosen.options)}
-    budget_bytes = parse_bytes(budget) if isinstance(budget, str) else budget
+    budget_bytes = None if budget is None else bytes_of(budget)
     if budget_bytes is not None and budget_bytes <= 0:
         raise MemtradeError(f"a budget must be more than nothing, not {budget!r}")
     if order not in ("pinned", "dataflow"):
         raise UnknownNameError("order", order, ("pinned", "dataflow"))
-    device = device or ("gpu:0" if tf.config.list_logical_devices("GPU") else ARENA)
-    device = ARENA if device == "cpu" else device
+    device = device_of(device)
     transfer = transfer_from(device)
     target = here_target(device, profile=profile, order=order)
     if automatic:
@@ -84,6 +83,20 @@ def settings_of(
         given["budget"] = budget if isinstance(budget, str) else f"{budget_bytes}B"
     made = make_options(chosen.name, given)
     return Settings(chosen, made, budget_bytes, device, profile, target, transfer, automatic, asked)
+
+
+def device_of(device: str | None) -> str:
+    """What a user calls a device, or the one that TensorFlow would use: "arena" or "gpu:N"."""
+    device = device or ("gpu:0" if tf.config.list_logical_devices("GPU") else ARENA)
+    return ARENA if device == "cpu" else device
+
+
+def told_bytes(number: int) -> int | None:
+    """The limit that TensorFlow was given of a GPU."""
+    gpus = tf.config.list_physical_devices("GPU")
+    told = tf.config.get_logical_device_configuration(gpus[number]) if gpus else None
+    limits = [each.memory_limit for each in told or () if each.memory_limit]
+    return int(limits[0]) << 20 if limits else None  # it means MiB
 
 
 def memory_bytes(device: str, target: Target) -> int:
@@ -100,10 +113,9 @@ def memory_bytes(device: str, target: Target) -> int:
     if device == ARENA:
         return host.room_bytes()
     number = int(device.partition(":")[2])
-    physical = tf.config.list_physical_devices("GPU")
-    told = tf.config.get_logical_device_configuration(physical[number]) or []
-    if told and told[0].memory_limit:
-        return int(told[0].memory_limit) << 20  # it means MiB
+    told = told_bytes(number)
+    if told is not None:
+        return told
     for card in host.gpus():
         if card.index == number and card.memory_bytes is not None:
             return int(card.memory_bytes * GPU_SHARE)

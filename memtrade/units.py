@@ -29,6 +29,11 @@ def parse_bytes(text: str) -> int:
     return round(float(match[1]) * factor)
 
 
+def bytes_of(size: str | int) -> int:
+    """A size that a user gave as text or in bytes."""
+    return parse_bytes(size) if isinstance(size, str) else size
+
+
 def _canonical(unit: str) -> str:
     """`mib` and `MIB` mean MiB: the case carries no meaning for bytes."""
     unit = unit.upper()

@@ -20,7 +20,6 @@ from typing import Any
 
 from memtrade.errors import MemtradeError
 from memtrade.graph import StepGraph
-from memtrade.guard.peak import held_text
 from memtrade.measure import host
 from memtrade.measure.batches import BatchTargets
 from memtrade.measure.max_batch import BatchSearch, Bound, Obstacle
@@ -304,7 +303,7 @@ class _Search:
         usage = use_of_memory(TimeSimulator(graph, target), strategy.plan(graph, options, target))
         return NoBatchFitsError(
             f"no batch fits {megabytes(limit_bytes)} MB: at batch {self.unit}, the smallest peak "
-            f"of {strategy.name} is {megabytes(usage.peak_bytes)} MB, of which {held_text(usage)}. "
+            f"of {strategy.name} is {megabytes(usage.peak_bytes)} MB, of which {usage.held_text}. "
             "Give a larger budget, another strategy or a smaller model",
             needed_bytes=usage.peak_bytes,
             budget_bytes=limit_bytes,

@@ -14,9 +14,9 @@ from memtrade.commands.progress import asking, reporting
 from memtrade.commands.run import Flag
 from memtrade.commands.screen import stdout
 from memtrade.errors import MemtradeError
-from memtrade.explain.cause import Explanation, of_error, of_step
+from memtrade.explain.cause import of_error, of_step
 from memtrade.explain.error import Failure, read_failure
-from memtrade.explain.remedy import NoRemedy, Remedy, nearest_plan
+from memtrade.explain.remedy import Remedy, remedy_for
 from memtrade.graph import StepGraph
 from memtrade.measure.environment import default_limit_bytes
 from memtrade.measure.flags import OWN_OPTIMIZER, DeviceFlags, ModelFlags, StrategyFlags
@@ -153,19 +153,12 @@ def _page(
     found = of_step(step, graph, target, plan=plan, failure=failure)
     with reporting() as reporter:
         reporter.event(Progress("plan"))
-        remedy = _remedy(found, graph, target)
+        remedy = remedy_for(found, graph, target)
     command = python = ""
     if isinstance(remedy, Remedy):
         command = command_of(spec, remedy, found.limit_bytes)
-        python = f"train_step = memtrade.apply(train_step, batch, {remedy.arguments})"
+        python = remedy.python
     return Page(found, remedy, command=command, python=python)
-
-
-def _remedy(found: Explanation, graph: StepGraph, target: Target) -> Remedy | NoRemedy | None:
-    """None where the step fits as it is: no plan helps against what is beside it."""
-    if found.kind in ("unknown", "another model", "leak"):
-        return None
-    return nearest_plan(graph, target, found.limit_bytes >> 20 << 20)
 
 
 def command_of(spec: TrialSpec, remedy: Remedy, limit_bytes: int) -> str:

@@ -242,7 +242,7 @@ class _Simulated:
             for i, action in enumerate(self.actions)
             if action.kind in ("run", "recompute")
         ]
-        found = [i for i, op in runs if failure.op and f"/{op.name}".endswith(f"/{failure.op}")]
+        found = [i for i, op in runs if failure.names(op.name)]
         if not found and failure.shape:
             tensors = self.graph.tensors
             found = [

@@ -89,6 +89,10 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
     allocator: str = ""
     dump: Dump | None = None
 
+    def names(self, op: str) -> bool:
+        """Whether the op that asked may be this one, in whatever scopes its step is called."""
+        return bool(self.op) and f"/{op}".endswith(f"/{self.op}")
+
 
 def read_failure(text: str) -> Failure:
     """What an error message, a log or both say.

@@ -10,6 +10,7 @@ import contextlib
 import msgspec
 
 from memtrade.errors import InfeasibleBudgetError, UnsupportedGraphError
+from memtrade.explain.cause import Explanation
 from memtrade.graph import StepGraph
 from memtrade.plan import Plan
 from memtrade.simulate.memory import ROOMY_BYTES
@@ -42,12 +43,25 @@ class Remedy(msgspec.Struct, frozen=True, kw_only=True):
         budget = f', budget="{self.budget_bytes >> 20}MiB"' if self.budget_bytes else ""
         return f'strategy="{self.strategy}"{budget}'
 
+    @property
+    def python(self) -> str:
+        """The line that applies it to a step."""
+        return f"train_step = memtrade.apply(train_step, batch, {self.arguments})"
+
 
 class NoRemedy(msgspec.Struct, frozen=True, kw_only=True):
     """No plan fits. `floor_bytes`: the smallest peak found; `op` binds it."""
 
     floor_bytes: int
     op: str
+
+
+def remedy_for(found: Explanation, graph: StepGraph, target: Target) -> Remedy | NoRemedy | None:
+    """The nearest plan; None where the step fits as it is, for no plan helps against what is beside
+    it."""
+    if found.kind in ("unknown", "another model", "leak"):
+        return None
+    return nearest_plan(graph, target, found.limit_bytes >> 20 << 20)
 
 
 def nearest_plan(graph: StepGraph, target: Target, limit_bytes: int) -> Remedy | NoRemedy | None:

@@ -13,17 +13,13 @@ from memtrade.measure.protocol import TrialSpec
 from memtrade.measure.step_trial import try_step
 from memtrade.plan import Order
 from memtrade.settings import settings_of
-from memtrade.simulate.usage import Usage, use_of_memory
+from memtrade.simulate.usage import use_of_memory
 from memtrade.strategies import find_planned
 from memtrade.strategies.saving import Peaks, no_worse
 from memtrade.tf.calling import as_function, step_to_read
 from memtrade.tf.extract import trace_concrete
 from memtrade.tf.loss import Named
 from memtrade.tf.structure import arguments_of
-from memtrade.units import megabytes
-
-# Of those who hold memory at the peak, so many are named.
-_NAMED = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,13 +84,4 @@ def peak_of(
             raise MemtradeError(f"{step.name} could not be measured: {record.reason}")
         size_bytes = record.measured.peak_bytes
     source = "measured" if measure else "predicted"
-    return Peak(name=step.name, size_bytes=size_bytes, source=source, held=held_text(usage))
-
-
-def held_text(usage: Usage) -> str:
-    """Who holds most at the peak: "activations 30.1 MB, variables 4.2 MB"."""
-    groups: dict[str, int] = {}
-    for each in usage.holders:
-        groups[each.group] = groups.get(each.group, 0) + each.size_bytes
-    largest = sorted(groups, key=lambda group: -groups[group])[:_NAMED]
-    return ", ".join(f"{group} {megabytes(groups[group])} MB" for group in largest)
+    return Peak(name=step.name, size_bytes=size_bytes, source=source, held=usage.held_text)

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from memtrade.errors import MemtradeError
-from memtrade.units import megabytes, parse_bytes
+from memtrade.units import bytes_of, megabytes, parse_bytes
 
 _MARKER = "peak_memory"
 _PROPERTY = "memtrade peak"
@@ -119,7 +119,7 @@ def _limits(request: pytest.FixtureRequest) -> list[tuple[int, str]]:
 
 def _limit(limit: str | int, *, within: float = _TOLERANCE) -> tuple[int, float]:
     """The marker's arguments."""
-    return parse_bytes(limit) if isinstance(limit, str) else limit, within
+    return bytes_of(limit), within
 
 
 def _size(text: str) -> int:

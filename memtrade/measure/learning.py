@@ -32,7 +32,7 @@ from memtrade.facts.learned import Learned, kernel_text
 from memtrade.facts.lines import extended
 from memtrade.facts.signature import Signature, make_signature, signature_of
 from memtrade.facts.surroundings import Surroundings
-from memtrade.graph import StepGraph
+from memtrade.graph import StepGraph, led_to
 from memtrade.measure.child import PARENT_VARIABLE
 
 # What makes TensorFlow log each request to the allocator.
@@ -123,24 +123,20 @@ def _missing(graphs: Iterable[StepGraph], known: Set[str]) -> list[Lesson]:
     """A lesson for each kernel that is not known, the smallest first."""
     found: dict[str, Lesson] = {}
     for graph in graphs:
-        dependent, batch = _of_the_batch(graph)
+        dependent, batch = led_to(graph.data, graph.batch), _examples(graph)
         for op in graph.ops:
             signature = signature_of(op, graph)
             if signature is None or signature.key in known or signature.key in found:
                 continue
-            batched = tuple(t in dependent for t in op.inputs)
+            batched = tuple(graph.tensors[t].op in dependent for t in op.inputs)
             found[signature.key] = Lesson(signature, op_cost(op, graph), batched, batch)
     return sorted(found.values(), key=lambda each: (each.signature.size_bytes, each.signature.key))
 
 
-def _of_the_batch(graph: StepGraph) -> tuple[set[int], int]:
-    """The tensors that the batch leads to, and how many examples it has (0: not known)."""
-    dependent = set(graph.batch)
-    for op in graph.ops:
-        if not dependent.isdisjoint(op.inputs):
-            dependent.update(op.outputs)
+def _examples(graph: StepGraph) -> int:
+    """How many the batch has; 0 where that is not known."""
     shapes = [graph.tensors[t].shape for t in graph.batch]
-    return dependent, next((shape[0] for shape in shapes if shape), 0)
+    return next((shape[0] for shape in shapes if shape), 0)
 
 
 def _ask_all(

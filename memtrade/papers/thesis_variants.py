@@ -28,6 +28,7 @@ from memtrade.papers.thesis_trace import trace_step
 from memtrade.plan import CHECKPOINT, Plan
 from memtrade.results.sheets import markdown_row
 from memtrade.simulate.executor import run_order, tasks_of
+from memtrade.simulate.memory import ROOMY_BYTES
 from memtrade.simulate.timeline import TimeSimulator
 from memtrade.strategies import find_planned, make_options
 from memtrade.target import profile_target
@@ -35,8 +36,6 @@ from memtrade.units import megabytes
 
 CARD = "gtx-1070"
 BATCH = 32
-# More than any step here needs.
-ROOMY_BYTES = 1 << 40
 
 # Scopes of tf-slim's that memtrade's names are without.
 _SCOPES = frozenset({"InceptionV4", "Logits"})

@@ -9,6 +9,7 @@ from rich.text import Text
 
 from memtrade.explain.cause import Explanation
 from memtrade.explain.remedy import NoRemedy, Remedy
+from memtrade.results.layers import REST
 from memtrade.results.sheets import Sheet
 from memtrade.units import megabytes
 
@@ -169,7 +170,7 @@ def _memory(found: Explanation) -> str:
 def _holders(found: Explanation) -> Sheet:
     """What was held when the request came, by layer."""
     rows = [
-        (row.name or "batch, constants, padding", megabytes(row.peak_bytes), _parts_of(row))
+        (row.name or REST, megabytes(row.peak_bytes), _parts_of(row))
         for row in found.rows[:_HOLDERS]
     ]
     rest = found.rows[_HOLDERS:]

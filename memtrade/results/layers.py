@@ -23,7 +23,7 @@ _WIDE = 110
 
 # Marks the layer whose op runs when most memory is in use.
 PEAK = "◄"
-_REST = "batch, constants, padding"
+REST = "batch, constants, padding"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,7 +127,7 @@ def summarize(
 
 
 def _name(row: LayerRow) -> str:
-    return (row.name or _REST) + (f" {PEAK}" if row.at_peak else "")
+    return (row.name or REST) + (f" {PEAK}" if row.at_peak else "")
 
 
 def _sizes(row: LayerRow) -> tuple[str, ...]:

@@ -14,10 +14,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from memtrade.graph import StepGraph
+from memtrade.simulate.bfc import GRAIN_BYTES
 from memtrade.simulate.history import Event, History
-
-# As the allocator rounds.
-_GRAIN_BYTES = 256
 
 # The viewer reads pickles of protocols 2 to 4.
 _PROTOCOL = 4
@@ -108,7 +106,7 @@ def _block(
 
 
 def _chunk_bytes(event: Event) -> int:
-    return -(-event.size_bytes // _GRAIN_BYTES) * _GRAIN_BYTES
+    return -(-event.size_bytes // GRAIN_BYTES) * GRAIN_BYTES
 
 
 def _frames(graph: StepGraph, history: History, event: Event) -> list[dict[str, Any]]:

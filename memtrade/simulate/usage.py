@@ -17,6 +17,7 @@ An op that writes its output into its input's buffer leaves the buffer what it w
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from itertools import accumulate
 from typing import NamedTuple
@@ -27,6 +28,10 @@ from memtrade.simulate.memory import ROOMY_BYTES
 from memtrade.simulate.program import Code, Linker, Program
 from memtrade.simulate.timeline import COMPUTE, Timeline, TimeSimulator
 from memtrade.simulate.walk import Allocator, Lag, Walk
+from memtrade.units import megabytes
+
+# Of those who hold memory at the peak, a text names so many.
+_NAMED = 3
 
 GROUPS = (
     "variables",
@@ -101,6 +106,15 @@ class Usage(NamedTuple):
     @property
     def peak_bytes(self) -> int:
         return self.moments[self.peak].in_use_bytes
+
+    @property
+    def held_text(self) -> str:
+        """Who holds most at the peak: "activations 30.1 MB, variables 4.2 MB"."""
+        groups: Counter[str] = Counter()
+        for each in self.holders:
+            groups[each.group] += each.size_bytes
+        largest = groups.most_common(_NAMED)
+        return ", ".join(f"{group} {megabytes(size)} MB" for group, size in largest)
 
 
 def use_of_memory(

@@ -22,13 +22,13 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from memtrade.errors import UnsupportedGraphError
 from memtrade.graph import READ_TYPES, StepGraph
 from memtrade.plan import CHECKPOINT, Action, Fate
 from memtrade.schedule import lower
-from memtrade.strategies.base import MIN_ELEMENTS
+from memtrade.strategies.base import MIN_ELEMENTS, reached
 
 # Ops whose outputs are not considered.
 _PASSED_OVER = frozenset(
@@ -92,8 +92,8 @@ class Trained:
         behind it read are different tensors, and together all."""
         graph, found = self.graph, []
         for t in candidates:
-            before = _walk(graph.tensors[t].op, self._producers)
-            behind = _walk(graph.tensors[t].op, self._readers)
+            before = set(reached([graph.tensors[t].op], self._producers))
+            behind = set(reached([graph.tensors[t].op], self._readers))
             behind.discard(graph.tensors[t].op)
             ahead = {i for op_id in before for i in graph.ops[op_id].inputs} & self.considered
             later = {i for op_id in behind for i in graph.ops[op_id].inputs} & self.considered
@@ -135,16 +135,6 @@ class Trained:
                 if producer in needed and graph.root[t] not in kept:
                     segment[producer] = max(segment[producer], segment[op_id])
         return segment
-
-
-def _walk(start: int, following: Callable[[int], Iterator[int]]) -> set[int]:
-    seen, stack = {start}, [start]
-    while stack:
-        for op_id in following(stack.pop()):
-            if op_id not in seen:
-                seen.add(op_id)
-                stack.append(op_id)
-    return seen
 
 
 def by_segments(

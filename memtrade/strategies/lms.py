@@ -34,7 +34,6 @@ tool's cpu_device and debug levels have no counterpart: `memtrade plan` lists wh
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -43,7 +42,7 @@ from memtrade.graph import ALIAS_TYPES, READ_TYPES, SOURCE_TYPES, StepGraph
 from memtrade.options import check, option, options_of
 from memtrade.plan import Action, Fate, Plan
 from memtrade.schedule import Lowering, lower
-from memtrade.strategies.base import Strategy, assemble, decisions, worth_deciding
+from memtrade.strategies.base import Strategy, assemble, decisions, reached, worth_deciding
 from memtrade.target import Target
 
 CONTROLS = ("chain_rule", "direct_order")
@@ -161,9 +160,9 @@ def visited(graph: StepGraph, options: Options) -> list[int]:
     ]
     if not seeds:
         first = _first([op.id for op in graph.ops if taken(op.id)], following)
-        reach = {op_id: sum(bool(taken(c)) for c in _walk([op_id], following)) for op_id in first}
+        reach = {op_id: sum(bool(taken(c)) for c in reached([op_id], following)) for op_id in first}
         seeds = [op_id for op_id in first if reach[op_id] == max(reach.values())]
-    return [t for op_id in _walk(seeds, following) for t in taken(op_id)]
+    return [t for op_id in reached(seeds, following) for t in taken(op_id)]
 
 
 def _first(candidates: Sequence[int], following: Callable[[int], list[int]]) -> list[int]:
@@ -173,20 +172,8 @@ def _first(candidates: Sequence[int], following: Callable[[int], list[int]]) -> 
     for op_id in candidates:
         if op_id not in behind:
             found.append(op_id)
-            behind.update(_walk([op_id], following))
+            behind.update(reached([op_id], following))
     return found
-
-
-def _walk(seeds: Sequence[int], following: Callable[[int], list[int]]) -> list[int]:
-    """Breadth first."""
-    order = dict.fromkeys(seeds)
-    queue = deque(order)
-    while queue:
-        for op_id in following(queue.popleft()):
-            if op_id not in order:
-                order[op_id] = None
-                queue.append(op_id)
-    return list(order)
 
 
 def _found(

@@ -34,7 +34,7 @@ from memtrade.tf.graft import graft
 from memtrade.tf.inline import Inlined, opens
 from memtrade.tf.loss import Named, candidates, find_loss
 from memtrade.tf.meetings import refuse_elsewhere
-from memtrade.tf.nodes import MOST_VALUES, Constant, folded
+from memtrade.tf.nodes import Constant, folded, is_few
 from memtrade.tf.origins import with_origins
 from memtrade.tf.sizes import learn_sizes
 from memtrade.tf.step import CHECKPOINTS, TrainStep
@@ -276,8 +276,7 @@ def _known_values(
     known: dict[str, Constant] = {}
     for operation in operations:
         for t in operation.outputs:
-            small = t.dtype in (tf.int32, tf.int64) and t.shape.is_fully_defined()
-            if not small or t.shape.num_elements() > MOST_VALUES:
+            if t.dtype == tf.bool or not is_few(t):
                 continue
             value = tf.get_static_value(t)
             found = None if value is None else Constant(value)

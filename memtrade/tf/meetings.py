@@ -8,6 +8,7 @@ came. If no op then waits for itself, every device comes to all of them, in the 
 
 from __future__ import annotations
 
+from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
 import tensorflow as tf
@@ -108,18 +109,11 @@ def check_meetings(graph_def: Any, concrete: Any, data: GraphData) -> None:
 
 def _waiting_for_itself(waits: dict[str, set[str]]) -> str:
     """A node that waits for itself, by way of others, or ""."""
-    waiting = {name: len(before & waits.keys()) for name, before in waits.items()}
-    successors: dict[str, list[str]] = {name: [] for name in waits}
-    for name, before in waits.items():
-        for each in before & waits.keys():
-            successors[each].append(name)
-    ready = [name for name, count in waiting.items() if not count]
-    while ready:
-        for successor in successors[ready.pop()]:
-            waiting[successor] -= 1
-            if not waiting[successor]:
-                ready.append(successor)
-    return next((name for name, count in waiting.items() if count), "")
+    try:
+        TopologicalSorter(waits).prepare()
+    except CycleError as error:
+        return error.args[1][0]
+    return ""
 
 
 def _short(device: str) -> str:

@@ -204,16 +204,19 @@ def _sliced(
     return None if node.attr["ellipsis_mask"].i else Constant(source[first : last : int(step[0])])
 
 
+def is_few(t: tf.Tensor) -> bool:
+    """Whether a tensor has a few whole numbers or truth values."""
+    known = t.dtype in KNOWN_TYPES and t.shape.is_fully_defined()
+    return known and t.shape.num_elements() <= MOST_VALUES
+
+
 def known_values(operations: Sequence[tf.Operation]) -> dict[str, list[Constant]]:
     """By ops, what their outputs are where tracing knows all of them: few whole numbers."""
     known = {}
     for operation in operations:
         values = []
         for t in operation.outputs:
-            few = t.dtype in KNOWN_TYPES and t.shape.is_fully_defined()
-            value = None
-            if few and t.shape.num_elements() <= MOST_VALUES:
-                value = tf.get_static_value(t)
+            value = tf.get_static_value(t) if is_few(t) else None
             if value is None:
                 break
             name = operation.name if operation.type == "Const" else ""

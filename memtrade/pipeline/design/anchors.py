@@ -58,7 +58,7 @@ class _Search:
     def __init__(self, graph: StepGraph):
         self.graph = graph
         self.forward = sorted(graph.forward)
-        self.line = self._from_batch()
+        self.line = self.graph.from_batch
         self.constants = self._from_constants()
         self.at: list[int | None] = [None] * len(graph.ops)
         # For each tensor, the ops of the line that may own a gradient op that reads it.
@@ -78,16 +78,6 @@ class _Search:
                 self.at[op.id] = self._place(op)
         self._sink()
         return Anchors(tuple(sorted(self.line)), frozenset(self.constants), tuple(self.at))
-
-    def _from_batch(self) -> set[int]:
-        graph, reached = self.graph, set(self.graph.data.inputs)
-        line = set()
-        for op_id in self.forward:
-            op = graph.ops[op_id]
-            if any(t in reached for t in op.inputs):
-                line.add(op_id)
-                reached.update(op.outputs)
-        return line
 
     def _from_constants(self) -> set[int]:
         graph, known = self.graph, set[int]()
