@@ -30,7 +30,7 @@ _SMALL_BYTES = 1024
 
 
 class _Captured(msgspec.Struct, frozen=True):
-    """What a step closes over. `value`: a TensorProto; of a large variable, none."""
+    """What a step closes over. `value`: a serialized tensor; of a large variable, none."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -116,7 +116,7 @@ def _shape(spec: Any) -> tuple[int, ...]:
 
 
 def _encoded(value: tf.Tensor) -> bytes:
-    return tf.make_tensor_proto(value.numpy()).SerializeToString()
+    return tf.io.serialize_tensor(value).numpy()
 
 
 def _made(captured: _Captured) -> Any:
@@ -124,5 +124,5 @@ def _made(captured: _Captured) -> Any:
     dtype = tf.as_dtype(captured.dtype)
     if captured.value is None:
         return tf.Variable(tf.zeros(captured.shape, dtype))
-    value = tf.constant(tf.make_ndarray(tf.compat.v1.TensorProto.FromString(captured.value)), dtype)
+    value: Any = tf.io.parse_tensor(captured.value, dtype)
     return tf.Variable(value) if captured.is_variable else value

@@ -145,6 +145,14 @@ def test_fit_finds_the_batch_and_trains(children: Children) -> None:
     assert int(model.optimizer.iterations) == 2 * -(-10_000 // size)
 
 
+def test_a_model_of_kerass_with_its_counters_and_rates_runs_in_a_child() -> None:
+    """Nothing stands for the child here: its step reads what Adam and a seed are at."""
+    model = model_of(optimizer="adam")
+    model.add(keras.layers.Dropout(0.1))
+    history = fit(model, data(400), budget="8MiB", strategy="original", verbose=0)
+    assert (history.params["batch_size"], history.params["steps"]) == (400, 1)
+
+
 def test_fit_takes_all_the_data_where_it_fits(children: Children) -> None:
     examples = tf.data.Dataset.from_tensor_slices(data(40))
     history = fit(model_of(), examples, verbose=0)
