@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import Literal
 
 from memtrade.commands.reading import read_records, shown_folder
-from memtrade.commands.screen import stdout
+from memtrade.commands.screen import Form, show
 from memtrade.results.accuracy import accuracy as rows_of
-from memtrade.results.accuracy import to_frame, to_sheet
+from memtrade.results.accuracy import to_sheet
 
 
 def accuracy(
     results: Path = Path("runs"),
     /,
     *more: Path,
-    format: Literal["terminal", "markdown", "csv"] = "terminal",
+    format: Form = "terminal",
 ) -> int:
     """Show what was predicted of each trial beside what it took, and by how much that was off.
 
@@ -34,13 +33,6 @@ def accuracy(
     """
     folders = (results, *more)
     rows = rows_of([record for folder in folders for record in read_records(folder)])
-    if format == "csv":
-        print(to_frame(rows).to_csv(index=False, lineterminator="\n"), end="")
-        return 0
     words = ["memtrade", "accuracy", *map(shown_folder, folders), "--format", "markdown"]
-    sheet = to_sheet(rows, command=shlex.join(words))
-    if format == "markdown":
-        print(sheet.to_markdown(), end="")
-    else:
-        stdout().print(sheet.to_rich())
+    show([to_sheet(rows, command=shlex.join(words))], format)
     return 0

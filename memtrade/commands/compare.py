@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 from cyclopts import Parameter
 
 from memtrade.commands.reading import read_records, shown_folder
-from memtrade.commands.screen import stdout
-from memtrade.results.changes import changes_sheet, changes_to_csv, unlike_notes
+from memtrade.commands.screen import Form, show
+from memtrade.results.changes import changes_sheet, unlike_notes
 from memtrade.results.compare import TOLERANCE, compare_results
 
 Flag = Annotated[bool, Parameter(negative="")]
@@ -24,7 +24,7 @@ def compare(
     tolerance: float = TOLERANCE,
     across_machines: Flag = False,
     all: Flag = False,
-    format: Literal["terminal", "markdown", "csv"] = "terminal",
+    format: Form = "terminal",
 ) -> int:
     """Compare two sets of results: which trials changed, by how much, beyond noise.
 
@@ -57,13 +57,8 @@ def compare(
     if format == "csv":
         for note in unlike_notes(changes):  # which the tables have below them
             print(f"memtrade: {note}", file=sys.stderr)
-        print(changes_to_csv(changes), end="")
-    else:
-        sheet = changes_sheet(
-            changes, before=shown_folder(before), after=shown_folder(after), unchanged=all
-        )
-        if format == "markdown":
-            print(sheet.to_markdown(), end="")
-        else:
-            stdout().print(sheet.to_rich())
+    sheet = changes_sheet(
+        changes, before=shown_folder(before), after=shown_folder(after), unchanged=all
+    )
+    show([sheet], format)
     return 1 if changes.worse else 0

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import msgspec
-from rich.table import Table
 
 from memtrade.commands.progress import ignore, log, reporting
 from memtrade.commands.run import Flag
-from memtrade.commands.screen import stdout
+from memtrade.commands.screen import show, show_json
 from memtrade.findings import Finding, row
 from memtrade.measure.extract import told_by_child
 from memtrade.measure.flags import DeviceFlags, ModelFlags, StrategyFlags, make_specs
+from memtrade.results.sheets import Sheet
 
 
 def inspect(
@@ -42,14 +42,14 @@ def inspect(
         told = told_by_child(specs[0], flags.timeout, reporter.event, log if verbose else ignore)
     found = msgspec.json.decode(told, type=list[Finding])
     if json:
-        print(msgspec.json.format(msgspec.json.encode(found), indent=2).decode())
+        show_json(msgspec.json.encode(found))
     else:
-        table = Table()
-        for name in ("what", "how many", "the first", "what follows"):
-            table.add_column(
-                name, justify="right" if name == "how many" else "left", overflow="fold"
-            )
-        for each in found:
-            table.add_row(*row(each), style="yellow" if each.refused else None)
-        stdout().print(table)
+        sheet = Sheet(
+            title=f"What is in {specs[0].model}",
+            columns=("what", "how many", "the first", "what follows"),
+            words=4,
+            rows=tuple(map(row, found)),
+            weak=frozenset(i for i, each in enumerate(found) if each.refused),
+        )
+        show([sheet])
     return 1 if any(each.refused for each in found) else 0

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, NamedTuple
 
 import msgspec
 from cyclopts import Parameter
@@ -15,7 +15,7 @@ from memtrade.commands.extract import extract_graph
 from memtrade.commands.progress import Reporter, ignore, log, reporting
 from memtrade.commands.reading import warnings_on_stderr
 from memtrade.commands.run import Flag, in_short, refuse_small_limit
-from memtrade.commands.screen import stdout
+from memtrade.commands.screen import Form, show, show_json
 from memtrade.errors import MemtradeError
 from memtrade.measure.batches import BatchTargets
 from memtrade.measure.environment import default_limit_bytes
@@ -38,7 +38,7 @@ from memtrade.measure.protocol import TrialSpec
 from memtrade.measure.records import Record, load_records, save_record, trial_id
 from memtrade.measure.trial import run_trial
 from memtrade.rebatch import Rebatcher
-from memtrade.results.max_batch_sheet import to_csv, to_sheet
+from memtrade.results.searches import searches_sheet
 from memtrade.results.tables import spec_label
 from memtrade.strategies import PLANNED
 from memtrade.target import Target
@@ -61,7 +61,7 @@ def max_batch(
     steps: int = 1,
     warmup: int = 1,
     results: Path = Path("runs"),
-    format: Literal["terminal", "markdown", "csv"] = "terminal",
+    format: Form = "terminal",
     json: Flag = False,
     verbose: Flag = False,
     command_line: Annotated[str, Parameter(parse=False)] = "",
@@ -121,7 +121,7 @@ def max_batch(
     if stopped:
         done = f"{len(searches)} of {len(specs)} searches had finished; their trials are kept"
         print(f"memtrade: stopped; {done}", file=sys.stderr)
-    _show(searches, trials.records, format, json)
+    _print(searches, trials.records, format, json)
     if stopped:
         return 130
     return int(any(search.bound == "crash" for search in searches))
@@ -258,17 +258,10 @@ class _Trials:
         self.reporter.trial(position, of, f"{label}, batch {batch}", phase=phase)
 
 
-def _show(
-    searches: Sequence[MaxBatchRecord], trials: Sequence[Record], format: str, json: bool
+def _print(
+    searches: Sequence[MaxBatchRecord], trials: Sequence[Record], form: Form, json: bool
 ) -> None:
     if json:
-        encoded = msgspec.json.encode(list(searches), order="sorted")
-        print(msgspec.json.format(encoded, indent=2).decode())
-    elif not searches:
-        return
-    elif format == "csv":
-        print(to_csv(searches, trials), end="")
-    elif format == "markdown":
-        print(to_sheet(searches, trials).to_markdown(), end="")
-    else:
-        stdout().print(to_sheet(searches, trials).to_rich())
+        show_json(msgspec.json.encode(list(searches), order="sorted"))
+    elif searches:
+        show([searches_sheet(searches, trials)], form)

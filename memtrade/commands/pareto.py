@@ -7,20 +7,21 @@ from pathlib import Path
 from typing import Annotated
 
 import msgspec
+import pandas as pd
 from cyclopts import Parameter
-from rich.table import Table
 
 from memtrade.commands.profiles import Foresight, foresee
 from memtrade.commands.progress import reporting
 from memtrade.commands.reading import check_folder, write_output
 from memtrade.commands.run import Flag
-from memtrade.commands.screen import stdout
+from memtrade.commands.screen import Form, show
 from memtrade.errors import InfeasibleBudgetError, MemtradeError, UnsupportedGraphError
 from memtrade.measure.flags import DeviceFlags, ModelFlags, StrategyFlags
 from memtrade.measure.protocol import Progress, TrialSpec
 from memtrade.plan import Plan
 from memtrade.results.pareto import Pareto, Point, front, pareto_plot, to_html
 from memtrade.results.plots import FORMATS, render
+from memtrade.results.sheets import Sheet
 from memtrade.results.tables import seconds, step_text
 from memtrade.simulate.predict import ROOMY_BYTES, Predicted, Predictor
 from memtrade.units import megabytes
@@ -35,6 +36,7 @@ def pareto(
     device: DeviceFlags | None = None,
     budgets: int = 6,
     output: Path | None = None,
+    format: Form = "terminal",
     verbose: Flag = False,
     command_line: Annotated[str, Parameter(parse=False)] = "",
 ) -> int:
@@ -46,6 +48,8 @@ def pareto(
     ----------
     budgets
         How many budgets, evenly spaced.
+    format
+        Of the table: csv has all figures, in bytes and seconds.
     output
         The picture: .html, a page that needs no network, or .png, .svg, .pdf.
     verbose
@@ -77,7 +81,7 @@ def pareto(
     if output is not None:
         page = to_html(made).encode() if kind == "html" else render(pareto_plot(made), kind)
         write_output(output, page)
-    _show(made)
+    show([_sheet(made)], format)
     return 0
 
 
@@ -144,22 +148,21 @@ def _plans(
     return made
 
 
-def _show(made: Pareto) -> None:
-    table = Table(title=f"{made.title}. Nothing was run.", title_justify="left")
-    table.add_column("strategy")
-    for name in ("budget MB", "peak MB", "host MB", "s a step", "× original"):
-        table.add_column(name, justify="right")
-    table.add_column("front", justify="center")
-    for points in made.by_strategy().values():
-        for point in points:
-            table.add_row(
-                point.strategy,
-                "" if point.budget_bytes is None else megabytes(point.budget_bytes),
-                megabytes(point.peak_bytes),
-                megabytes(point.host_bytes),
-                seconds(point.seconds),
-                f"{point.relative_time:.3f}",
-                "●" if point.on_front else "",
-                end_section=point is points[-1],
-            )
-    stdout().print(table)
+def _sheet(made: Pareto) -> Sheet:
+    points = [point for points in made.by_strategy().values() for point in points]
+    return Sheet.of(
+        points,
+        [
+            ("strategy", lambda point: point.strategy),
+            ("front", lambda point: "●" if point.on_front else ""),
+            ("budget MB", lambda p: megabytes(p.budget_bytes) if p.budget_bytes else ""),
+            ("peak MB", lambda point: megabytes(point.peak_bytes)),
+            ("host MB", lambda point: megabytes(point.host_bytes)),
+            ("s a step", lambda point: seconds(point.seconds)),
+            ("× original", lambda point: f"{point.relative_time:.3f}"),
+        ],
+        title=f"{made.title}. Nothing was run.",
+        words=2,
+        frame=pd.DataFrame(points),
+        command=made.command,
+    )

@@ -6,17 +6,17 @@ from __future__ import annotations
 from pathlib import Path
 
 import msgspec
-from rich.table import Table
 
 from memtrade.commands.profiles import foresee
 from memtrade.commands.progress import planning
 from memtrade.commands.run import Flag
-from memtrade.commands.screen import stdout
+from memtrade.commands.screen import show, show_json, stdout
 from memtrade.errors import MemtradeError
 from memtrade.graph import StepGraph
 from memtrade.measure.flags import DeviceFlags, ModelFlags, StrategyFlags
 from memtrade.measure.protocol import PlanSummary
 from memtrade.plan import Decision, Plan
+from memtrade.results.sheets import Sheet
 from memtrade.strategies import PLANNED, find_planned
 from memtrade.strategies.saving import Peaks, saves_nothing
 from memtrade.units import megabytes
@@ -74,7 +74,7 @@ def plan(
         except OSError as error:
             raise MemtradeError(f"cannot save the plan to {output}: {error.strerror}") from error
     if json:
-        print(msgspec.json.format(msgspec.json.encode(plans), indent=2).decode())
+        show_json(msgspec.json.encode(plans))
         return 0
     peaks = Peaks(foresight.graph, foresight.target)
     for made in plans:
@@ -86,30 +86,45 @@ def _show(plan: Plan, graph: StepGraph, verdict: str) -> None:
     """The totals, what the strategy remarks and whether it saves, then each decision with its
     tensors in forward order."""
     summary = PlanSummary.of(plan, graph)
-    totals = Table(title=f"{plan.strategy} on {graph.name}", title_justify="left")
-    for name in ("decision", "activations", "MB"):
-        totals.add_column(name, justify="left" if name == "decision" else "right")
-    for word in DECISIONS.values():
-        count, size = getattr(summary, word), getattr(summary, f"{word}_bytes")
-        totals.add_row(word, f"{count:,}", megabytes(size))
+    totals = Sheet(
+        title=f"{plan.strategy} on {graph.name}",
+        columns=("decision", "activations", "MB"),
+        rows=tuple(
+            (
+                word,
+                f"{getattr(summary, word):,}",
+                megabytes(getattr(summary, f"{word}_bytes")),
+            )
+            for word in DECISIONS.values()
+        ),
+    )
+    show([totals])
     console = stdout()
-    console.print(totals)
     what = f"{summary.actions:,} actions, {summary.clones:,} of them run an op again"
     console.print(f"{what}, for {plan.target}")
     for remark in filter(None, (*plan.remarks, verdict)):
         console.print(remark)
     if plan.gap is not None:
         console.print(f"proven gap: {100 * plan.gap:.1f}% (no plan in the model is better by more)")
-    table = Table()
-    for name in ("decision", "tensor", "shape", "MB", "why"):
-        table.add_column(
-            name, justify="right" if name == "MB" else "left", overflow="fold", no_wrap=name == "MB"
-        )
-    for decision, word in DECISIONS.items():
-        fates = [fate for fate in plan.fates if fate.decision == decision]
-        for fate in fates:
-            tensor = graph.tensors[fate.tensor]
-            shape = "×".join(map(str, tensor.shape or ())) or "scalar"
-            label, size = graph.label(tensor.id), megabytes(tensor.size_bytes)
-            table.add_row(word, label, shape, size, fate.reason, end_section=fate is fates[-1])
-    console.print(table)
+    console.print()
+    show([_fates(plan, graph)])
+
+
+def _fates(plan: Plan, graph: StepGraph) -> Sheet:
+    """Each decision with its tensors."""
+    order = list(DECISIONS)
+    return Sheet.of(
+        sorted(plan.fates, key=lambda fate: order.index(fate.decision)),
+        [
+            ("decision", lambda fate: DECISIONS[fate.decision]),
+            ("tensor", lambda fate: graph.label(fate.tensor)),
+            (
+                "shape",
+                lambda f: "×".join(map(str, graph.tensors[f.tensor].shape or ())) or "scalar",
+            ),
+            ("why", lambda fate: fate.reason),
+            ("MB", lambda fate: megabytes(graph.tensors[fate.tensor].size_bytes)),
+        ],
+        title="Decisions",
+        words=4,
+    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 import msgspec
 from cyclopts import Parameter
@@ -10,12 +10,12 @@ from cyclopts import Parameter
 from memtrade.commands.profiles import Foresight, foresee
 from memtrade.commands.progress import reporting
 from memtrade.commands.run import Flag
-from memtrade.commands.screen import stdout
+from memtrade.commands.screen import Form, show, show_json
 from memtrade.errors import InfeasibleBudgetError, UnsupportedGraphError
 from memtrade.measure.flags import DEFAULT_STRATEGIES, DeviceFlags, ModelFlags, StrategyFlags
 from memtrade.measure.protocol import PlanSummary, Progress
 from memtrade.plan import Plan
-from memtrade.results.predictions import Foreseen, Prediction, to_csv, to_sheet
+from memtrade.results.predictions import Foreseen, Prediction, to_sheet
 from memtrade.results.tables import seconds
 from memtrade.simulate.memory import Simulator
 from memtrade.simulate.predict import Predictor
@@ -26,7 +26,7 @@ def predict(
     model: ModelFlags | None = None,
     strategy: StrategyFlags | None = None,
     device: DeviceFlags | None = None,
-    format: Literal["terminal", "markdown", "csv"] = "terminal",
+    format: Form = "terminal",
     json: Flag = False,
     verbose: Flag = False,
     command_line: Annotated[str, Parameter(parse=False)] = "",
@@ -60,14 +60,9 @@ def predict(
         command=command_line,
     )
     if json:
-        encoded = msgspec.json.encode(foreseen.predictions, order="sorted")
-        print(msgspec.json.format(encoded, indent=2).decode())
-    elif format == "csv":
-        print(to_csv(foreseen), end="")
-    elif format == "markdown":
-        print(to_sheet(foreseen).to_markdown(), end="")
+        show_json(msgspec.json.encode(foreseen.predictions, order="sorted"))
     else:
-        stdout().print(to_sheet(foreseen).to_rich())
+        show([to_sheet(foreseen)], format)
     return 3 if any(p.status == "infeasible" for p in foreseen.predictions) else 0
 
 

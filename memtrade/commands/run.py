@@ -14,7 +14,7 @@ from cyclopts import Parameter
 from memtrade.commands.extract import extract_graph
 from memtrade.commands.progress import Reporter, ignore, reporting
 from memtrade.commands.progress import log as to_stderr
-from memtrade.commands.screen import show
+from memtrade.commands.screen import show, show_json
 from memtrade.errors import MemtradeError
 from memtrade.graph import StepGraph
 from memtrade.measure.environment import default_limit_bytes
@@ -169,7 +169,6 @@ def _show(records: Sequence[Record], json: bool, log: str | None) -> None:
         print(thesis_log.thesis_log(records), end="")
         return
     if json:
-        encoded = msgspec.json.encode(list(records), order="sorted")
-        print(msgspec.json.format(encoded, indent=2).decode())
+        show_json(msgspec.json.encode(list(records), order="sorted"))
         return
     show(compare(records))

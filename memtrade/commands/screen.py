@@ -1,13 +1,17 @@
-"""Where the commands print their results."""
+"""Where the commands print their results, and in which form."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from typing import Literal
 
+import msgspec
 from rich.console import Console
 
-from memtrade.results.tables import Comparison, to_rich
+from memtrade.results.sheets import Sheet, to_csv, to_html_page
+
+Form = Literal["terminal", "markdown", "csv", "latex", "html"]
 
 # Wide enough for every table: into a file or a pipe, nothing is folded.
 _FILE_WIDTH = 160
@@ -19,10 +23,24 @@ def stdout() -> Console:
     return Console(width=width, markup=False, highlight=False, emoji=False)
 
 
-def show(comparisons: Sequence[Comparison]) -> None:
-    """Prints one table each."""
-    console = stdout()
-    for position, comparison in enumerate(comparisons):
-        if position:
-            console.print()
-        console.print(to_rich(comparison, width=console.width))
+def show(sheets: Sequence[Sheet], form: Form = "terminal", *, title: str = "") -> None:
+    """Prints tables. `title` is of a page in HTML."""
+    if form == "markdown":
+        print("\n".join(sheet.to_markdown() for sheet in sheets), end="")
+    elif form == "csv":
+        print(to_csv(sheets), end="")
+    elif form == "latex":
+        print("\n".join(sheet.to_latex() for sheet in sheets), end="")
+    elif form == "html":
+        print(to_html_page(sheets, title=title or sheets[0].title), end="")
+    else:
+        console = stdout()
+        for position, sheet in enumerate(sheets):
+            if position:
+                console.print()
+            console.print(sheet.to_rich(width=console.width))
+
+
+def show_json(found: bytes) -> None:
+    """Prints JSON indented."""
+    print(msgspec.json.format(found, indent=2).decode())

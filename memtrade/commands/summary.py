@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 from cyclopts import Parameter
 
 from memtrade.commands.profiles import foresee
 from memtrade.commands.run import Flag
-from memtrade.commands.screen import stdout
+from memtrade.commands.screen import Form, show
 from memtrade.errors import MemtradeError
 from memtrade.measure.flags import DeviceFlags, ModelFlags, StrategyFlags
 from memtrade.results.layers import summarize
@@ -23,7 +23,7 @@ def summary(
     device: DeviceFlags | None = None,
     by: By = "layer",
     top: int | None = None,
-    format: Literal["terminal", "markdown", "csv"] = "terminal",
+    format: Form = "terminal",
     verbose: Flag = False,
     command_line: Annotated[str, Parameter(parse=False)] = "",
 ) -> int:
@@ -52,16 +52,11 @@ def summary(
         default=("original",),
         verbose=verbose,
     )
+    sheets = []
     for label, spec in zip(foresight.labels, foresight.specs, strict=True):
         plan = foresight.plan(spec)
         step = f"{step_text(spec)}, {label}"
         found = summarize(step, foresight.graph, foresight.target, plan, by)
-        if format == "csv":
-            print(found.frame().to_csv(index=False), end="")
-            continue
-        if format == "markdown":
-            print(found.sheet(top, command=command_line).to_markdown(), end="")
-        else:
-            console = stdout()
-            console.print(found.sheet(top, width=console.width).to_rich())
+        sheets.append(found.sheet(top, command=command_line))
+    show(sheets, format)
     return 0

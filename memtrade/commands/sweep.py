@@ -12,19 +12,18 @@ from statistics import fmean
 from typing import Annotated
 
 from cyclopts import Parameter
-from rich import box
-from rich.table import Table
 
 from memtrade.commands.progress import Reporter, log, reporting
 from memtrade.commands.reading import warnings_on_stderr
 from memtrade.commands.run import Flag, in_short
-from memtrade.commands.screen import stdout
+from memtrade.commands.screen import show
 from memtrade.errors import MemtradeError
 from memtrade.measure.flags import DeviceFlags, check_writable
 from memtrade.measure.host import describe_machine
-from memtrade.measure.protocol import Event
+from memtrade.measure.protocol import Event, Measured
 from memtrade.measure.records import Record, load_records, save_record, trial_id
-from memtrade.results.tables import NONE, seconds, status_text
+from memtrade.results.sheets import Sheet, cell
+from memtrade.results.tables import seconds, status_text
 from memtrade.strategies.known import KNOWN_FOLDER
 from memtrade.sweep.cluster import resolve_on_cluster, run_on_cluster
 from memtrade.sweep.folder import sole_sweep
@@ -284,30 +283,36 @@ def _show(
     todo: Container[str],
 ) -> None:
     """One row per trial of the sweep, and how many became what."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    for name in ("step", "strategy", "limit", "what became of it", "peak MB", "step s"):
-        numeric = name in ("limit", "peak MB", "step s")
-        table.add_column(name, justify="right" if numeric else "left", overflow="fold")
-    counts: Counter[str] = Counter()
-    reasons = []
-    for trial in trials:
-        end = ends.get(trial.id)
-        became, shown = _became(end, records.get(trial.id), will_run=trial.id in todo)
-        counts[became] += 1
-        figures = (NONE, NONE)
-        if isinstance(shown, Record) and shown.measured is not None:
-            measured = shown.measured
-            figures = (megabytes(measured.peak_bytes), seconds(measured.median_seconds))
-        elif shown is not None:
-            reasons.append(f"{trial.label}: {outcome_text(shown)}")
-        style = "yellow" if shown is not None and figures == (NONE, NONE) else None
-        table.add_row(trial.step, trial.strategy, trial.limit, became, *figures, style=style)
-    console = stdout()
-    console.print(table)
-    for reason in reasons:
-        console.print(reason)
+    rows: list[tuple[Trial, str, Record | NoRecord | None]] = [
+        (trial, *_became(ends.get(trial.id), records.get(trial.id), will_run=trial.id in todo))
+        for trial in trials
+    ]
+    counts = Counter(became for _, became, _ in rows)
     many = ", ".join(f"{count} {became}" for became, count in counts.most_common())
-    console.print(f"{len(trials)} trials: {many}")
+    unmeasured = [(trial, shown) for trial, _, shown in rows if shown and not _measured(shown)]
+    sheet = Sheet.of(
+        rows,
+        [
+            ("step", lambda row: row[0].step),
+            ("strategy", lambda row: row[0].strategy),
+            ("what became of it", lambda row: row[1]),
+            ("limit", lambda row: row[0].limit),
+            ("peak MB", lambda row: cell(lambda m: megabytes(m.peak_bytes), _measured(row[2]))),
+            ("step s", lambda row: cell(lambda m: seconds(m.median_seconds), _measured(row[2]))),
+        ],
+        title="Trials",
+        words=3,
+        weak=lambda row: row[2] is not None and _measured(row[2]) is None,
+        notes=(
+            *(f"{trial.label}: {outcome_text(shown)}" for trial, shown in unmeasured),
+            f"{len(trials)} trials: {many}",
+        ),
+    )
+    show([sheet])
+
+
+def _measured(end: Record | NoRecord | None) -> Measured | None:
+    return end.measured if isinstance(end, Record) else None
 
 
 def _became(

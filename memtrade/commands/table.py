@@ -3,30 +3,23 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
 from cyclopts import App
 
 from memtrade.commands.reading import read_records, read_searches, shown_folder
-from memtrade.commands.screen import show, stdout
+from memtrade.commands.screen import Form, show
 from memtrade.errors import UnknownNameError
 from memtrade.measure.records import Record
 from memtrade.models import make_model
 from memtrade.papers.published import load_published
 from memtrade.papers.published_views import published_sheet, views_sheet
-from memtrade.papers.thesis import thesis_commands, thesis_frame, thesis_grids
+from memtrade.papers.thesis import thesis_sheets
 from memtrade.papers.thesis_log import thesis_log
 from memtrade.papers.thesis_tools import tools_sheets
-from memtrade.results.grids import (
-    grid_to_latex,
-    grid_to_markdown,
-    grid_to_rich,
-    grids_to_html_page,
-)
-from memtrade.results.sheets import Sheet
-from memtrade.results.tables import compare, to_csv, to_markdown
+from memtrade.results.tables import compare
 
 table = App(
     name="table", help="Show records side by side; `table thesis` lays them out as the thesis's."
@@ -39,7 +32,7 @@ def records(
     /,
     *,
     step: str | None = None,
-    format: Literal["terminal", "markdown", "csv", "log"] = "terminal",
+    format: Form | Literal["log"] = "terminal",
 ) -> int:
     """Show the records of a folder side by side, one table per model and size.
 
@@ -59,14 +52,10 @@ def records(
         if step not in names:
             raise UnknownNameError("step", step, names)
         found = [record for record in found if step in _step_names(record)]
-    if format == "csv":
-        print(to_csv(found), end="")
-    elif format == "log":
+    if format == "log":
         print(thesis_log(found), end="")
-    elif format == "markdown":
-        print("\n".join(to_markdown(comparison) for comparison in compare(found)), end="")
     else:
-        show(compare(found))
+        show(compare(found), format)
     return 0
 
 
@@ -75,7 +64,7 @@ def thesis(
     results: Path = Path("runs"),
     /,
     *more: Path,
-    format: Literal["terminal", "markdown", "latex", "html", "csv"] = "terminal",
+    format: Form = "terminal",
 ) -> int:
     """Lay records out as the thesis's tables: published, measured and predicted side by side.
 
@@ -95,26 +84,11 @@ def thesis(
     folders = (results, *more)
     found = [record for folder in folders for record in read_records(folder)]
     searches = [search for folder in folders for search in read_searches(folder)]
-    grids = thesis_grids(found, searches)
-    if format == "csv":
-        text = thesis_frame(found, searches).to_csv(index=False, lineterminator="\n")
-    elif format == "markdown":
-        text = "\n".join(
-            grid_to_markdown(grid, commands=thesis_commands(grid, found, searches))
-            for grid in grids
-        )
-    elif format == "latex":
-        text = "\n".join(map(grid_to_latex, grids))
-    elif format == "html":
+    sheets = thesis_sheets(found, searches)
+    if format == "html":
         command = shlex.join(["memtrade", "table", "thesis", *map(shown_folder, folders)])
-        text = grids_to_html_page([(grid, command) for grid in grids], title="The thesis's tables")
-    else:
-        text = ""
-        console = stdout()
-        for grid in grids:
-            console.print(grid_to_rich(grid, width=console.width))
-            console.print()
-    print(text, end="")
+        sheets = [replace(sheet, command=command) for sheet in sheets]
+    show(sheets, format, title="The thesis's tables")
     return 0
 
 
@@ -123,7 +97,7 @@ def tools(
     results: Path = Path("results/thesis"),
     /,
     *,
-    format: Literal["terminal", "markdown"] = "terminal",
+    format: Form = "terminal",
 ) -> int:
     """Put the thesis' networks under the original tools' rules beside what was published.
 
@@ -135,14 +109,12 @@ def tools(
     results
         A folder of records: memtrade sweep thesis_tools --results results/thesis.
     """
-    _print(tools_sheets(read_records(results)), format)
+    show(tools_sheets(read_records(results)), format)
     return 0
 
 
 @table.command
-def published(
-    name: str | None = None, /, *, format: Literal["terminal", "markdown", "csv"] = "terminal"
-) -> int:
+def published(name: str | None = None, /, *, format: Form = "terminal") -> int:
     """Show what others published: one table, or without a name which there are and what shows them.
 
     Parameters
@@ -152,26 +124,8 @@ def published(
     format
         csv is the file itself.
     """
-    if name is None:
-        sheet = views_sheet()
-    else:
-        frame = load_published(name)
-        if format == "csv":
-            print(frame.to_csv(index=False, lineterminator="\n"), end="")
-            return 0
-        sheet = published_sheet(frame, name)
-    _print([sheet], "terminal" if format == "csv" else format)
+    show([views_sheet() if name is None else published_sheet(load_published(name), name)], format)
     return 0
-
-
-def _print(sheets: Sequence[Sheet], format: Literal["terminal", "markdown"]) -> None:
-    if format == "markdown":
-        print("\n".join(sheet.to_markdown() for sheet in sheets), end="")
-        return
-    console = stdout()
-    for sheet in sheets:
-        console.print(sheet.to_rich())
-        console.print()
 
 
 def _step_names(record: Record) -> tuple[str, str]:

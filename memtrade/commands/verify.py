@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
-from rich.table import Table
 
 from memtrade.commands.progress import ignore, log, reporting
 from memtrade.commands.run import Flag
-from memtrade.commands.screen import stdout
+from memtrade.commands.screen import show
 from memtrade.comparison import Verified
 from memtrade.measure.flags import DeviceFlags, ModelFlags, StrategyFlags, make_specs
 from memtrade.measure.protocol import TrialSpec
 from memtrade.measure.trial import Outcome, run_child
 from memtrade.models import make_model
+from memtrade.results.sheets import Sheet, cell
 from memtrade.results.tables import NONE, number, status_text
 
 # Differing variables that the table names; `--json` has them all.
@@ -74,7 +75,7 @@ def verify(
     if json:
         print(_json(specs, outcomes))
     else:
-        stdout().print(_table(specs, outcomes))
+        show([_sheet(specs, outcomes)])
     return 0 if all(o.verified is not None and o.verified.equal for o in outcomes) else 1
 
 
@@ -95,32 +96,32 @@ def differing(found: Verified) -> list[str]:
     return [*named, f"and {more} more"] if more > 0 else named
 
 
-def _table(specs: list[TrialSpec], outcomes: list[Outcome]) -> Table:
+def _sheet(specs: list[TrialSpec], outcomes: list[Outcome]) -> Sheet:
     options = specs[0].model_options
     step = f"{make_model(specs[0].model, options).name}, batch {options['batch_size']}"
-    table = Table(title=f"Compared with the original: {step}", title_justify="left")
-    for name in ("strategy", "verdict"):
-        table.add_column(name, overflow="fold")
-    for name in ("max difference", "of the update", "tolerance", "steps", "variables"):
-        table.add_column(name, justify="right", overflow="fold")
-    table.add_column("what differs", overflow="fold")
-    for spec, outcome in zip(specs, outcomes, strict=True):
-        found = outcome.verified
-        if found is None:
-            table.add_row(spec.strategy, verdict(outcome), *(NONE,) * 6, style="yellow")
-            continue
-        table.add_row(
-            spec.strategy,
-            verdict(outcome),
-            number(found.max_difference),
-            number(found.of_update),
-            f"{found.tolerance:g}" if found.tolerance else "0 (to the bit)",
-            str(found.steps),
-            str(found.variables),
-            "\n".join(differing(found)) or NONE,
-            style=None if found.equal else "bold red",
-        )
-    return table
+
+    def found(text: Callable[[Verified], str]) -> Callable[[tuple[TrialSpec, Outcome]], str]:
+        return lambda pair: cell(text, pair[1].verified)
+
+    return Sheet.of(
+        list(zip(specs, outcomes, strict=True)),
+        [
+            ("strategy", lambda pair: pair[0].strategy),
+            ("verdict", lambda pair: verdict(pair[1])),
+            ("what differs", found(lambda it: ", ".join(differing(it)) or NONE)),
+            ("max difference", found(lambda it: number(it.max_difference))),
+            ("of the update", found(lambda it: number(it.of_update))),
+            (
+                "tolerance",
+                found(lambda it: f"{it.tolerance:g}" if it.tolerance else "0 (to the bit)"),
+            ),
+            ("steps", found(lambda it: str(it.steps))),
+            ("variables", found(lambda it: str(it.variables))),
+        ],
+        title=f"Compared with the original: {step}",
+        words=3,
+        weak=lambda pair: pair[1].verified is None or not pair[1].verified.equal,
+    )
 
 
 def _json(specs: list[TrialSpec], outcomes: list[Outcome]) -> str:

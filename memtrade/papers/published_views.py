@@ -77,4 +77,4 @@ def published_sheet(frame: Any, name: str) -> Sheet:
         tuple(NONE if pd.isna(value) or value == "" else str(value) for value in row)
         for row in frame[said].itertuples(index=False)
     )
-    return Sheet(title=name, columns=tuple(map(str, said)), words=len(said), rows=rows)
+    return Sheet(title=name, columns=tuple(map(str, said)), words=len(said), rows=rows, frame=frame)

@@ -9,10 +9,8 @@ source, and out of memory as what it is. Records of other steps are not part of 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-
-import pandas as pd
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from memtrade.measure.max_batch_records import MaxBatchRecord
 from memtrade.measure.records import Record
@@ -27,15 +25,13 @@ from memtrade.results.figures import (
     step_conditions,
     strategy_rank,
 )
-from memtrade.results.grids import NONE, Column, Grid, GridRow, Section
 from memtrade.results.machines import machine_labels
 from memtrade.results.max_batches import (
-    MAX_BATCH_GRID,
     MaxBatch,
-    max_batch_grid,
-    max_batches_frame,
+    max_batch_sheet,
 )
 from memtrade.results.report import make_report
+from memtrade.results.sheets import DASH, Sheet
 from memtrade.results.tables import beside, beside_note, ratio, seconds, status_text
 from memtrade.units import megabytes
 
@@ -128,20 +124,29 @@ QUANTITIES = (
 )
 
 
-def thesis_grids(records: Sequence[Record], searches: Sequence[MaxBatchRecord] = ()) -> list[Grid]:
+def thesis_sheets(
+    records: Sequence[Record], searches: Sequence[MaxBatchRecord] = ()
+) -> list[Sheet]:
     """The tables for which there is any figure, in the thesis's order.
+
+    Their frames have a row per figure, in bytes and seconds, and the column `table` names the
+    table. In the one of the largest batches, `batch_size` is the largest and `relative_batch`
+    relates it to the original's.
 
     `searches` are those for the largest batch; `records` has their trials, too.
     """
     figures = figures_beside(records)
-    grids = []
+    sheets = []
     for step in STEPS:
         chosen = [figure for figure in figures if step.includes(figure)]
         if chosen:
-            grids.append(_grid(step, chosen, _records_of(step, records)))
+            sheets.append(_sheet(step, chosen, _records_of(step, records)))
     if batches := _of_the_thesis(max_batches_beside(searches, records)):
-        grids.append(max_batch_grid(batches, published_in=_MAX_BATCHES_IN))
-    return grids
+        sheet = max_batch_sheet(batches, published_in=_MAX_BATCHES_IN)
+        frame = sheet.figures.assign(status="ok")
+        frame.insert(0, "table", sheet.name)
+        sheets.append(replace(sheet, frame=frame))
+    return sheets
 
 
 def thesis_report(
@@ -157,42 +162,10 @@ def thesis_report(
         records,
         figures=figures_beside(records),
         batches=max_batches_beside(searches, records),
-        grids=[(grid, printed_by) for grid in thesis_grids(records, searches)],
+        sheets=[replace(each, command=printed_by) for each in thesis_sheets(records, searches)],
         folder=folder,
         command=command,
     )
-
-
-def thesis_frame(
-    records: Sequence[Record], searches: Sequence[MaxBatchRecord] = ()
-) -> pd.DataFrame:
-    """The figures of all the tables, one row each, in bytes and seconds.
-
-    The column `table` names the table. In the one of the largest batches, `batch_size` is the
-    largest and `relative_batch` relates it to the original's.
-    """
-    figures = figures_beside(records)
-    frames = [
-        figures_frame(filter(step.includes, figures)).assign(table=step.name) for step in STEPS
-    ]
-    batches = max_batches_frame(_of_the_thesis(max_batches_beside(searches, records)))
-    frames.append(batches.assign(table=MAX_BATCH_GRID, status="ok"))
-    frame = pd.concat([each for each in frames if len(each)], ignore_index=True)
-    frame.insert(0, "table", frame.pop("table"))
-    return frame
-
-
-def thesis_commands(
-    grid: Grid, records: Sequence[Record], searches: Sequence[MaxBatchRecord] = ()
-) -> list[str]:
-    """The commands that measured what `grid` shows, each once."""
-    if grid.name == MAX_BATCH_GRID:
-        batches = _of_the_thesis(max_batches_beside(searches, records))
-        return list(dict.fromkeys(b.origin for b in batches if b.source == "measured"))
-    steps = [step for step in STEPS if step.name == grid.name]
-    found = [record for step in steps for record in _records_of(step, records)]
-    found.sort(key=lambda record: record.spec.model_options.get("layers") or 0)
-    return list(dict.fromkeys(record.command for record in found))
 
 
 def _of_the_thesis(batches: Iterable[MaxBatch]) -> list[MaxBatch]:
@@ -212,7 +185,7 @@ def _records_of(step: Step, records: Iterable[Record]) -> list[Record]:
     ]
 
 
-def _grid(step: Step, figures: Sequence[Figure], records: Sequence[Record]) -> Grid:
+def _sheet(step: Step, figures: Sequence[Figure], records: Sequence[Record]) -> Sheet:
     columns: list[tuple[Quantity, Source]] = [
         (quantity, source)
         for quantity in QUANTITIES
@@ -220,24 +193,32 @@ def _grid(step: Step, figures: Sequence[Figure], records: Sequence[Record]) -> G
         if any(f.source == source and _has_cell(f, quantity) for f in figures)
     ]
     by_depth = len({figure.layers for figure in figures}) > 1
-    sections = []
-    for title, members in _variants(figures).items():
-        rows = [
-            _row(str(layers) if by_depth else title, row, columns)
-            for layers, row in _by_layers(members).items()
-        ]
-        sections.append(Section(title=title if by_depth else "", rows=tuple(rows)))
-    if not by_depth:
-        rows = tuple(row for section in sections for row in section.rows)
-        sections = [Section(title="", rows=rows)]
-    return Grid(
+    lines = [
+        (title, str(layers) if by_depth else title, row)
+        for title, members in _variants(figures).items()
+        for layers, row in _by_layers(members).items()
+    ]
+    frame = figures_frame(figures)
+    frame.insert(0, "table", step.name)
+    in_depth = sorted(records, key=lambda record: record.spec.model_options.get("layers") or 0)
+    return Sheet(
         name=step.name,
         title=step.title,
-        stub="layers" if by_depth else "strategy",
-        columns=tuple(Column(group=quantity.name, name=source) for quantity, source in columns),
-        sections=tuple(sections),
+        columns=(
+            "layers" if by_depth else "strategy",
+            *((quantity.name, source) for quantity, source in columns),
+        ),
+        rows=tuple((label, *_cells(row, columns)) for _, label, row in lines),
+        sections=tuple(title for title, _, _ in lines) if by_depth else (),
+        weak=frozenset(
+            i
+            for i, (_, _, row) in enumerate(lines)
+            if "measured" in row and row["measured"].status != "ok"
+        ),
         notes=tuple(_notes(step, figures, records)),
+        command="\n".join(dict.fromkeys(record.command for record in in_depth)),
         expendable=("host MB", "relative time", "relative peak"),
+        frame=frame,
     )
 
 
@@ -270,26 +251,22 @@ def _by_layers(figures: Iterable[Figure]) -> dict[int | None, dict[Source, Figur
     return rows
 
 
-def _row(
-    label: str, figures: dict[Source, Figure], columns: Sequence[tuple[Quantity, Source]]
-) -> GridRow:
-    def cell(quantity: Quantity, source: Source) -> str:
+def _cells(
+    figures: dict[Source, Figure], columns: Sequence[tuple[Quantity, Source]]
+) -> Iterator[str]:
+    for quantity, source in columns:
         figure = figures.get(source)
+        value = getattr(figure, quantity.attribute) if figure else None
         if figure is None:
-            return NONE
-        value = getattr(figure, quantity.attribute)
-        if quantity.attribute != "peak_bytes":
-            return NONE if value is None else beside(quantity.text(value), _jobs(figure, quantity))
-        mark = "*" if figure.note else ""
-        if value is not None or figure.status == "ok":
-            return (NONE if value is None else quantity.text(value)) + mark
-        return _STATUS.get(figure.status, status_text(figure.status)) + mark
-
-    return GridRow(
-        label=label,
-        cells=tuple(cell(quantity, source) for quantity, source in columns),
-        failed="measured" in figures and figures["measured"].status != "ok",
-    )
+            yield DASH
+        elif quantity.attribute != "peak_bytes":
+            jobs = _jobs(figure, quantity)
+            yield DASH if value is None else beside(quantity.text(value), jobs)
+        else:
+            mark = "*" if figure.note else ""
+            status = DASH if figure.status == "ok" else status_text(figure.status)
+            status = _STATUS.get(figure.status, status)
+            yield (status if value is None else quantity.text(value)) + mark
 
 
 def _jobs(figure: Figure, quantity: Quantity) -> int:

@@ -10,14 +10,9 @@ import pandas as pd
 
 from memtrade.measure.records import Record, options_text, unusual_strategy_options
 from memtrade.models import make_model
-from memtrade.results.sheets import NONE, Sheet
+from memtrade.results.sheets import NONE, Sheet, cell
 from memtrade.results.tables import AFTERWARDS, BESIDE
-from memtrade.units import parse_bytes
-
-COLUMNS = (
-    "step", "batch", "strategy", "oneDNN",
-    "peak MB", "predicted MB", "error", "step s", "predicted s", "error s",
-)  # fmt: skip
+from memtrade.units import megabytes, parse_bytes
 
 
 class Row(NamedTuple):
@@ -88,29 +83,29 @@ def to_sheet(rows: Sequence[Row], *, command: str = "") -> Sheet:
         marks.append(f"{AFTERWARDS} predicted after the run, of a trial that had no prediction.")
     if any(row.time_error is None for row in rows):
         marks.append(f"{BESIDE} ran beside other trials: its time says nothing.")
-    return Sheet(
+    return Sheet.of(
+        rows,
+        [
+            ("step", lambda row: row.step),
+            ("batch", lambda row: str(row.batch_size)),
+            ("strategy", lambda row: row.strategy),
+            ("oneDNN", lambda row: {True: "on", False: "off", None: NONE}[row.onednn]),
+            ("peak MB", lambda row: megabytes(row.peak_bytes)),
+            (
+                "predicted MB",
+                lambda row: megabytes(row.predicted_peak_bytes) + AFTERWARDS * row.afterwards,
+            ),
+            ("error", lambda row: f"{100 * row.peak_error:+.2f}%"),
+            ("step s", lambda row: f"{row.seconds:.3f}" + BESIDE * (row.time_error is None)),
+            ("predicted s", lambda row: cell("{:.3f}".format, row.predicted_seconds)),
+            ("error s", lambda row: cell(lambda error: f"{100 * error:+.1f}%", row.time_error)),
+        ],
         title="Predicted and measured",
-        columns=COLUMNS,
         words=4,
-        rows=tuple(map(_cells, rows)),
-        weak=frozenset(i for i, row in enumerate(rows) if row.over),
+        weak=lambda row: row.over,
         notes=(*summary(rows), *marks),
         command=command,
-    )
-
-
-def _cells(row: Row) -> tuple[str, ...]:
-    return (
-        row.step,
-        str(row.batch_size),
-        row.strategy,
-        {True: "on", False: "off", None: NONE}[row.onednn],
-        f"{row.peak_bytes / 1e6:,.1f}",
-        f"{row.predicted_peak_bytes / 1e6:,.1f}" + (AFTERWARDS if row.afterwards else ""),
-        f"{100 * row.peak_error:+.2f}%",
-        f"{row.seconds:.3f}" + ("" if row.time_error is not None else BESIDE),
-        NONE if row.predicted_seconds is None else f"{row.predicted_seconds:.3f}",
-        NONE if row.time_error is None else f"{100 * row.time_error:+.1f}%",
+        frame=to_frame(rows),
     )
 
 

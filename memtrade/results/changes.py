@@ -41,6 +41,7 @@ def changes_sheet(
         rows=tuple(_row(pair) for pair in shown),
         weak=frozenset(i for i, pair in enumerate(shown) if pair.verdict == "worse"),
         notes=tuple(notes),
+        frame=_frame(changes),
     )
 
 
@@ -57,7 +58,7 @@ def unlike_notes(changes: ResultChanges) -> list[str]:
     ]
 
 
-def changes_to_csv(changes: ResultChanges) -> str:
+def _frame(changes: ResultChanges) -> pd.DataFrame:
     """One row per pair and quantity: bytes, seconds or a status, and the noise in the same unit."""
     rows = [
         {
@@ -78,7 +79,7 @@ def changes_to_csv(changes: ResultChanges) -> str:
         for change in pair.changes
     ]
     # As objects, bytes stay whole numbers beside seconds.
-    return pd.DataFrame(rows, dtype=object).to_csv(index=False, lineterminator="\n")
+    return pd.DataFrame(rows, dtype=object)
 
 
 def _row(pair: Pair) -> tuple[str, ...]:

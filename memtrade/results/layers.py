@@ -100,6 +100,7 @@ class LayerSummary:
             rows=tuple(shown),
             notes=tuple(notes),
             command=command,
+            frame=self.frame().assign(step=self.step),
         )
 
 

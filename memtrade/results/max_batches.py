@@ -21,11 +21,11 @@ from memtrade.results.figures import (
     step_conditions,
     strategy_rank,
 )
-from memtrade.results.grids import NONE, Column, Grid, GridRow, Section
+from memtrade.results.sheets import DASH, Sheet
 from memtrade.results.tables import ratio, seconds, spec_label
 from memtrade.units import megabytes
 
-MAX_BATCH_GRID = "max-batch"
+MAX_BATCH_SHEET = "max-batch"
 
 _QUANTITIES: tuple[tuple[str, str, Callable[..., str]], ...] = (
     ("largest batch", "batch_size", str),
@@ -130,7 +130,7 @@ def max_batches_frame(batches: Iterable[MaxBatch]) -> pd.DataFrame:
     return frame.astype(integers | numbers).rename(columns={"relative": "relative_batch"})
 
 
-def max_batch_grid(batches: Sequence[MaxBatch], *, published_in: str = "") -> Grid:
+def max_batch_sheet(batches: Sequence[MaxBatch], *, published_in: str = "") -> Sheet:
     """The table: a section per model, a row per strategy and place, a column per source.
 
     `published_in` says in a note where the published ones are from.
@@ -142,29 +142,25 @@ def max_batch_grid(batches: Sequence[MaxBatch], *, published_in: str = "") -> Gr
         if any(b.source == source and getattr(b, attribute) is not None for b in batches)
     ]
     models = dict.fromkeys(batch.step_name for batch in batches)
-    sections = []
+    rows, sections = [], []
     for model in models:
         own = [batch for batch in batches if batch.step_name == model]
-        rows = [
-            GridRow(
-                label=label,
-                cells=tuple(
-                    _cell(by_source.get(source), attribute, text)
-                    for _, attribute, text, source in columns
-                ),
-            )
-            for label, by_source in _rows(own).items()
-        ]
-        sections.append(Section(title=model if len(models) > 1 else "", rows=tuple(rows)))
+        for label, by_source in _rows(own).items():
+            cells = (_cell(by_source.get(source), name, text) for _, name, text, source in columns)
+            rows.append((label, *cells))
+            sections.append(model)
     only = f" of {next(iter(models))}" if len(models) == 1 else ""
-    return Grid(
-        name=MAX_BATCH_GRID,
+    return Sheet(
+        name=MAX_BATCH_SHEET,
         title=f"Largest batch{only}",
-        stub="strategy",
-        columns=tuple(Column(group=group, name=source) for group, _, _, source in columns),
-        sections=tuple(sections),
+        columns=("strategy", *((group, source) for group, _, _, source in columns)),
+        rows=tuple(rows),
+        sections=tuple(sections) if len(models) > 1 else (),
+        sectioned_by="model",
         notes=tuple(_notes(batches, published_in)),
+        command="\n".join(dict.fromkeys(b.origin for b in batches if b.source == "measured")),
         expendable=("relative batch", "step s"),
+        frame=max_batches_frame(batches),
     )
 
 
@@ -190,9 +186,9 @@ def _label(batch: MaxBatch) -> str:
 
 def _cell(batch: MaxBatch | None, attribute: str, text: Callable[..., str]) -> str:
     if batch is None:
-        return NONE
+        return DASH
     value = getattr(batch, attribute)
-    return NONE if value is None else text(value)
+    return DASH if value is None else text(value)
 
 
 def _notes(batches: Sequence[MaxBatch], published_in: str) -> list[str]:

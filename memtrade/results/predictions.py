@@ -13,24 +13,12 @@ import pandas as pd
 
 from memtrade.devices import Device
 from memtrade.measure.protocol import PlanSummary, TrialSpec
-from memtrade.results.sheets import NONE, Sheet
+from memtrade.results.sheets import Sheet, cell
 from memtrade.results.tables import ratio, seconds, step_text
 from memtrade.simulate.predict import Predicted
 from memtrade.units import megabytes
 
 PredictionStatus = Literal["ok", "infeasible", "unsupported"]
-
-COLUMNS = (
-    "strategy",
-    "fits",
-    "peak MB",
-    "memory cost MB",
-    "host MB",
-    "step s",
-    "relative time",
-    "stall s",
-    "kept / recomputed / swapped",
-)
 
 
 class Prediction(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,48 +82,37 @@ def to_sheet(foreseen: Foreseen) -> Sheet:
         for p in predictions
         if p.status != "ok"
     ]
-    return Sheet(
+    return Sheet.of(
+        predictions,
+        [
+            ("strategy", lambda it: it.label),
+            ("fits", lambda it: it.fits_text),
+            ("peak MB", lambda it: cell(lambda p: p.peak_text, it.predicted)),
+            (
+                "memory cost MB",
+                lambda it: cell(lambda p: megabytes(p.memory_cost_bytes), it.predicted),
+            ),
+            ("host MB", lambda it: cell(lambda p: megabytes(p.host_bytes), it.predicted)),
+            ("step s", lambda it: cell(seconds, it.predicted and it.predicted.step_seconds)),
+            ("relative time", lambda it: ratio(it.relative_time)),
+            ("stall s", lambda it: cell(seconds, it.predicted and it.predicted.stall_seconds)),
+            (
+                "kept / recomputed / swapped",
+                lambda it: cell(lambda p: f"{p.kept} / {p.recomputed} / {p.swapped}", it.plan),
+            ),
+        ],
         title=f"Predicted, not measured: {step_text(predictions[0].spec)}; device profile "
         f"{device.name}, {foreseen.limit_bytes / 2**20:,.0f} MiB",
-        columns=COLUMNS,
         words=2,
-        rows=tuple(map(_cells, predictions)),
-        weak=frozenset(i for i, p in enumerate(predictions) if p.fits_text != "yes"),
+        weak=lambda it: it.fits_text != "yes",
         notes=tuple(notes),
         command=foreseen.command,
-    )
-
-
-def _cells(prediction: Prediction) -> tuple[str, ...]:
-    label, fits = prediction.label, prediction.fits_text
-    predicted, plan = prediction.predicted, prediction.plan
-    if predicted is None or plan is None:
-        return (label, fits, *(NONE,) * (len(COLUMNS) - 2))
-    return (
-        label,
-        fits,
-        predicted.peak_text,
-        megabytes(predicted.memory_cost_bytes),
-        megabytes(predicted.host_bytes),
-        _seconds(predicted.step_seconds),
-        ratio(prediction.relative_time),
-        _seconds(predicted.stall_seconds),
-        f"{plan.kept} / {plan.recomputed} / {plan.swapped}",
-    )
-
-
-def _seconds(value: float | None) -> str:
-    return NONE if value is None else seconds(value)
-
-
-def to_csv(foreseen: Foreseen) -> str:
-    """Bytes and seconds, every figure of `Predicted`."""
-    return pd.DataFrame(list(map(_row, foreseen.predictions))).to_csv(
-        index=False, lineterminator="\n"
+        frame=pd.DataFrame(list(map(_row, predictions))),
     )
 
 
 def _row(prediction: Prediction) -> dict[str, Any]:
+    """Bytes and seconds, every figure of `Predicted`."""
     names = [field.name for field in msgspec.structs.fields(Predicted)]
     predicted = prediction.predicted
     spec = prediction.spec

@@ -20,7 +20,6 @@ from memtrade.results.figures import (
     Figure,
     device_label,
 )
-from memtrade.results.grids import Column, Grid, GridRow, Section, template_environment
 from memtrade.results.machines import hardware, machine_labels
 from memtrade.results.max_batches import MaxBatch
 from memtrade.results.series import (
@@ -32,6 +31,7 @@ from memtrade.results.series import (
     style_of,
     trade_panels,
 )
+from memtrade.results.sheets import DASH, Sheet, templates
 from memtrade.results.tables import COLUMNS, compare, status_text
 
 _SYMBOLS = (
@@ -56,7 +56,7 @@ class Page:
 
     Attributes:
         summary: per need, a sentence; empty where no trial ran to its end.
-        grids: with the command that prints each, or "".
+        sheets: with the command that prints each.
         commands: that made the records.
     """
 
@@ -65,8 +65,8 @@ class Page:
     command: str
     summary: tuple[tuple[str, str], ...]
     plots: tuple[Plot, ...]
-    grids: tuple[tuple[Grid, str], ...]
-    environment: Grid
+    sheets: tuple[Sheet, ...]
+    environment: Sheet
     commands: tuple[str, ...]
 
 
@@ -75,13 +75,13 @@ def make_report(
     *,
     figures: Sequence[Figure],
     batches: Sequence[MaxBatch],
-    grids: Sequence[tuple[Grid, str]] = (),
+    sheets: Sequence[Sheet] = (),
     folder: str,
     command: str,
 ) -> str:
     """The page, as HTML: of records, their figures and the largest batches, published ones among
-    them. `grids`, each with the command that prints it, go before the table of all trials. `folder`
-    and `command` are shown as they are given."""
+    them. `sheets`, each with the command that prints it, go before the table of all trials.
+    `folder` and `command` are shown as they are given."""
     data = _data(figures, batches)
     page = Page(
         title="Memory-saving strategies, measured",
@@ -89,13 +89,13 @@ def make_report(
         command=command,
         summary=(*summarize(make_answers(figures)), *summarize_batches(batches)),
         plots=tuple(plot for plot in _plots(folder) if data[plot.name.replace("-", "_")]),
-        grids=(*grids, (_all_trials(records), shlex.join(["memtrade", "table", folder]))),
+        sheets=(*sheets, _all_trials(records, shlex.join(["memtrade", "table", folder]))),
         environment=_environment(records),
         commands=tuple(dict.fromkeys(r.command for r in sorted(records, key=_by_model))),
     )
     # Inside a script element, "<" could end it or open a comment.
     encoded = msgspec.json.encode(data).decode().replace("<", "\\u003c")
-    template = template_environment().get_template("report.html")
+    template = templates().get_template("report.html")
     return template.render(page=page, data=Markup(encoded), plotly=Markup(_plotly_js()))
 
 
@@ -220,28 +220,18 @@ def _plots(folder: str) -> list[Plot]:
     ]
 
 
-def _all_trials(records: Sequence[Record]) -> Grid:
+def _all_trials(records: Sequence[Record], command: str) -> Sheet:
     comparisons = compare(sorted(records, key=_by_model))
-    sections = [
-        Section(
-            title=comparison.title,
-            rows=tuple(
-                GridRow(label=label, cells=cells, failed=row.record.status != "ok")
-                for row in comparison.rows
-                for label, *cells in [row.cells()]
-                for cells in [tuple(cells)]
-            ),
-        )
-        for comparison in comparisons
-    ]
-    notes = dict.fromkeys(note for comparison in comparisons for note in comparison.notes)
-    return Grid(
+    failed = [i in each.weak for each in comparisons for i in range(len(each.rows))]
+    return Sheet(
         name="trials",
         title="All trials",
-        stub=COLUMNS[0],
-        columns=tuple(Column(group=name, name="") for name in COLUMNS[1:]),
-        sections=tuple(sections),
-        notes=tuple(notes),
+        columns=COLUMNS,
+        rows=tuple(row for each in comparisons for row in each.rows),
+        sections=tuple(each.title for each in comparisons for _ in each.rows),
+        weak=frozenset(i for i, fails in enumerate(failed) if fails),
+        notes=tuple(dict.fromkeys(note for each in comparisons for note in each.notes)),
+        command=command,
     )
 
 
@@ -250,36 +240,33 @@ def _by_model(record: Record) -> tuple[object, ...]:
     return record.spec.model, options.get("layers") or 0, options.get("batch_size") or 0
 
 
-def _environment(records: Sequence[Record]) -> Grid:
+def _environment(records: Sequence[Record]) -> Sheet:
     labels = machine_labels(record.machine for record in records)
     kinds: dict[tuple[str, ...], int] = {}
     for record in records:
         machine, runtime = record.machine, record.runtime
-        threads = f"{runtime.intra_op_threads} + {runtime.inter_op_threads}" if runtime else "–"
+        threads = f"{runtime.intra_op_threads} + {runtime.inter_op_threads}" if runtime else DASH
         kind = (
             labels[hardware(machine)],
             f"{machine.memory_bytes / 2**30:,.0f} GiB",
             device_label(record.spec.device, record.spec.memory_limit_bytes),
             f"{machine.tensorflow_version}",
-            ("on" if runtime.onednn else "off") if runtime else "–",
+            ("on" if runtime.onednn else "off") if runtime else DASH,
             threads,
             machine.python_version,
             machine.platform,
             machine.memtrade_version,
         )
         kinds[kind] = kinds.get(kind, 0) + 1
-    names = (
-        "memory", "device", "TensorFlow", "oneDNN", "threads in and between ops", "Python",
-        "platform", "memtrade", "trials",
-    )  # fmt: skip
-    rows = tuple(GridRow(label=kind[0], cells=(*kind[1:], str(n))) for kind, n in kinds.items())
-    return Grid(
+    return Sheet(
         name="environment",
         title="Where the trials ran",
-        stub="machine",
-        columns=tuple(Column(group=name, name="") for name in names),
-        sections=(Section(title="", rows=rows),),
-    )
+        columns=(
+            "machine", "memory", "device", "TensorFlow", "oneDNN", "threads in and between ops",
+            "Python", "platform", "memtrade", "trials",
+        ),
+        rows=tuple((*kind, str(count)) for kind, count in kinds.items()),
+    )  # fmt: skip
 
 
 def _subtitle(records: Sequence[Record], folder: str) -> str:

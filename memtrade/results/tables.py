@@ -1,4 +1,4 @@
-"""Tables of records: strategies side by side, in the terminal, as Markdown and as CSV.
+"""Tables of records: strategies side by side.
 
 Records of the same model, sizes, optimizer, device, limit and machine make one comparison. Ratios
 relate a row to `original` in the same comparison; without one that ran, they are "-". A view only
@@ -10,14 +10,9 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 import msgspec
 import pandas as pd
-from rich import box
-from rich.console import Group
-from rich.table import Table
-from rich.text import Text
 
 from memtrade.measure.protocol import TrialSpec
 from memtrade.measure.records import (
@@ -29,7 +24,7 @@ from memtrade.measure.records import (
 )
 from memtrade.models import make_model
 from memtrade.results.machines import hardware, machine_labels, unlike
-from memtrade.results.sheets import NONE, markdown_row
+from memtrade.results.sheets import NONE, Sheet, cell
 from memtrade.strategies import STRATEGIES
 from memtrade.units import megabytes
 
@@ -63,56 +58,8 @@ _PLACE = re.compile(r" on /job:\S+( by allocator \S+)?")
 AFTERWARDS = "‡"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Row:
-    """One record in a comparison; the ratios are None without an `original` that ran.
-
-    `original_jobs`: how many trials ran at a time when it did.
-    """
-
-    record: Record
-    relative_peak: float | None
-    relative_time: float | None
-    original_jobs: int = 1
-
-    def cells(self) -> tuple[str, ...]:
-        """What `COLUMNS` say of it."""
-        measured, plan = self.record.measured, self.record.plan
-        predicted = self.record.shown_prediction
-        foreseen = predicted.peak_text if predicted else NONE
-        foreseen += AFTERWARDS if self.record.predicted_by else ""
-        figures = (NONE, foreseen, *(NONE,) * 4)
-        if measured is not None:
-            error = self.record.peak_error
-            figures = (
-                megabytes(measured.peak_bytes),
-                foreseen,
-                NONE if error is None else percent(error),
-                megabytes(measured.memory_cost_bytes),
-                megabytes(measured.host_bytes),
-                beside(seconds(measured.median_seconds), self.record.jobs),
-            )
-        return (
-            strategy_label(self.record),
-            status_text(self.record.status),
-            *figures,
-            ratio(self.relative_peak),
-            beside(ratio(self.relative_time), max(self.record.jobs, self.original_jobs)),
-            f"{plan.kept} / {plan.recomputed} / {plan.swapped}" if plan else NONE,
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Comparison:
-    """Strategies on the same step. `notes` explain what the cells leave open."""
-
-    title: str
-    rows: tuple[Row, ...]
-    notes: tuple[str, ...]
-
-
-def compare(records: Sequence[Record]) -> list[Comparison]:
-    """The comparisons in `records`, in the order in which they first appear."""
+def compare(records: Sequence[Record]) -> list[Sheet]:
+    """A sheet for each step in `records`, in the order in which they first appear."""
     groups: dict[bytes, list[Record]] = {}
     for record in records:
         groups.setdefault(_group_key(record), []).append(record)
@@ -124,82 +71,54 @@ def compare(records: Sequence[Record]) -> list[Comparison]:
     return comparisons
 
 
-def to_rich(comparison: Comparison, *, width: int = 100) -> Group:
-    """For a terminal of `width` columns, 80 at least. Print it with a console without markup."""
-    names, missing = _that_fit([row.cells() for row in comparison.rows], width)
-    gap = 1 if width >= 90 else 0  # beyond the one column between any two
-    table = Table(
-        title=comparison.title,
-        title_justify="left",
-        title_style="bold",
-        box=box.SIMPLE_HEAD,
-        padding=(0, gap, 0, 0),
-        pad_edge=False,
-        show_edge=False,
+def _cells(record: Record, original: Record | None) -> tuple[str, ...]:
+    """What `COLUMNS` say of it, with ratios to an original that ran."""
+    measured, plan, predicted = record.measured, record.plan, record.shown_prediction
+    foreseen = predicted.peak_text if predicted else NONE
+    foreseen += AFTERWARDS if record.predicted_by else ""
+    figures = (NONE, foreseen, *(NONE,) * 4)
+    if measured is not None:
+        figures = (
+            megabytes(measured.peak_bytes),
+            foreseen,
+            cell(percent, record.peak_error),
+            megabytes(measured.memory_cost_bytes),
+            megabytes(measured.host_bytes),
+            beside(seconds(measured.median_seconds), record.jobs),
+        )
+    relative_peak, relative_time = _ratios(record, original)
+    jobs = max(record.jobs, original.jobs if original else 1)
+    return (
+        strategy_label(record),
+        status_text(record.status),
+        *figures,
+        ratio(relative_peak),
+        beside(ratio(relative_time), jobs),
+        f"{plan.kept} / {plan.recomputed} / {plan.swapped}" if plan else NONE,
     )
-    for name in names:
-        words = name in COLUMNS[:2]
-        table.add_column(_header(name), justify="left" if words else "right", overflow="fold")
-    for row in comparison.rows:
-        cells = dict(zip(COLUMNS, row.cells(), strict=True))
-        style = None if row.record.status == "ok" else "yellow"
-        table.add_row(*(cells[name] for name in names), style=style)
-    notes = list(comparison.notes)
-    if missing:
-        notes.append(f"a wider terminal also shows: {', '.join(missing)}")
-    return Group(table, "", *(Text(note) for note in notes))
 
 
-def _header(name: str) -> str:
-    """One word a line."""
-    return re.sub(r" (?!/)", "\n", name)
+def _ratios(record: Record, original: Record | None) -> tuple[float | None, float | None]:
+    """Peak and step time over the original's, where both ran."""
+    if original is None or original.measured is None or record.measured is None:
+        return None, None
+    ours, theirs = record.measured, original.measured
+    return ours.peak_bytes / theirs.peak_bytes, ours.median_seconds / theirs.median_seconds
 
 
-def _that_fit(rows: Sequence[Sequence[str]], width: int) -> tuple[list[str], list[str]]:
-    """The columns that fit in `width`, with one space between them, and those that do not."""
-
-    def needed(name: str) -> int:
-        lines = [*_header(name).split("\n"), *(row[COLUMNS.index(name)] for row in rows)]
-        return 1 + max(map(len, lines))
-
-    names, missing = list(COLUMNS), []
-    for name in _EXPENDABLE:
-        if sum(map(needed, names)) - 1 <= width:
-            break
-        names.remove(name)
-        missing.append(name)
-    return names, missing
-
-
-def to_markdown(comparison: Comparison) -> str:
-    """With its title, its notes, and the commands that made it."""
-    lines = [
-        f"**{comparison.title}**",
-        "",
-        markdown_row(COLUMNS),
-        markdown_row("---" if position < 2 else "--:" for position in range(len(COLUMNS))),
-        *(markdown_row(row.cells()) for row in comparison.rows),
-    ]
-    for note in comparison.notes:
-        lines += ["", note]
-    commands = dict.fromkeys(row.record.command for row in comparison.rows if row.record.command)
-    if commands:
-        lines += ["", "Made by:", "", *(f"    {command}" for command in commands)]
-    return "\n".join(lines) + "\n"
-
-
-def to_csv(records: Sequence[Record]) -> str:
+def _frame(records: Sequence[Record], original: Record | None) -> pd.DataFrame:
     """All columns of `to_frame`, in bytes and seconds, the ratios and the prediction's error."""
-    rows = [row for comparison in compare(records) for row in comparison.rows]
-    frame = to_frame([row.record for row in rows])
-    place = int(frame.columns.get_loc("peak_bytes"))  # pyright: ignore[reportArgumentType]
-    for name in ("relative_time", "relative_peak"):
-        values = [getattr(row, name) for row in rows]
-        frame.insert(place, name, pd.array(values, dtype="Float64"))
-    errors = pd.array([row.record.peak_error for row in rows], dtype="Float64")
-    after = int(frame.columns.get_loc("predicted_peak_bytes")) + 1  # pyright: ignore[reportArgumentType]
-    frame.insert(after, "predicted_peak_error", errors)
-    return frame.to_csv(index=False, lineterminator="\n")
+    frame = to_frame(records)
+    ratios = [_ratios(record, original) for record in records]
+    place = list(frame.columns).index("peak_bytes")
+    for position, name in enumerate(("relative_peak", "relative_time")):
+        values = pd.array([each[position] for each in ratios], dtype="Float64")
+        frame.insert(place + position, name, values)
+    errors = pd.array([record.peak_error for record in records], dtype="Float64")
+    frame.insert(
+        list(frame.columns).index("predicted_peak_bytes") + 1, "predicted_peak_error", errors
+    )
+    return frame
 
 
 def strategy_label(record: Record) -> str:
@@ -236,16 +155,16 @@ def percent(share: float) -> str:
 
 
 def ratio(value: float | None) -> str:
-    return NONE if value is None else f"{value:.2f}"
+    return cell("{:.2f}".format, value)
 
 
-def beside(cell: str, jobs: int) -> str:
-    """The cell of a time, marked if so many trials ran at a time that it compares to no other.
+def beside(text: str, jobs: int) -> str:
+    """The text of a time, marked if so many trials ran at a time that it compares to no other.
 
     >>> beside("2.32", jobs=1), beside("4.10", jobs=2), beside(NONE, jobs=2)
     ('2.32', '4.10†', '-')
     """
-    return cell + BESIDE if jobs > 1 and cell != NONE else cell
+    return text + BESIDE if jobs > 1 and text != NONE else text
 
 
 def beside_note(jobs: int) -> str:
@@ -270,7 +189,7 @@ def _group_key(record: Record) -> bytes:
     return msgspec.json.encode(key, order="sorted")
 
 
-def _comparison(records: Sequence[Record], place: str = "") -> Comparison:
+def _comparison(records: Sequence[Record], place: str = "") -> Sheet:
     """`place` names the machine where the tables are of several."""
     registry = {name: position for position, name in enumerate(STRATEGIES)}
     ordered = sorted(
@@ -278,22 +197,7 @@ def _comparison(records: Sequence[Record], place: str = "") -> Comparison:
     )
     # The graph of `original` stays untouched, so the order of the others does not touch it.
     originals = [record for record in ordered if record.spec.strategy == "original"]
-    ran = [(record.measured, record.jobs) for record in originals if record.measured is not None]
-    reference, reference_jobs = ran[-1] if ran else (None, 1)
-    rows = []
-    for record in ordered:
-        peak = time = None
-        if record.measured is not None and reference is not None:
-            peak = record.measured.peak_bytes / reference.peak_bytes
-            time = record.measured.median_seconds / reference.median_seconds
-        rows.append(
-            Row(
-                record=record,
-                relative_peak=peak,
-                relative_time=time,
-                original_jobs=reference_jobs,
-            )
-        )
+    original = next((each for each in reversed(originals) if each.measured is not None), None)
     notes = [_conditions(ordered)]
     if (jobs := max(record.jobs for record in ordered)) > 1:
         notes.append(beside_note(jobs))
@@ -302,7 +206,7 @@ def _comparison(records: Sequence[Record], place: str = "") -> Comparison:
         notes.append(f"not all ran under the same conditions: {said}")
     if any(record.shown_prediction for record in ordered):
         notes.append(_prediction(ordered))
-    if reference is None:
+    if original is None:
         why = (
             f"original: {status_text(originals[-1].status)}"
             if originals
@@ -315,7 +219,17 @@ def _comparison(records: Sequence[Record], place: str = "") -> Comparison:
         if r.status != "ok"
     ]
     title = ", ".join(part for part in (_title(ordered[0]), place) if part)
-    return Comparison(title=title, rows=tuple(rows), notes=tuple(notes))
+    return Sheet(
+        title=title,
+        columns=COLUMNS,
+        words=2,
+        rows=tuple(_cells(record, original) for record in ordered),
+        weak=frozenset(i for i, record in enumerate(ordered) if record.status != "ok"),
+        notes=tuple(notes),
+        command="\n".join(dict.fromkeys(r.command for r in ordered if r.command)),
+        expendable=_EXPENDABLE,
+        frame=_frame(ordered, original),
+    )
 
 
 def _title(record: Record) -> str:

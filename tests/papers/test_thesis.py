@@ -2,38 +2,39 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable
 
 import msgspec
+import pandas as pd
 
 from memtrade.measure.records import Record
-from memtrade.papers.thesis import thesis_commands, thesis_frame, thesis_grids
-from memtrade.results.grids import Grid
+from memtrade.papers.thesis import thesis_sheets
+from memtrade.results.sheets import Sheet, to_csv
 from tests.results.conftest import MACHINE, MODEL_OPTIONS
 from tests.results.test_figures import PREDICTED
 
 MakeRecord = Callable[..., Record]
 
 
-def resnet_32(records: list[Record]) -> Grid:
-    return next(grid for grid in thesis_grids(records) if grid.name == "resnet-32")
+def resnet_32(records: list[Record]) -> Sheet:
+    return next(sheet for sheet in thesis_sheets(records) if sheet.name == "resnet-32")
 
 
-def cells(grid: Grid, section: str, label: str) -> dict[tuple[str, str], str]:
-    [found] = [each for each in grid.sections if each.title == section]
-    [row] = [row for row in found.rows if row.label == label]
-    names = [(column.group, column.name) for column in grid.columns]
-    return dict(zip(names, row.cells, strict=True))
+def cells(sheet: Sheet, section: str, label: str) -> dict[tuple[str, str], str]:
+    [found] = [rows for title, rows in sheet.blocks if title == section]
+    [row] = [row for _, row in found if row[0] == label]
+    return dict(zip(sheet.headings, row, strict=True))
 
 
 def test_published_measured_and_predicted_share_a_row(make_record: MakeRecord) -> None:
-    grid = resnet_32(
+    sheet = resnet_32(
         [
             make_record("original", peak_mb=2800.0, step_seconds=8.0),
             make_record("ome", peak_mb=700.0, step_seconds=10.0, predicted=PREDICTED),
         ]
     )
-    row = cells(grid, "ome", "50")
+    row = cells(sheet, "ome", "50")
     assert row["peak MB", "published"] == "1,230.8*"  # its source disagrees with its own log
     assert row["peak MB", "measured"] == "700.0"
     assert row["peak MB", "predicted"] == "700.0"
@@ -43,8 +44,8 @@ def test_published_measured_and_predicted_share_a_row(make_record: MakeRecord) -
     assert row["relative peak", "published"] == "0.41"
     assert row["relative peak", "measured"] == "0.25"
     assert row["relative time", "measured"] == "1.25"
-    assert any(note.startswith("measured: A CPU, 2 cores, arena of 7,254") for note in grid.notes)
-    assert "predicted: device profile arena" in grid.notes
+    assert any(note.startswith("measured: A CPU, 2 cores, arena of 7,254") for note in sheet.notes)
+    assert "predicted: device profile arena" in sheet.notes
 
 
 def test_out_of_memory_is_shown_as_such(make_record: MakeRecord) -> None:
@@ -56,22 +57,22 @@ def test_out_of_memory_is_shown_as_such(make_record: MakeRecord) -> None:
         model="resnet-200",
         spec={"model_options": options},
     )
-    grid = resnet_32([failed])
-    row = cells(grid, "original", "200")
+    sheet = resnet_32([failed])
+    row = cells(sheet, "original", "200")
     assert row["peak MB", "published"] == row["peak MB", "measured"] == "OOM"
     assert row["step s", "published"] == "–"
-    assert "OOM: out of memory" in grid.notes
-    [section] = [each for each in grid.sections if each.title == "original"]
-    assert [row.label for row in section.rows if row.failed] == ["200"]
+    assert "OOM: out of memory" in sheet.notes
+    [rows] = [rows for title, rows in sheet.blocks if title == "original"]
+    assert [row[0] for position, row in rows if position in sheet.weak] == ["200"]
 
 
 def test_two_machines_are_labelled(make_record: MakeRecord) -> None:
     other = msgspec.structs.replace(MACHINE, cpu_model="Another CPU")
-    grid = resnet_32(
+    sheet = resnet_32(
         [make_record("lms", peak_mb=700.0), make_record("lms", peak_mb=800.0, machine=other)]
     )
-    here = cells(grid, "lms, A CPU, 2 cores", "50")
-    there = cells(grid, "lms, Another CPU, 2 cores", "50")
+    here = cells(sheet, "lms, A CPU, 2 cores", "50")
+    there = cells(sheet, "lms, Another CPU, 2 cores", "50")
     assert (here["peak MB", "measured"], there["peak MB", "measured"]) == ("700.0", "800.0")
     # What is published stands beside either.
     assert here["peak MB", "published"] == there["peak MB", "published"] == "2,764.5*"
@@ -80,26 +81,26 @@ def test_two_machines_are_labelled(make_record: MakeRecord) -> None:
 def test_other_steps_and_options_stay_apart(make_record: MakeRecord) -> None:
     small = make_record("ome", spec={"model_options": MODEL_OPTIONS | {"image_size": 64}})
     odd = make_record("ome", spec={"model_options": MODEL_OPTIONS | {"batch_size": 16}})
-    assert all(column.name == "published" for column in resnet_32([small, odd]).columns)
-    grid = resnet_32([make_record("ome", peak_mb=500.0, spec={"order": "dataflow"})])
-    assert [section.title for section in grid.sections][-2:] == ["ome", "ome (dataflow)"]
-    assert cells(grid, "ome (dataflow)", "50")["peak MB", "published"] == "–"
+    assert {name for _, name in resnet_32([small, odd]).headings[1:]} == {"published"}
+    sheet = resnet_32([make_record("ome", peak_mb=500.0, spec={"order": "dataflow"})])
+    assert [title for title, _ in sheet.blocks][-2:] == ["ome", "ome (dataflow)"]
+    assert cells(sheet, "ome (dataflow)", "50")["peak MB", "published"] == "–"
 
 
 def test_inception_has_a_row_per_strategy_and_the_slips_in_full() -> None:
-    grids = {grid.name: grid for grid in thesis_grids([])}
-    inception = grids["inception-v4"]
-    [section] = inception.sections
-    assert [row.label for row in section.rows] == ["original", "checkpoints", "lms", "ome"]
+    sheets = {sheet.name: sheet for sheet in thesis_sheets([])}
+    inception = sheets["inception-v4"]
+    assert not inception.sections
+    assert [row[0] for row in inception.rows] == ["original", "checkpoints", "lms", "ome"]
     slips = [note for note in inception.notes if note.startswith("* ")]
     assert len(slips) == 4
     assert "are swapped against the log" in slips[0]
 
 
 def test_the_largest_batches_are_the_thesis_s() -> None:
-    grids = {grid.name: grid for grid in thesis_grids([])}
-    [section] = grids["max-batch"].sections
-    assert {row.label: row.cells[0] for row in section.rows} == {
+    sheets = {sheet.name: sheet for sheet in thesis_sheets([])}
+    assert not sheets["max-batch"].sections
+    assert {row[0]: row[1] for row in sheets["max-batch"].rows} == {
         "original": "87",
         "checkpoints": "212",
         "lms": "111",
@@ -108,7 +109,8 @@ def test_the_largest_batches_are_the_thesis_s() -> None:
 
 
 def test_the_frame_says_where_each_figure_is_from(make_record: MakeRecord) -> None:
-    frame = thesis_frame([make_record("ome", peak_mb=700.0)])
+    text = to_csv(thesis_sheets([make_record("ome", peak_mb=700.0)]))
+    frame = pd.read_csv(io.StringIO(text))
     [measured] = frame.query("source == 'measured'").to_dict("records")
     assert measured["origin"] == "memtrade run --layers 50"
     published = frame.query("source == 'published'")
@@ -131,20 +133,20 @@ def test_commands_are_those_of_the_table(make_record: MakeRecord) -> None:
             "ome", command="second", spec={"model_options": MODEL_OPTIONS | {"batch_size": 7}}
         ),
     ]
-    assert thesis_commands(resnet_32(records), records) == ["first"]
+    assert resnet_32(records).command == "first"
 
 
 def test_times_measured_beside_other_trials_are_marked(make_record: MakeRecord) -> None:
     records = [make_record("original", jobs=2), make_record("ome", predicted=PREDICTED)]
-    grid = resnet_32(records)
-    original, ome = cells(grid, "original", "50"), cells(grid, "ome", "50")
+    sheet = resnet_32(records)
+    original, ome = cells(sheet, "original", "50"), cells(sheet, "ome", "50")
     assert original["step s", "measured"] == "7.00†"
     assert original["peak MB", "measured"] == "2,880.0"
     assert ome["step s", "measured"] == "7.00"
     assert ome["relative time", "measured"] == "1.00†"
     assert ome["relative peak", "measured"] == "1.00"
     assert "†" not in ome["step s", "predicted"] + ome["relative time", "published"]
-    assert any(note.startswith("† measured beside other trials, up to 2") for note in grid.notes)
+    assert any(note.startswith("† measured beside other trials, up to 2") for note in sheet.notes)
     assert not any("†" in note for note in resnet_32([make_record("ome")]).notes)
 
 
@@ -154,5 +156,4 @@ def test_commands_go_by_depth(make_record: MakeRecord) -> None:
         for layers in (101, 18, 50)
         for options in [MODEL_OPTIONS | {"layers": layers}]
     ]
-    found = thesis_commands(resnet_32(records), records)
-    assert found == ["18 layers", "50 layers", "101 layers"]
+    assert resnet_32(records).command.split("\n") == ["18 layers", "50 layers", "101 layers"]

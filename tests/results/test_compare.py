@@ -12,8 +12,9 @@ from memtrade.errors import MemtradeError
 from memtrade.measure.host import Machine
 from memtrade.measure.protocol import Runtime
 from memtrade.measure.records import Record
-from memtrade.results.changes import changes_sheet, changes_to_csv, unlike_notes
+from memtrade.results.changes import changes_sheet, unlike_notes
 from memtrade.results.compare import UnlikeMachinesError, compare_results, judge
+from memtrade.results.sheets import to_csv
 from memtrade.results.tables import compare
 from tests.results.conftest import MACHINE, MODEL_OPTIONS
 
@@ -197,7 +198,8 @@ def test_times_beside_other_trials_are_not_judged(make_record: MakeRecord) -> No
 
 
 def test_csv_has_the_noise_in_the_same_unit(timed: Callable[..., Record]) -> None:
-    text = changes_to_csv(compare_results([timed([1.0] * 5)], [timed([1.2] * 5)]))
+    changes = compare_results([timed([1.0] * 5)], [timed([1.2] * 5)])
+    text = to_csv([changes_sheet(changes, before="a", after="b")])
     header, peak, time = text.splitlines()
     assert header.startswith(
         "model,step,strategy,where,quantity,before,after,relative_change,noise"

@@ -13,7 +13,7 @@ from memtrade.measure.max_batch_records import MaxBatchRecord
 from memtrade.measure.protocol import TrialSpec
 from memtrade.measure.records import SCHEMA_VERSION, Record
 from memtrade.papers.thesis_figures import max_batches_beside
-from memtrade.results.max_batches import MaxBatch, max_batch_grid
+from memtrade.results.max_batches import MaxBatch, max_batch_sheet
 from tests.results.conftest import MACHINE, MODEL_OPTIONS
 
 MakeRecord = Callable[..., Record]
@@ -82,20 +82,19 @@ def test_the_table_has_published_beside_measured_and_says_what_bounds() -> None:
         make_search("lms", 180, bound="host memory"),
         make_search("optimal", 500),
     ]
-    grid = max_batch_grid(max_batches_beside(searches, []))
-    names = [f"{column.group} {column.name}" for column in grid.columns]
-    [section] = grid.sections
-    rows = {row.label: dict(zip(names, row.cells, strict=True)) for row in section.rows}
+    sheet = max_batch_sheet(max_batches_beside(searches, []))
+    assert not sheet.sections
+    rows = {row[0]: dict(zip(sheet.names, row, strict=True)) for row in sheet.rows}
     assert rows["lms"]["largest batch published"] == "111"
     assert rows["lms"]["largest batch measured"] == "180"
     assert rows["checkpoints"]["largest batch measured"] == "–"
     assert rows["optimal"]["largest batch published"] == "–"
     assert rows["optimal"]["relative batch measured"] == "5.88"
-    assert "bound by host memory: lms" in grid.notes
-    assert grid.title == "Largest batch of resnet-50"
+    assert "bound by host memory: lms" in sheet.notes
+    assert sheet.title == "Largest batch of resnet-50"
 
 
 def test_other_models_get_a_section_of_their_own() -> None:
     batches = max_batches_beside([make_search("lms", 40, model="resnet-101")], [])
-    grid = max_batch_grid(batches)
-    assert sorted(section.title for section in grid.sections) == ["resnet-101", "resnet-50"]
+    sheet = max_batch_sheet(batches)
+    assert sorted(set(sheet.sections)) == ["resnet-101", "resnet-50"]

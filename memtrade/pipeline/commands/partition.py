@@ -18,7 +18,7 @@ from memtrade.commands.extract import extract_graph
 from memtrade.commands.progress import ignore, log, reporting
 from memtrade.commands.reading import check_folder, write_output
 from memtrade.commands.run import Flag
-from memtrade.commands.screen import stdout
+from memtrade.commands.screen import Form, show, show_json
 from memtrade.errors import MemtradeError
 from memtrade.graph import StepGraph
 from memtrade.measure.environment import default_limit_bytes
@@ -214,7 +214,7 @@ def partition(
     volumes: Volumes = "sum",
     picture: Path | None = None,
     results: Path | None = None,
-    format: Literal["terminal", "markdown"] = "terminal",
+    format: Form = "terminal",
     json: Flag = False,
     verbose: Flag = False,
     command_line: Annotated[str, Parameter(parse=False)] = "",
@@ -277,11 +277,7 @@ def partition(
         write_output(picture, render(draw_partition(graph, made, report), kind))
     if json:
         encoded = msgspec.json.encode({"report": report, "partition": made})
-        print(msgspec.json.format(encoded, indent=2).decode())
+        show_json(encoded)
         return 0
-    for sheet in report_sheets(report, command=command_line):
-        if format == "markdown":
-            print(sheet.to_markdown())
-        else:
-            stdout().print(sheet.to_rich())
+    show(report_sheets(report, command=command_line), format)
     return 0

@@ -5,14 +5,14 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import msgspec
 from cyclopts import App, Parameter
 
 from memtrade.commands.reading import check_folder, write_output
 from memtrade.commands.run import Flag
-from memtrade.commands.screen import stdout
+from memtrade.commands.screen import Form, show, show_json
 from memtrade.errors import MemtradeError, UnknownNameError
 from memtrade.graph import StepGraph
 from memtrade.measure.flags import DeviceFlags, ModelFlags, StrategyFlags, check_writable
@@ -114,7 +114,7 @@ def predict(
     strategy: StrategyFlags | None = None,
     device: DeviceFlags | None = None,
     picture: Path | None = None,
-    format: Literal["terminal", "markdown"] = "terminal",
+    format: Form = "terminal",
     json: Flag = False,
     verbose: Flag = False,
     command_line: Annotated[str, Parameter(parse=False)] = "",
@@ -168,8 +168,7 @@ def predict(
     if picture is not None and kind is not None:
         write_output(picture, render(draw_schedules([_strip(*each) for each in predictions]), kind))
     if json:
-        encoded = msgspec.json.encode([{"case": c, "predicted": p} for c, p in predictions])
-        print(msgspec.json.format(encoded, indent=2).decode())
+        show_json(msgspec.json.encode([{"case": c, "predicted": p} for c, p in predictions]))
         return 0
     title = (
         f"Predicted, not measured: {sized.make_model().name}, batch {batch_size}, "
@@ -179,11 +178,7 @@ def predict(
     sheets = [prediction_sheet(title, predictions, command=command_line)]
     if len(predictions) == 1:
         sheets.insert(0, stages_sheet(*predictions[0]))
-    for sheet in sheets:
-        if format == "markdown":
-            print(sheet.to_markdown())
-        else:
-            stdout().print(sheet.to_rich())
+    show(sheets, format)
     return 0
 
 
@@ -236,7 +231,7 @@ def published(
     write_output(folder / f"{name}.md", page.encode())
     csv = compared.frame.to_csv(index=False, lineterminator="\n")
     write_output(folder / f"{name}.csv", csv.encode())
-    stdout().print(errors_sheet(compared).to_rich())
+    show([errors_sheet(compared)])
     return 0
 
 
@@ -246,7 +241,7 @@ def table(
     /,
     *,
     published: str | None = None,
-    format: Literal["terminal", "markdown"] = "terminal",
+    format: Form = "terminal",
     output: Path | None = None,
     command_line: Annotated[str, Parameter(parse=False)] = "",
 ) -> int:
@@ -277,10 +272,7 @@ def table(
         sheet = published_sheet(records, lines, command=command_line)
     if output is not None:
         write_output(output, sheet.to_markdown().encode())
-    if format == "markdown":
-        print(sheet.to_markdown())
-    else:
-        stdout().print(sheet.to_rich())
+    show([sheet], format)
     return 0
 
 

@@ -11,7 +11,7 @@ from memtrade.commands.run import Flag
 from memtrade.errors import MemtradeError
 from memtrade.measure.flags import ModelFlags, StrategyFlags, check_writable
 from memtrade.pipeline.commands.partition import CutFlags
-from memtrade.pipeline.commands.runner import PipelineRunner, StageFlags, exit_code, show
+from memtrade.pipeline.commands.runner import PipelineRunner, StageFlags, exit_code, show_records
 from memtrade.pipeline.design.planned import KEEP
 from memtrade.pipeline.design.schedule import (
     Checkpoint,
@@ -104,7 +104,7 @@ def run(
     )
     record = runner.run(planned)
     save_pipeline_record(record, results)
-    show([record], json)
+    show_records([record], json)
     return 3 if record.status == "out_of_memory" else exit_code([record])
 
 

@@ -11,7 +11,7 @@ import msgspec
 from cyclopts import Parameter
 
 from memtrade.commands.progress import ignore, log
-from memtrade.commands.screen import stdout
+from memtrade.commands.screen import show, show_json
 from memtrade.commands.verify import differing
 from memtrade.comparison import Verified
 from memtrade.devices import device_names
@@ -191,20 +191,19 @@ def _check_draws_nothing(graph: StepGraph) -> None:
         )
 
 
-def show(records: list[PipelineRecord], json: bool) -> None:
+def show_records(records: list[PipelineRecord], json: bool) -> None:
     if json:
         encoded: Any = msgspec.json.encode(records, order="sorted")
-        print(msgspec.json.format(encoded, indent=2).decode())
+        show_json(encoded)
         return
     if not records:
         return
-    console = stdout()
     if len(records) == 1 and records[0].measured is not None:
-        console.print(device_sheet(records[0]).to_rich())
+        show([device_sheet(records[0])])
         verified = records[0].measured.verified
         if verified is not None:
-            console.print(_verdict(verified) + "\n", markup=False)
-    console.print(runs_sheet(records).to_rich())
+            print(_verdict(verified) + "\n")
+    show([runs_sheet(records)])
 
 
 def _verdict(found: Verified) -> str:

@@ -15,7 +15,13 @@ from memtrade.errors import MemtradeError
 from memtrade.measure.flags import ModelFlags, check_writable
 from memtrade.options import Value
 from memtrade.pipeline.commands.partition import CutFlags
-from memtrade.pipeline.commands.runner import PipelineRunner, StageFlags, exit_code, say, show
+from memtrade.pipeline.commands.runner import (
+    PipelineRunner,
+    StageFlags,
+    exit_code,
+    say,
+    show_records,
+)
 from memtrade.pipeline.design.planned import KEEP
 from memtrade.pipeline.design.schedule import (
     Checkpoint,
@@ -86,7 +92,7 @@ def sweep(
     for stages_each in sorted({planned.stages for _, planned in plans}):
         where.target(stages_each)
     records, stopped = _run_all(plans, results)
-    show(records, json)
+    show_records(records, json)
     return 130 if stopped else exit_code(records)
 
 

@@ -1,4 +1,4 @@
-"""Grids: the same cells in a terminal, as Markdown, HTML and LaTeX."""
+"""Sheets: the same cells in a terminal, as Markdown, HTML and LaTeX."""
 
 from __future__ import annotations
 
@@ -10,64 +10,58 @@ import shutil
 import subprocess
 from pathlib import Path
 
+import pandas as pd
 import pytest
 from rich.console import Console
 
-from memtrade.results.grids import (
-    Column,
-    Grid,
-    GridRow,
-    Section,
-    grid_to_html,
-    grid_to_latex,
-    grid_to_markdown,
-    grid_to_rich,
-    grids_to_html_page,
-)
+from memtrade.results.sheets import Sheet, to_csv, to_html_page
 
 NASTY = r"50 % of_x & {y} #1 $2 ~3 ^4 \5 <b> | * – × 10⁶"
-GRID = Grid(
+SHEET = Sheet(
     name="toy",
     title=f"A table: {NASTY}",
-    stub="layers",
     columns=(
-        Column(group="peak MB", name="published"),
-        Column(group="peak MB", name="measured"),
-        Column(group="host MB", name="measured"),
-        Column(group="relative time", name="measured"),
+        "layers",
+        ("peak MB", "published"),
+        ("peak MB", "measured"),
+        ("host MB", "measured"),
+        ("relative time", "measured"),
     ),
-    sections=(
-        Section(
-            title="original",
-            rows=(
-                GridRow(label="18", cells=("843.6*", "727.1", "67", "1.00")),
-                GridRow(label="200", cells=("OOM", "OOM", "–", "–"), failed=True),
-            ),
-        ),
-        Section(title="lms", rows=(GridRow(label="18", cells=("1", "2", "3", "4")),)),
+    rows=(
+        ("18", "843.6*", "727.1", "67", "1.00"),
+        ("200", "OOM", "OOM", "–", "–"),
+        ("18", "1", "2", "3", "4"),
     ),
+    sections=("original", "original", "lms"),
+    weak=frozenset({1}),
     notes=("a note", f"* {NASTY}"),
     expendable=("host MB", "relative time"),
+    command="memtrade table <thesis>\nmemtrade run",
 )
 
 
-def terminal(grid: Grid, width: int) -> str:
+def terminal(sheet: Sheet, width: int) -> str:
     stream = io.StringIO()
     console = Console(file=stream, width=width, markup=False, highlight=False)
-    console.print(grid_to_rich(grid, width=width))
+    console.print(sheet.to_rich(width=width))
     return stream.getvalue()
 
 
 def test_groups_span_their_columns() -> None:
-    assert GRID.groups == [("peak MB", 0, 1), ("host MB", 2, 2), ("relative time", 3, 3)]
+    assert SHEET.groups == [
+        ("", 0, 0),
+        ("peak MB", 1, 2),
+        ("host MB", 3, 3),
+        ("relative time", 4, 4),
+    ]
 
 
 def test_a_wide_terminal_shows_all_and_a_narrow_one_says_what_is_missing() -> None:
-    wide = terminal(GRID, 100)
+    wide = terminal(SHEET, 100)
     for expected in ("published", "843.6*", "OOM", "host MB", "1.00", "a note"):
         assert expected in wide
     assert "wider terminal" not in wide
-    narrow = terminal(GRID, 36)
+    narrow = terminal(SHEET, 36)
     assert "publ." in narrow
     assert "a wider terminal also shows: host" in narrow
     rows = [line for line in narrow.splitlines() if line.startswith("  18")]
@@ -76,7 +70,7 @@ def test_a_wide_terminal_shows_all_and_a_narrow_one_says_what_is_missing() -> No
 
 
 def test_markdown_names_the_section_in_every_row_and_escapes_bars() -> None:
-    lines = grid_to_markdown(GRID, commands=["memtrade run", "memtrade run"]).splitlines()
+    lines = SHEET.to_markdown().splitlines()
     table = [line for line in lines if line.startswith("|")]
     assert table[0] == (
         "| strategy | layers | peak MB published | peak MB measured | host MB measured "
@@ -84,37 +78,46 @@ def test_markdown_names_the_section_in_every_row_and_escapes_bars() -> None:
     )
     assert table[2] == r"| original | 18 | 843.6\* | 727.1 | 67 | 1.00 |"
     assert {len(re.findall(r"(?<!\\)\|", line)) for line in table} == {7}
-    assert lines.count("    memtrade run") == 1
+    assert lines[-2:] == ["    memtrade table <thesis>", "    memtrade run"]
 
 
 def test_html_escapes_and_groups() -> None:
-    html = grid_to_html(GRID, command="memtrade table <thesis>")
+    html = SHEET.to_html()
     assert '<th colspan="2" scope="colgroup">peak MB</th>' in html
     assert html.count("<tbody>") == 2
     assert '<tr class="failed"><th scope="row">200</th><td>OOM</td>' in html
     assert "&lt;b&gt;" in html
     assert "<b>" not in html
     assert "memtrade table &lt;thesis&gt;" in html
-    page = grids_to_html_page([(GRID, "")], title="Tables")
+    page = to_html_page([SHEET], title="Tables")
     assert page.startswith("<!doctype html>")
     assert "prefers-color-scheme: dark" in page
     assert "http" not in page
 
 
 def test_columns_without_groups_have_one_header_row() -> None:
-    flat = Grid(
-        name="flat",
-        title="Flat",
-        stub="machine",
-        columns=(Column(group="memory", name=""),),
-        sections=(Section(title="", rows=(GridRow(label="A", cells=("1",)),)),),
-    )
-    assert grid_to_html(flat).count("<tr>") == 2
+    flat = Sheet(name="flat", title="Flat", columns=("machine", "memory"), rows=(("A", "1"),))
+    assert flat.to_html().count("<tr>") == 2
     assert "memory" in terminal(flat, 80)
+    assert "cmidrule" not in flat.to_latex()
+
+
+def test_csv_has_the_figures_or_the_cells() -> None:
+    flat = Sheet(title="Flat", columns=("machine", ("MB", "peak")), rows=(("A", "1.0"),))
+    assert to_csv([flat]) == "machine,MB peak\nA,1.0\n"
+    frame = pd.DataFrame({"machine": ["A"], "peak_bytes": [1_000_000]})
+    told = dataclasses.replace(flat, frame=frame)
+    assert to_csv([told, told]) == "machine,peak_bytes\nA,1000000\nA,1000000\n"
+
+
+def test_what_does_not_fit_even_so_is_folded() -> None:
+    wide = Sheet(title="Wide", columns=("a name",), rows=(("0123456789" * 3,),))
+    assert max(map(len, terminal(wide, 12).splitlines())) == 12
+    assert terminal(wide, 12).replace("\n", "").endswith("0123456789" * 3 + " " * 6)
 
 
 def test_latex_has_a_caption_a_label_and_rules_under_groups() -> None:
-    latex = grid_to_latex(GRID)
+    latex = SHEET.to_latex()
     assert r"\label{tab:toy}" in latex
     assert r"\caption{A table: 50 \% of\_x" in latex
     assert r"\cmidrule(lr){2-3}\cmidrule(lr){4-4}\cmidrule(lr){5-5}" in latex
@@ -153,33 +156,32 @@ def compile_latex(pdflatex: str, body: str, folder: Path) -> str:
 
 
 def test_latex_compiles_whatever_the_cells_say(pdflatex: str, tmp_path: Path) -> None:
-    log = compile_latex(pdflatex, grid_to_latex(GRID), tmp_path)
+    log = compile_latex(pdflatex, SHEET.to_latex(), tmp_path)
     assert "Missing character" not in log
 
 
 def test_latex_check_can_fail(pdflatex: str, tmp_path: Path) -> None:
     with pytest.raises(AssertionError):
-        compile_latex(pdflatex, grid_to_latex(GRID).replace(r"\_", "_"), tmp_path)
+        compile_latex(pdflatex, SHEET.to_latex().replace(r"\_", "_"), tmp_path)
 
 
 def test_the_thesis_tables_compile_and_fit_a_page(pdflatex: str, tmp_path: Path) -> None:
     from memtrade.measure.records import load_records
-    from memtrade.papers.thesis import thesis_grids
+    from memtrade.papers.thesis import thesis_sheets
 
     results = Path(__file__).resolve().parents[2] / "results" / "measured"
-    grids = thesis_grids(load_records(results))
-    assert len(grids) == 4
-    log = compile_latex(pdflatex, "\n".join(map(grid_to_latex, grids)), tmp_path)
+    sheets = thesis_sheets(load_records(results))
+    assert len(sheets) == 4
+    log = compile_latex(pdflatex, "\n".join(sheet.to_latex() for sheet in sheets), tmp_path)
     assert "Overfull" not in log
 
 
 def test_long_labels_take_several_lines_on_paper(pdflatex: str, tmp_path: Path) -> None:
-    columns = tuple(Column(group=f"group {i}", name="published") for i in range(8))
-    cells = ("1,234.5*",) * len(columns)
-    row = GridRow(label="optimal (budget=1000MB time_limit=60.0)", cells=cells)
-    section = Section(title="", rows=(row, GridRow(label="original", cells=cells)))
-    wide = dataclasses.replace(GRID, columns=columns, sections=(section,), notes=())
-    log = compile_latex(pdflatex, grid_to_latex(wide), tmp_path)
+    columns = ("strategy", *((f"group {i}", "published") for i in range(8)))
+    cells = ("1,234.5*",) * 8
+    rows = (("optimal (budget=1000MB time_limit=60.0)", *cells), ("original", *cells))
+    wide = dataclasses.replace(SHEET, columns=columns, sections=(), rows=rows, notes=())
+    log = compile_latex(pdflatex, wide.to_latex(), tmp_path)
     assert "Overfull" not in log
-    unfolded = grid_to_latex(wide).replace("p{2.5cm}", "l")
+    unfolded = wide.to_latex().replace("p{2.5cm}", "l")
     assert "Overfull" in compile_latex(pdflatex, unfolded, tmp_path)

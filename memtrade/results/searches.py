@@ -8,29 +8,19 @@ from typing import Any
 import pandas as pd
 
 from memtrade.measure.max_batch_records import MaxBatchRecord
+from memtrade.measure.protocol import Measured
 from memtrade.measure.records import Record
-from memtrade.results.sheets import NONE, Sheet
+from memtrade.results.sheets import Sheet, cell
 from memtrade.results.tables import ratio, seconds, spec_label, step_text
 from memtrade.units import megabytes
 
-COLUMNS = (
-    "strategy",
-    "bound",
-    "largest batch",
-    "relative",
-    "fails at",
-    "predicted batch",
-    "peak MB",
-    "host MB",
-    "step s",
-    "examples/s",
-    "trials",
-)
+Search = tuple[MaxBatchRecord, Measured | None]
 
 
-def to_sheet(searches: Sequence[MaxBatchRecord], trials: Sequence[Record]) -> Sheet:
+def searches_sheet(searches: Sequence[MaxBatchRecord], trials: Sequence[Record]) -> Sheet:
     """Searches on one step and device, side by side. `trials` holds the records of their trials."""
-    by_id = {record.id: record for record in trials}
+    measured = {record.id: record.measured for record in trials}
+    found: list[Search] = [(each, measured.get(each.best_trial or "")) for each in searches]
     original = next((s.batch_size for s in searches if s.spec.strategy == "original"), 0)
     first = searches[0]
     limit_bytes = first.spec.memory_limit_bytes or 0
@@ -48,53 +38,36 @@ def to_sheet(searches: Sequence[MaxBatchRecord], trials: Sequence[Record]) -> Sh
             if s.failing_batch_size is not None and s.bound != "device memory"
         ),
     ]
-    return Sheet(
+    return Sheet.of(
+        found,
+        [
+            ("strategy", lambda it: spec_label(it[0].spec)),
+            ("bound", lambda it: it[0].bound),
+            ("largest batch", lambda it: f"{it[0].batch_size:,}"),
+            ("relative", lambda it: ratio(it[0].batch_size / original if original else None)),
+            ("fails at", lambda it: cell("{:,}".format, it[0].failing_batch_size)),
+            ("predicted batch", lambda it: cell("{:,}".format, it[0].predicted_batch_size)),
+            ("peak MB", lambda it: cell(lambda m: megabytes(m.peak_bytes), it[1])),
+            ("host MB", lambda it: cell(lambda m: megabytes(m.host_bytes), it[1])),
+            ("step s", lambda it: cell(lambda m: seconds(m.median_seconds), it[1])),
+            (
+                "examples/s",
+                lambda it: cell(lambda m: f"{it[0].batch_size / m.median_seconds:,.2f}", it[1]),
+            ),
+            ("trials", lambda it: str(len(it[0].trials))),
+        ],
         title=f"Largest batch: {step_text(first.spec)}, {first.spec.device} of "
         f"{limit_bytes / 2**20:,.0f} MiB",
-        columns=COLUMNS,
         words=2,
-        rows=tuple(_cells(s, by_id.get(s.best_trial or ""), original) for s in searches),
-        weak=frozenset(i for i, s in enumerate(searches) if not s.batch_size),
+        weak=lambda it: not it[0].batch_size,
         notes=tuple(notes),
         command=first.command,
+        frame=pd.DataFrame([_row(*each) for each in found]),
     )
 
 
-def _cells(search: MaxBatchRecord, best: Record | None, original: int) -> tuple[str, ...]:
-    figures = (NONE,) * 4
-    if best is not None and best.measured is not None:
-        measured = best.measured
-        figures = (
-            megabytes(measured.peak_bytes),
-            megabytes(measured.host_bytes),
-            seconds(measured.median_seconds),
-            f"{search.batch_size / measured.median_seconds:,.2f}",
-        )
-    return (
-        spec_label(search.spec),
-        search.bound,
-        f"{search.batch_size:,}",
-        ratio(search.batch_size / original if original else None),
-        _count(search.failing_batch_size),
-        _count(search.predicted_batch_size),
-        *figures,
-        str(len(search.trials)),
-    )
-
-
-def _count(value: int | None) -> str:
-    return NONE if value is None else f"{value:,}"
-
-
-def to_csv(searches: Sequence[MaxBatchRecord], trials: Sequence[Record]) -> str:
-    """Bytes and seconds, one row per search."""
-    by_id = {record.id: record for record in trials}
-    rows = [_row(search, by_id.get(search.best_trial or "")) for search in searches]
-    return pd.DataFrame(rows).to_csv(index=False, lineterminator="\n")
-
-
-def _row(search: MaxBatchRecord, best: Record | None) -> dict[str, Any]:
-    measured = best.measured if best else None
+def _row(search: MaxBatchRecord, measured: Measured | None) -> dict[str, Any]:
+    """Bytes and seconds."""
     return {
         "id": search.id,
         "model": search.model,
