@@ -17,6 +17,7 @@ import os
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import tensorflow as tf
@@ -39,8 +40,10 @@ from memtrade.tf.calling import (
     argument_order,
     as_function,
     call_alone,
+    call_unchanged,
     of_tensors,
     step_to_read,
+    unchanged,
 )
 from memtrade.tf.extract import Trace, inspected, trace_concrete
 from memtrade.tf.loss import Named
@@ -183,25 +186,26 @@ class _Rewriting:
         size = sum(_known_bytes(spec) for spec in tensors_of(specs))
         try:
             check_shapes(self.function, *specs)
-            rewritten, order = self.rewritten(*specs)
+            run, order = self.rewritten(*specs)
         except MemtradeError as error:
             if size > max(self.planned, default=-1):
                 raise
             self._warn(f"cannot be planned for a batch of this size ({error})")
-            rewritten, order = None, []
+            run, order = None, []
         self.planned.append(size)
-        if rewritten is None:
+        if run is None:
             return self.function(*args, **kwargs)
         values = tensors_of(held((args, kwargs)))
-        return call_alone(rewritten, [values[i] for i in order])
+        return run([values[i] for i in order])
 
     def _warn(self, why: str) -> None:
         name = getattr(self.function, "__name__", "train_step")
         warnings.warn(f"{name} {why}: it runs as it is", stacklevel=2)
 
     def rewritten(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, list[int]]:
-        """The rewritten step, of its tensors alone, and for each of its inputs the number of the
-        tensor among the arguments. None where the plan leaves the step as it is."""
+        """A call of the rewritten step, or of the step as it is, with its tensors alone, and for
+        each of these the number of the tensor among the arguments. None where XLA compiles what
+        is left as it is."""
         specs = tensors_of((args, kwargs))
         if holds_variables((args, kwargs)):
             concrete, order = of_tensors(self.function, args, kwargs), list(range(len(specs)))
@@ -219,25 +223,25 @@ class _Rewriting:
             ) from error
 
     def _made(self, concrete: Any, specs: tuple[tf.TensorSpec, ...]) -> Any:
-        """The rewritten step as a concrete function, or None."""
+        """A call of the rewritten step, or of the step as it is; None where XLA compiles that."""
         traced = self._trace(concrete, specs)
         parts = parts_of(traced)
         settings = [self.settings.on(part.device) for part in parts]
         plans = [self._plan(*each) for each in zip(parts, settings, strict=True)]
+        attributes = concrete.function_def.attr
+        compiled = "_XlaMustCompile" in attributes and attributes["_XlaMustCompile"].b
         if not any(plan.actions for plan in plans):
             if any(plan.strategy != ORIGINAL for plan in plans):
                 self._warn(f"is not made smaller by {self.settings.strategy.name}")
-            return None
-        compiled = concrete.function_def.attr
-        if "_XlaMustCompile" in compiled and compiled["_XlaMustCompile"].b:
+            return None if compiled else partial(call_unchanged, unchanged(concrete, specs))
+        if compiled:
             warnings.warn(
                 f"{traced.step.name} was to be compiled by XLA, which would undo the plan's order: "
                 "the rewritten step runs without jit_compile",
                 stacklevel=2,
             )
-        return apply_plans(
-            traced, parts, plans, [each.transfer for each in settings]
-        ).get_concrete_function()  # pyright: ignore[reportFunctionMemberAccess]
+        made = apply_plans(traced, parts, plans, [each.transfer for each in settings])
+        return partial(call_alone, made.get_concrete_function())  # pyright: ignore[reportFunctionMemberAccess]
 
     def _trace(self, concrete: Any, specs: tuple[tf.TensorSpec, ...]) -> Trace:
         step = TrainStep(

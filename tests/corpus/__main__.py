@@ -2,22 +2,20 @@
 
     python -m tests.corpus results/corpus [NAME ...]
 
-Each step in a child of its own (`tests.corpus.trial`). Writes corpus.csv and corpus.md into the
-folder; with names (or the beginning of some), only these steps' rows are made anew; with the name
-"missing", those of steps that have none yet.
+Each step in a child of its own as it is, and in one for each strategy (`tests.corpus.trial`).
+Writes corpus.csv and corpus.md into the folder; with names (or the beginning of some), only these
+steps' rows are made anew; with the name "missing", those of steps that have none yet.
 """
 
 from __future__ import annotations
 
 import collections
-import contextlib
 import csv
 import importlib
 import multiprocessing
 import os
 import statistics
 import sys
-import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -35,6 +33,7 @@ COLUMNS: tuple[str, ...] = (
     "apply_seconds", "said",
 )  # fmt: skip
 STRATEGIES = ("ome", "optimal")
+SHARE = 0.6  # the budget of `optimal`, of the original's peak
 
 Row = dict[str, Any]
 
@@ -53,7 +52,7 @@ def main(folder: str, *chosen: str) -> int:
         done = {row["step"] for row in rows}
         left = name not in done and "missing" in chosen
         if left or not chosen or any(name.startswith(each) for each in chosen):
-            made = _tried(trial.run, name)
+            made = _tried(trial, name)
             print(name, *(f"{row['strategy']} {row['outcome']}," for row in made), flush=True)
             rows = [row for row in rows if row["step"] != name] + made
             _write(path, rows)
@@ -62,24 +61,36 @@ def main(folder: str, *chosen: str) -> int:
     return 0
 
 
-def _tried(run: Callable[[str, Any], None], name: str) -> list[Row]:
-    """The rows of a step, from a child that is forked before TensorFlow has begun."""
+def _tried(trial: Any, name: str) -> list[Row]:
+    """The rows of a step, beside what it takes as it is."""
+    original = _child(trial.run, name, trial.ORIGINAL, {})
+    known: Row = {"step": name}
+    if "peak_bytes" in original:
+        known["original_bytes"] = original["peak_bytes"]
+        known["original_seconds"] = original["seconds"]
+    budgets = {"optimal": {"budget": int(SHARE * known.get("original_bytes", 0))}}
+    return [
+        {**known, "strategy": each, **_child(trial.run, name, each, budgets.get(each, {}))}
+        for each in STRATEGIES
+    ]
+
+
+def _child(run: Callable[..., None], name: str, strategy: str, given: Row) -> Row:
+    """What a child sends that is forked before TensorFlow has begun."""
     forking = multiprocessing.get_context("fork")
     here, there = forking.Pipe(duplex=False)
-    child = forking.Process(target=run, args=(name, there))
+    child = forking.Process(target=run, args=(name, strategy, given, there))
     child.start()
     there.close()
-    rows: list[Row] = []
-    deadline = time.monotonic() + TIMEOUT_SECONDS
-    with contextlib.suppress(EOFError):
-        while here.poll(max(0.0, deadline - time.monotonic())):
-            rows.append(here.recv())
-    outcome = "timeout" if time.monotonic() >= deadline else "crashed"
+    row: Row = {"outcome": "timeout"}
+    if here.poll(TIMEOUT_SECONDS):
+        try:
+            row = here.recv()
+        except EOFError:
+            row = {"outcome": "crashed"}
     child.kill()
     child.join()
-    known = {row["strategy"] for row in rows}
-    missing = [each for each in STRATEGIES if each not in known]
-    return rows + [{"step": name, "strategy": each, "outcome": outcome} for each in missing]
+    return row
 
 
 def _read(path: Path) -> list[Row]:
@@ -133,10 +144,10 @@ def _sheet(rows: Sequence[Row], folder: str) -> Sheet:
 _NOTE = (
     "Peaks are the allocator's, variables and batch included; `optimal` has a budget of 60% of the "
     "original's. Equal: all that is returned and every variable after two steps, to the bit, "
-    "against TensorFlow without its graph optimizer. A step runs with what ran before it in the "
-    "same process, the original first, so the allocator has holes of theirs, and predictions know "
-    "nothing of these: among tensors of some kilobytes they show. Steps take milliseconds, and so "
-    "a plan's own ops weigh more in them than in large ones; other work ran beside them. An "
+    "against TensorFlow without its graph optimizer. Each row, and each original, has a process of "
+    "its own. The executor orders the ops of a step as it is by how long each took before, so its "
+    "peak differs from process to process (CycleGAN: 23 to 36 MB). Steps take milliseconds, so a "
+    "plan's own ops weigh more in them than in large ones; other work ran beside them. An "
     "InfeasibleBudgetError says the smallest peak that was found."
 )
 

@@ -16,6 +16,7 @@ from memtrade.errors import (
     UnknownNameError,
     UnsupportedGraphError,
 )
+from memtrade.graph import CALL_TYPES
 from memtrade.simulate.predict import ROOMY_BYTES, Predictor
 from memtrade.strategies import PLANNED, make_options
 from memtrade.target import profile_target
@@ -160,7 +161,7 @@ def test_xla_that_is_off_is_not_given_up():
 
 
 def test_a_step_that_takes_its_gradients_has_none():
-    """But within a tape that looks away it runs, and so does a step that was left as it is."""
+    """But within a tape that looks away it runs."""
     step = STEPS["plain"]()
     rewritten = memtrade.apply(step.function, step.batch, strategy="checkpoints")
     with tf.GradientTape() as tape:
@@ -168,6 +169,20 @@ def test_a_step_that_takes_its_gradients_has_none():
             rewritten(*step.batch)
         with pytest.raises(UnsupportedGraphError, match=r"within tape.stop_recording\(\)"):
             rewritten(*step.batch)
+
+
+def test_a_step_left_as_it_is_is_called_and_not_inlined():
+    """Its own calls are opened in the order of creation; see the test of its peak below."""
+    step = STEPS["nested"]()
+    left = memtrade.apply(step.function, step.batch, strategy="original")
+    graph = left.get_concrete_function(*step.batch).graph.as_graph_def()
+    library = {each.signature.name: each for each in graph.library.function}
+    (called,) = [library[node.attr["f"].func.name] for node in graph.node if "f" in node.attr]
+    assert called.attr["_noinline"].b
+    assert not {node.op for node in called.node_def} & CALL_TYPES
+    assert differing(step, left) == []
+    with tf.GradientTape(), pytest.raises(UnsupportedGraphError, match="takes its own gradients"):
+        left(*step.batch)
 
 
 def test_a_plan_that_is_no_better_is_left_out_with_a_warning():
