@@ -1,5 +1,5 @@
-"""Calls of steps: with their tensors in the order of the arguments, and not inlined: among a caller's
-ops those of the step would run in another order."""
+"""Calls of steps: with their tensors in the order of the arguments, and not inlined: among the ops
+of a caller those of the step would run in another order."""
 
 from __future__ import annotations
 
