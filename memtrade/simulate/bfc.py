@@ -229,6 +229,11 @@ class BfcAllocator:
         both += [Chunk(address, size, False) for address, size in self._size_at.items()]
         return iter(sorted(both))
 
+    def pieces(self, least_bytes: int) -> list[int]:
+        """Sizes of the free chunks of at least so many bytes, ascending."""
+        found = bisect_left(self._free, least_bytes << _SIZE_SHIFT)
+        return [key >> _ADDRESS_BITS << 8 for key in self._free[found:]]
+
     def size_of(self, handle: int) -> int:
         """Bytes that an allocation occupies, padding included; 0 for the null handle."""
         return self._live[handle] if handle else 0

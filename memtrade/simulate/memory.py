@@ -149,10 +149,7 @@ class Simulator:
         # Without a plan, TensorFlow runs iterations of a loop at once, as many as it may.
         ahead_bytes = self.ahead_bytes if actions is self._base else 0
         program = self.link(actions)
-        if steps is None:
-            moving = any(row.code == Code.ASSIGN for row in program.rows)
-            steps = _MOVING_STEPS if moving else _STEPS
-        walked = self._walked(program, steps, limit_bytes, allocator, lag)
+        walked = self._walked(program, steps or steps_of(program), limit_bytes, allocator, lag)
         walk, best = walked.walk, walked.best
         in_use = failed = None
         if series:
@@ -250,6 +247,11 @@ class Simulator:
         self.linker.walked += len(program.rows)
         return live_rows(program, self._laid)
 
+    @property
+    def laid_bytes(self) -> int:
+        """What lies there between steps, as it was asked for."""
+        return self._laid.live
+
     @cached_property
     def _laid(self) -> Laid:
         return laid(self.linker)
@@ -263,6 +265,12 @@ class Simulator:
         if action.kind == "reserve":
             return "reserve"
         return f"{action.kind.replace('_', ' ')} {self.graph.label(action.id)}"
+
+
+def steps_of(program: Program) -> int:
+    """How many steps differ: where variables take over other buffers, they lie elsewhere after
+    each, and what is free does, too."""
+    return _MOVING_STEPS if any(row.code == Code.ASSIGN for row in program.rows) else _STEPS
 
 
 def _spread(series: list[int], program: Program, count: int, start: int) -> list[int]:

@@ -18,6 +18,7 @@ from memtrade.strategies.deadline import Deadline
 from memtrade.strategies.optimal.judge import Finished, Judge, Verdict
 from memtrade.strategies.optimal.problem import Problem, make_problem, reference_order
 from memtrade.strategies.optimal.rules import Rules, early_swaps, exact_program
+from memtrade.strategies.optimal.spill import least_bytes
 from memtrade.target import Target
 from memtrade.units import megabytes
 
@@ -40,7 +41,9 @@ class Candidates:
 
     Attributes:
         best: the best so far.
-        least_seconds, least_bytes: what no plan of the programme's kind goes below, if known.
+        least_seconds: what no plan of the programme's kind goes below, if known.
+        unspilled_bytes: the same of peaks; least_bytes: what no plan of whole tensors goes below.
+        chosen: the decisions of the programme's choices so far.
         smallest_bytes: the smallest peak that was found, where memory is minimized.
     """
 
@@ -67,8 +70,10 @@ class Candidates:
         self.problem = self._problem(None)
         self.best: Finished | None = None
         self.least_seconds: float | None = None
-        self.least_bytes: float | None = None
+        self.unspilled_bytes: float = math.inf
+        self.least_bytes = least_bytes(self.judge.simulator)
         self.smallest_bytes: int | None = None
+        self.chosen: list[Mapping[int, Decision]] = []
         # Up to so many bytes in use, copies may hold memory.
         self._copies_bytes = math.inf
 
@@ -77,7 +82,8 @@ class Candidates:
         """How much better any plan could be, as a share of the best so far."""
         assert self.best is not None
         if self.minimize == "memory":
-            least, best = self.least_bytes, self.best.peak_bytes
+            least = self.least_bytes if self.swap else self.unspilled_bytes
+            best = self.best.peak_bytes
         else:
             least, best = self.least_seconds, self.best.seconds
         if least is None or math.isinf(least):
@@ -178,6 +184,14 @@ class Candidates:
             return False
         self._offer(verdict, budget)
         return self.best is not None and self.best.verdict is verdict
+
+    def _offer_spilled(self, verdict: Verdict, budget: int) -> bool:
+        """Whether it is the best now, with copies to the host where it does not fit without."""
+        if self.best is not None and verdict.least_seconds >= self.best.seconds:
+            return False
+        if verdict.peak_bytes > budget and self.swap:
+            verdict = self.judge.spill(verdict, budget)
+        return self._offer_if_faster(verdict, budget)
 
     def _finish(self, verdict: Verdict, budget: int) -> Finished:
         return self.judge.finish(verdict, self._copies_bytes, budget)

@@ -9,15 +9,13 @@ from memtrade.graph import StepGraph
 from memtrade.kernel_pairs import side_by_side
 from memtrade.plan import Action, Decision
 from memtrade.schedule import lower
-from memtrade.simulate.defragment import SETTINGS, defragment
+from memtrade.simulate.defragment import defragment
 from memtrade.simulate.memory import ROOMY_BYTES
 from memtrade.simulate.overlap import overlap
 from memtrade.simulate.timeline import TimeSimulator
 from memtrade.strategies.deadline import Deadline
+from memtrade.strategies.optimal.spill import spilled
 from memtrade.target import Target
-
-# Settings of `defragment` that a quick look tries: those that did best before.
-QUICK = 2
 
 
 @dataclass(frozen=True)
@@ -64,9 +62,6 @@ class Finished:
 class Judge:
     """Judges choices for one graph on one target.
 
-    Attributes:
-        quick: whether reservations are looked for only in ways that did well before.
-
     Raises CancelledError from each of its methods when the deadline has passed.
     """
 
@@ -74,9 +69,7 @@ class Judge:
         self.graph, self.target, self.deadline = graph, target, deadline
         self.times = TimeSimulator(graph, target)
         self.simulator = self.times.simulator
-        self.quick = False
-        self._settings = SETTINGS.copy()
-        self._finished: dict[tuple[tuple[Action, ...], float, int, bool], Finished] = {}
+        self._finished: dict[tuple[tuple[Action, ...], float, int], Finished] = {}
 
     @property
     def finish_count(self) -> int:
@@ -101,6 +94,13 @@ class Judge:
             self.times.busy_seconds(actions, in_line=True),
         )
 
+    def spill(self, verdict: Verdict, limit_bytes: int) -> Verdict:
+        """With what rests where that many bytes are exceeded on the host meanwhile (spill.py)."""
+        program = spilled(self.times, verdict.actions, limit_bytes)
+        if program == verdict.actions:
+            return verdict
+        return self.judge_program(program, verdict.decisions)
+
     def seconds(self, verdict: Verdict, copies_bytes: float) -> float:
         """Of the step, if copies may hold memory up to that many bytes in use."""
         self.deadline.check()
@@ -117,14 +117,11 @@ class Judge:
             enough_bytes: see `defragment`.
         """
         self.deadline.check()
-        key = (verdict.actions, copies_bytes, enough_bytes, self.quick)
+        key = (verdict.actions, copies_bytes, enough_bytes)
         if key not in self._finished:
             actions = overlap(self.times, verdict.actions, copies_bytes)
             if self.target.order == "pinned":
-                settings = self._settings[:QUICK] if self.quick else self._settings
-                actions = defragment(
-                    self.times, actions, enough_bytes=enough_bytes, settings=settings
-                )
+                actions = defragment(self.times, actions, enough_bytes=enough_bytes)
             self._finished[key] = self._measure(verdict, actions)
         return self._finished[key]
 

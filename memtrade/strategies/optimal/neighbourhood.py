@@ -14,8 +14,8 @@ from memtrade.strategies.optimal.problem import moves, savings
 SEARCH_ACTIONS, FEWER_ACTIONS = 150_000, 50_000
 # The same, on the way to the programme's choice, and simulations that it may spend in any case.
 APPROACHES, APPROACH_ACTIONS = 16, 40_000
-# To finish a program is so many simulations more: with all settings of `defragment`, or with few.
-FINISH_COST, QUICK_COST = 8, 4
+# To finish a program is so many simulations more.
+FINISH_COST = 6
 
 
 class Neighbourhood(Candidates):
@@ -31,7 +31,6 @@ class Neighbourhood(Candidates):
         if choice is None or self.best is None:
             return
         start, goal = self.best.verdict, choice.decisions
-        self.judge.quick = True
         effort = APPROACHES + APPROACH_ACTIONS // max(1, len(start.actions))
         parts = [[t for t in goal if start.of(t) != goal[t]]]
         current = start
@@ -45,17 +44,16 @@ class Neighbourhood(Candidates):
                 if self._offer_if_faster(tried, budget):
                     current = tried
                     continue
-                effort -= QUICK_COST * (self.judge.finish_count - finished)
+                effort -= FINISH_COST * (self.judge.finish_count - finished)
             if len(part) > 1:
                 middle = len(part) // 2
                 parts += [part[:middle], part[middle:]]
-        self.judge.quick = False
 
     def _improve(self, budget: int) -> None:
         """For less time, while the finished plan fits the budget."""
         assert self.best is not None
         self._descend(
-            self.best.verdict, lambda tried, _: self._offer_if_faster(tried, budget), faster=True
+            self.best.verdict, lambda tried, _: self._offer_spilled(tried, budget), faster=True
         )
 
     def _shrink(self, verdict: Verdict) -> Verdict:

@@ -91,6 +91,7 @@ class Search(Neighbourhood):
         if not self._good_enough and self.best is not None and self.best.peak_bytes <= budget:
             if self.gap is None or self.gap > FAR:
                 self._solve_waiting(budget)
+            self._spill_choices(budget)
             self._improve(budget)
 
     def _smallest(self) -> None:
@@ -108,9 +109,9 @@ class Search(Neighbourhood):
         """Next to the smallest peak, there is no room for copies on their way: they are waited for,
         and then put off as far as the limit allows."""
         chooser = self._chooser(self.problem, "time", awaited=True)
-        if (self.least_bytes or 0) > (self.smallest_bytes or math.inf):
+        if self.unspilled_bytes > (self.smallest_bytes or math.inf):
             # The programme counts more than is needed.
-            self._correct_everywhere(chooser, (self.smallest_bytes or 0) - (self.least_bytes or 0))
+            self._correct_everywhere(chooser, (self.smallest_bytes or 0) - self.unspilled_bytes)
         self._copies_bytes = 0
         self._approach(self._choose(chooser, limit, rough=MOSTLY), limit)
         self._copies_bytes = limit
@@ -118,6 +119,11 @@ class Search(Neighbourhood):
             self._solve_from(chooser, limit)
         else:
             self._corrected(chooser, limit, rough=True)
+
+    def _spill_choices(self, budget: int) -> None:
+        """What was chosen for the budget, or for a little more, may fit with a few copies more."""
+        for decisions in self.chosen:
+            self._offer_spilled(self.judge.judge(decisions), budget)
 
     def _without_search(self) -> Finished:
         """Of keeping and swapping everything, the better one: there must be some plan."""
@@ -153,7 +159,7 @@ class Search(Neighbourhood):
         for _ in range(ORDERS):
             chooser = self._chooser(problem, "memory")
             # As a rule, swapping all is as lean as can be where copies do not cost much.
-            self.least_bytes = min(chooser.least_peak_mb() * MB, self.least_bytes or math.inf)
+            self.unspilled_bytes = min(chooser.least_peak_mb() * MB, self.unspilled_bytes)
             if self._lean_enough(min(verdict.peak_bytes for verdict in tried)):
                 break
             choice = self._choose(chooser)
@@ -164,6 +170,8 @@ class Search(Neighbourhood):
             if tried[-1].peak_bytes >= before or self._lean_enough(tried[-1].peak_bytes):
                 break
             problem = self._problem(choice.decisions)
+        if self.swap:
+            tried += [self.judge.spill(each, 0) for each in sorted(tried, key=leanness)[:LEANEST]]
         self._finish_leanest(tried)
         assert self.best is not None
         if not self._lean_enough(self.best.peak_bytes):
@@ -185,7 +193,7 @@ class Search(Neighbourhood):
     def _lean_enough(self, peak_bytes: int) -> bool:
         """Whether it is no use to look for a smaller peak."""
         share = max(LEAN, min(self.tolerance / 2, NEARLY_LEAN))
-        enough = min((1 + share) * (self.least_bytes or 0.0), self.budget_bytes or math.inf)
+        enough = min((1 + share) * self.unspilled_bytes, self.budget_bytes or math.inf)
         return peak_bytes <= enough and not self._is_small
 
     def _is_leaner_finished(self, tried: Verdict, _: Verdict) -> bool:
@@ -262,6 +270,7 @@ class Search(Neighbourhood):
             math.inf if budget is None else (1 - spare) * budget / MB, rough=rough
         )
         if choice is not None:
+            self.chosen.append(choice.decisions)
             added = 100 * choice.seconds / self.original_seconds
             log.debug("%s: +%.1f%% time, %.0f MB", self.graph.name, added, choice.mb)
         return choice

@@ -1,0 +1,222 @@
+"""Where a step's tensors go: reservations found row by row, with a look back where padding remains.
+
+What a step asks for and gives back does not depend on where it lies. So it is written down once,
+and from then on only an allocator is simulated. Row by row, the way with least padding is taken:
+
+    as it comes     the request goes to the smallest free piece that holds it
+    beside          what that piece has too much is reserved first
+    farther away    the piece itself is reserved, so that the request goes to the next larger one
+
+Padding that is left where the step needs most comes from how earlier tensors lie. So where a row
+takes more than the limit, each of the rows before it is tried another way, the last one first,
+until the row fits: limited discrepancy search (W. D. Harvey, M. L. Ginsberg, IJCAI 1995) with one
+discrepancy at a time. Counts end it, so that the same step gets the same reservations.
+
+Not guaranteed: that a limit which could be met is met. O(rows x the rows looked back at).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from memtrade.simulate.bfc import GRAIN_BYTES, ArenaOutOfMemoryError, BfcAllocator
+from memtrade.simulate.walk import Walk
+
+# Requests below this share of the limit go where they go; so does padding below the second.
+_LARGE_SHARE, _PADDING_SHARE = 1 / 1000, 1 / 3000
+# How many rows with large requests are looked back at, how many pieces are passed over at most, and
+# how many rows may be tried again for each row that there is.
+_BACK, _PIECES, _EFFORT = 40, 4, 12
+
+Events = list[tuple[int, int]]  # (buffer, bytes that it asks for), or 0 bytes: it is given back
+
+
+class _Recorder(BfcAllocator):
+    """Writes down what is asked for and given back in each row of a walk."""
+
+    def __init__(self, walk: Walk):
+        assert isinstance(walk.allocator, BfcAllocator)
+        self._become(walk.allocator)
+        self.rows: list[Events] = [[] for _ in walk.program.rows]
+        self._numbers: dict[int, int] = {}  # of what was made here; what lay there has none
+        self._made = 0
+        self.walk = walk.fork(walk.program, self, walk.lag)
+        self.walk.row = 0
+        self.walk.step()
+
+    def allocate(self, num_bytes: int, /) -> int:
+        handle = super().allocate(num_bytes)
+        if num_bytes:
+            self._made += 1
+            self._numbers[handle] = self._made
+            self.rows[self.walk.row].append((self._made, num_bytes))
+        return handle
+
+    def free(self, handle: int, /) -> None:
+        super().free(handle)
+        if handle:
+            self.rows[self.walk.row].append((self._numbers.pop(handle, -handle), 0))
+
+
+class _State:
+    """An allocator, and where each buffer lies."""
+
+    __slots__ = ("allocator", "handles")
+
+    def __init__(self, allocator: BfcAllocator, handles: dict[int, int]):
+        self.allocator, self.handles = allocator, handles
+
+    def fork(self) -> _State:
+        return _State(self.allocator.fork(), self.handles.copy())
+
+    def run(self, events: Events, reserved: tuple[int, ...] = ()) -> tuple[float, int]:
+        """Most bytes in use during a row, and the padding of what it leaves behind. Where there is
+        no room for it, that is infinitely many, and the state is of no use."""
+        try:
+            return self._run(events, reserved)
+        except ArenaOutOfMemoryError:
+            return math.inf, 0
+
+    def _run(self, events: Events, reserved: tuple[int, ...]) -> tuple[int, int]:
+        allocator, handles = self.allocator, self.handles
+        held = [allocator.allocate(size) for size in reserved]
+        peak, made = 0, {}
+        for number, size in events:
+            if size:
+                handle = handles[number] = allocator.allocate(size)
+                made[number] = allocator.size_of(handle) - size
+                peak = max(peak, allocator.bytes_in_use)
+            else:
+                allocator.free(handles.pop(number, -number))
+                made.pop(number, None)
+        for handle in held:
+            allocator.free(handle)
+        return peak, sum(made.values())
+
+
+class _Way(NamedTuple):
+    """What came of a row: most bytes in use, padding that stays; how: what was reserved."""
+
+    peak_bytes: float
+    padding_bytes: int
+    reserved: tuple[int, ...]
+
+
+@dataclass
+class _Turn:
+    """A row with large requests, as it was before it, and how it was run."""
+
+    row: int
+    before: _State
+    reserved: tuple[int, ...]
+
+
+def record(walk: Walk) -> list[Events]:
+    """What the next step of `walk` asks for and gives back, row by row."""
+    return _Recorder(walk).rows
+
+
+class Placement:
+    """Reservations for one step.
+
+    Args:
+        rows: see `record`.
+        allocator: in the state that the step begins in.
+        limit_bytes: not to be exceeded.
+    """
+
+    def __init__(self, rows: list[Events], allocator: BfcAllocator, limit_bytes: int):
+        self.rows, self.limit = rows, limit_bytes
+        self.large = int(limit_bytes * _LARGE_SHARE)
+        self.little = int(limit_bytes * _PADDING_SHARE)
+        self.state = _State(allocator.fork(), {})
+        self.effort = _EFFORT * len(self.rows)
+        self.turns: deque[_Turn] = deque(maxlen=_BACK)
+        self.reserved: dict[int, tuple[int, ...]] = {}
+
+    def run(self) -> dict[int, tuple[int, ...]]:
+        """Row -> bytes, one after the other, reserved before it and until it has run."""
+        for row, events in enumerate(self.rows):
+            if not self._largest(events):
+                self.state.run(events)
+                continue
+            before = self.state.fork()
+            way = self._advance(self.state, row)
+            self.reserved[row] = way.reserved
+            self.turns.append(_Turn(row, before, way.reserved))
+            if way.peak_bytes > self.limit and math.isinf(self._look_back(row, way).peak_bytes):
+                break
+        return {row: reserved for row, reserved in self.reserved.items() if reserved}
+
+    def _largest(self, events: Events) -> int:
+        most = max((size for _, size in events), default=0)
+        return most if most >= self.large else 0
+
+    def _advance(self, state: _State, row: int) -> _Way:
+        """Runs a row in the way with least padding, of those within the limit if there are any."""
+        events = self.rows[row]
+        before = state.fork()
+        way = _Way(*state.run(events), ())
+        if way.padding_bytes < self.little and way.peak_bytes <= self.limit:
+            return way
+        ways = [way]
+        for reserved in self._other_ways(before, events):
+            ways.append(_Way(*before.fork().run(events, reserved), reserved))
+            if ways[-1].padding_bytes < self.little and ways[-1].peak_bytes <= self.limit:
+                break
+        best = min(ways, key=self._rank)
+        if best.reserved:
+            before.run(events, best.reserved)
+            state.allocator, state.handles = before.allocator, before.handles
+        return best
+
+    def _rank(self, way: _Way) -> tuple[float, int, int]:
+        return max(way.peak_bytes, self.limit), way.padding_bytes, len(way.reserved)
+
+    def _other_ways(self, state: _State, events: Events) -> Iterator[tuple[int, ...]]:
+        """What may be reserved before a row for its largest request."""
+        asked = (self._largest(events) + GRAIN_BYTES - 1) // GRAIN_BYTES * GRAIN_BYTES
+        passed: tuple[int, ...] = ()
+        for piece in state.allocator.pieces(asked)[:-1][
+            :_PIECES
+        ]:  # the last one is all that is left
+            if asked + GRAIN_BYTES < piece < 2 * asked:
+                yield (*passed, piece - asked)
+            passed = (*passed, piece)
+            yield passed
+
+    def _look_back(self, row: int, way: _Way) -> _Way:
+        """Changes how one earlier row was run, if that helps this one."""
+        best, turns = way, list(self.turns)
+        for place in range(len(turns) - 1, -1, -1):
+            turn = turns[place]
+            for reserved in self._other_ways(turn.before, self.rows[turn.row]):
+                if self.effort <= 0:
+                    return best
+                if reserved == turn.reserved:
+                    continue
+                state, again = turn.before.fork(), [_Turn(turn.row, turn.before, reserved)]
+                peak, _ = state.run(self.rows[turn.row], reserved)
+                for later in range(turn.row + 1, row + 1):
+                    if peak >= best.peak_bytes:
+                        break
+                    self.effort -= 1
+                    if not self._largest(self.rows[later]):
+                        peak = max(peak, state.run(self.rows[later])[0])
+                        continue
+                    before = state.fork()
+                    done = self._advance(state, later)
+                    again.append(_Turn(later, before, done.reserved))
+                    peak = max(peak, done.peak_bytes)
+                if peak < best.peak_bytes:
+                    best = _Way(peak, 0, again[-1].reserved)
+                    self.state = state
+                    self.turns = deque([*turns[:place], *again], maxlen=_BACK)
+                    self.reserved.update((turn.row, turn.reserved) for turn in again)
+                    if peak <= self.limit:
+                        return best
+        return best
