@@ -22,7 +22,7 @@ from memtrade.facts import Request
 from memtrade.plan import Action
 from memtrade.simulate.bfc import ArenaOutOfMemoryError
 from memtrade.simulate.memory import ROOMY_BYTES, steps_of
-from memtrade.simulate.placement import Placement, record
+from memtrade.simulate.placement import Placement, allocator_of, record
 from memtrade.simulate.program import Code, Program, Row
 from memtrade.simulate.timeline import TimeSimulator
 from memtrade.simulate.walk import Lag, Walk
@@ -102,13 +102,13 @@ class _Trial:
         rows = record(self.begin(ROOMY_BYTES, {}))
         try:
             walk = self.begin(limit_bytes, {})
-            before = walk.fork(walk.program, walk.allocator.fork(), self.lag)
-            with contextlib.suppress(ArenaOutOfMemoryError):
-                walk.step()
-                before = walk
         except ArenaOutOfMemoryError:
             return {}  # not even what persists has room
-        found = Placement(rows, before.allocator, most_bytes).run()
+        before = allocator_of(walk).fork()
+        with contextlib.suppress(ArenaOutOfMemoryError):
+            walk.step()
+            before = allocator_of(walk)
+        found = Placement(rows, before, most_bytes).run()
         return {self.program.rows[row].action: sizes for row, sizes in found.items()}
 
 

@@ -39,8 +39,7 @@ class _Recorder(BfcAllocator):
     """Writes down what is asked for and given back in each row of a walk."""
 
     def __init__(self, walk: Walk):
-        assert isinstance(walk.allocator, BfcAllocator)
-        self._become(walk.allocator)
+        self._become(allocator_of(walk))
         self.rows: list[Events] = [[] for _ in walk.program.rows]
         self._numbers: dict[int, int] = {}  # of what was made here; what lay there has none
         self._made = 0
@@ -56,7 +55,7 @@ class _Recorder(BfcAllocator):
             self.rows[self.walk.row].append((self._made, num_bytes))
         return handle
 
-    def free(self, handle: int, /) -> None:
+    def free(self, handle: int) -> None:
         super().free(handle)
         if handle:
             self.rows[self.walk.row].append((self._numbers.pop(handle, -handle), 0))
@@ -113,6 +112,11 @@ class _Turn:
     row: int
     before: _State
     reserved: tuple[int, ...]
+
+
+def allocator_of(walk: Walk) -> BfcAllocator:
+    assert isinstance(walk.allocator, BfcAllocator)
+    return walk.allocator
 
 
 def record(walk: Walk) -> list[Events]:

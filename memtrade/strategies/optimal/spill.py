@@ -56,10 +56,31 @@ class _Rest:
 
 @dataclass
 class _Buffer:
-    """A tensor's version with its views: who touches it, by action, and which view is read."""
+    """A tensor's version with its views.
+
+    Attributes:
+        touched: (action, the tensor or view of it that is read) in order.
+        views: each with the action that made it.
+    """
 
     tensor: int
-    touched: list[tuple[int, int]] = field(default_factory=list)  # (action, tensor that is read)
+    touched: list[tuple[int, int]]
+    views: dict[int, int] = field(default_factory=dict)
+
+    def again(self, graph: StepGraph, here: int) -> tuple[int, ...] | None:
+        """The ops that make the views anew that are there after touch `here` and read later on, in
+        order; None where one cannot run again."""
+        now = self.touched[here][0]
+        found: set[int] = set()
+        stack = [t for _, t in self.touched[here + 1 :] if self.views.get(t, now + 1) <= now]
+        while stack:
+            op = graph.ops[graph.tensors[stack.pop()].op]
+            if op.stateful:
+                return None
+            if op.id not in found:
+                found.add(op.id)
+                stack += [t for t in op.inputs[:1] if t in self.views]
+        return tuple(sorted(found))
 
 
 def spilled(
@@ -161,7 +182,7 @@ def _rests(clock: TimeSimulator, actions: Sequence[Action], least_bytes: int) ->
             before = buffer.touched[here + 1][0]
             out = leaves.get(t, -1)
             if before > after + 1 and out <= after:
-                views = _views_read(graph, t, {read for _, read in buffer.touched[here + 1 :]})
+                views = buffer.again(graph, here)
                 if views is not None:
                     yield _Rest(t, linker.sizes[t], after, before, views, out >= 0)
 
@@ -175,24 +196,13 @@ def _buffers(program: Program) -> list[_Buffer]:
             if version in of:
                 of[version].touched.append((row.action, program.tensor_of[version]))
         if row.code == Code.ALIAS:
-            of.update((out, of[row.inputs[0]]) for out in row.outputs if row.inputs[0] in of)
+            for out, source in zip(row.outputs, row.inputs, strict=False):
+                if source in of:
+                    of[out] = of[source]
+                    of[out].views[program.tensor_of[out]] = row.action
         elif row.code in (Code.COMPUTE, Code.SWAP_IN):
             for version in row.outputs:
                 tensor = program.tensor_of[version]
                 of[version] = _Buffer(tensor, [(row.action, tensor)])
                 buffers.append(of[version])
     return buffers
-
-
-def _views_read(graph: StepGraph, root: int, read: set[int]) -> tuple[int, ...] | None:
-    """The ops that make the views among `read` out of `root`; None where one cannot run again."""
-    found: set[int] = set()
-    stack = [t for t in read if t != root]
-    while stack:
-        op = graph.ops[graph.tensors[stack.pop()].op]
-        if op.stateful:
-            return None
-        if op.id not in found:
-            found.add(op.id)
-            stack += [t for t in op.inputs[:1] if t != root]
-    return tuple(sorted(found))
