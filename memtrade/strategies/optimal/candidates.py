@@ -189,9 +189,14 @@ class Candidates:
         """Whether it is the best now, with copies to the host where it does not fit without."""
         if self.best is not None and verdict.least_seconds >= self.best.seconds:
             return False
-        if verdict.peak_bytes > budget and self.swap:
-            verdict = self.judge.spill(verdict, budget)
+        if verdict.peak_bytes > budget:
+            verdict = self._spilled(verdict, budget)
         return self._offer_if_faster(verdict, budget)
+
+    def _spilled(self, verdict: Verdict, limit_bytes: int) -> Verdict:
+        if not self.swap:
+            return verdict
+        return self.judge.spill(verdict, limit_bytes, self.host_limit_bytes)
 
     def _finish(self, verdict: Verdict, budget: int) -> Finished:
         return self.judge.finish(verdict, self._copies_bytes, budget)

@@ -94,12 +94,15 @@ class Judge:
             self.times.busy_seconds(actions, in_line=True),
         )
 
-    def spill(self, verdict: Verdict, limit_bytes: int) -> Verdict:
+    def spill(self, verdict: Verdict, limit_bytes: int, host_limit_bytes: float) -> Verdict:
         """With what rests where that many bytes are exceeded on the host meanwhile (spill.py)."""
-        program = spilled(self.times, verdict.actions, limit_bytes)
+        host = host_limit_bytes - verdict.host_bytes
+        program = spilled(self.times, verdict.actions, limit_bytes, host)
         if program == verdict.actions:
             return verdict
-        return self.judge_program(program, verdict.decisions)
+        sent = {action.id for action in program if action.kind == "swap_out"}
+        swapped: dict[int, Decision] = {t: "swap" for t in self.graph.activations if t in sent}
+        return self.judge_program(program, {**verdict.decisions, **swapped})
 
     def seconds(self, verdict: Verdict, copies_bytes: float) -> float:
         """Of the step, if copies may hold memory up to that many bytes in use."""

@@ -101,6 +101,7 @@ class Search(Neighbourhood):
             self._solve_waiting(self._limit)
             if self.smallest_bytes == before or self._is_over:
                 break
+        self._spill_choices(self._limit)
         if self._is_small:
             self._consider_rules(self._limit)
         self._improve(self._limit)
@@ -109,9 +110,8 @@ class Search(Neighbourhood):
         """Next to the smallest peak, there is no room for copies on their way: they are waited for,
         and then put off as far as the limit allows."""
         chooser = self._chooser(self.problem, "time", awaited=True)
-        if self.unspilled_bytes > (self.smallest_bytes or math.inf):
-            # The programme counts more than is needed.
-            self._correct_everywhere(chooser, (self.smallest_bytes or 0) - self.unspilled_bytes)
+        if limit < self.unspilled_bytes < math.inf:  # the rest is done by copies that it lacks
+            self._correct_everywhere(chooser, limit - self.unspilled_bytes)
         self._copies_bytes = 0
         self._approach(self._choose(chooser, limit, rough=MOSTLY), limit)
         self._copies_bytes = limit
@@ -170,8 +170,7 @@ class Search(Neighbourhood):
             if tried[-1].peak_bytes >= before or self._lean_enough(tried[-1].peak_bytes):
                 break
             problem = self._problem(choice.decisions)
-        if self.swap:
-            tried += [self.judge.spill(each, 0) for each in sorted(tried, key=leanness)[:LEANEST]]
+        tried += [self._spilled(each, 0) for each in sorted(tried, key=leanness)[:LEANEST]]
         self._finish_leanest(tried)
         assert self.best is not None
         if not self._lean_enough(self.best.peak_bytes):

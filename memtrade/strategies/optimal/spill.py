@@ -20,6 +20,7 @@ O(actions + spilled x resting).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -84,18 +85,19 @@ class _Buffer:
 
 
 def spilled(
-    clock: TimeSimulator, actions: Sequence[Action], limit_bytes: int
+    clock: TimeSimulator, actions: Sequence[Action], limit_bytes: int, host_bytes: float = math.inf
 ) -> tuple[Action, ...]:
     """`actions` with copies out and in, so that no more than `limit_bytes` are asked for at once,
     or as few more as that can reach. Variables, constants and the batch stay where they are.
 
     Args:
         clock: knows the graph, and what copies take.
+        host_bytes: how much more host memory may be used.
     """
     live = np.array(clock.simulator.live_bytes(actions), dtype=np.int64)
     rests = list(_rests(clock, actions, int(live.max() * _SMALL_SHARE)))
     limit = max(limit_bytes, _floor(live, rests))
-    chosen = _choose(clock, live, rests, limit)
+    chosen = _choose(clock, live, rests, limit, host_bytes)
     return tuple(_with_copies(actions, chosen)) if chosen else tuple(actions)
 
 
@@ -124,10 +126,14 @@ def _floor(live: np.ndarray, rests: Sequence[_Rest]) -> int:
 
 
 def _choose(
-    clock: TimeSimulator, live: np.ndarray, rests: Sequence[_Rest], limit_bytes: int
+    clock: TimeSimulator,
+    live: np.ndarray,
+    rests: Sequence[_Rest],
+    limit_bytes: int,
+    host_bytes: float,
 ) -> list[_Rest]:
     """Some of `rests`, so that `live`, which is changed, nowhere exceeds the limit."""
-    left, chosen = list(rests), []
+    left, chosen, sent = list(rests), [], set()
     while left:
         peak = int(live.argmax())
         if live[peak] <= limit_bytes:
@@ -141,13 +147,21 @@ def _choose(
                 seconds += clock.out_seconds[rest.tensor]
             return float(relieved) / seconds
 
-        around = [rest for rest in left if rest.after < peak < rest.before]
+        around = [
+            rest
+            for rest in left
+            if rest.after < peak < rest.before
+            and (rest.outside or rest.tensor in sent or rest.size_bytes <= host_bytes)
+        ]
         if not around:
             break
         best = max(around, key=worth)
         live[best.after + 1 : best.before] -= best.size_bytes
         left.remove(best)
         chosen.append(best)
+        if not best.outside and best.tensor not in sent:
+            host_bytes -= best.size_bytes
+            sent.add(best.tensor)
     return chosen
 
 
