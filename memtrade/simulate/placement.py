@@ -185,11 +185,12 @@ class Placement:
         """What may be reserved before a row for its largest request."""
         asked = (self._largest(events) + GRAIN_BYTES - 1) // GRAIN_BYTES * GRAIN_BYTES
         passed: tuple[int, ...] = ()
-        for piece in state.allocator.pieces(asked)[:-1][
-            :_PIECES
-        ]:  # the last one is all that is left
+        pieces = state.allocator.pieces(asked)
+        for place, piece in enumerate(pieces[:_PIECES]):
             if asked + GRAIN_BYTES < piece < 2 * asked:
                 yield (*passed, piece - asked)
+            if place == len(pieces) - 1:
+                return  # nothing larger is left
             passed = (*passed, piece)
             yield passed
 
