@@ -47,17 +47,22 @@ def test_nothing_leaves_where_the_limit_holds() -> None:
     assert spilled(clock, kept, clock.simulator.peak_live_bytes(kept)) == kept
 
 
-def test_what_is_on_the_host_already_only_comes_back_again() -> None:
-    """A swapped tensor with two backward readers, between which the step needs most."""
+def between_two_readers(*, stateful: bool) -> tuple[StepGraph, int]:
+    """A tensor with two backward readers, between which the step needs most."""
     b = Builder()
     (x,) = b.op("x", "Placeholder", sizes=[MIB])
-    (y,) = b.op("y", "Sin", [x], sizes=[MIB])
+    (y,) = b.op("y", "Sin", [x], sizes=[MIB], stateful=stateful)
     (loss,) = b.op("loss", "Sum", [y], sizes=[4])
     (first,) = b.op("first", "Mul", [loss, y], sizes=[MIB])
     (wide,) = b.op("wide", "Tile", [first], sizes=[8 * MIB])
     (narrow,) = b.op("narrow", "Sum", [wide], sizes=[MIB])
     b.op("update", "AssignAddVariableOp", b.op("last", "Mul", [narrow, y], sizes=[MIB]))
-    graph = b.build(inputs=[x], outputs=[loss], loss=loss, control_outputs=[len(b.ops) - 1])
+    updates = [len(b.ops) - 1]
+    return b.build(inputs=[x], outputs=[loss], loss=loss, control_outputs=updates), y
+
+
+def test_what_is_on_the_host_already_only_comes_back_again() -> None:
+    graph, y = between_two_readers(stateful=True)
     clock = TimeSimulator(graph, ARENA)
     program = lower(graph, {y: "swap"})
     made = spilled(clock, program, 0)
@@ -67,10 +72,19 @@ def test_what_is_on_the_host_already_only_comes_back_again() -> None:
     assert lower_by > 0.99 * MIB  # of strings and such, a few bytes
 
 
+def test_what_is_sooner_made_again_than_copied_is() -> None:
+    graph, y = between_two_readers(stateful=False)
+    clock = TimeSimulator(graph, ARENA)
+    made = spilled(clock, lower(graph, {}), 0)
+    check(graph, made)
+    assert Action("recompute", graph.tensors[y].op) in made
+    assert all(not action.kind.startswith("swap") for action in made)
+
+
 def test_views_that_are_there_are_made_again_and_later_ones_are_not() -> None:
     b = Builder()
     (x,) = b.op("x", "Placeholder", sizes=[MIB])
-    (y,) = b.op("y", "Sin", [x], sizes=[MIB])
+    (y,) = b.op("y", "Sin", [x], sizes=[MIB], stateful=True)
     (early,) = b.op("early", "Reshape", [y], sizes=[MIB])
     (loss,) = b.op("loss", "Sum", [early], sizes=[4])
     (wide,) = b.op("wide", "Tile", [loss], sizes=[8 * MIB])
@@ -87,8 +101,8 @@ def test_views_that_are_there_are_made_again_and_later_ones_are_not() -> None:
     assert again == ["early"]
 
 
-def test_without_host_memory_nothing_leaves() -> None:
-    graph = chain(6)
+def test_without_host_memory_nothing_leaves_for_it() -> None:
+    graph, _ = between_two_readers(stateful=True)
     clock = TimeSimulator(graph, ARENA)
     kept = lower(graph, {})
     assert spilled(clock, kept, 0, host_bytes=0) == kept

@@ -9,11 +9,12 @@ and will be again. As a register allocator spills registers, they go to the host
 
     swap_in mask   run filter_gradient   run input_gradient   run add   swap_in mask   run ...
 
-What is on the host already only comes back a second time. The peak that is left is that of one op
-with all that it reads and makes: nothing that works on whole tensors goes below it.
+What is on the host already only comes back a second time; what can be made again from what is there
+anyway is made again, if that takes less time. The peak that is left is that of one op with all that
+it reads and makes: nothing that works on whole tensors goes below it.
 
-Which of them goes is chosen greedily, at the highest moment first: the one whose copies relieve
-most for their time (after L. A. Belady, "A study of replacement algorithms", IBM Systems Journal
+Which of them goes is chosen greedily, at the highest moment first: the one that relieves most for
+the time that it takes (after L. A. Belady, "A study of replacement algorithms", IBM Systems Journal
 5(2), 1966, with sizes and costs). Not guaranteed: that no other choice takes less time.
 O(actions + spilled x resting).
 """
@@ -21,7 +22,7 @@ O(actions + spilled x resting).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -37,25 +38,7 @@ from memtrade.strategies.base import is_worth_deciding
 _SMALL_SHARE = 1 / 500
 
 
-@dataclass(frozen=True)
-class _Rest:
-    """A stretch of the program in which a tensor is there and nobody looks at it.
-
-    Attributes:
-        after, before: the actions that touch it last before, and next.
-        views: the ops that make its views that are read from then on, in order.
-        outside: whether a copy is on the host by then.
-    """
-
-    tensor: int
-    size_bytes: int
-    after: int
-    before: int
-    views: tuple[int, ...]
-    outside: bool
-
-
-@dataclass
+@dataclass(eq=False)
 class _Buffer:
     """A tensor's version with its views.
 
@@ -84,6 +67,43 @@ class _Buffer:
         return tuple(sorted(found))
 
 
+@dataclass(frozen=True, eq=False)
+class _Rest:
+    """A stretch of the program in which a tensor is there and nobody looks at it.
+
+    Attributes:
+        after, before: the actions that touch it last before, and next.
+        seconds: what it takes to be away meanwhile.
+        views: the ops that make its views that are read from then on, in order.
+        needs: what making it again reads, if it is made again; None: it goes to the host.
+        outside: whether a copy is on the host by then.
+    """
+
+    buffer: _Buffer
+    size_bytes: int
+    after: int
+    before: int
+    seconds: float
+    views: tuple[int, ...]
+    needs: tuple[_Buffer, ...] | None = None
+    outside: bool = False
+
+    @property
+    def tensor(self) -> int:
+        return self.buffer.tensor
+
+    def is_away(self, buffer: _Buffer, action: int) -> bool:
+        return self.buffer is buffer and self.after < action <= self.before
+
+    def hinders(self, other: _Rest) -> bool:
+        """Whether one of both is away where the other is made again from it, or both are one."""
+        if self.buffer is other.buffer and self.after == other.after:
+            return True
+        return any(other.is_away(needed, self.before) for needed in self.needs or ()) or any(
+            self.is_away(needed, other.before) for needed in other.needs or ()
+        )
+
+
 def spilled(
     clock: TimeSimulator, actions: Sequence[Action], limit_bytes: int, host_bytes: float = math.inf
 ) -> tuple[Action, ...]:
@@ -97,8 +117,8 @@ def spilled(
     live = np.array(clock.simulator.live_bytes(actions), dtype=np.int64)
     rests = list(_rests(clock, actions, int(live.max() * _SMALL_SHARE)))
     limit = max(limit_bytes, _floor(live, rests))
-    chosen = _choose(clock, live, rests, limit, host_bytes)
-    return tuple(_with_copies(actions, chosen)) if chosen else tuple(actions)
+    chosen = _choose(live, rests, limit, host_bytes)
+    return tuple(_with_copies(clock.graph, actions, chosen)) if chosen else tuple(actions)
 
 
 def least_bytes(simulator: Simulator) -> int:
@@ -119,21 +139,18 @@ def least_bytes(simulator: Simulator) -> int:
 def _floor(live: np.ndarray, rests: Sequence[_Rest]) -> int:
     """The peak that is left where all that rests is away."""
     away = np.zeros(len(live) + 1, dtype=np.int64)
-    for rest in rests:
+    for rest in {(id(rest.buffer), rest.after): rest for rest in rests}.values():
         away[rest.after + 1] += rest.size_bytes
         away[rest.before] -= rest.size_bytes
     return int((live - np.cumsum(away)[:-1]).max())
 
 
 def _choose(
-    clock: TimeSimulator,
-    live: np.ndarray,
-    rests: Sequence[_Rest],
-    limit_bytes: int,
-    host_bytes: float,
+    live: np.ndarray, rests: Sequence[_Rest], limit_bytes: int, host_bytes: float
 ) -> list[_Rest]:
     """Some of `rests`, so that `live`, which is changed, nowhere exceeds the limit."""
-    left, chosen, sent = list(rests), [], set()
+    left, sent = list(rests), set[int]()
+    chosen: list[_Rest] = []
     while left:
         peak = int(live.argmax())
         if live[peak] <= limit_bytes:
@@ -142,30 +159,28 @@ def _choose(
 
         def worth(rest: _Rest, over: np.ndarray = over) -> float:
             relieved = np.minimum(over[rest.after + 1 : rest.before], rest.size_bytes).sum()
-            seconds = clock.in_seconds[rest.tensor]
-            if not rest.outside:
-                seconds += clock.out_seconds[rest.tensor]
-            return float(relieved) / seconds
+            return float(relieved) / max(rest.seconds, 1e-9)
 
-        around = [
-            rest
-            for rest in left
-            if rest.after < peak < rest.before
-            and (rest.outside or rest.tensor in sent or rest.size_bytes <= host_bytes)
-        ]
+        def has_room(rest: _Rest, room: float = host_bytes) -> bool:
+            there = rest.needs is not None or rest.outside or rest.tensor in sent
+            return there or rest.size_bytes <= room
+
+        around = [rest for rest in left if rest.after < peak < rest.before and has_room(rest)]
         if not around:
             break
         best = max(around, key=worth)
         live[best.after + 1 : best.before] -= best.size_bytes
-        left.remove(best)
         chosen.append(best)
-        if not best.outside and best.tensor not in sent:
+        left = [rest for rest in left if not rest.hinders(best)]
+        if best.needs is None and not best.outside and best.tensor not in sent:
             host_bytes -= best.size_bytes
             sent.add(best.tensor)
     return chosen
 
 
-def _with_copies(actions: Sequence[Action], chosen: Sequence[_Rest]) -> Iterator[Action]:
+def _with_copies(
+    graph: StepGraph, actions: Sequence[Action], chosen: Sequence[_Rest]
+) -> Iterator[Action]:
     leaving: dict[int, list[_Rest]] = {}
     coming: dict[int, list[_Rest]] = {}
     for rest in sorted(chosen, key=lambda rest: (rest.after, rest.tensor)):
@@ -174,41 +189,76 @@ def _with_copies(actions: Sequence[Action], chosen: Sequence[_Rest]) -> Iterator
     left: set[int] = set()
     for index, action in enumerate(actions):
         for rest in coming.get(index, ()):
-            yield Action("swap_in", rest.tensor)
+            if rest.needs is None:
+                yield Action("swap_in", rest.tensor)
+            else:
+                yield Action("recompute", graph.tensors[rest.tensor].op)
             yield from (Action("recompute", op_id) for op_id in rest.views)
         yield action
         for rest in leaving.get(index, ()):
-            if not rest.outside and rest.tensor not in left:
-                yield Action("swap_out", rest.tensor)
-            left.add(rest.tensor)
+            if rest.needs is None:
+                if not rest.outside and rest.tensor not in left:
+                    yield Action("swap_out", rest.tensor)
+                left.add(rest.tensor)
 
 
 def _rests(clock: TimeSimulator, actions: Sequence[Action], least_bytes: int) -> Iterator[_Rest]:
     graph, linker = clock.graph, clock.simulator.linker
     leaves = {action.id: i for i, action in enumerate(actions) if action.kind == "swap_out"}
-    for buffer in _buffers(clock.simulator.link(actions)):
+    program = clock.simulator.link(actions)
+    buffers, readers = _buffers(program)
+    for buffer in buffers:
         t = buffer.tensor
         if t >= len(graph.tensors) or t in linker.hidden_of or not is_worth_deciding(graph, t):
             continue
-        if linker.sizes[t] < least_bytes or not graph.is_intermediate(t):
+        size = linker.sizes[t]
+        if size < least_bytes or not graph.is_intermediate(t):
             continue
         for here, (after, _) in enumerate(buffer.touched[:-1]):
             before = buffer.touched[here + 1][0]
+            if before <= after + 1 or (views := buffer.again(graph, here)) is None:
+                continue
             out = leaves.get(t, -1)
-            if before > after + 1 and out <= after:
-                views = buffer.again(graph, here)
-                if views is not None:
-                    yield _Rest(t, linker.sizes[t], after, before, views, out >= 0)
+            if out <= after:
+                seconds = clock.in_seconds[t] + (0.0 if out >= 0 else clock.out_seconds[t])
+                yield _Rest(buffer, size, after, before, seconds, views, outside=out >= 0)
+            op = graph.ops[graph.tensors[t].op]
+            needs = None if op.stateful else _there(graph, readers, op.inputs, before)
+            if needs is not None and buffer not in needs:
+                seconds = clock.op_seconds[op.id]
+                yield _Rest(buffer, size, after, before, seconds, views, needs)
 
 
-def _buffers(program: Program) -> list[_Buffer]:
-    """What the program makes, each with its touches in order."""
+def _there(
+    graph: StepGraph,
+    readers: Mapping[int, list[tuple[int, _Buffer]]],
+    tensors: Iterable[int],
+    action: int,
+) -> tuple[_Buffer, ...] | None:
+    """The buffers of the intermediates among `tensors`, if all are there before `action` and read
+    then or later; None else."""
+    found: list[_Buffer] = []
+    for t in tensors:
+        if not graph.is_intermediate(graph.root[t]):
+            continue
+        buffer = next((buffer for at, buffer in readers.get(t, ()) if at >= action), None)
+        if buffer is None or max(buffer.touched[0][0], buffer.views.get(t, -1)) >= action:
+            return None
+        found.append(buffer)
+    return tuple(found)
+
+
+def _buffers(program: Program) -> tuple[list[_Buffer], dict[int, list[tuple[int, _Buffer]]]]:
+    """What the program makes, each with its touches in order; and who reads a tensor when."""
     buffers: list[_Buffer] = []
+    readers: dict[int, list[tuple[int, _Buffer]]] = {}
     of: dict[int, _Buffer] = {}
     for row in program.rows:
         for version in row.inputs:
             if version in of:
-                of[version].touched.append((row.action, program.tensor_of[version]))
+                tensor = program.tensor_of[version]
+                of[version].touched.append((row.action, tensor))
+                readers.setdefault(tensor, []).append((row.action, of[version]))
         if row.code == Code.ALIAS:
             for out, source in zip(row.outputs, row.inputs, strict=False):
                 if source in of:
@@ -219,4 +269,4 @@ def _buffers(program: Program) -> list[_Buffer]:
                 tensor = program.tensor_of[version]
                 of[version] = _Buffer(tensor, [(row.action, tensor)])
                 buffers.append(of[version])
-    return buffers
+    return buffers, readers
