@@ -1,6 +1,6 @@
 """Writes a sweep of random pairs of a step and a budget for `optimal`.
 
-    python -m memtrade.papers.budget_pairs 200 > budget_pairs.toml
+    python -m memtrade.sweeps.budget_pairs 200 > budget_pairs.toml
     memtrade sweep budget_pairs.toml --results DIR
 
 A budget is drawn evenly from 30% to 100% of the original's peak. It may be less than any plan
@@ -22,7 +22,7 @@ from memtrade.strategies import PLANNED, make_options
 from memtrade.target import profile_target
 
 LOW, HIGH = 0.3, 1.0
-OWN_STEPS = "memtrade.papers.own_steps"
+OWN_STEPS = "memtrade.sweeps.own_steps"
 OWN = (
     "transposed",
     "grouped",
@@ -76,7 +76,7 @@ def main(pairs: int) -> None:
     for _ in range(pairs):
         i = drawn.randrange(len(STEPS))
         budgets[i].append(f"{drawn.uniform(LOW, HIGH) * peaks[i] / 1e6:.2f}MB")
-    print(f"# {pairs} random pairs: python -m memtrade.papers.budget_pairs {pairs}")
+    print(f"# {pairs} random pairs: python -m memtrade.sweeps.budget_pairs {pairs}")
     print('\ndevice = "arena"\nmemory_limit = "4GiB"\nsteps = 1\nwarmup = 1')
     for step, chosen in zip(STEPS, budgets, strict=True):
         if chosen:

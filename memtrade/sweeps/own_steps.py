@@ -1,4 +1,4 @@
-"""Ten training steps as people write them, for `--target memtrade.papers.own_steps:NAME`.
+"""Ten training steps as people write them, for `--target memtrade.sweeps.own_steps:NAME`.
 
 Layers and loops that none of the built-in models has: transposed, grouped, depthwise, 1-D and 3-D
 convolutions, attention, embeddings, resizing, a loop over time, a scan.

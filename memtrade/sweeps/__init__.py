@@ -1,0 +1,1 @@
+"""Sweeps that come with memtrade, and the steps that only they run."""
