@@ -59,7 +59,7 @@ tables: readme notebooks
 	for each in results/machines/*/; do $(BIN)/memtrade accuracy $$each --format markdown > $${each%/}.md; done
 
 readme: $(STAMP)
-	$(BIN)/python docs/fill.py README.md
+	$(BIN)/python docs/fill.py README.md docs/one-step.md
 
 notebooks: $(STAMP)
 	$(BIN)/python notebooks/run.py notebooks/*.ipynb

@@ -9,6 +9,9 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
+from docs.fill import BLOCK as FILLED
+from docs.follow import follow
+
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "own-model.md"
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
@@ -37,3 +40,13 @@ def test_the_readme(capsys):
     (block,) = BLOCK.findall(readme)
     exec(compile(block, "README.md", "exec"), {})
     assert float(capsys.readouterr().out.splitlines()[-1]) > 0
+
+
+def test_the_step_that_is_followed():
+    """The page shows what the code does now."""
+    page = (PAGE.parent / "one-step.md").read_text(encoding="utf-8")
+    shown = {match[2].split()[-1]: match[0] for match in FILLED.finditer(page)}
+    told = follow()
+    assert shown.keys() == told.keys()
+    for stage, text in told.items():
+        assert text in shown[stage], f"docs/one-step.md has an old {stage!r}: make readme"
