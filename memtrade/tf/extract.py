@@ -7,7 +7,7 @@ The second one is the first where it calls nothing and its shapes are known.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -121,19 +121,67 @@ def read_graph(
     """
     func_graph = concrete.graph
     operations = _alive(func_graph)
-    op_ids = {operation.name: i for i, operation in enumerate(operations)}
     graph_def = func_graph.as_graph_def()
+    definitions = _Definitions(graph_def)
+    closed_over = captures(concrete)
+    batch = len(func_graph.inputs) - len(closed_over)
+    held = {inner.name: (0, spec) for inner, outer in closed_over if (spec := variable_spec(outer))}
+    learned = learn_sizes(operations, graph_def.library, held)
+    op_ids = {operation.name: i for i, operation in enumerate(operations)}
+    ops, tensors, tensor_ids = _read_ops(operations, op_ids, graph_def, definitions, learned)
+    place = {id(variable.handle): i for i, variable in enumerate(laid)}
+    captured = sorted(closed_over, key=lambda pair: place.get(id(pair[1]), len(place)))
+
+    def ids(made: Iterable[tf.Tensor]) -> tuple[int, ...]:
+        return tuple(tensor_ids[t.name] for t in made)
+
+    def living(made: Iterable[tf.Tensor]) -> tuple[int, ...]:
+        return ids(t for t in made if t.name in tensor_ids)
+
+    inputs = ids(func_graph.inputs[:batch])
+    return GraphData(
+        name=name,
+        ops=tuple(ops),
+        tensors=tuple(tensors),
+        inputs=inputs,
+        captures=ids(inner for inner, _ in captured),
+        capture_bytes=tuple(_captured_bytes(outer) for _, outer in captured),
+        outputs=ids(func_graph.outputs),
+        control_outputs=_op_ids(func_graph.control_outputs, op_ids),
+        loss=find_loss(
+            ops,
+            tensors,
+            batch=inputs,
+            returned=list(map(list, map(ids, candidates(concrete.structured_outputs, loss)))),
+            named=loss is not None,
+        ),
+        collection=living(func_graph.get_collection(CHECKPOINTS)),
+        nodes=tuple(definitions.places),
+        values=_known_values(operations, tensor_ids),
+        gathered=tuple(
+            living(operation.inputs)
+            for operation in func_graph.get_operations()
+            if operation.type == "IdentityN"
+        ),
+        sized={tensor_ids[name]: how for name, how in learned.how.items()},
+        unsized=tuple(learned.unsized),
+    )
+
+
+def _read_ops(
+    operations: Sequence[tf.Operation],
+    op_ids: Mapping[str, int],
+    graph_def: Any,
+    definitions: _Definitions,
+    learned: Learned,
+) -> tuple[list[Op], list[Tensor], dict[str, int]]:
+    """The ops and their outputs as plain data, and the tensors' ids by name."""
     calls = Calls(graph_def)
     meeting = meeting_nodes(graph_def)
     attrs = {
         node.name: {**_simple_attrs(node), **calls.about(node), **meeting.get(node.name, {})}
         for node in graph_def.node
     }
-    definitions = _Definitions(graph_def)
-    closed_over = captures(concrete)
-    batch = len(func_graph.inputs) - len(closed_over)
-    held = {inner.name: (0, spec) for inner, outer in closed_over if (spec := variable_spec(outer))}
-    learned = learn_sizes(operations, graph_def.library, held)
     is_stateful = _StatefulTypes()
     ops: list[Op] = []
     tensors: list[Tensor] = []
@@ -151,49 +199,19 @@ def read_graph(
                 name=operation.name,
                 type=operation.type,
                 inputs=tuple(tensor_ids[t.name] for t in operation.inputs),
-                # TensorFlow keeps them in a set: sorted, so that the same step is the same data.
-                controls=tuple(sorted(op_ids[op.name] for op in operation.control_inputs)),
+                controls=_op_ids(operation.control_inputs, op_ids),
                 outputs=tuple(outputs),
                 stateful=is_stateful(operation) and operation.name not in calls.pure,
                 attrs=attrs[operation.name] | _scratch(learned, operation),
                 node=definitions.place_of(operation.name),
             )
         )
-    place = {id(variable.handle): i for i, variable in enumerate(laid)}
-    captured = sorted(closed_over, key=lambda pair: place.get(id(pair[1]), len(place)))
-    inputs = tuple(tensor_ids[t.name] for t in func_graph.inputs[:batch])
-    losses = candidates(concrete.structured_outputs, loss)
-    return GraphData(
-        name=name,
-        ops=tuple(ops),
-        tensors=tuple(tensors),
-        inputs=inputs,
-        captures=tuple(tensor_ids[inner.name] for inner, _ in captured),
-        capture_bytes=tuple(_captured_bytes(outer) for _, outer in captured),
-        outputs=tuple(tensor_ids[t.name] for t in func_graph.outputs),
-        control_outputs=tuple(sorted(op_ids[op.name] for op in func_graph.control_outputs)),
-        loss=find_loss(
-            ops,
-            tensors,
-            batch=inputs,
-            returned=[[tensor_ids[t.name] for t in group] for group in losses],
-            named=loss is not None,
-        ),
-        collection=tuple(
-            tensor_ids[t.name]
-            for t in func_graph.get_collection(CHECKPOINTS)
-            if t.name in tensor_ids
-        ),
-        nodes=tuple(definitions.places),
-        values=_known_values(operations, tensor_ids),
-        gathered=tuple(
-            tuple(tensor_ids[t.name] for t in operation.inputs if t.name in tensor_ids)
-            for operation in func_graph.get_operations()
-            if operation.type == "IdentityN"
-        ),
-        sized={tensor_ids[name]: how for name, how in learned.how.items()},
-        unsized=tuple(learned.unsized),
-    )
+    return ops, tensors, tensor_ids
+
+
+def _op_ids(operations: Iterable[tf.Operation], op_ids: Mapping[str, int]) -> tuple[int, ...]:
+    """Sorted, so that the same step is the same data: TensorFlow keeps them in sets."""
+    return tuple(sorted(op_ids[operation.name] for operation in operations))
 
 
 def _alive(func_graph: Any) -> list[tf.Operation]:
