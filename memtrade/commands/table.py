@@ -32,7 +32,7 @@ def records(
     /,
     *,
     step: str | None = None,
-    format: Form | Literal["log"] = "terminal",
+    format: Literal["terminal", "markdown", "csv", "latex", "html", "log"] = "terminal",
 ) -> int:
     """Show the records of a folder side by side, one table per model and size.
 
