@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from collections import Counter
 from pathlib import Path
 
 from tests.conftest import LONGEST
@@ -57,6 +58,42 @@ def test_every_room_stands_on_one_floor() -> None:
     placed = [room for row in contract() for room in row]
     assert len(placed) == len(set(placed))
     assert set(placed) == rooms()
+
+
+def terms(glossary: str) -> list[str]:
+    """The words that the glossary's first column lists, without what others call them."""
+    cells = [line.split("|")[1] for line in glossary.splitlines() if line.startswith("| ")][1:]
+    listed = [re.sub(r"\(.*?\)", "", cell).split("/") for cell in cells]
+    return [word.strip() for words in listed for word in words]
+
+
+def unused(listed: list[str]) -> list[str]:
+    text = " ".join(path.read_text(encoding="utf-8").lower() for path in HOUSE.rglob("*.py"))
+    text = re.sub(r"[\s_#-]+", " ", text)
+    return [word for word in listed if not re.search(rf"\b{word.replace('-', ' ')}", text)]
+
+
+def test_every_word_of_the_glossary_is_used() -> None:
+    listed = terms((ROOT / "docs" / "glossary.md").read_text(encoding="utf-8"))
+    assert len(listed) == len(set(listed)) > 30
+    assert unused(listed) == []
+    assert unused([*listed, "makespan"]) == ["makespan"]
+
+
+# Classes whose names are words of the glossary, or of the field: each is one thing.
+ONE_THING = (
+    "Comparison", "Device", "Judge", "Plan", "Program", "Record", "Schedule", "Sheet", "Simulator",
+    "Stage", "StepGraph",
+)  # fmt: skip
+
+
+def test_a_class_of_the_glossary_is_one_thing() -> None:
+    found = Counter(
+        name
+        for path in HOUSE.rglob("*.py")
+        for name in re.findall(r"^class (\w+)", path.read_text(encoding="utf-8"), re.MULTILINE)
+    )
+    assert {name: found[name] for name in ONE_THING} == dict.fromkeys(ONE_THING, 1)
 
 
 PLANTED = {

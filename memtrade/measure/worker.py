@@ -54,7 +54,7 @@ from memtrade.target import Target
 from memtrade.tf.build import make_step
 from memtrade.tf.calibrate import measure_rates
 from memtrade.tf.construction import AS_USUAL, Construction
-from memtrade.tf.device import Device, make_device
+from memtrade.tf.device import LocalDevice, make_device
 from memtrade.tf.extract import Trace, inspected, trace
 from memtrade.tf.native import make_native_step
 from memtrade.tf.rewrite import apply_plan
@@ -156,7 +156,7 @@ class _Worker:
     def _send(self, event: Event) -> None:
         _send(self.events, event)
 
-    def _start_device(self) -> Device:
+    def _start_device(self) -> LocalDevice:
         limit_bytes = self.spec.memory_limit_bytes
         if limit_bytes is None:
             raise MemtradeError("a trial needs a memory limit: the parent sets the default")
@@ -229,13 +229,13 @@ class _Worker:
         step.variables()  # traces, if nothing has yet
         return step
 
-    def _rewrite(self, traced: Trace, plan: Plan, device: Device) -> Step:
+    def _rewrite(self, traced: Trace, plan: Plan, device: LocalDevice) -> Step:
         self._send(Progress("rewrite"))
         step = apply_plan(traced, plan, device.transfer)
         step.get_concrete_function()  # pyright: ignore[reportFunctionMemberAccess]
         return step
 
-    def _prepare(self, device: Device) -> _Prepared:
+    def _prepare(self, device: LocalDevice) -> _Prepared:
         started = time.perf_counter()
         options = self._native_options()
         if options is not None:
@@ -245,7 +245,7 @@ class _Worker:
         return self._planned(traced, self._target(traced), device, time.perf_counter() - started)
 
     def _planned(
-        self, traced: Trace, target: Target, device: Device, trace_seconds: float
+        self, traced: Trace, target: Target, device: LocalDevice, trace_seconds: float
     ) -> _Prepared:
         """Plans, predicts and rewrites."""
         started = time.perf_counter()
@@ -265,7 +265,7 @@ class _Worker:
             _Foreseen(traced, target, plan, predicted),
         )
 
-    def _measure(self, device: Device) -> None:
+    def _measure(self, device: LocalDevice) -> None:
         process = psutil.Process()
         idle_bytes = process.memory_info().rss
         before_bytes = device.in_use_bytes()
@@ -292,7 +292,7 @@ class _Worker:
         self._send(Done(measured))
 
     def _run(
-        self, prepared: _Prepared, batch: tuple[tf.Tensor, ...], device: Device
+        self, prepared: _Prepared, batch: tuple[tf.Tensor, ...], device: LocalDevice
     ) -> tuple[list[StepDone], list[int]]:
         """All steps, and the bytes in use after each. Raises _OverBudgetError as soon as one takes
         more than the budget."""
@@ -317,7 +317,7 @@ class _Worker:
         return done, in_use
 
     def _better(
-        self, prepared: _Prepared, over: _OverBudgetError, device: Device, *, last: bool
+        self, prepared: _Prepared, over: _OverBudgetError, device: LocalDevice, *, last: bool
     ) -> _Prepared:
         """The step planned anew with what its peak has taught. Raises BrokenBudgetError where that
         was the last time, and InfeasibleBudgetError where no plan fits any more."""
@@ -343,7 +343,7 @@ class _Worker:
         )
         return self._planned(traced, correction.target, device, prepared.trace_seconds)
 
-    def _verify(self, device: Device) -> None:
+    def _verify(self, device: LocalDevice) -> None:
         # On the CPU, rewritten steps equal the original to the bit.
         tolerance = 0.0 if self.spec.device == "arena" else ANOTHER_ORDER
         options = self._native_options()

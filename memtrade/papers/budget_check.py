@@ -36,7 +36,7 @@ TIMEOUT_SECONDS = 600.0
 
 
 @dataclass(frozen=True)
-class Row:
+class BudgetRow:
     """A plan's prediction. `overhead` is the step's time over the original's, less 1."""
 
     network: str
@@ -66,7 +66,7 @@ def steps() -> Iterator[tuple[str, StepGraph]]:
         yield model.name, extract_graph(spec, timeout_seconds=TIMEOUT_SECONDS)
 
 
-def rows(network: str, graph: StepGraph, device: str) -> Iterator[Row]:
+def rows(network: str, graph: StepGraph, device: str) -> Iterator[BudgetRow]:
     target = profile_target(device)
     predictor = Predictor(graph, target)
 
@@ -97,7 +97,7 @@ def rows(network: str, graph: StepGraph, device: str) -> Iterator[Row]:
         plan = make_plan("optimal", options)
         found = predict(plan)
         assert found.step_seconds is not None
-        yield Row(
+        yield BudgetRow(
             network=network,
             device=device,
             question=question,
@@ -113,7 +113,7 @@ def rows(network: str, graph: StepGraph, device: str) -> Iterator[Row]:
         )
 
 
-def markdown(found: list[Row]) -> str:
+def markdown(found: list[BudgetRow]) -> str:
     lines = [
         "# `optimal` within a budget, predicted",
         "",
@@ -147,7 +147,7 @@ def main(folder: Path) -> None:
                 found.append(row)
     with (folder / "budgets.csv").open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(field.name for field in fields(Row))
+        writer.writerow(field.name for field in fields(BudgetRow))
         writer.writerows(
             [round(v, 4) if isinstance(v, float) else v for v in astuple(row)] for row in found
         )

@@ -38,7 +38,7 @@ SLACK = 0.1
 Trace = Callable[[str, dict[str, Value], str], StepGraph]
 
 
-class Row(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class PublishedRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One published row as a step of ours. `run` is the row's name in the table `published`."""
 
     published: str
@@ -64,7 +64,7 @@ class Grid(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     calibrate: list[str] = []
 
 
-class Comparison(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class PublishedPipelines(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One table of predictions beside published figures; see the TOML file for the fields."""
 
     name: str
@@ -75,9 +75,9 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     relative: Literal["fused_activation_bytes", "samples_per_second"] | None = None
     notes: list[str] = []
     grid: Grid | None = None
-    rows: list[Row] = msgspec.field(default_factory=list, name="row")
+    rows: list[PublishedRow] = msgspec.field(default_factory=list, name="row")
 
-    def all_rows(self) -> list[Row]:
+    def all_rows(self) -> list[PublishedRow]:
         found = list(self.rows)
         if self.grid is not None:
             found += _rows_of_grid(self.grid)
@@ -96,17 +96,17 @@ class Figures(NamedTuple):
 class Compared(NamedTuple):
     """A comparison's outcome. `fit`: of the device's rates; None where nothing was calibrated."""
 
-    comparison: Comparison
+    comparison: PublishedPipelines
     device: Device
     frame: pd.DataFrame
     fit: Calibration | None
 
 
 class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    comparisons: list[Comparison] = msgspec.field(name="comparison")
+    comparisons: list[PublishedPipelines] = msgspec.field(name="comparison")
 
 
-def load_comparison(path: Path, name: str) -> Comparison:
+def load_comparison(path: Path, name: str) -> PublishedPipelines:
     """The comparison of that name in a TOML file.
 
     Raises:
@@ -123,7 +123,7 @@ def load_comparison(path: Path, name: str) -> Comparison:
     return found[name]
 
 
-def compare_published(comparison: Comparison, target: Target, trace: Trace) -> Compared:
+def compare_published(comparison: PublishedPipelines, target: Target, trace: Trace) -> Compared:
     """Predicts each row, and puts what was published beside it.
 
     Args:
@@ -148,7 +148,7 @@ def compare_published(comparison: Comparison, target: Target, trace: Trace) -> C
 class _Oracle:
     """Predicts rows; graphs, partitions and stages are made once for all rows that share them."""
 
-    def __init__(self, comparison: Comparison, target: Target, trace: Trace):
+    def __init__(self, comparison: PublishedPipelines, target: Target, trace: Trace):
         self.comparison, self.target, self.trace = comparison, target, trace
         self.device = target.device
         self.graphs: dict[str, StepGraph] = {}
@@ -160,7 +160,7 @@ class _Oracle:
         for predictor in self.predictors.values():
             predictor.set_device(device)
 
-    def predict(self, row: Row, kernels: Kernels) -> PipelinePrediction:
+    def predict(self, row: PublishedRow, kernels: Kernels) -> PipelinePrediction:
         schedule = make_schedule(
             "gpipe",
             stages=row.partitions,
@@ -171,7 +171,7 @@ class _Oracle:
             schedule, micro_batch_size=row.micro_batch_size, hosts=self.comparison.hosts
         )
 
-    def _predictor(self, row: Row, kernels: Kernels) -> PipelinePredictor:
+    def _predictor(self, row: PublishedRow, kernels: Kernels) -> PipelinePredictor:
         options = row.options | {"batch_size": row.micro_batch_size}
         step = repr((row.model, sorted(options.items()), row.optimizer))
         key = (step, row.partitions, kernels)
@@ -192,7 +192,9 @@ class _Oracle:
         return self.predictors[key]
 
 
-def _calibrate(oracle: _Oracle, rows: list[Row], published: list[Figures]) -> Calibration | None:
+def _calibrate(
+    oracle: _Oracle, rows: list[PublishedRow], published: list[Figures]
+) -> Calibration | None:
     """The device's rates fitted to the throughputs of the rows that say so."""
     chosen = [
         (row, figures.samples_per_second)
@@ -218,12 +220,12 @@ def checkpoint_of(implementation: str, strategy: str) -> Checkpoint:
     return "except_last" if implementation == "torchgpipe" else "always"
 
 
-def _rows_of_grid(grid: Grid) -> list[Row]:
+def _rows_of_grid(grid: Grid) -> list[PublishedRow]:
     """The rows of the GPT-2 logs."""
     found = []
     for line in load_published(grid.published).to_dict("records"):
         found.append(
-            Row(
+            PublishedRow(
                 published=grid.published,
                 run=line["run"],
                 model=grid.model,
@@ -240,7 +242,7 @@ def _rows_of_grid(grid: Grid) -> list[Row]:
     return found
 
 
-def _published(row: Row) -> Figures:
+def _published(row: PublishedRow) -> Figures:
     """What the table says of the row.
 
     Raises MemtradeError where the table has no such row, or is none that can be read here.
@@ -304,7 +306,7 @@ _SOURCES = {"amoebanet-d": "amoebanetd", "gpt2": "gpt2", "resnet": "resnet", "un
 
 
 def _line(
-    row: Row, published: Figures, ops: PipelinePrediction, fused: PipelinePrediction
+    row: PublishedRow, published: Figures, ops: PipelinePrediction, fused: PipelinePrediction
 ) -> dict[str, Any]:
     """Throughput is that of fused kernels: the published steps are not TensorFlow's."""
     line: dict[str, Any] = {

@@ -33,9 +33,9 @@ from memtrade.papers.thesis_predictor import (
     FITTED,
     TABLES,
     Graphs,
+    PredictedRow,
     Predictor,
     Published,
-    Row,
     fit,
     lms_otherwise,
     published,
@@ -49,12 +49,12 @@ TRACED = (32, 128)
 TIE = 0.01
 
 
-def held_out(rows: Iterable[Row]) -> list[Row]:
+def held_out(rows: Iterable[PredictedRow]) -> list[PredictedRow]:
     """The rows that count: published, and not fitted to."""
     return [row for row in rows if not row.fitted and row.time_error is not None]
 
 
-def median_errors(rows: Iterable[Row]) -> tuple[float, float]:
+def median_errors(rows: Iterable[PredictedRow]) -> tuple[float, float]:
     """Medians of the absolute errors of times and peaks, over the held-out rows."""
     counted = held_out(rows)
     return (
@@ -64,12 +64,12 @@ def median_errors(rows: Iterable[Row]) -> tuple[float, float]:
 
 
 def orders(
-    rows: Iterable[Row],
-    published_of: Callable[[Row], float | None],
-    predicted_of: Callable[[Row], float | None],
+    rows: Iterable[PredictedRow],
+    published_of: Callable[[PredictedRow], float | None],
+    predicted_of: Callable[[PredictedRow], float | None],
 ) -> dict[str, list[tuple[str, str]]]:
     """For each step with several strategies, the pairs of them that are predicted the wrong way."""
-    groups: dict[str, list[Row]] = {}
+    groups: dict[str, list[PredictedRow]] = {}
     for row in rows:
         if published_of(row) is not None:
             network = "InceptionV4" if row.layers is None else f"ResNet-{row.layers}"
@@ -87,10 +87,10 @@ def orders(
     }
 
 
-def write_csv(rows: Sequence[Row], path: Path) -> None:
+def write_csv(rows: Sequence[PredictedRow], path: Path) -> None:
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow([field.name for field in fields(Row)])
+        writer.writerow([field.name for field in fields(PredictedRow)])
         for row in rows:
             writer.writerow([_cell(value) for value in asdict(row).values()])
 
@@ -100,9 +100,9 @@ def _cell(value: object) -> object:
 
 
 def markdown(
-    rows: Sequence[Row],
+    rows: Sequence[PredictedRow],
     device: Device,
-    others: Mapping[str, Sequence[Row]],
+    others: Mapping[str, Sequence[PredictedRow]],
     lms: Mapping[str, Mapping[str, tuple[float, float]]],
 ) -> str:
     """The tables, what they come to, and what the choices behind them change.
@@ -173,12 +173,12 @@ def markdown(
     return "\n".join(lines)
 
 
-def _order_by_time(rows: Sequence[Row]) -> dict[str, list[tuple[str, str]]]:
+def _order_by_time(rows: Sequence[PredictedRow]) -> dict[str, list[tuple[str, str]]]:
     steps = [row for row in rows if row.table != "max batch"]
     return orders(steps, lambda row: row.published_seconds, lambda row: row.predicted_seconds)
 
 
-def _order_by_peak(rows: Sequence[Row]) -> dict[str, list[tuple[str, str]]]:
+def _order_by_peak(rows: Sequence[PredictedRow]) -> dict[str, list[tuple[str, str]]]:
     steps = [row for row in rows if row.table != "max batch"]
     return orders(steps, lambda row: row.published_peak_mb, lambda row: row.predicted_peak_mb)
 
@@ -195,7 +195,7 @@ def _order_lines(what: str, found: dict[str, list[tuple[str, str]]]) -> list[str
     return [f"{told}{tail}.", ""]
 
 
-def _table(rows: Sequence[Row], table: str) -> list[str]:
+def _table(rows: Sequence[PredictedRow], table: str) -> list[str]:
     largest = table == "max batch"
     extra = " largest batch: published | predicted |" if largest else ""
     lines = [
@@ -222,7 +222,7 @@ def _table(rows: Sequence[Row], table: str) -> list[str]:
     return lines
 
 
-def _choice(name: str, rows: Sequence[Row]) -> str:
+def _choice(name: str, rows: Sequence[PredictedRow]) -> str:
     seconds, peak = median_errors(rows)
     by_table = ", ".join(
         _percent(median_errors([row for row in rows if row.table == table])[0]) for table in TABLES
@@ -260,13 +260,15 @@ def scaled(card: Target, factor: float) -> Target:
     return card.replace(device=msgspec.structs.replace(card.device, efficiency=efficiency))
 
 
-def _again(graph: Graphs, target: Target, rows: Sequence[Published]) -> list[Row]:
+def _again(graph: Graphs, target: Target, rows: Sequence[Published]) -> list[PredictedRow]:
     """All rows with another profile; their largest batches are not looked for."""
     predictor = Predictor(graph, target)
     return [predictor.row(row, largest=False) for row in rows]
 
 
-def _shifted(rows: Sequence[Row], overhead_seconds: float, aged: frozenset[str]) -> list[Row]:
+def _shifted(
+    rows: Sequence[PredictedRow], overhead_seconds: float, aged: frozenset[str]
+) -> list[PredictedRow]:
     """The rows where a step's overhead is that of the `aged` strategies: it only adds up."""
     found = []
     for row in rows:

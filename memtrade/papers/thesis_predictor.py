@@ -39,7 +39,7 @@ Graphs = Callable[[int | None, int], StepGraph]
 
 
 @dataclass(frozen=True)
-class Row:
+class PredictedRow:
     """One published figure and its prediction. Errors are shares of what was published.
 
     Attributes:
@@ -118,7 +118,7 @@ class Predictor:
         fresh = msgspec.structs.replace(traced.device, step_overhead_seconds=0.0)
         self.fresh = traced.replace(device=fresh)
 
-    def row(self, given: Published, *, largest: bool = True) -> Row:
+    def row(self, given: Published, *, largest: bool = True) -> PredictedRow:
         """One row; `largest`: in the table of largest batches, also look for that."""
         graph = self.graph(given.layers, given.batch_size)
         aged = given.strategy in self.aged
@@ -132,7 +132,7 @@ class Predictor:
             assert timeline.memory is not None
         peak_mb = timeline.memory.peak_bytes / 1e6
         of_largest = given.table == "max batch"
-        return Row(
+        return PredictedRow(
             table=given.table,
             model="inception_v4" if given.layers is None else "resnet",
             layers=given.layers,

@@ -165,7 +165,7 @@ def resnets() -> dict[int, Variant]:
 
 
 @dataclass(frozen=True)
-class Row:
+class VariantRow:
     """One variant beside the log. `..._over`: the log's figure over the variant's."""
 
     variant: str
@@ -180,7 +180,7 @@ class Row:
     products: int
 
     @classmethod
-    def of(cls, variant: Variant, logged: Logged) -> Row:
+    def of(cls, variant: Variant, logged: Logged) -> VariantRow:
         tensors, ops = variant.lms
         return cls(
             variant.name,
@@ -196,7 +196,7 @@ class Row:
         )
 
 
-def met(row: Row, found: dict[str, str], resnets: Sequence[Row]) -> dict[str, bool]:
+def met(row: VariantRow, found: dict[str, str], resnets: Sequence[VariantRow]) -> dict[str, bool]:
     """Which evidence a variant of InceptionV4 meets. Ratios have to lie where those of the ResNets
     lie, which are known to be what the thesis ran; counts have to be equal."""
 
@@ -216,7 +216,9 @@ def met(row: Row, found: dict[str, str], resnets: Sequence[Row]) -> dict[str, bo
     }
 
 
-def markdown(networks: Sequence[Row], variants: Sequence[tuple[Row, dict[str, str]]]) -> str:
+def markdown(
+    networks: Sequence[VariantRow], variants: Sequence[tuple[VariantRow, dict[str, str]]]
+) -> str:
     head = (
         "network", "between steps MB", "log over it", "cost MB", "log over it",
         "LMS: tensors", "in the log", "ops", "in the log",
@@ -264,7 +266,7 @@ def markdown(networks: Sequence[Row], variants: Sequence[tuple[Row, dict[str, st
     return "\n".join([*lines, ""])
 
 
-def _line(row: Row) -> str:
+def _line(row: VariantRow) -> str:
     def over(value: float) -> str:
         return "-" if value != value else f"{value:.3f}"
 
@@ -284,9 +286,9 @@ def _line(row: Row) -> str:
 
 
 def main(folder: Path) -> int:
-    networks = [Row.of(variant, Logged.of(layers)) for layers, variant in resnets().items()]
+    networks = [VariantRow.of(variant, Logged.of(layers)) for layers, variant in resnets().items()]
     logged = Logged.of(None)
-    variants = [(Row.of(variant, logged), variant.checkpoints) for variant in inceptions()]
+    variants = [(VariantRow.of(variant, logged), variant.checkpoints) for variant in inceptions()]
     folder.mkdir(parents=True, exist_ok=True)
     rows = [*networks, *(row for row, _ in variants)]
     frame = pd.DataFrame([vars(row) for row in rows])

@@ -15,7 +15,7 @@ from memtrade.results.tables import AFTERWARDS, BESIDE
 from memtrade.units import megabytes, parse_bytes
 
 
-class Row(NamedTuple):
+class Foretold(NamedTuple):
     """One trial that ran and had been predicted. Errors are shares of what was measured; those of
     times are None of trials that ran beside others."""
 
@@ -38,20 +38,20 @@ class Row(NamedTuple):
         return self.budget_bytes is not None and self.peak_bytes > self.budget_bytes
 
 
-def accuracy(records: Sequence[Record]) -> list[Row]:
+def accuracy(records: Sequence[Record]) -> list[Foretold]:
     """A row for each trial that ran and had been predicted."""
     found = [row for record in records if (row := _row(record))]
     return sorted(found, key=lambda row: (row.batch_size, len(row.step), row))
 
 
-def _row(record: Record) -> Row | None:
+def _row(record: Record) -> Foretold | None:
     measured, predicted = record.measured, record.shown_prediction
     if measured is None or predicted is None:
         return None
     spec = record.spec
     seconds, foreseen = measured.median_seconds, predicted.step_seconds
     timed = foreseen is not None and record.jobs == 1
-    return Row(
+    return Foretold(
         step=make_model(spec.model, spec.model_options).name,
         batch_size=int(spec.model_options["batch_size"]),
         strategy=f"{spec.strategy} {options_text(unusual_strategy_options(spec))}".strip(),
@@ -72,12 +72,12 @@ def _budget(record: Record) -> int | None:
     return parse_bytes(budget) if budget else None
 
 
-def to_frame(rows: Sequence[Row]) -> pd.DataFrame:
+def to_frame(rows: Sequence[Foretold]) -> pd.DataFrame:
     """All of it, in bytes, seconds and shares."""
-    return pd.DataFrame(rows, columns=list(Row._fields))
+    return pd.DataFrame(rows, columns=list(Foretold._fields))
 
 
-def to_sheet(rows: Sequence[Row], *, command: str = "") -> Sheet:
+def to_sheet(rows: Sequence[Foretold], *, command: str = "") -> Sheet:
     marks: list[str] = []
     if any(row.afterwards for row in rows):
         marks.append(f"{AFTERWARDS} predicted after the run, of a trial that had no prediction.")
@@ -109,7 +109,7 @@ def to_sheet(rows: Sequence[Row], *, command: str = "") -> Sheet:
     )
 
 
-def summary(rows: Sequence[Row]) -> tuple[str, ...]:
+def summary(rows: Sequence[Foretold]) -> tuple[str, ...]:
     """One line each of peaks, times and budgets, where there are any."""
     peaks = [row.peak_error for row in rows]
     times = [row.time_error for row in rows if row.time_error is not None]

@@ -73,7 +73,7 @@ def check_sized(graph: StepGraph) -> None:
         )
 
 
-class Judge:
+class BudgetJudge:
     """Peak and time of programs of one graph on one target."""
 
     def __init__(self, graph: StepGraph, target: Target):
@@ -103,7 +103,9 @@ class Judge:
         return self.clock.step_seconds(actions)
 
 
-def fit(judge: Judge, ladders: Iterable[Ladder], budget_bytes: int | None) -> tuple[Action, ...]:
+def fit(
+    judge: BudgetJudge, ladders: Iterable[Ladder], budget_bytes: int | None
+) -> tuple[Action, ...]:
     """The fastest program found whose simulated peak fits the budget; without a budget, the one
     with the smallest peak.
 
@@ -126,7 +128,7 @@ def fit(judge: Judge, ladders: Iterable[Ladder], budget_bytes: int | None) -> tu
 
 
 def fit_first(
-    judge: Judge, ladders: Iterable[Ladder], budget_bytes: int | None
+    judge: BudgetJudge, ladders: Iterable[Ladder], budget_bytes: int | None
 ) -> tuple[Action, ...]:
     """What `fit` finds on the first ladder, or else on the next. Raises as `fit` does."""
     refused: list[InfeasibleBudgetError] = []
@@ -138,7 +140,7 @@ def fit_first(
     raise min(refused, key=lambda error: error.needed_bytes)
 
 
-def _climb(judge: Judge, ladder: Ladder, budget_bytes: int | None) -> tuple[Action, ...]:
+def _climb(judge: BudgetJudge, ladder: Ladder, budget_bytes: int | None) -> tuple[Action, ...]:
     program = cache(ladder.program)
     live = cache(lambda rung: judge.live_bytes(program(rung)))
     seconds = cache(lambda rung: judge.seconds(program(rung)))

@@ -34,7 +34,7 @@ from memtrade.facts.asking import Answer, Asking, CopyRates, Question, Refused, 
 from memtrade.facts.shipped import reuse
 from memtrade.facts.signature import Operand, Signature
 from memtrade.tf.calibrate import copies, median_seconds
-from memtrade.tf.device import Device, make_device
+from memtrade.tf.device import LocalDevice, make_device
 from memtrade.tf.kernel_log import Event, Granted, Output, between, read_events, requests_of
 
 # Of floats, whole numbers and truth values: what an input holds. Nothing overflows, and an index
@@ -68,7 +68,7 @@ def main() -> int:
 
 
 class _Asker:
-    def __init__(self, device: Device, said: BinaryIO):
+    def __init__(self, device: LocalDevice, said: BinaryIO):
         self.device, self.said = device, said
 
     def ask(self, question: Question) -> None:
@@ -359,7 +359,7 @@ def _nothing(x: tf.Tensor) -> tf.Tensor:
         return tf.zeros([])
 
 
-def _rates(device: Device) -> CopyRates:
+def _rates(device: LocalDevice) -> CopyRates:
     rows = tf.zeros([_COPY_BYTES // 4096, 1024])
     leave, come = copies(device)
     out = median_seconds(leave, [rows], _SECONDS_EACH)

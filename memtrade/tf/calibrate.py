@@ -19,7 +19,7 @@ import tensorflow as tf
 from memtrade.costs import OpCost, op_cost
 from memtrade.graph import GraphData, Op, StepGraph, Tensor
 from memtrade.simulate.calibration import Rates, shares_of_peaks
-from memtrade.tf.device import Device
+from memtrade.tf.device import LocalDevice
 
 _LAYERS = 100  # of the chain of tiny ops
 _FEWEST_REPEATS = 3
@@ -122,7 +122,7 @@ def _convolutions(x: tuple[int, ...], reach: int, channels: int) -> list[Kernel]
 
 
 def measure_rates(
-    device: Device,
+    device: LocalDevice,
     *,
     on_step: Callable[[int, int], None] = lambda i, of: None,
     seconds_each: float = 0.3,
@@ -200,7 +200,7 @@ def overhead_seconds(seconds_each: float) -> float:
     return median_seconds(chain, tensors, seconds_each) / (3 * _LAYERS)
 
 
-def copies(device: Device) -> tuple[Callable[..., Any], Callable[..., Any]]:
+def copies(device: LocalDevice) -> tuple[Callable[..., Any], Callable[..., Any]]:
     """Out to host memory and back, as swaps do it: see `memtrade.tf.swap`."""
 
     @tf.function(autograph=False)

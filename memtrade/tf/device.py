@@ -20,7 +20,7 @@ from memtrade.tf.swap import DeviceCopyTransfer, HostTransfer, SerializeTransfer
 MIB = 1 << 20
 
 
-class Device(ABC):
+class LocalDevice(ABC):
     """A device with a memory limit.
 
     Attributes:
@@ -60,7 +60,7 @@ class Device(ABC):
         tf.config.experimental.reset_memory_stats(self.name)
 
 
-class Arena(Device):
+class Arena(LocalDevice):
     """The CPU with a BFC allocator that starts as one region, as a GPU's does."""
 
     def __init__(self, limit_bytes: int):
@@ -125,7 +125,7 @@ class Arena(Device):
         return int(np.count_nonzero(np.ctypeslib.as_array(resident) & 1)) * page
 
 
-class Gpu(Device):
+class Gpu(LocalDevice):
     """A GPU under a limit of its own."""
 
     def __init__(self, limit_bytes: int):
@@ -152,6 +152,6 @@ class Gpu(Device):
         return 0
 
 
-def make_device(name: str, limit_bytes: int) -> Device:
+def make_device(name: str, limit_bytes: int) -> LocalDevice:
     """The device of a trial. Only one GPU is visible to it, whichever was asked for."""
     return Arena(limit_bytes) if name == "arena" else Gpu(limit_bytes)

@@ -15,7 +15,7 @@ from memtrade.order import base_order
 from memtrade.plan import Action
 from memtrade.strategies.baselines.dag import solve
 from memtrade.strategies.baselines.nodes import NodeGraph, nodes_of_ops
-from memtrade.strategies.budget import Judge
+from memtrade.strategies.budget import BudgetJudge
 from memtrade.strategies.optimal.strategy import Options, plan
 from tests.graphs import ARENA
 from tests.strategies.brute_force import random_step_graph
@@ -31,7 +31,7 @@ TOLERANCE = 0.03
 def compared(seed: int) -> list[tuple[float, float]]:
     """Seconds of optimal's plan and of the exact schedule, for each budget that has a schedule."""
     graph = random_step_graph(seed, 11)
-    judge = Judge(graph, ARENA)
+    judge = BudgetJudge(graph, ARENA)
     nodes = NodeGraph(judge.clock, nodes_of_ops(graph))
     # Small ops that belong to no node's output run once, whatever is decided.
     always_seconds = judge.seconds(()) - sum(nodes.dag.costs)
@@ -62,7 +62,7 @@ def test_for_most_budgets_it_is_as_fast_as_the_exact_schedule():
     """And on most steps something has to be recomputed, or that would be no feat."""
     pairs = [pair for seed in SEEDS for pair in compared(seed)]
     equal = sum(ours <= exact * (1 + 1e-6) for ours, exact in pairs)
-    originals = [Judge(random_step_graph(seed, 11), ARENA).seconds(()) for seed in SEEDS]
+    originals = [BudgetJudge(random_step_graph(seed, 11), ARENA).seconds(()) for seed in SEEDS]
     slower = sum(
         max(ours for ours, _ in compared(seed)) > 1.001 * original
         for seed, original in zip(SEEDS, originals, strict=True)

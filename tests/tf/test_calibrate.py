@@ -13,14 +13,14 @@ from memtrade.models import make_model
 from memtrade.simulate.calibration import shares_of_peaks, to_toml
 from memtrade.tf.build import make_step
 from memtrade.tf.calibrate import Kernel, kernels, measure_rates
-from memtrade.tf.device import Device
+from memtrade.tf.device import LocalDevice
 from memtrade.tf.extract import trace
 from memtrade.tf.swap import HostTransfer, SerializeTransfer
 
 CLASSES = {each for each in OpClass if each is not OpClass.FREE}
 
 
-class PlainCpu(Device):
+class PlainCpu(LocalDevice):
     """The CPU of this process, of which a little may be used."""
 
     def start(self) -> None:

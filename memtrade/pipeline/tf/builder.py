@@ -18,7 +18,7 @@ from memtrade.pipeline.design.work import has_state
 from memtrade.pipeline.tf.draw import DrawnStep
 from memtrade.pipeline.tf.handover import HandOver, Parcel
 from memtrade.pipeline.tf.nodes import NodeWriter, host_of, output
-from memtrade.pipeline.tf.program import Program
+from memtrade.pipeline.tf.program import StageProgram
 from memtrade.pipeline.tf.state import StageState
 from memtrade.pipeline.tf.stopwatch import Stopwatch
 from memtrade.pipeline.tf.update import StepEnd
@@ -124,7 +124,7 @@ class _Builder:
         self.hand_over = HandOver(self.writer, self.stopwatch, schedule, apart)
         stages = stage_graphs(self.graph, partition)
         self.programs = [
-            Program(self.graph, stage, plan)
+            StageProgram(self.graph, stage, plan)
             for stage, plan in zip(stages, plans or [()] * len(stages), strict=True)
         ]
         self.transfers = [_transfer(device) for device in devices]

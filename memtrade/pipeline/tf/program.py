@@ -14,7 +14,7 @@ from memtrade.plan import Action
 _STAND_INS = frozenset({SEND, RECEIVE, "Placeholder"})
 
 
-class Program:
+class StageProgram:
     """In ids of the whole graph.
 
     Attributes:

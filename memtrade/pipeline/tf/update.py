@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from memtrade.pipeline.design.batch_norm import MovingAverage
 from memtrade.pipeline.tf.nodes import NodeDef, NodeWriter, output
-from memtrade.pipeline.tf.program import Program
+from memtrade.pipeline.tf.program import StageProgram
 from memtrade.pipeline.tf.state import StageState
 
 
@@ -38,7 +38,7 @@ class StepEnd:
         nodes = self._mean(stage, self.state.loss_sum(stage), f"stage{stage}/loss", dtype)
         return nodes[-1].name
 
-    def update(self, stage: int, program: Program) -> None:
+    def update(self, stage: int, program: StageProgram) -> None:
         """Runs the step's own updates on the mean gradients, and empties the accumulators."""
         scope, state = f"stage{stage}/update", self.state
         for op_id, gradient in program.gradient_of.items():

@@ -19,7 +19,7 @@ from functools import cached_property
 from memtrade.graph import StepGraph
 from memtrade.plan import Action
 from memtrade.simulate.timeline import TimeSimulator
-from memtrade.strategies.baselines.stages import Stage, droppable, emit, phases
+from memtrade.strategies.baselines.stages import BackwardStage, droppable, emit, phases
 from memtrade.strategies.segments import Frontier, frontiers
 
 
@@ -103,9 +103,9 @@ class Chain:
             visits: for each segment, from the last to the first, what to recompute before its
                 backward ops and what to hold after them.
         """
-        stages = [Stage(self.forward_ops, (), stored)]
+        stages = [BackwardStage(self.forward_ops, (), stored)]
         for s, (rebuild, retained) in zip(reversed(range(len(self))), visits, strict=True):
-            stages.append(Stage(self._blocks[s], tuple(rebuild), retained))
+            stages.append(BackwardStage(self._blocks[s], tuple(rebuild), retained))
         return emit(self.graph, stages)
 
     def _split(self, backward: Sequence[int]) -> list[list[int]]:

@@ -24,11 +24,18 @@ from memtrade.graph import StepGraph
 from memtrade.plan import Action, Plan
 from memtrade.strategies.base import Strategy, assemble
 from memtrade.strategies.baselines.chain import Chain
-from memtrade.strategies.baselines.dag import Bits, Relaxed, Schedule, relax, schedule_of, solve
+from memtrade.strategies.baselines.dag import (
+    Bits,
+    Recomputation,
+    Relaxed,
+    relax,
+    schedule_of,
+    solve,
+)
 from memtrade.strategies.baselines.nodes import NodeGraph, nodes_of_chain, nodes_of_ops
 from memtrade.strategies.baselines.rounding import round_schedule
 from memtrade.strategies.baselines.stages import fates
-from memtrade.strategies.budget import BudgetOptions, Judge
+from memtrade.strategies.budget import BudgetJudge, BudgetOptions
 from memtrade.target import Target
 
 OP_NODES = 240
@@ -49,14 +56,14 @@ class Options(BudgetOptions):
 
 
 def plan(graph: StepGraph, options: Options, target: Target) -> Plan:
-    judge = Judge(graph, target)
+    judge = BudgetJudge(graph, target)
     planner = _Planner(judge, choose_nodes(graph, judge))
     budget_bytes = options.budget_for(graph)
     actions = planner.leanest() if budget_bytes is None else planner.fastest(budget_bytes)
     return assemble("checkmate", graph, options, target, fates(graph, actions), actions)
 
 
-def choose_nodes(graph: StepGraph, judge: Judge) -> NodeGraph:
+def choose_nodes(graph: StepGraph, judge: BudgetJudge) -> NodeGraph:
     """The finest view of the step that is small enough."""
     fine = nodes_of_ops(graph)
     if len(fine) <= OP_NODES:
@@ -72,7 +79,7 @@ def choose_nodes(graph: StepGraph, judge: Judge) -> NodeGraph:
 class _Planner:
     """Looks for the program's budget that brings the simulated peak to where it should be."""
 
-    def __init__(self, judge: Judge, nodes: NodeGraph):
+    def __init__(self, judge: BudgetJudge, nodes: NodeGraph):
         self.judge, self.nodes, self.dag = judge, nodes, nodes.dag
         self.relaxed: Relaxed | None = None
 
@@ -132,9 +139,9 @@ class _Planner:
             raise InfeasibleBudgetError(found.peak_bytes, budget_bytes, found.peak_op)
         return actions
 
-    def _schedule(self, budget: float, relative_gap: float = EXACT) -> Schedule | None:
+    def _schedule(self, budget: float, relative_gap: float = EXACT) -> Recomputation | None:
         """Exact where that is possible, else the rounded relaxation of the first budget."""
-        found: Schedule | None = None
+        found: Recomputation | None = None
         if len(self.dag) <= EXACT_NODES:
             found = solve(self.dag, budget, node_limit=BRANCHES, relative_gap=relative_gap)
         if found is None and self.relaxed is not None:

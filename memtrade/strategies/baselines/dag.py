@@ -122,7 +122,7 @@ class Dag:
 
 
 @dataclass(frozen=True)
-class Schedule:
+class Recomputation:
     """Attributes:
     runs: R, [stage, node].
     held: S, [stage, node]: held into the stage.
@@ -140,7 +140,7 @@ class Schedule:
 
 def solve(
     dag: Dag, budget: float, *, node_limit: int | None = None, relative_gap: float = 1e-6
-) -> Schedule | None:
+) -> Recomputation | None:
     """The cheapest schedule within the budget, or None where there is none, or none was found
     within `node_limit` nodes of branch and bound."""
     program = _Program(dag, budget)
@@ -287,7 +287,7 @@ class _Program:
         return values[self.s]
 
 
-def schedule_of(dag: Dag, held: Bits, *, bound: float = -math.inf) -> Schedule:
+def schedule_of(dag: Dag, held: Bits, *, bound: float = -math.inf) -> Recomputation:
     """The cheapest schedule that holds what `held` says, where it can: R from S (algorithm 2).
 
     What is held without use is left out.
@@ -297,7 +297,7 @@ def schedule_of(dag: Dag, held: Bits, *, bound: float = -math.inf) -> Schedule:
     runs = least_runs(dag, held)
     cost = float(runs.sum(axis=0) @ np.array(dag.costs))
     most = max(stage_peak(dag, held, t, runs[t]) for t in range(len(dag)))
-    return Schedule(runs, held, cost, most, bound)
+    return Recomputation(runs, held, cost, most, bound)
 
 
 def least_runs(dag: Dag, held: Bits) -> Bits:

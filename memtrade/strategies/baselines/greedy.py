@@ -33,7 +33,7 @@ from memtrade.simulate.overlap import overlap
 from memtrade.simulate.timeline import TimeSimulator
 from memtrade.strategies.base import Strategy, assemble, decisions, worth_deciding
 from memtrade.strategies.baselines.stages import droppable
-from memtrade.strategies.budget import BudgetOptions, Judge, Ladder, fit_first
+from memtrade.strategies.budget import BudgetJudge, BudgetOptions, Ladder, fit_first
 from memtrade.target import Target
 
 # Of the budget, how much is planned with where copies run beside compute: the rest is for the
@@ -47,7 +47,7 @@ class Options(BudgetOptions):
 
 
 def plan(graph: StepGraph, options: Options, target: Target) -> Plan:
-    judge = Judge(graph, target)
+    judge = BudgetJudge(graph, target)
     chosen = choose(graph, judge.clock)
     made: dict[tuple[Action, ...], list[Fate]] = {}
 

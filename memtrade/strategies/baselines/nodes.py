@@ -19,8 +19,8 @@ from memtrade.plan import Action
 from memtrade.simulate.timeline import TimeSimulator
 from memtrade.strategies.base import MIN_ELEMENTS, worth_deciding
 from memtrade.strategies.baselines.chain import Chain
-from memtrade.strategies.baselines.dag import Dag, Schedule
-from memtrade.strategies.baselines.stages import Stage, droppable, emit, phases
+from memtrade.strategies.baselines.dag import Dag, Recomputation
+from memtrade.strategies.baselines.stages import BackwardStage, droppable, emit, phases
 
 
 @dataclass(frozen=True)
@@ -151,10 +151,10 @@ class NodeGraph:
     def always_bytes(self) -> int:
         return min(self._in_use)
 
-    def program(self, schedule: Schedule) -> tuple[Action, ...]:
+    def program(self, schedule: Recomputation) -> tuple[Action, ...]:
         count = len(self.nodes)
         waiting = self._waiting()
-        stages: list[Stage] = []
+        stages: list[BackwardStage] = []
         for t, node in enumerate(self.nodes):
             held = schedule.held[t + 1] if t + 1 < count else [False] * count
             rebuild = [
@@ -165,7 +165,7 @@ class NodeGraph:
             ]
             retained = {tensor for i in range(t + 1) if held[i] for tensor in self.nodes[i].tensors}
             retained.update(tensor for tensor, last in waiting if last > t)
-            stages.append(Stage(node.ops, rebuild, retained))
+            stages.append(BackwardStage(node.ops, rebuild, retained))
         return emit(self.graph, stages)
 
     def _waiting(self) -> list[tuple[int, int]]:

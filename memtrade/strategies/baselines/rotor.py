@@ -39,7 +39,7 @@ from memtrade.plan import Action, Plan
 from memtrade.strategies.base import Strategy, assemble
 from memtrade.strategies.baselines.chain import Chain
 from memtrade.strategies.baselines.stages import fates
-from memtrade.strategies.budget import BudgetOptions, Judge, Ladder, fit
+from memtrade.strategies.budget import BudgetJudge, BudgetOptions, Ladder, fit
 from memtrade.target import Target
 
 # Memory is counted in this many slots, of which the whole step without recomputation takes all.
@@ -56,12 +56,12 @@ class Options(BudgetOptions):
 
 
 def plan(graph: StepGraph, options: Options, target: Target) -> Plan:
-    judge = Judge(graph, target)
+    judge = BudgetJudge(graph, target)
     actions = fit(judge, ladders(graph, judge), options.budget_for(graph))
     return assemble("rotor", graph, options, target, fates(graph, actions), actions)
 
 
-def ladders(graph: StepGraph, judge: Judge) -> list[Ladder]:
+def ladders(graph: StepGraph, judge: BudgetJudge) -> list[Ladder]:
     """The schedules of each chain, by the memory that they are made for."""
     made: dict[int, Ladder] = {}
     for most in SEGMENTS:

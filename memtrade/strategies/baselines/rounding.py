@@ -18,8 +18,8 @@ import numpy as np
 from memtrade.strategies.baselines.dag import (
     Bits,
     Dag,
+    Recomputation,
     Relaxed,
-    Schedule,
     least_runs,
     schedule_of,
     stage_peak,
@@ -33,10 +33,10 @@ ROUNDS = 4
 DROPS = 1000
 
 
-def round_schedule(dag: Dag, relaxed: Relaxed, budget: float) -> Schedule | None:
+def round_schedule(dag: Dag, relaxed: Relaxed, budget: float) -> Recomputation | None:
     """The cheapest schedule within the budget that the thresholds lead to, or None."""
     bound = relaxed.bound if relaxed.budget >= budget else -np.inf
-    found: list[Schedule] = []
+    found: list[Recomputation] = []
     for threshold in THRESHOLDS:
         draft = _Draft(dag, relaxed.held, threshold, budget)
         if draft.repair():
@@ -46,7 +46,7 @@ def round_schedule(dag: Dag, relaxed: Relaxed, budget: float) -> Schedule | None
     return min(fitting, key=lambda each: (each.cost, each.peak), default=None)
 
 
-def _is_legal(dag: Dag, schedule: Schedule) -> bool:
+def _is_legal(dag: Dag, schedule: Recomputation) -> bool:
     """Whether nothing runs again that must not."""
     again = schedule.runs.sum(axis=0) > 1
     return not (again & np.array(dag.once)).any()

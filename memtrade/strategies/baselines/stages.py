@@ -24,7 +24,7 @@ from memtrade.schedule import lower
 from memtrade.strategies.base import worth_deciding
 
 
-class Stage(NamedTuple):
+class BackwardStage(NamedTuple):
     """Attributes:
     ops: run in this order.
     rebuild: root tensors to recompute first, unless they are there, in this order.
@@ -66,7 +66,7 @@ def phases(graph: StepGraph, kept: Iterable[int]) -> tuple[list[int], list[int]]
     return order[: turn + 1], order[turn + 1 :]
 
 
-def emit(graph: StepGraph, stages: Iterable[Stage]) -> tuple[Action, ...]:
+def emit(graph: StepGraph, stages: Iterable[BackwardStage]) -> tuple[Action, ...]:
     """The program that carries out `stages`, whose ops together must be all ops, in an order that
     respects their inputs. O(actions + stages x tensors held)."""
     may_drop = droppable(graph)

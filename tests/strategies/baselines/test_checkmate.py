@@ -11,7 +11,7 @@ from memtrade.strategies.baselines import checkmate, rotor, sqrt_n
 from memtrade.strategies.baselines.chain import Chain
 from memtrade.strategies.baselines.dag import schedule_of, solve
 from memtrade.strategies.baselines.nodes import NodeGraph, nodes_of_chain, nodes_of_ops
-from memtrade.strategies.budget import Judge
+from memtrade.strategies.budget import BudgetJudge
 from tests.graphs import ARENA, chain
 from tests.strategies.baselines.simulated import peak_bytes, seconds
 from tests.strategies.brute_force import random_step_graph
@@ -37,7 +37,7 @@ def test_every_op_runs_in_one_node_and_edges_lead_forward(graph):
 
 @pytest.mark.parametrize("graph", GRAPHS, ids=IDS)
 def test_with_everything_held_cost_and_peak_are_the_original_s(graph):
-    judge = Judge(graph, ARENA)
+    judge = BudgetJudge(graph, ARENA)
     for nodes in views(graph):
         count = len(nodes.dag)
         schedule = schedule_of(nodes.dag, np.ones((count, count), bool))
@@ -50,7 +50,7 @@ def test_with_everything_held_cost_and_peak_are_the_original_s(graph):
 
 @pytest.mark.parametrize("graph", GRAPHS, ids=IDS)
 def test_cost_and_peak_of_schedules_are_close_to_the_simulated(graph):
-    judge = Judge(graph, ARENA)
+    judge = BudgetJudge(graph, ARENA)
     for nodes in views(graph):
         count = len(nodes.dag)
         most = schedule_of(nodes.dag, np.ones((count, count), bool)).peak
@@ -106,7 +106,7 @@ def test_on_a_long_chain_of_equal_layers_the_rounding_is_not_far_off():
 
 def test_a_large_step_is_planned_by_segments(monkeypatch):
     graph = chain(24)
-    judge = Judge(graph, ARENA)
+    judge = BudgetJudge(graph, ARENA)
     fine = checkmate.choose_nodes(graph, judge)
     monkeypatch.setattr(checkmate, "OP_NODES", 20)
     monkeypatch.setattr(checkmate, "CHAIN_NODES", 40)

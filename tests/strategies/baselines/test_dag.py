@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 
-from memtrade.strategies.baselines.dag import Dag, Schedule, relax, schedule_of, solve
+from memtrade.strategies.baselines.dag import Dag, Recomputation, relax, schedule_of, solve
 from memtrade.strategies.baselines.rounding import round_schedule
 
 
@@ -44,12 +44,12 @@ def training_chain(layers: int, seed: int) -> Dag:
     )
 
 
-def approximate(dag: Dag, budget: float) -> Schedule | None:
+def approximate(dag: Dag, budget: float) -> Recomputation | None:
     relaxed = relax(dag, budget)
     return round_schedule(dag, relaxed, budget) if relaxed else None
 
 
-def keep_all(dag: Dag) -> Schedule:
+def keep_all(dag: Dag) -> Recomputation:
     return schedule_of(dag, np.ones((len(dag), len(dag)), bool))
 
 
@@ -104,7 +104,7 @@ SMALL = [random_dag(seed) for seed in range(40)] + [training_chain(3, seed) for 
 
 
 @functools.cache
-def solved(number: int) -> list[tuple[int, Schedule | None]]:
+def solved(number: int) -> list[tuple[int, Recomputation | None]]:
     """The exact schedule of a small graph for each budget."""
     dag = SMALL[number]
     budgets = range(int(keep_all(dag).peak), max(map(int, dag.sizes)), -2)
@@ -168,7 +168,7 @@ def test_the_rounding_is_as_close_as_the_published_one():
     assert max(ratios) > 1.001, "nothing had to be rounded"
 
 
-def assert_legal(dag: Dag, schedule: Schedule) -> None:
+def assert_legal(dag: Dag, schedule: Recomputation) -> None:
     for t in range(len(dag)):
         assert schedule.runs[t, t]
         for v in np.flatnonzero(schedule.runs[t]):

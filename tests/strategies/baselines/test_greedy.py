@@ -8,7 +8,7 @@ from memtrade.simulate.memory import Simulator
 from memtrade.simulate.overlap import overlap
 from memtrade.simulate.timeline import TimeSimulator
 from memtrade.strategies.baselines import greedy
-from memtrade.strategies.budget import Judge
+from memtrade.strategies.budget import BudgetJudge
 from tests.graphs import ARENA, Builder, chain, target
 
 MIB = 1 << 20
@@ -39,7 +39,7 @@ def test_hidden_swaps_come_first_and_by_free_time():
 
 def test_hidden_swaps_cost_no_time():
     graph = chain(40, size=8 * MIB)
-    judge = Judge(graph, target("gtx-1070"))
+    judge = BudgetJudge(graph, target("gtx-1070"))
     one = greedy.choose(graph, judge.clock)[:1]
     decisions: dict[int, Decision] = {fate.tensor: fate.decision for fate in one}
     actions = overlap(judge.clock, greedy.lower(graph, decisions), 1 << 40)
@@ -116,7 +116,7 @@ def test_budgets_are_kept_and_less_memory_takes_longer():
 
 def test_on_a_device_with_its_own_copy_channels_the_host_waits_where_memory_is_short():
     graph = chain(40, size=8 * MIB)
-    judge = Judge(graph, target("gtx-1070"))
+    judge = BudgetJudge(graph, target("gtx-1070"))
     budget = judge.peak(()).peak_bytes * 6 // 10
     made = plan(graph, judge.target, budget=f"{budget}B")
     kinds = {action.kind for action in made.actions}

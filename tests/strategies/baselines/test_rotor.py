@@ -10,7 +10,7 @@ from memtrade.simulate.memory import Simulator
 from memtrade.strategies.baselines import rotor, sqrt_n
 from memtrade.strategies.baselines.chain import Chain
 from memtrade.strategies.baselines.rotor import Costs, costs_of, distinct, program, solve
-from memtrade.strategies.budget import Judge
+from memtrade.strategies.budget import BudgetJudge
 from tests.graphs import ARENA, chain
 from tests.strategies.baselines.simulated import peak_bytes, seconds
 from tests.strategies.brute_force import random_step_graph
@@ -98,7 +98,7 @@ def plan(graph, **options):
 )
 def test_the_time_of_the_table_is_the_simulated_one(graph, tolerance):
     """Where branches join, what one segment recomputed may serve the next, which no table sees."""
-    judge = Judge(graph, ARENA)
+    judge = BudgetJudge(graph, ARENA)
     found = Chain(graph, judge.clock, 100)
     costs = costs_of(found)
     table = solve(costs)

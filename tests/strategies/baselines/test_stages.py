@@ -2,7 +2,7 @@
 
 from memtrade.plan import Plan, check_plan
 from memtrade.simulate.memory import Simulator
-from memtrade.strategies.baselines.stages import Stage, droppable, emit, fates, phases
+from memtrade.strategies.baselines.stages import BackwardStage, droppable, emit, fates, phases
 from tests.graphs import ARENA, Builder, chain
 
 MIB = 1 << 20
@@ -21,16 +21,16 @@ def recomputed(graph, actions) -> list[str]:
 
 
 def one_op_stages(graph, backward, retained):
-    return [Stage([op_id], (), retained) for op_id in backward]
+    return [BackwardStage([op_id], (), retained) for op_id in backward]
 
 
 def test_what_is_held_is_not_recomputed_and_what_is_not_is():
     graph = chain(6)
     forward, backward = phases(graph, ())
     everything = droppable(graph)
-    kept = emit(graph, [Stage(forward, (), everything), Stage(backward)])
+    kept = emit(graph, [BackwardStage(forward, (), everything), BackwardStage(backward)])
     assert recomputed(graph, kept) == []
-    none = emit(graph, [Stage(forward), Stage(backward)])
+    none = emit(graph, [BackwardStage(forward), BackwardStage(backward)])
     # In one stage each comes back once, depth first, and stays.
     assert recomputed(graph, none) == [f"layer{i}" for i in range(1, 7)]
 
@@ -39,7 +39,7 @@ def test_a_tensor_comes_back_as_often_as_it_is_dropped():
     """With nothing held from op to op, grad_i needs layers 1 to i-1 again."""
     graph = chain(4)
     forward, backward = phases(graph, ())
-    actions = emit(graph, [Stage(forward), *one_op_stages(graph, backward, ())])
+    actions = emit(graph, [BackwardStage(forward), *one_op_stages(graph, backward, ())])
     assert recomputed(graph, actions) == [
         *("layer1", "layer2", "layer3", "layer4"),  # for the seed
         *("layer1", "layer2", "layer3"),
@@ -63,9 +63,9 @@ def test_rebuild_comes_first_and_is_held():
     actions = emit(
         graph,
         [
-            Stage(forward),
-            Stage(backward[:1], rebuild=[third], retained=[third]),
-            Stage(backward[1:]),
+            BackwardStage(forward),
+            BackwardStage(backward[:1], rebuild=[third], retained=[third]),
+            BackwardStage(backward[1:]),
         ],
     )
     names = recomputed(graph, actions)
@@ -86,7 +86,11 @@ def test_an_old_view_of_a_new_version_is_made_again():
     (second,) = b.op("second", "Mul", [first, view], sizes=[MIB])
     b.op("update", "AssignAddVariableOp", [second], stateful=True)
     graph = b.build(inputs=[x], outputs=[loss], loss=loss, control_outputs=[6])
-    stages = [Stage([0, 1, 2, 3]), Stage([4], (), [y]), Stage([5, 6], (), [y])]
+    stages = [
+        BackwardStage([0, 1, 2, 3]),
+        BackwardStage([4], (), [y]),
+        BackwardStage([5, 6], (), [y]),
+    ]
     assert recomputed(graph, emit(graph, stages)) == ["y", "view"]
 
 
@@ -95,7 +99,7 @@ def test_stateful_and_small_outputs_stay():
     assert output(graph, "layer3") not in droppable(graph)
     assert graph.loss not in droppable(graph)
     forward, backward = phases(graph, ())
-    actions = emit(graph, [Stage(forward), Stage(backward)])
+    actions = emit(graph, [BackwardStage(forward), BackwardStage(backward)])
     assert "layer3" not in recomputed(graph, actions)
     reasons = {graph.label(fate.tensor): fate.reason for fate in fates(graph, actions)}
     assert reasons["layer3:0"] == "its op is stateful"
