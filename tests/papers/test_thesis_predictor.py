@@ -95,7 +95,7 @@ def test_errors_follow_from_the_figures_beside_them():
 def test_orders_tell_the_pairs_that_are_the_wrong_way():
 
     def row(strategy: str, published: float, predicted: float) -> Any:
-        return thesis_predictor.Row(
+        return thesis_predictor.PredictedRow(
             "batch 32", "resnet", 18, 32, strategy, False, published, predicted, 0, 1, 1, 0, True
         )
 
