@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import tensorflow as tf
 from rich.console import Console
 
@@ -19,7 +20,7 @@ from memtrade.explain.cause import batch_size_of, of_error, of_step
 from memtrade.explain.error import Failure, read_failure
 from memtrade.explain.remedy import Remedy, remedy_for
 from memtrade.graph import StepGraph
-from memtrade.measure.here import here_target
+from memtrade.measure.here import here_target, learned_target
 from memtrade.results.explanation import Page
 from memtrade.results.layers import LayerSummary, summarize
 from memtrade.settings import device_of, told_bytes
@@ -28,7 +29,7 @@ from memtrade.target import ARENA, Target
 from memtrade.tf.calling import as_function, step_to_read
 from memtrade.tf.extract import Trace, trace_concrete
 from memtrade.tf.loss import Named
-from memtrade.tf.process import beside_step, models_alive
+from memtrade.tf.process import beside_step, counted, models_alive
 from memtrade.tf.structure import arguments_of
 from memtrade.units import bytes_of
 
@@ -135,13 +136,24 @@ def _explained(
 ) -> Page:
     if model is None:
         return Page(of_error(failure))
+    device = "CPU:0" if target.copies_in_line else target.here.upper()
+    count = counted(device)  # now: tracing may make variables
     traced = _traced(model, example_batch, batch_size=batch_size or _GUESSED)
     if example_batch is None and batch_size is None:
         seen = _batch_seen(failure, traced.graph)
         if seen != _GUESSED:
             traced = _traced(model, None, batch_size=seen)
-    beside = beside_step(traced.concrete.captured_inputs)
-    found = of_step(_named(traced), traced.graph, target, failure=failure, beside=beside)
+    batch_bytes = sum(traced.graph.tensors[t].size_bytes for t in traced.graph.data.inputs)
+    ahead = -batch_bytes  # Python holds the batch, and the step counts it as its own
+    if _is_keras(model):  # its iterator makes the next batch ahead, which Python does not see
+        ahead = batch_bytes if target.copies_in_line else 0
+    beside = beside_step(traced.concrete, device, ahead_bytes=ahead)
+    if count is not None:
+        count = msgspec.structs.replace(count, in_use_bytes=count.in_use_bytes + ahead)
+    target = learned_target(target, [traced.graph], environment=os.environ, on_progress=_asking)
+    found = of_step(
+        _named(traced), traced.graph, target, failure=failure, beside=beside, counted=count
+    )
     remedy, python = remedy_for(found, traced.graph, target), ""
     if isinstance(remedy, Remedy):
         python = remedy.python
@@ -149,6 +161,11 @@ def _explained(
             size = f"batch_size={found.batch_size}"
             python = f"memtrade.keras.optimize(model, {size}, {remedy.arguments})"
     return Page(found, remedy, python=python)
+
+
+def _asking(done: int, of: int) -> None:
+    if done == 1:
+        print(f"memtrade asks {of} kernels what they take, once", file=sys.stderr)
 
 
 # What a model is traced with first, to see what the error's tensor has to say of the batch.

@@ -50,6 +50,7 @@ COMMANDS = {
         "pipeline.commands.pipeline:pipeline": (
             "Pipelined training over several stages: run, sweep, serve, predict"
         ),
+        "watch": "A training script with its memory, peak and limit, live",
         "calibrate": "This device's own rates, as a profile for predictions",
     },
     "Predict and plan": {

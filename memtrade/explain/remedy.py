@@ -57,11 +57,11 @@ class NoRemedy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def remedy_for(found: Explanation, graph: StepGraph, target: Target) -> Remedy | NoRemedy | None:
-    """The nearest plan; None where the step fits as it is, for no plan helps against what is beside
+    """The nearest plan; None where the step fits alone, for no plan helps against what is beside
     it."""
-    if found.kind in ("unknown", "another model", "leak"):
+    if found.fits_alone:
         return None
-    return nearest_plan(graph, target, found.limit_bytes >> 20 << 20)
+    return nearest_plan(graph, target, found.room_bytes >> 20 << 20)
 
 
 def nearest_plan(graph: StepGraph, target: Target, limit_bytes: int) -> Remedy | NoRemedy | None:

@@ -83,6 +83,24 @@ class TrialSpec(msgspec.Struct, frozen=True, kw_only=True):
     graph_path: str | None = None
 
 
+# The variable that tells a watched script's process which pipe to write to (`memtrade.watch`).
+PIPE = "MEMTRADE_WATCH_PIPE"
+
+
+class Sampled(msgspec.Struct, frozen=True):
+    """What a watched script has in use.
+
+    Attributes:
+        seconds: of the clock. in_use_bytes: then; peak_bytes: the most until then.
+        layer: that stands at the peak of the model that trains, as predicted; "" if not known.
+    """
+
+    seconds: float
+    in_use_bytes: int
+    peak_bytes: int
+    layer: str = ""
+
+
 class Runtime(msgspec.Struct, frozen=True, kw_only=True):
     """What the step runs on, as the child sees it.
 

@@ -17,6 +17,9 @@ from memtrade.units import megabytes
 _HOLDERS = 8
 
 
+_OWN_ORDER = " and, in the order in which TensorFlow ran it, up to a fifth more"
+
+
 class Page:
     """The explanation of one error.
 
@@ -93,8 +96,15 @@ def _why(found: Explanation) -> str:
     beside = found.beside
     if found.kind == "batch":
         return (
-            f"the batch is too large: the step takes {needed} MB, the device has {limit} MB; "
-            f"about {found.fitting_batch:,} of {found.batch_size:,} examples would fit"
+            f"the batch is too large: the step takes {needed} MB"
+            + (_OWN_ORDER if found.needed_bytes <= found.limit_bytes else "")
+            + f", the device has {limit} MB"
+            + _beside_data(found)
+            + (
+                f"; about {found.fitting_batch:,} of {found.batch_size:,} examples would fit"
+                if found.fitting_batch
+                else ""
+            )
         )
     if found.kind == "need":
         if not found.needed_bytes:
@@ -104,10 +114,10 @@ def _why(found: Explanation) -> str:
             f"of which {megabytes(found.fixed_bytes)} MB are weights and slots"
         )
     if found.kind == "fragmentation":
-        return (
-            f"fragmentation: {megabytes(found.free_bytes)} MB were free, but the largest piece "
-            f"had {megabytes(found.largest_free_bytes)} MB"
-        )
+        piece = f"{megabytes(found.requested_bytes)} MB in one piece were not"
+        if found.largest_free_bytes is not None:
+            piece = f"the largest piece had {megabytes(found.largest_free_bytes)} MB"
+        return f"fragmentation: {megabytes(found.free_bytes)} MB were free, but {piece}"
     if found.kind == "scratch":
         without = ""
         if found.needed_bytes:
@@ -139,6 +149,11 @@ def _why(found: Explanation) -> str:
     )
 
 
+def _beside_data(found: Explanation) -> str:
+    data_bytes = found.beside.data_bytes
+    return f", of which {megabytes(data_bytes)} MB are data beside it" if data_bytes else ""
+
+
 def _who(found: Explanation) -> str:
     if not found.op:
         if not found.needed_bytes:
@@ -160,11 +175,12 @@ def _who(found: Explanation) -> str:
 def _memory(found: Explanation) -> str:
     if not found.limit_bytes:
         return ""
-    return (
-        f"{megabytes(found.in_use_bytes)} MB in use of {megabytes(found.limit_bytes)} MB, "
-        f"{megabytes(found.free_bytes)} MB free, the largest piece "
-        f"{megabytes(found.largest_free_bytes)} MB; by {found.counted_by}"
-    )
+    in_use, limit = megabytes(found.in_use_bytes), megabytes(found.limit_bytes)
+    free = f"in use of {limit} MB, {megabytes(found.free_bytes)} MB free"
+    if found.largest_free_bytes is None:
+        return f"up to {in_use} MB {free}; by {found.counted_by}"
+    largest = megabytes(found.largest_free_bytes)
+    return f"{in_use} MB {free}, the largest piece {largest} MB; by {found.counted_by}"
 
 
 def _holders(found: Explanation) -> Sheet:
@@ -177,6 +193,8 @@ def _holders(found: Explanation) -> Sheet:
     if rest:
         size = sum(row.peak_bytes for row in rest)
         rows.append((f"{len(rest)} more", megabytes(size), ""))
+    if found.beside.data_bytes:
+        rows.append(("data, batches made ahead", megabytes(found.beside.data_bytes), ""))
     if found.beside.size_bytes:
         rows.append(("beside the step", megabytes(found.beside.size_bytes), found.beside.where))
     return Sheet(
@@ -205,6 +223,6 @@ def _other_ways(found: Explanation) -> list[str]:
         )
     if found.kind == "another model":
         ways.append("deleting the other model first: del it, then keras.backend.clear_session()")
-    if found.kind == "leak":
+    if found.kind == "leak" or (found.kind == "fragmentation" and found.fits_alone):
         ways.append("keeping numbers in place of tensors: float(loss), not loss, in lists and logs")
     return ways or ([] if found.step else ["a smaller batch, or a plan: name the step"])

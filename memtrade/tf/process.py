@@ -5,16 +5,19 @@ from __future__ import annotations
 import gc
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
 
-from memtrade.explain.cause import Beside
+from memtrade.explain.cause import Beside, Counted
 from memtrade.units import megabytes
 
 # So many are named.
 _MOST_NAMED = 3
+
+# Of examples in one shape, so many are data and batches made ahead; more of them pile up.
+_FEW_BATCHES = 3
 
 
 def models_alive() -> list[Any]:
@@ -25,14 +28,37 @@ def models_alive() -> list[Any]:
     return [m for m in _alive(keras.Model) if m.compiled and m.optimizer is not None]
 
 
-def beside_step(captured: Iterable[Any]) -> Beside:
-    """What Python can still reach, but for what a step captures (`captured`: its handles)."""
-    own = {id(each) for each in captured}
-    others = [v for v in _alive(tf.Variable) if id(v.handle) not in own]
-    tensors = {id(t): t for t in _eager_tensors()}
-    sizes = {key: _bytes(t) for key, t in tensors.items()}
-    shapes = Counter(str(t.shape) for key, t in tensors.items() if sizes[key])
-    tensor_bytes, variable_bytes = sum(sizes.values()), sum(map(_bytes, others))
+def counted(device: str) -> Counted | None:
+    """What the allocator of a device ("GPU:0") says; None where it keeps no count, as TensorFlow's
+    for the CPU does not unless it is told to."""
+    try:
+        said = tf.config.experimental.get_memory_info(device)
+    except ValueError:
+        return None
+    return Counted(said["current"], said["peak"]) if said["peak"] else None
+
+
+def beside_step(concrete: Any, device: str, *, ahead_bytes: int = 0) -> Beside:
+    """What Python can still reach on a device, but for what a step closes over.
+
+    Args:
+        ahead_bytes: of batches that Python does not see; negative where it sees the step's own.
+    """
+    own = {id(each) for each in concrete.captured_inputs}
+    examples = {(each.dtype, str(each.shape[1:])) for each in concrete.inputs if each.shape.rank}
+    others = [v for v in _alive(tf.Variable) if id(v.handle) not in own and _is_on(v, device)]
+    tensors = {id(t): t for t in _eager_tensors() if _is_on(t, device)}
+    alike = Counter((t.dtype, str(t.shape)) for t in tensors.values() if _bytes(t))
+    data_bytes = tensor_bytes = 0
+    shapes: Counter[str] = Counter()
+    for t in tensors.values():
+        few = t.shape.rank and alike[t.dtype, str(t.shape)] <= _FEW_BATCHES
+        if few and (t.dtype, str(t.shape[1:])) in examples:
+            data_bytes += _bytes(t)
+        elif _bytes(t):
+            tensor_bytes += _bytes(t)
+            shapes[str(t.shape)] += 1
+    variable_bytes = sum(map(_bytes, others))
     if variable_bytes >= tensor_bytes:
         where = ", ".join(_models_of(others))
     else:
@@ -43,6 +69,7 @@ def beside_step(captured: Iterable[Any]) -> Beside:
         tensor_bytes=tensor_bytes,
         tensors=sum(shapes.values()),
         where=where,
+        data_bytes=max(0, data_bytes + ahead_bytes),
     )
 
 
@@ -72,6 +99,10 @@ def _eager_tensors() -> Iterator[Any]:
         for each in gc.get_referents(holder):
             if issubclass(type(each), tf.Tensor) and hasattr(each, "numpy") and each.dtype.size:
                 yield each
+
+
+def _is_on(held: Any, device: str) -> bool:
+    return (getattr(held, "backing_device", "") or held.device).endswith(device)
 
 
 def _bytes(held: Any) -> int:

@@ -9,9 +9,9 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from memtrade.explain.cause import Beside, Explanation, of_error, of_step
+from memtrade.explain.cause import Beside, Counted, Explanation, of_error, of_step
 from memtrade.explain.error import Dump, Failure
-from memtrade.explain.remedy import NoRemedy, Remedy, nearest_plan
+from memtrade.explain.remedy import NoRemedy, Remedy, nearest_plan, remedy_for
 from memtrade.facts import CPU, Fact, Request
 from memtrade.graph import Op, StepGraph
 from memtrade.results.explanation import Page
@@ -107,6 +107,7 @@ def test_fragmentation() -> None:
     found = of_step("holes", graph, on(172 * MIB))
     assert found.kind == "fragmentation"
     assert (found.op, found.requested_bytes) == ("d", 96 * MIB)
+    assert found.largest_free_bytes is not None
     assert found.largest_free_bytes < 96 * MIB <= found.free_bytes
     # With 40 MiB more there is a piece for it.
     assert of_step("holes", graph, on(212 * MIB)).kind == "unknown"
@@ -145,6 +146,46 @@ def test_what_is_beside_a_step_that_fits_alone(beside: Beside, kind: str) -> Non
     graph = chain(6, size=4 * MIB)
     found = of_step("chain", graph, on(peak_of(graph) + 20 * MIB), beside=beside)
     assert found.kind == kind
+
+
+def test_what_the_process_allocator_counted_tells_holes_from_need() -> None:
+    graph = chain(6, size=4 * MIB)
+    limit = 2 * peak_of(graph)
+    failure = Failure(op="layer3", requested_bytes=4 * MIB)
+
+    def found(most_bytes: int) -> Explanation:
+        counted = Counted(in_use_bytes=3 * MIB, most_bytes=most_bytes)
+        return of_step("chain", graph, on(limit), failure=failure, counted=counted)
+
+    holes = found(limit - 4 * MIB)
+    assert (holes.kind, holes.largest_free_bytes) == ("fragmentation", None)
+    assert holes.fits_alone
+    assert holes.counted_by == "the allocator"
+    assert found(limit - 3 * MIB).kind == "unknown"
+
+
+def test_a_step_that_hardly_fits_takes_more_in_tensorflows_own_order() -> None:
+    graph = chain(6, size=4 * MIB)
+    limit = int(1.1 * peak_of(graph))
+    found = of_step("chain", graph, on(limit), counted=Counted(MIB, limit))
+    assert (found.kind, found.fits_alone) == ("batch", False)
+    assert 0 < found.fitting_batch < found.batch_size
+    assert "up to a fifth more, the device has" in words(found)
+
+
+def test_data_beside_the_step_are_the_batchs_own() -> None:
+    graph = chain(6, size=4 * MIB)
+    limit = peak_of(graph) + 2 * MIB
+    found = of_step("chain", graph, on(limit), beside=Beside(data_bytes=6 * MIB))
+    assert (found.kind, found.room_bytes) == ("batch", limit - 6 * MIB)
+    assert nearest_peak(found, graph, limit) <= found.room_bytes
+    assert "6.3 MB are data beside it" in words(found)
+
+
+def nearest_peak(found: Explanation, graph: StepGraph, limit_bytes: int) -> int:
+    remedy = remedy_for(found, graph, on(limit_bytes))
+    assert isinstance(remedy, Remedy)
+    return remedy.peak_bytes
 
 
 def test_a_step_that_does_not_fit_alone_is_to_blame_itself() -> None:

@@ -1,0 +1,147 @@
+"""`memtrade watch`: a training script with its memory, peak and limit, live."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Annotated
+
+import msgspec
+from cyclopts import Parameter
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from memtrade.commands.progress import on_terminal
+from memtrade.errors import MemtradeError
+from memtrade.facts.surroundings import ONEDNN
+from memtrade.measure.environment import child_environment
+from memtrade.measure.flags import DeviceFlags
+from memtrade.measure.protocol import PIPE, Sampled, TrialSpec
+from memtrade.units import megabytes
+
+_BAR = 24  # characters
+# Without a terminal, a line is written where the peak has grown by so much.
+_GROWN = 1.05
+
+
+def watch(
+    script: Path,
+    *arguments: Annotated[str, Parameter(allow_leading_hyphen=True)],
+    device: DeviceFlags | None = None,
+) -> int:
+    """Run a training script and show its memory: in use, peak, the limit, the layer at the peak.
+
+    Without a GPU the script runs in an arena, TensorFlow's GPU allocator on the CPU, so that there
+    is a limit (--memory-limit, before the script's name). Where memory runs out, a page explains
+    it. The layer is predicted, of a compiled Keras model. What the script writes is passed on.
+
+    Parameters
+    ----------
+    script
+        The Python file to run.
+    arguments
+        The script's own.
+    """
+    if not script.is_file():
+        raise MemtradeError(f"there is no script {str(script)!r}: name a Python file")
+    name, limit_bytes = (device or DeviceFlags()).resolve()
+    environment = child_environment(TrialSpec(device=name, memory_limit_bytes=limit_bytes))
+    if ONEDNN not in os.environ:
+        del environment[ONEDNN]  # the script runs as it would by itself
+    read, write = os.pipe()
+    environment |= {PIPE: str(write), "PYTHONUNBUFFERED": "1"}
+    command = [sys.executable, "-m", "memtrade.watch", str(script), *arguments]
+    live = on_terminal()
+    child = subprocess.Popen(
+        command,
+        env=environment,
+        pass_fds=(write,),
+        stdout=subprocess.PIPE if live else None,
+        stderr=subprocess.STDOUT if live else None,
+    )
+    os.close(write)
+    with open(read, "rb", buffering=0) as pipe:
+        peak_bytes = (_live if live else _plain)(child, pipe, limit_bytes)
+    status = child.wait()
+    if peak_bytes:
+        print(f"memtrade: peak {_of(peak_bytes, limit_bytes)}", file=sys.stderr)
+    if status == -signal.SIGSEGV and os.environ.get(ONEDNN) != "0":
+        print(
+            "memtrade: the script crashed, as TensorFlow 2.21 does where a kernel of oneDNN's is "
+            f"refused memory: with {ONEDNN}=0 it says so, and a page explains it",
+            file=sys.stderr,
+        )
+    return status if status >= 0 else 128 - status
+
+
+def _plain(child: subprocess.Popen[bytes], pipe: IO[bytes], limit_bytes: int) -> int:
+    """Lines on stderr; the script writes for itself. Returns the peak in bytes."""
+    peak_bytes = 0
+    for line in pipe:
+        said = msgspec.json.decode(line, type=Sampled)
+        if said.peak_bytes > _GROWN * peak_bytes:
+            print(f"memtrade: {_words(said, limit_bytes)}", file=sys.stderr, flush=True)
+            peak_bytes = said.peak_bytes
+    return peak_bytes
+
+
+def _live(child: subprocess.Popen[bytes], pipe: IO[bytes], limit_bytes: int) -> int:
+    """One line that changes, below what the script writes. Returns the peak in bytes."""
+    console = Console(stderr=True, markup=False, highlight=False, emoji=False)
+    peak_bytes = 0
+    with Live(console=console, refresh_per_second=8) as live:
+        for source, line in _lines(child, pipe):
+            if source is pipe:
+                said = msgspec.json.decode(line, type=Sampled)
+                peak_bytes = said.peak_bytes
+                live.update(_line(said, limit_bytes))
+            else:
+                text = line.decode(errors="replace").rstrip("\n").rpartition("\r")[2]
+                live.console.print(Text.from_ansi(text))
+    return peak_bytes
+
+
+def _lines(child: subprocess.Popen[bytes], pipe: IO[bytes]) -> Iterator[tuple[IO[bytes], bytes]]:
+    """(where from, line) as they come, until both have ended."""
+    assert child.stdout is not None
+    open_files: dict[IO[bytes], bytes] = {child.stdout: b"", pipe: b""}
+    with selectors.DefaultSelector() as selector:
+        for each in open_files:
+            selector.register(each, selectors.EVENT_READ)
+        while open_files:
+            for key, _ in selector.select():
+                file: IO[bytes] = key.fileobj  # pyright: ignore[reportAssignmentType]
+                chunk = os.read(key.fd, 1 << 16)
+                *whole, rest = (open_files[file] + chunk).split(b"\n")
+                yield from ((file, line) for line in whole)
+                open_files[file] = rest
+                if not chunk:
+                    if rest:
+                        yield file, rest
+                    selector.unregister(file)
+                    del open_files[file]
+
+
+def _line(said: Sampled, limit_bytes: int) -> Text:
+    share = min(1.0, said.in_use_bytes / limit_bytes)
+    peak = min(_BAR - 1, round(_BAR * said.peak_bytes / limit_bytes))
+    bar = ["█" if i < share * _BAR else "·" for i in range(_BAR)]
+    bar[peak] = "|"
+    return Text(f"{''.join(bar)} {_words(said, limit_bytes)}", no_wrap=True, overflow="ellipsis")
+
+
+def _words(said: Sampled, limit_bytes: int) -> str:
+    layer = f", {said.layer} stands at it (predicted)" if said.layer else ""
+    in_use = f"in use {megabytes(said.in_use_bytes)} MB"
+    return f"{in_use}, peak {_of(said.peak_bytes, limit_bytes)}{layer}"
+
+
+def _of(peak_bytes: int, limit_bytes: int) -> str:
+    share = peak_bytes / limit_bytes
+    return f"{megabytes(peak_bytes)} MB of {megabytes(limit_bytes)} MB ({share:.0%})"
