@@ -88,7 +88,10 @@ def _frames() -> Iterator[FrameType]:
 
 def _runs(frames: Sequence[FrameType]) -> bool:
     """Whether TensorFlow is running something for the script."""
-    return any(frame.f_code.co_filename.endswith(_RUNNING) for frame in frames)
+    return any(
+        frame.f_code.co_filename.endswith(_RUNNING) and frame.f_code.co_name != "<module>"
+        for frame in frames  # a module's own frame is there while it is imported
+    )
 
 
 def _counter() -> Callable[[], Any]:
