@@ -12,7 +12,8 @@ from memtrade.graph import StepGraph
 from memtrade.measure.flags import DeviceFlags, ModelFlags, StrategyFlags
 from memtrade.results.chrome import to_chrome
 from memtrade.results.memory_viz import to_snapshot
-from memtrade.results.perfetto import Step, to_trace
+from memtrade.results.perfetto import to_trace
+from memtrade.results.slices import Step
 from memtrade.simulate.history import history
 from memtrade.simulate.timeline import TimeSimulator
 

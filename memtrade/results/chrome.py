@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from memtrade.graph import StepGraph
-from memtrade.results.perfetto import CHANNELS, DEVICE_COUNTER, HOST_COUNTER, Step
+from memtrade.results.slices import CHANNELS, DEVICE_COUNTER, HOST_COUNTER, Step, slices
 from memtrade.simulate.usage import GROUPS, Usage
 
 Event = dict[str, Any]
@@ -32,26 +32,16 @@ def _named(what: str, pid: int, tid: int, name: str) -> Event:
 
 
 def _slices(graph: StepGraph, usage: Usage, pid: int) -> Iterable[Event]:
-    timeline = usage.timeline
-    for i, action in enumerate(usage.actions):
-        start, end = timeline.start_seconds[i], timeline.end_seconds[i]
-        if end <= start:
-            continue
-        if action.kind in ("run", "recompute"):
-            op = graph.ops[action.id]
-            name, about = op.name, {"type": op.type, "layer": op.layer, "source": op.source}
-        else:
-            tensor = graph.tensors[action.id]
-            name, about = graph.label(action.id), {"bytes": tensor.size_bytes}
+    for each in slices(graph, usage):
         yield {
             "ph": "X",
-            "name": name,
-            "cat": action.kind,
+            "name": each.name,
+            "cat": each.kind,
             "pid": pid,
-            "tid": CHANNELS.index(timeline.channels[i]),
-            "ts": start * 1e6,
-            "dur": (end - start) * 1e6,
-            "args": {key: value for key, value in about.items() if value},
+            "tid": CHANNELS.index(each.channel),
+            "ts": each.start_seconds * 1e6,
+            "dur": (each.end_seconds - each.start_seconds) * 1e6,
+            "args": each.notes,
         }
 
 

@@ -7,7 +7,6 @@ the bytes in use on the device and on the host. Slices are named after the op or
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import (  # pyright: ignore[reportMissingImports]
     CounterDescriptor,
@@ -18,22 +17,12 @@ from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import (  # pyright: igno
 from perfetto.trace_builder.proto_builder import TraceProtoBuilder
 
 from memtrade.graph import StepGraph
-from memtrade.simulate.timeline import COMPUTE, COPY_IN, COPY_OUT
-from memtrade.simulate.usage import GROUPS, Usage
-
-CHANNELS = (COMPUTE, COPY_OUT, COPY_IN)
-DEVICE_COUNTER, HOST_COUNTER = "device memory in use", "host memory in use"
+from memtrade.results.slices import CHANNELS, DEVICE_COUNTER, HOST_COUNTER, Step, slices
+from memtrade.simulate.usage import Usage
 
 # Of whoever writes packets; there is one.
 _SEQUENCE = 1
 _TRACKS_EACH = 8  # numbers of tracks set aside for each strategy
-
-
-class Step(NamedTuple):
-    """One strategy's simulated step; `label` names its process."""
-
-    label: str
-    usage: Usage
 
 
 def to_trace(graph: StepGraph, steps: Sequence[Step]) -> bytes:
@@ -84,31 +73,15 @@ class _Tracks:
 def _slices(graph: StepGraph, usage: Usage, tracks: _Tracks) -> list[tuple[int, int, TracePacket]]:
     """Begin and end of each action that takes time; ends go before begins of the same moment."""
     found = []
-    timeline = usage.timeline
-    moments = {moment.action: moment for moment in usage.moments}
-    for i, action in enumerate(usage.actions):
-        start, end = _ns(timeline.start_seconds[i]), _ns(timeline.end_seconds[i])
+    for each in slices(graph, usage):
+        start, end = _ns(each.start_seconds), _ns(each.end_seconds)
         if end <= start:
             continue
-        track = tracks.channel[timeline.channels[i]]
-        begin = TrackEvent(type=TrackEvent.TYPE_SLICE_BEGIN, track_uuid=track)
-        if action.kind in ("run", "recompute"):
-            op = graph.ops[action.id]
-            begin.name = op.name
-            part = "forward" if op.id in graph.forward else "backward"
-            begin.categories.append("recompute" if action.kind == "recompute" else part)
-            _note(begin, "op type", op.type)
-            for name, value in (("layer", op.layer), ("source", op.source)):
-                if value:
-                    _note(begin, name, value)
-        else:
-            begin.name = graph.label(action.id)
-            begin.categories.append(action.kind.replace("_", " "))
-            _note(begin, "bytes", graph.tensors[action.id].size_bytes)
-        if i in moments:
-            for group, held in zip(GROUPS, moments[i].by_group, strict=True):
-                if held:
-                    _note(begin, f"{group} bytes", held)
+        track = tracks.channel[each.channel]
+        begin = TrackEvent(type=TrackEvent.TYPE_SLICE_BEGIN, track_uuid=track, name=each.name)
+        begin.categories.append(each.kind)
+        for name, value in each.notes.items():
+            _note(begin, name, value)
         finish = TrackEvent(type=TrackEvent.TYPE_SLICE_END, track_uuid=track)
         found.append((start, 1, TracePacket(timestamp=start, track_event=begin)))
         found.append((end, 0, TracePacket(timestamp=end, track_event=finish)))

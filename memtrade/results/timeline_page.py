@@ -10,8 +10,9 @@ from typing import Any
 
 import jinja2
 
+from memtrade.results.slices import CHANNELS
 from memtrade.results.tables import seconds
-from memtrade.results.timeline_view import CHANNELS, COLOURS, MEANINGS, Strip, Timelines
+from memtrade.results.timeline_view import COLOURS, MEANINGS, Strip, Timelines
 from memtrade.simulate.usage import GROUPS
 from memtrade.units import megabytes
 

@@ -9,7 +9,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from memtrade.results.timeline_view import CHANNELS, COLOURS, Strip, Timelines
+from memtrade.results.slices import CHANNELS
+from memtrade.results.timeline_view import COLOURS, Strip, Timelines
 from memtrade.simulate.usage import GROUPS
 from memtrade.units import megabytes
 

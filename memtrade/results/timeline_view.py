@@ -11,10 +11,8 @@ from dataclasses import dataclass
 
 from memtrade.devices import Device
 from memtrade.graph import StepGraph
-from memtrade.simulate.timeline import COMPUTE, COPY_IN, COPY_OUT
+from memtrade.results.slices import CHANNELS
 from memtrade.simulate.usage import GROUPS, Held, Moment, Usage
-
-CHANNELS = (COMPUTE, COPY_OUT, COPY_IN)
 
 # By group: Okabe and Ito's colours, which people with any colour vision tell apart, and greys for
 # what every strategy has alike.

@@ -10,7 +10,8 @@ from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import (  # pyright: igno
     TrackEvent,
 )
 
-from memtrade.results.perfetto import DEVICE_COUNTER, HOST_COUNTER, Step, to_trace
+from memtrade.results.perfetto import to_trace
+from memtrade.results.slices import DEVICE_COUNTER, HOST_COUNTER, Step
 from memtrade.simulate.timeline import TimeSimulator
 from memtrade.simulate.usage import Usage, use_of_memory
 from memtrade.strategies import PLANNED, make_options

@@ -15,7 +15,7 @@ import pytest
 from memtrade.graph import StepGraph
 from memtrade.results.chrome import to_chrome
 from memtrade.results.memory_viz import to_snapshot
-from memtrade.results.perfetto import DEVICE_COUNTER, Step
+from memtrade.results.slices import DEVICE_COUNTER, Step
 from memtrade.simulate.history import history
 from memtrade.simulate.timeline import TimeSimulator
 from memtrade.simulate.usage import use_of_memory
