@@ -19,8 +19,8 @@ from memtrade.errors import InfeasibleBudgetError, MemtradeError, UnsupportedGra
 from memtrade.measure.flags import DeviceFlags, ModelFlags, StrategyFlags
 from memtrade.measure.protocol import Progress, TrialSpec
 from memtrade.plan import Plan
+from memtrade.results.paper import FORMATS, render
 from memtrade.results.pareto import Pareto, Point, front, pareto_plot, to_html
-from memtrade.results.plots import FORMATS, render
 from memtrade.results.sheets import Sheet
 from memtrade.results.tables import seconds, step_text
 from memtrade.simulate.predict import ROOMY_BYTES, Predicted, Predictor

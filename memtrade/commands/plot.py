@@ -20,7 +20,8 @@ from memtrade.measure.records import Record
 from memtrade.papers.thesis import conditions, machines_text
 from memtrade.papers.thesis_figures import figures_beside, max_batches_beside
 from memtrade.results.figures import SOURCES, Figure, Source
-from memtrade.results.plots import depth_plot, format_of, max_batch_plot, render, trade_plot
+from memtrade.results.paper import format_of, render
+from memtrade.results.plots import depth_plot, max_batch_plot, trade_plot
 from memtrade.results.series import Quantity, by_depth, depth_panels, trade_panels
 
 plot = App(name="plot", help="Plot records: a file in PDF, SVG or PNG, by the suffix of --output.")

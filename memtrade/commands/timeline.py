@@ -12,7 +12,7 @@ from memtrade.commands.reading import check_folder, write_output
 from memtrade.commands.run import Flag
 from memtrade.errors import MemtradeError
 from memtrade.measure.flags import DeviceFlags, ModelFlags, StrategyFlags
-from memtrade.results.plots import FORMATS, render
+from memtrade.results.paper import FORMATS, render
 from memtrade.results.tables import step_text
 from memtrade.results.timeline_page import to_html
 from memtrade.results.timeline_plot import timeline_plot

@@ -8,13 +8,13 @@ from __future__ import annotations
 import html
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from matplotlib.figure import Figure as Canvas
 
-from memtrade.results.series import INK, style_of
+from memtrade.results.paper import PAGE_INK, canvas_of, colour_of, finish, in_style, line_look
+from memtrade.results.series import style_of
 
-_INK = "#1A1A1A"
-_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<", ">", "h", "p")
 _SYMBOLS = (
     "circle", "square", "triangle-up", "diamond", "triangle-down", "cross", "x", "star",
     "triangle-left", "triangle-right", "hexagon", "pentagon",
@@ -81,7 +81,7 @@ def to_html(pareto: Pareto) -> str:
     drawing = go.Figure()
     for strategy, points in pareto.by_strategy().items():
         style = style_of(strategy)
-        colour = _INK if style.colour == INK else style.colour
+        colour = colour_of(style.colour)
         drawing.add_scatter(
             x=[p.peak_bytes / 1e6 for p in points],
             y=[p.relative_time for p in points],
@@ -92,7 +92,7 @@ def to_html(pareto: Pareto) -> str:
                 "color": colour,
                 "symbol": _SYMBOLS[style.position % len(_SYMBOLS)],
                 "size": 10,
-                "line": {"width": [2 if p.on_front else 0 for p in points], "color": _INK},
+                "line": {"width": [2 if p.on_front else 0 for p in points], "color": PAGE_INK},
             },
             text=[_tip(p) for p in points],
             hovertemplate="<b>%{fullData.name}</b><br>%{text}<extra></extra>",
@@ -127,27 +127,15 @@ def _tip(point: Point) -> str:
 
 def pareto_plot(pareto: Pareto) -> Canvas:
     """The same for print."""
-    canvas = Canvas(figsize=(7.2, 4.2), layout="constrained")
-    axis = canvas.add_subplot()
-    for strategy, points in pareto.by_strategy().items():
-        style = style_of(strategy)
-        colour = _INK if style.colour == INK else style.colour
-        axis.plot(
-            [p.peak_bytes / 1e6 for p in points],
-            [p.relative_time for p in points],
-            color=colour,
-            marker=_MARKERS[style.position % len(_MARKERS)],
-            linestyle="-" if len(points) > 1 else "none",
-            markersize=6,
-            label=strategy,
-        )
-    axis.set_xlim(left=0)
-    axis.set_xlabel("peak memory in MB")
-    axis.set_ylabel("step time, relative to original")
-    axis.set_title(pareto.title, loc="left", fontsize=10, fontweight="bold")
-    axis.grid(color="#DDDDDD", linewidth=0.6)
-    axis.set_axisbelow(True)
-    axis.spines[["top", "right"]].set_visible(False)
-    axis.legend(frameon=False, ncols=2)
-    canvas.supxlabel(pareto.command, fontsize=6)
+    with in_style():
+        canvas, [axis] = canvas_of(1, height=4.2)
+        handles = []
+        for strategy, points in pareto.by_strategy().items():
+            look: Any = line_look(strategy, {}) | ({} if len(points) > 1 else {"linestyle": ""})
+            xs, ys = [p.peak_bytes / 1e6 for p in points], [p.relative_time for p in points]
+            handles += axis.plot(xs, ys, label=strategy, **look)
+        axis.set_xlim(left=0)
+        axis.set(xlabel="peak memory in MB", ylabel="step time, relative to original")
+        axis.set_title(pareto.title)
+        finish(canvas, handles, pareto.command)
     return canvas

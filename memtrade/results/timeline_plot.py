@@ -2,30 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
+from memtrade.results.paper import PAGE_INK, WIDTH, finish, in_style
 from memtrade.results.slices import CHANNELS
 from memtrade.results.timeline_view import COLOURS, Strip, Timelines
 from memtrade.simulate.usage import GROUPS
 from memtrade.units import megabytes
 
 # Inches.
-_WIDTH, _STRIP, _LANES, _REST = 7.2, 1.75, 0.42, 1.0
-_STYLE: dict[Any, Any] = {"font.size": 8, "axes.titlesize": 8, "axes.titleweight": "bold"}
+_STRIP, _LANES, _REST = 1.75, 0.42, 1.0
 _INK, _COPY = "#5A5A5A", COLOURS["swapped in"]
 
 
 def timeline_plot(timelines: Timelines) -> Figure:
     """Memory over time, with the channels underneath, a strip per strategy."""
     strips = timelines.strips
-    with mpl.rc_context(_STYLE):
+    with in_style(grid=False):
         height = _REST + len(strips) * (_STRIP + _LANES)
-        figure = Figure(figsize=(_WIDTH, height), layout="constrained")
+        figure = Figure(figsize=(WIDTH, height), layout="constrained")
         axes = figure.subplots(
             2 * len(strips),
             1,
@@ -43,7 +40,7 @@ def timeline_plot(timelines: Timelines) -> Figure:
         moments = [moment for strip in strips for moment in strip.moments]
         used = [g for i, g in enumerate(GROUPS) if any(m.by_group[i] for m in moments)]
         handles = [Patch(color=COLOURS[group], label=group) for group in used]
-        figure.legend(handles=handles, loc="outside upper center", ncols=4, frameon=False)
+        finish(figure, handles)
     return figure
 
 
@@ -60,10 +57,10 @@ def _memory(axis: Axes, strip: Strip, timelines: Timelines) -> None:
     title = f"{strip.label}: peak {megabytes(strip.peak.in_use_bytes)} MB"
     axis.set_title(title if strip.fits else f"{title}, does not fit", loc="right")
     axis.plot(
-        strip.peak.seconds, strip.peak.in_use_bytes / 1e6, "o", color="#1A1A1A", mfc="white", ms=4
+        strip.peak.seconds, strip.peak.in_use_bytes / 1e6, "o", color=PAGE_INK, mfc="white", ms=4
     )
     if strip.turn_seconds is not None:
-        axis.axvline(strip.turn_seconds, color="#1A1A1A", linewidth=0.8, linestyle=(0, (4, 3)))
+        axis.axvline(strip.turn_seconds, color=PAGE_INK, linewidth=0.8, linestyle=(0, (4, 3)))
         axis.annotate(
             "turn",
             (strip.turn_seconds, 1),
@@ -76,7 +73,6 @@ def _memory(axis: Axes, strip: Strip, timelines: Timelines) -> None:
         axis.axhline(timelines.limit_bytes / 1e6, color="#A33000", linewidth=1)
     axis.set_ylim(0, timelines.top_bytes / 1e6 * 1.05)
     axis.set_ylabel("MB in use")
-    axis.spines[["top", "right"]].set_visible(False)
     axis.tick_params(axis="x", labelbottom=False)
 
 
@@ -87,5 +83,5 @@ def _channels(axis: Axes, strip: Strip) -> None:
         axis.broken_barh(spans, (-position - 0.4, 0.8), color=colour, linewidth=0)
     axis.set_yticks([-i for i in range(len(CHANNELS))], CHANNELS, fontsize=6)
     axis.set_ylim(0.6 - len(CHANNELS), 0.6)
-    axis.spines[["top", "right", "left"]].set_visible(False)
+    axis.spines["left"].set_visible(False)
     axis.tick_params(axis="y", length=0)

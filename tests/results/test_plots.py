@@ -16,14 +16,8 @@ from PIL import Image
 from memtrade.errors import MemtradeError
 from memtrade.measure.records import Record
 from memtrade.papers.thesis_figures import figures_beside, max_batches_beside
-from memtrade.results.plots import (
-    FORMATS,
-    depth_plot,
-    format_of,
-    max_batch_plot,
-    render,
-    trade_plot,
-)
+from memtrade.results.paper import FORMATS, format_of, render
+from memtrade.results.plots import depth_plot, max_batch_plot, trade_plot
 from memtrade.results.series import by_depth, depth_panels, trade_panels
 from tests.results.test_max_batches import make_search
 from tests.results.test_series import at

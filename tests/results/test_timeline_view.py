@@ -10,7 +10,7 @@ from itertools import pairwise
 import pytest
 
 from memtrade.graph import StepGraph
-from memtrade.results.plots import render
+from memtrade.results.paper import render
 from memtrade.results.timeline_page import HEIGHT, Frame, ticks, to_html
 from memtrade.results.timeline_plot import timeline_plot
 from memtrade.results.timeline_view import COLOURS, SLICES, Timelines, make_strip

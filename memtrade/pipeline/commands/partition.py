@@ -42,7 +42,7 @@ from memtrade.pipeline.measure.protocol import PipelineTrial
 from memtrade.pipeline.measure.trial import run_pipeline
 from memtrade.pipeline.results.picture import draw_partition
 from memtrade.pipeline.results.tables import report_sheets
-from memtrade.results.plots import format_of, render
+from memtrade.results.paper import format_of, render
 from memtrade.results.tables import status_text
 from memtrade.target import ARENA, Target
 from memtrade.units import parse_bytes

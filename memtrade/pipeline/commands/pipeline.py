@@ -35,7 +35,7 @@ from memtrade.pipeline.measure.records import load_pipeline_records
 from memtrade.pipeline.results.measured import schedules_sheet
 from memtrade.pipeline.results.picture import Strip, draw_schedules
 from memtrade.pipeline.results.tables import prediction_sheet, stages_sheet
-from memtrade.results.plots import format_of, render
+from memtrade.results.paper import format_of, render
 from memtrade.strategies import find_planned
 from memtrade.sweep.shipped import sweep_file
 from memtrade.target import Target, profile_target

@@ -1,12 +1,11 @@
-"""Pictures of a partition and of schedules, for `memtrade.results.plots.render`."""
+"""Pictures of a partition and of schedules, in the style of `memtrade.results.paper`."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, PathPatch, Rectangle
@@ -17,15 +16,14 @@ from memtrade.pipeline.design.partition import Partition
 from memtrade.pipeline.design.report import PartitionReport
 from memtrade.pipeline.design.schedule import Schedule
 from memtrade.pipeline.design.timing import Timing
+from memtrade.results.paper import PAGE_INK, WIDTH, finish, in_style
 from memtrade.units import megabytes
 
 # Okabe and Ito's colours; the hatch tells recomputation apart in grey, too.
 _COLOURS = {"forward": "#56B4E9", "recompute": "#F0E442", "backward": "#E69F00"}
 _HATCHES = {"forward": "", "recompute": "/////", "backward": ""}
 _NAMES = {"forward": "forward", "recompute": "recomputation", "backward": "backward"}
-_INK, _ARC = "#1A1A1A", "#009E73"
-_STYLE: dict[Any, Any] = {"font.size": 8, "axes.titlesize": 8, "axes.titleweight": "bold"}
-_WIDTH = 7.2  # inches
+_ARC = "#009E73"
 _THICKEST = 4.0  # points, of the arc that carries most
 _NUMBERED = 24  # micro-batches; with more, the tasks have no numbers
 
@@ -44,8 +42,8 @@ def draw_partition(graph: StepGraph, partition: Partition, report: PartitionRepo
     both = [1e3 * (f + b) for f, b in zip(times.forward, times.backward, strict=True)]
     edges = [0.0, *itertools.accumulate(both)]
     capture_bytes = dict(zip(graph.data.captures, graph.data.capture_bytes, strict=True))
-    with mpl.rc_context(_STYLE):
-        figure = Figure(figsize=(_WIDTH, 2.7), layout="constrained")
+    with in_style(grid=False):
+        figure = Figure(figsize=(WIDTH, 2.7), layout="constrained")
         axis = figure.subplots()
         for stage, (left, right) in enumerate(itertools.pairwise(edges)):
             turn = left + 1e3 * times.forward[stage]
@@ -53,7 +51,7 @@ def draw_partition(graph: StepGraph, partition: Partition, report: PartitionRepo
             _bar(axis, "backward", turn, right, 0.0)
             weights = sum(capture_bytes[t] for t in partition.stages[stage].trainable)
             label = f"stage {stage}\n{right - left:,.3g} ms\n{megabytes(weights)} MB of weights"
-            axis.text((left + right) / 2, -0.15, label, ha="center", va="top", color=_INK)
+            axis.text((left + right) / 2, -0.15, label, ha="center", va="top", color=PAGE_INK)
         centres = [(left + right) / 2 for left, right in itertools.pairwise(edges)]
         highest = _arcs(axis, partition, centres)
         axis.set_xlim(0, edges[-1])
@@ -62,21 +60,20 @@ def draw_partition(graph: StepGraph, partition: Partition, report: PartitionRepo
         recomputing = ", with recomputation" if report.recomputation else ""
         names = {"forward": "forward", "backward": f"backward{recomputing}"}
         handles = [Patch(facecolor=_COLOURS[kind], label=name) for kind, name in names.items()]
-        figure.legend(handles=handles, loc="outside lower center", ncols=2, frameon=False)
         axis.set_title(
             f"{report.step} in {report.partitions} stages: times predicted for profile "
             f"{report.device_profile}, arcs what crosses",
-            loc="left",
         )
+        finish(figure, handles)
     return figure
 
 
 def draw_schedules(strips: Sequence[Strip]) -> Figure:
     """When each stage works on what: a strip per schedule, on one axis of time."""
     stages = sum(len(strip.schedule.tasks) for strip in strips)
-    with mpl.rc_context(_STYLE):
+    with in_style(grid=False):
         height = 0.9 + 0.45 * len(strips) + 0.28 * stages
-        figure = Figure(figsize=(_WIDTH, height), layout="constrained")
+        figure = Figure(figsize=(WIDTH, height), layout="constrained")
         axes = figure.subplots(
             len(strips),
             1,
@@ -90,11 +87,11 @@ def draw_schedules(strips: Sequence[Strip]) -> Figure:
         axes[-1].set_xlim(0, 1e3 * max(strip.timing.step_seconds for strip in strips))
         used = {task.kind for strip in strips for own in strip.schedule.tasks for task in own}
         handles = [
-            Patch(facecolor=_COLOURS[kind], hatch=_HATCHES[kind], edgecolor=_INK, label=name)
+            Patch(facecolor=_COLOURS[kind], hatch=_HATCHES[kind], edgecolor=PAGE_INK, label=name)
             for kind, name in _NAMES.items()
             if kind in used
         ]
-        figure.legend(handles=handles, loc="outside upper right", ncols=3, frameon=False)
+        finish(figure, handles)
     return figure
 
 
@@ -106,7 +103,7 @@ def _bar(axis: Axes, kind: str, start: float, end: float, low: float) -> None:
             0.8,
             facecolor=_COLOURS[kind],
             hatch=_HATCHES[kind],
-            edgecolor=_INK,
+            edgecolor=PAGE_INK,
             linewidth=0.4,
         )
     )
