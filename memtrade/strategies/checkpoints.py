@@ -14,6 +14,11 @@ choice with the smallest simulated peak, which is what the rule approximates for
 each clone runs just before its first reader; what follows the last checkpoint is kept, as its
 gradient comes at once. With `rule=openai` the tool's own rule decides all that: see
 `memtrade.strategies.bottlenecks`.
+
+Mode memory takes O(ops + edges) for the narrow places, O(places^2) for each of some 50 limits
+(`segments.cuts`), and a walk over the program for each of `JUDGED` choices. Not guaranteed: the
+smallest peak. Only narrow places are looked at, segments come back whole, and live bytes decide,
+without what an allocator adds.
 """
 
 from __future__ import annotations

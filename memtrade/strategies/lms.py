@@ -28,6 +28,10 @@ tensor comes back once for all that read it.
     how often          a swap-in per reader; with fuse_swapins, one for all
     chain_rule         goes on by levels until it finds an op before the reader
 
+O(ops + edges) to choose, O(actions + swaps x lb) to place the swap-ins. Not guaranteed: that a
+copy ends in time, or that the peak falls. The rules ask neither a clock nor an allocator: how many
+and how early is the user's to say.
+
 There, too, a tensor's second copy comes no earlier than the reader of the first has run. The
 tool's cpu_device and debug levels have no counterpart: `memtrade plan` lists what is swapped.
 """

@@ -15,6 +15,10 @@ than where all are kept: here the segments are as short as the graph allows. Wha
 recomputed (random numbers, calls that read variables) is swapped by the same rule. With
 `rule=openai` the checkpoints are those of OpenAI's tool, and segments come back as it does it:
 `memtrade.strategies.bottlenecks`.
+
+It takes what `checkpoints` takes, and O(ops) for the gaps. Not guaranteed: the smallest peak, or
+that a hidable copy is hidden. Gaps are those of the original's compute times, and each copy is
+looked at as if it were alone.
 """
 
 from __future__ import annotations

@@ -5,6 +5,9 @@ arXiv 1604.06174. Places to cut are the articulation points, as in the baseline 
 Checkmate (P. Jain et al., 2020, arXiv 1910.02653), where they are spread well enough over the
 forward pass; else, as in a U-Net, which has them at its ends only, all frontiers ("linearized
 sqrt(n)"). What an op costs is the target's to say, so there is nothing to set.
+
+O(ops + edges + places x sqrt(places)). Not guaranteed: that memory grows with sqrt(n) only. That
+holds where segments of equal time hold equal bytes, which nothing here looks at.
 """
 
 from __future__ import annotations
