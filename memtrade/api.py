@@ -59,6 +59,7 @@ from memtrade.tf.structure import (
     released,
     specs_of,
     tensors_of,
+    with_variables,
 )
 from memtrade.units import megabytes
 
@@ -182,6 +183,7 @@ class _Rewriting:
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Adds a call of the rewritten step to the graph that is being traced."""
+        kwargs = with_variables(self.function, args, kwargs)
         specs = specs_of((args, kwargs))
         size = sum(_known_bytes(spec) for spec in tensors_of(specs))
         try:

@@ -138,7 +138,7 @@ def read_graph(
     def living(made: Iterable[tf.Tensor]) -> tuple[int, ...]:
         return ids(t for t in made if t.name in tensor_ids)
 
-    inputs = ids(func_graph.inputs[:batch])
+    inputs, outputs = ids(func_graph.inputs[:batch]), ids(func_graph.outputs)
     return GraphData(
         name=name,
         ops=tuple(ops),
@@ -146,13 +146,14 @@ def read_graph(
         inputs=inputs,
         captures=ids(inner for inner, _ in captured),
         capture_bytes=tuple(_captured_bytes(outer) for _, outer in captured),
-        outputs=ids(func_graph.outputs),
+        outputs=outputs,
         control_outputs=_op_ids(func_graph.control_outputs, op_ids),
         loss=find_loss(
             ops,
             tensors,
             batch=inputs,
             returned=list(map(list, map(ids, candidates(concrete.structured_outputs, loss)))),
+            outputs=outputs,
             named=loss is not None,
         ),
         collection=living(func_graph.get_collection(CHECKPOINTS)),

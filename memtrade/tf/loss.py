@@ -67,7 +67,7 @@ def _is_float(value: Any) -> bool:
 
 
 def _named(returned: Any, named: Any) -> tf.Tensor:
-    leaves: dict[str, Any] = dict(named_leaves(returned))
+    leaves = {path: leaf for path, leaf in named_leaves(returned) if leaf is not None}
     found: Any
     if callable(named):
         try:
@@ -79,8 +79,13 @@ def _named(returned: Any, named: Any) -> tf.Tensor:
     else:
         found = leaves.get(str(named))
         if found is None and isinstance(named, int) and not isinstance(named, bool):
-            values = [value for value in leaves.values() if value is not None]
+            values = list(leaves.values())
             found = values[named] if -len(values) <= named < len(values) else None
+        if found is None and not leaves:
+            raise UnsupportedGraphError(
+                f"loss={named!r} is to name what the step returns, and it returns nothing: leave "
+                "loss= out, and what leads to the updates tells"
+            )
         if found is None:
             raise UnknownNameError("loss among what the step returns", str(named), leaves)
     if not _is_float(found) or not any(found is value for value in leaves.values()):
@@ -97,6 +102,7 @@ def find_loss(
     *,
     batch: Sequence[int],
     returned: Sequence[Sequence[int]],
+    outputs: Sequence[int] = (),
     named: bool = False,
 ) -> int:
     """The tensor that the gradients descend from.
@@ -104,10 +110,11 @@ def find_loss(
     Args:
         batch: tensor ids of the step's inputs. returned: those of its `candidates`. Of a group,
             the one counts that shares most with the updates.
+        outputs: those of all that it returns. Where nothing is updated, these may be gradients.
         named: the user says that it is the only one.
 
     Raises:
-        UnsupportedGraphError: nothing is returned that could be a loss, and nothing is updated.
+        UnsupportedGraphError: nothing that is returned or updated comes from the batch.
     """
     groups = [[computed_loss(ops, tensors, batch, t) for t in group] for group in returned]
     if named:
@@ -119,18 +126,26 @@ def find_loss(
         if shared[best] or not flow.leading:
             return best
     if not flow.leading:
+        flow = _Flow(ops, tensors, batch, outputs)
+    if not flow.leading:
         raise UnsupportedGraphError(
-            "no loss found: the step returns no floating-point scalar, and updates nothing. "
+            "no loss found: nothing that the step returns or updates is made from its batch. "
             "Return the loss, alone or in a structure"
         )
     return flow.fullest
 
 
 class _Flow:
-    """How values go from the batch to the updates."""
+    """How values go from the batch to the updates, or to what is `returned` in place of them."""
 
-    def __init__(self, ops: Sequence[Op], tensors: Sequence[Tensor], batch: Sequence[int]):
-        self.ops, self.tensors, self.batch = ops, tensors, batch
+    def __init__(
+        self,
+        ops: Sequence[Op],
+        tensors: Sequence[Tensor],
+        batch: Sequence[int],
+        returned: Sequence[int] = (),
+    ):
+        self.ops, self.tensors, self.batch, self.returned = ops, tensors, batch, returned
 
     @cached_property
     def from_batch(self) -> set[int]:
@@ -145,7 +160,7 @@ class _Flow:
     def updates(self) -> dict[int, list[int]]:
         """For each op that changes something and that the batch leads to: the tensors it reads
         from there that are gradients, or made of them one by one: they look like each other."""
-        found: dict[int, list[int]] = {}
+        found = {self.tensors[t].op: self._chain([t]) for t in self.returned if self._is_made(t)}
         for op in self.ops:
             handles = [t for t in op.inputs if self.tensors[t].dtype == "resource"]
             if not op.stateful or not handles or op.type in READ_TYPES:

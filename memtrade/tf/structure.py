@@ -90,6 +90,18 @@ def arguments_of(function: Any, example: Any) -> tuple[Any, ...]:
     return example
 
 
+def with_variables(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """`kwargs` with the defaults that hold variables: TensorFlow makes inputs of these as of what
+    is given."""
+    try:
+        parameters = inspect.signature(function).parameters
+        given = inspect.signature(function).bind(*args, **kwargs).arguments
+    except (TypeError, ValueError):
+        return kwargs
+    defaults = {name: each.default for name, each in parameters.items() if name not in given}
+    return kwargs | {n: value for n, value in defaults.items() if holds_variables(held(value))}
+
+
 def specs_of(structure: Any) -> Any:
     """`structure` with specs in place of tensors and arrays, and variables held; Python values
     stay."""

@@ -208,6 +208,23 @@ def test_the_loss_can_be_named():
     assert differing(step, rewritten) == []
     with pytest.raises(UnknownNameError, match="did you mean 'loss'"):
         memtrade.apply(step.function, step.batch, loss="lss")
+    silent = tf.function(lambda x: None)
+    with pytest.raises(UnsupportedGraphError, match="it returns nothing: leave loss= out"):
+        memtrade.apply(silent, images(), loss=0)
+
+
+def test_a_default_that_is_a_variable_is_an_argument():
+    step = STEPS["plain"]()
+    first = tf.Variable(tf.eye(WIDTH))
+
+    @tf.function
+    def train_step(x, scale=0.5, *, weights=(first,)):
+        return step.function(scale * x @ weights[0])
+
+    inside = replace(step, function=train_step)
+    rewritten = memtrade.apply(train_step, step.batch)
+    assert clones(rewritten, step.batch)
+    assert differing(inside, rewritten) == []
 
 
 def test_a_budget_is_kept_or_refused():

@@ -85,11 +85,25 @@ def test_a_norm_of_gradients_is_no_loss():
         assert kinds.count("MatMul") == kinds.count("Tanh") == 3
 
 
-def test_without_updates_there_must_be_a_scalar():
+def test_without_updates_what_is_returned_leads_to_the_loss():
+    """A scalar, or else the gradients, which somebody else will apply."""
     spec = tf.TensorSpec([2])
     assert loss_of(lambda x: (tf.reduce_sum(x), tf.reduce_max(x)), spec) == "Sum"
     with pytest.raises(UnsupportedGraphError, match=r"no loss found.*Return the loss"):
-        trace(step_of(lambda x: tf.cast(x, tf.int32), spec))
+        trace(step_of(lambda x: tf.constant([1, 2]), spec))
+    weight = tf.Variable(tf.ones([64, 64]))
+
+    def gradients(x):
+        with tf.GradientTape() as tape:
+            y = x
+            for _ in range(3):
+                y = tf.nn.tanh(y @ weight)
+            loss = tf.reduce_mean(y)
+        return tape.gradient(loss, [weight])
+
+    graph = trace(step_of(gradients, tf.TensorSpec([256, 64]))).graph
+    kinds = [graph.ops[i].type for i in sorted(graph.forward)]
+    assert kinds.count("MatMul") == kinds.count("Tanh") == 3
 
 
 def test_a_running_mean_leads_back_to_the_loss():
