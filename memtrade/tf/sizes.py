@@ -41,6 +41,8 @@ _ROW_NAMES = """
 _ROW_BY_ROW = frozenset(_ROW_NAMES.split()) | frozenset(reuse().tried) | reuse().passing
 # Ops whose output is as large as the tensor whose shape they are given, and where they read it.
 _SHAPED = {"BroadcastTo": 1, "Fill": 0, "Tile": 1}
+# Ops whose output is a part of what they read, and where they read it.
+_PARTS = {"Slice": 0, "Split": 1, "SplitV": 0, "StridedSlice": 0, "Unpack": 0}
 
 
 def learn_sizes(
@@ -116,6 +118,11 @@ class _Sizes:
             return self._elements_shaped_as(operation.type, inputs)
         if operation.type == "Reshape" or operation.type in ALIAS_TYPES:
             return self._elements(inputs[0])
+        if operation.type in _PARTS:
+            return self._elements(inputs[_PARTS[operation.type]])
+        if operation.type == "ConcatV2":
+            parts = [self._elements(each) for each in inputs[:-1]]
+            return sum(each for each in parts if each is not None) if None not in parts else None
         if operation.type in _ROW_BY_ROW:
             return self._rows_times(inputs, t.shape)
         if operation.type in ("Shape", "TensorListElementShape", "VariableShape"):

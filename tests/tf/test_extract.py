@@ -68,3 +68,17 @@ def test_values_that_follow_from_known_ones_are_known():
     graph = trace(step_of(step, tf.TensorSpec([2, 3, 4]))).graph
     inverse = next(op for op in graph.ops if op.type == "InvertPermutation")
     assert graph.data.values[inverse.outputs[0]] == (1, 2, 0)
+
+
+def test_parts_and_joints_of_masked_rows_are_bounded():
+    def function(x):
+        kept = tf.boolean_mask(x, x[:, 0] > 0)
+        joined = tf.concat([x, kept], 0)
+        return tf.reduce_sum(tf.slice(joined, [0, 0], [tf.shape(kept)[0], 4]))
+
+    graph = trace(step_of(function, tf.TensorSpec([32, 4]))).graph
+    (joined,) = (op for op in graph.ops if op.name.startswith("concat") and len(op.inputs) == 3)
+    (part,) = (op for op in graph.ops if op.type == "Slice")
+    assert not graph.data.unsized
+    for op in (joined, part):
+        assert graph.tensors[op.outputs[0]].size_bytes == 2 * 32 * 4 * 4
