@@ -131,15 +131,22 @@ class _Traced:
 
 
 class _Frames:
-    """Reads stacks, each file's kind once."""
+    """Reads stacks, each op's once (those of a loop's body stand in every iteration), and each file's
+    kind once."""
 
     def __init__(self) -> None:
         keras = sys.modules.get("keras")  # where nobody has imported it, there are no layers
         self._layer_file = inspect.getsourcefile(keras.layers.Layer) if keras else None
         self._shown: dict[str, tuple[str, bool]] = {}
+        self._known: dict[tf.Operation, tuple[int, str]] = {}
 
     def of(self, operation: tf.Operation) -> tuple[int, str]:
         """How many calls of Keras layers are on an op's stack, and the last line of the user."""
+        if operation not in self._known:
+            self._known[operation] = self._read(operation)
+        return self._known[operation]
+
+    def _read(self, operation: tf.Operation) -> tuple[int, str]:
         calls, source, of_library = 0, "", ""
         for frame in operation.traceback or ():  # none where it was imported
             file = frame.filename
