@@ -51,6 +51,9 @@ SELECTIONS = ("hidable", "read_once", "largest", "all", "none")
 # Segments may be this much larger than the smallest possible if that spares copies.
 SEGMENT_SLACK = 1.05
 
+# Where checkpoints leave more of the original's peak than this, other rules are tried, too.
+ENOUGH = 0.6
+
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
@@ -82,7 +85,7 @@ def plan(graph: StepGraph, options: Options, target: Target) -> Plan:
     if options.select != "none":
         otherwise.append(lambda: lms.fates(graph, lms.Options()))
     return that_saves(
-        "ome", graph, options, target, lambda: fates(graph, options, target), otherwise
+        "ome", graph, options, target, lambda: fates(graph, options, target), otherwise, ENOUGH
     )
 
 

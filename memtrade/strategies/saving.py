@@ -1,6 +1,6 @@
 """Plans that save, or none: what else there is where a rule finds nothing, and what is not worse.
 
-    rule ──no place to cut, or no smaller peak──► other rules, each with the forward part as it was
+    rule ──no place to cut, or not small enough► other rules, each with the forward part as it was
                                                   created and by list scheduling ─► the leanest
     plan ──peak not below the original's────────► no actions: the step runs as it is
 
@@ -67,14 +67,15 @@ def that_saves(
     target: Target,
     rule: Decide,
     otherwise: Sequence[Decide],
+    enough: float = 1.0,
 ) -> Plan:
-    """The rule's plan if it saves, else the leanest of all that there are, whether it saves or
-    not."""
+    """The rule's plan if its peak is below `enough` times the original's, else the leanest of all
+    that there are, whether it saves or not."""
     peaks = Peaks(graph, target)
     found: list[Plan] = []
     with contextlib.suppress(NoCutError):
         found.append(make_plan(strategy, graph, options, target, rule()))
-        if peaks.of(found[0]) < peaks.original:
+        if peaks.of(found[0]) < enough * peaks.original:
             return found[0]
     simulator = Simulator(graph, target)
     choices: list[tuple[int, Sequence[Fate], Lowering]] = []

@@ -131,7 +131,7 @@ class _Traced:
 
 
 class _Frames:
-    """Reads stacks, each op's once (those of a loop's body stand in every iteration), and each file's
+    """Reads stacks, each op's once, in however many iterations of a loop it stands, and each file's
     kind once."""
 
     def __init__(self) -> None:

@@ -278,7 +278,10 @@ def on_logical_cpus(case: str) -> dict[str, Any]:
 def as_worker() -> dict[str, Any]:
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
     batch = per_replica(strategy)
-    return {"worker": compared(custom_loop(strategy), batch, "ome", select="all")}
+    return {
+        "ome": compared(custom_loop(strategy), batch, "ome", select="all"),
+        "lms": compared(by_hand(strategy), batch, "lms"),
+    }
 
 
 if __name__ == "__main__":

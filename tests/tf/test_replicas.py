@@ -41,9 +41,13 @@ def test_fit_in_a_strategys_scope_trains_the_same(mirrored):
 
 
 def test_two_processes_of_multi_worker_mirrored_strategy_train_as_before():
-    for each in two_workers():
-        check(each, parts=1)
-        assert each["losses"][0] == each["losses"][1]
-        (predicted, _), (original, peak) = each["peaks"][0], each["measured"]
-        assert peak < 0.9 * original
-        assert peak < 1.1 * predicted  # what the other worker sends may come early
+    """Each has an allocator of its own, which says that no replica is made worse."""
+    # What the other worker sends may come early, and lms leaves little else.
+    most = {"ome": 1.1, "lms": 1.4}
+    for worker in two_workers():
+        for strategy, found in worker.items():
+            check(found, parts=1)
+            assert found["losses"][0] == found["losses"][1]
+            (predicted, _), (original, peak) = found["peaks"][0], found["measured"]
+            assert peak < 0.9 * original
+            assert peak < most[strategy] * predicted
