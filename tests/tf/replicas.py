@@ -86,8 +86,8 @@ def main(folder: str) -> int:
 
 
 _NOTE = (
-    "Custom loops of a few layers with momentum (and batch norm on the 2 CPUs, plain updates on "
-    "the 4), 1,024 rows a replica. Equal: all "
+    "Custom loops of a few layers with momentum (and batch norm on the 2 CPUs; plain updates with "
+    "lms), 1,024 rows a replica. Equal: all "
     "that is returned and every variable of every replica after three steps, to the bit, against "
     "TensorFlow without its graph optimizer. Logical CPUs share one allocator, so what is measured "
     "there is that of all replicas together: two cores run the original's mostly one after the "
