@@ -51,7 +51,8 @@ SELECTIONS = ("hidable", "read_once", "largest", "all", "none")
 # Segments may be this much larger than the smallest possible if that spares copies.
 SEGMENT_SLACK = 1.05
 
-# Where checkpoints leave more of the original's peak than this, other rules are tried, too.
+# Where the checkpoints that it selects by itself leave more of the original's peak than this, other
+# rules are tried, too.
 ENOUGH = 0.6
 
 
@@ -84,8 +85,9 @@ def plan(graph: StepGraph, options: Options, target: Target) -> Plan:
     ]
     if options.select != "none":
         otherwise.append(lambda: lms.fates(graph, lms.Options()))
+    enough = ENOUGH if options.select == "hidable" else 1.0
     return that_saves(
-        "ome", graph, options, target, lambda: fates(graph, options, target), otherwise, ENOUGH
+        "ome", graph, options, target, lambda: fates(graph, options, target), otherwise, enough
     )
 
 
