@@ -109,7 +109,7 @@ def to_html(pareto: Pareto) -> str:
         hoverlabel={"align": "left"},
         margin={"t": 110},
     )
-    return drawing.to_html(include_plotlyjs=True, config={"responsive": True})
+    return drawing.to_html(include_plotlyjs=True, config={"responsive": True}, div_id="pareto")
 
 
 def _tip(point: Point) -> str:

@@ -1,182 +1,197 @@
-"""`memtrade timeline` as a page: SVG made here, a few lines of script, nothing from the network."""
+"""`memtrade timeline` as a page: plotly's areas and the tables of who holds what at the peak."""
 
 from __future__ import annotations
 
-import json
-import math
-from collections.abc import Callable, Sequence
-from functools import cache
+import html
 from typing import Any
 
-import jinja2
-
+from memtrade.results.sheets import NONE, Sheet, templates
 from memtrade.results.slices import CHANNELS
 from memtrade.results.tables import seconds
 from memtrade.results.timeline_view import COLOURS, MEANINGS, Strip, Timelines
 from memtrade.simulate.usage import GROUPS
 from memtrade.units import megabytes
 
-# Of the drawing, in its own units; the page scales it to its width.
-WIDTH, LEFT, RIGHT = 1000, 76, 12
-TOP, HEIGHT = 34, 250
-LANE, LANE_GAP = 13, 4
-AXIS = 36
-_LABEL = 120  # about the width of a label
-
-_MOST_TICKS = 7
+# Pixels.
+_STRIP, _LANES, _REST = 260, 70, 130
+_WORK, _COPY, _LIMIT = "#5A5A5A", COLOURS["swapped in"], "#A33000"
 
 
 def to_html(timelines: Timelines) -> str:
-    """The whole page."""
-    frame = Frame(timelines)
-    return _template().render(
-        timelines=timelines,
-        frame=frame,
-        panels=[_panel(strip, frame) for strip in timelines.strips],
-        groups=[(group, COLOURS[group], MEANINGS[group]) for group in GROUPS],
-        data=_data(timelines),
+    """The whole page; it needs no network."""
+    sheets = [_totals(timelines), _meanings()]
+    sheets += [sheet for strip in timelines.strips for sheet in _at_the_peak(strip)]
+    return (
+        templates()
+        .get_template("timeline.html")
+        .render(
+            timelines=timelines,
+            drawing=drawing(timelines).to_html(
+                full_html=False, config={"responsive": True}, div_id="memory"
+            ),
+            sheets=sheets,
+        )
     )
 
 
-@cache
-def _template() -> jinja2.Template:
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("memtrade.results"),
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        undefined=jinja2.StrictUndefined,
-    )
-    environment.filters["mb"] = megabytes
-    environment.filters["seconds"] = seconds
-    environment.globals["COLOURS"] = COLOURS
-    return environment.get_template("timeline.html")
+def drawing(timelines: Timelines) -> Any:
+    """Memory over time, with the channels underneath, a strip per strategy: all on the same axes.
 
-
-class Frame:
-    """The axes that all strategies share: seconds to the right, bytes upwards."""
-
-    width, left, top, height, lane, lane_gap = WIDTH, LEFT, TOP, HEIGHT, LANE, LANE_GAP
-    bottom = TOP + HEIGHT
-    right = WIDTH - RIGHT
-    lanes = len(CHANNELS)
-
-    def __init__(self, timelines: Timelines):
-        self.seconds = timelines.seconds
-        self.y_ticks = ticks(timelines.top_bytes, beyond=True)
-        self.x_ticks = ticks(timelines.seconds)
-        self.top_bytes = self.y_ticks[-1]
-        self.total = self.lane_y(self.lanes) + AXIS
-
-    def x(self, second: float) -> float:
-        return round(self.left + (self.right - self.left) * second / self.seconds, 2)
-
-    def y(self, size_bytes: float) -> float:
-        return round(self.bottom - self.height * size_bytes / self.top_bytes, 2)
-
-    def lane_y(self, position: int) -> int:
-        return self.bottom + 10 + position * (self.lane + self.lane_gap)
-
-
-def ticks(highest: float, *, beyond: bool = False) -> list[float]:
-    """Round values from 0 up to `highest`; one more if `beyond`, so that it lies below the last.
-
-    >>> ticks(2880), ticks(2880, beyond=True)[-1]
-    ([0, 500, 1000, 1500, 2000, 2500], 3000)
+    Args:
+        timelines: of one step and device.
     """
-    magnitude = 10 ** math.floor(math.log10(highest / _MOST_TICKS))
-    step = next(
-        factor * magnitude
-        for factor in (1, 2, 2.5, 5, 10)
-        if highest / (factor * magnitude) <= _MOST_TICKS
+    from plotly.subplots import make_subplots  # slow to import, and only the page needs it
+
+    strips = timelines.strips
+    height = _REST + len(strips) * (_STRIP + _LANES)
+    titles = [text for strip in strips for text in (html.escape(_title(strip), quote=False), "")]
+    figure = make_subplots(
+        rows=2 * len(strips),
+        cols=1,
+        shared_xaxes="all",  # pyright: ignore[reportArgumentType]  # plotly's own documentation
+        row_heights=[_STRIP, _LANES] * len(strips),
+        vertical_spacing=25 / height,
+        subplot_titles=titles,
     )
-    if magnitude >= 1:
-        step = round(step)
-    count = math.ceil(highest / step) if beyond else math.floor(highest / step)
-    return [i * step for i in range(count + 1)]
+    for i, strip in enumerate(strips):
+        _add_memory(figure, strip, timelines, row=2 * i + 1)
+        _add_channels(figure, strip, row=2 * i + 2)
+    figure.update_layout(
+        template="plotly_white",
+        height=height,
+        hovermode="x unified",
+        barmode="overlay",
+        font={"family": "system-ui, sans-serif", "size": 12},
+        legend={"orientation": "h", "y": 1 + 60 / height, "groupclick": "togglegroup"},
+        margin={"t": 90, "l": 80, "r": 20},
+    )
+    figure.update_xaxes(range=[0, timelines.seconds])
+    figure.update_xaxes(title="seconds, predicted", row=2 * len(strips))
+    return figure
 
 
-def _panel(strip: Strip, frame: Frame) -> dict[str, Any]:
-    """What the template draws of one strategy."""
-    turn_x = None if strip.turn_seconds is None else frame.x(strip.turn_seconds)
-    return {
-        "strip": strip,
-        "areas": _areas(strip, frame),
-        "lanes": [
-            {"channel": channel, "y": frame.lane_y(i), "spans": _spans(strip, channel, frame)}
-            for i, channel in enumerate(CHANNELS)
-        ],
-        "busy_seconds": {
-            channel: sum(end - start for start, end in strip.busy[channel]) for channel in CHANNELS
-        },
-        "peak_x": frame.x(strip.peak.seconds),
-        "peak_y": frame.y(strip.peak.in_use_bytes),
-        "peak_label": _beside(frame.x(strip.peak.seconds), turn_x),
-        "turn_x": turn_x,
-        "end_x": frame.x(strip.step_seconds),
-    }
-
-
-def _beside(x: float, turn_x: float | None) -> tuple[float, str]:
-    """Where the peak's label goes and its text-anchor: clear of the edges and the turn's line."""
-    near = turn_x is not None and abs(x - turn_x) < _LABEL / 2
-    if x < LEFT + _LABEL / 2 or (near and turn_x is not None and x > turn_x):
-        return x + 8, "start"
-    if x > WIDTH - RIGHT - _LABEL / 2 or near:
-        return x - 8, "end"
-    return x, "middle"
-
-
-def _areas(strip: Strip, frame: Frame) -> list[dict[str, str]]:
-    """A closed path per group, stacked in the order of the groups."""
-    edges = [frame.x(moment.seconds) for moment in strip.moments] + [frame.x(strip.step_seconds)]
-    below = [0] * len(strip.moments)
-    areas = []
+def _add_memory(figure: Any, strip: Strip, timelines: Timelines, *, row: int) -> None:
+    """An area per group, stacked, and what runs at each moment."""
+    ends = [moment.seconds for moment in strip.moments] + [strip.step_seconds]
+    names = [html.escape(name, quote=False) for name in (*strip.names, "")]
+    in_use = [moment.in_use_bytes / 1e6 for moment in (*strip.moments, strip.moments[-1])]
+    hollow = {"color": "white", "size": 8, "line": {"color": "#1A1A1A", "width": 1.5}}
     for position, group in enumerate(GROUPS):
-        sizes = [moment.by_group[position] for moment in strip.moments]
-        above = [low + size for low, size in zip(below, sizes, strict=True)]
+        sizes = [m.by_group[position] / 1e6 for m in (*strip.moments, strip.moments[-1])]
         if any(sizes):
-            path = _stairs(edges, above, frame.y) + _stairs(edges, below, frame.y, back=True)
-            areas.append({"group": group, "colour": COLOURS[group], "path": f"M{path[1:]}Z"})
-        below = above
-    return areas
+            figure.add_scatter(
+                x=ends,
+                y=sizes,
+                name=group,
+                legendgroup=group,
+                showlegend=group not in {trace.name for trace in figure.data},
+                stackgroup=f"memory {row}",
+                mode="lines",
+                line={"shape": "hv", "width": 0, "color": COLOURS[group]},
+                fillcolor=COLOURS[group],
+                hovertemplate="%{y:,.1f} MB",
+                row=row,
+                col=1,
+            )
+    about = {"showlegend": False, "row": row, "col": 1}
+    figure.add_scatter(
+        x=ends, y=in_use, name="in use", mode="lines", line={"shape": "hv", "width": 0},
+        customdata=names, hovertemplate="%{y:,.1f} MB in %{customdata}", **about,
+    )  # fmt: skip
+    figure.add_scatter(
+        x=[strip.peak.seconds], y=[strip.peak.in_use_bytes / 1e6], name="peak", mode="markers",
+        marker=hollow, hoverinfo="skip", **about,
+    )  # fmt: skip
+    if strip.turn_seconds is not None:
+        figure.add_vline(strip.turn_seconds, line_dash="dash", line_width=1, row=row, col=1)
+    if timelines.shows_limit:
+        limit = timelines.limit_bytes / 1e6
+        figure.add_hline(limit, line_color=_LIMIT, annotation_text="limit", row=row, col=1)
+    figure.update_yaxes(
+        title="MB in use", range=[0, 1.05 * timelines.top_bytes / 1e6], row=row, col=1
+    )
 
 
-def _stairs(
-    edges: Sequence[float], sizes: Sequence[int], y: Callable[[float], float], *, back: bool = False
-) -> str:
-    """Steps from edge to edge, or the same from right to left."""
-    points: list[tuple[float, float]] = []
-    for i, size in enumerate(sizes):
-        height = y(size)
-        if points and points[-1][1] == height:
-            points[-1] = (edges[i + 1], height)
-        else:
-            points += [(edges[i], height), (edges[i + 1], height)]
-    if back:
-        points.reverse()
-    return "".join(f"L{x:g} {height:g}" for x, height in points)
+def _add_channels(figure: Any, strip: Strip, *, row: int) -> None:
+    for channel in CHANNELS:
+        spans = strip.busy[channel]
+        figure.add_bar(
+            orientation="h",
+            y=[channel] * len(spans),
+            base=[start for start, _ in spans],
+            x=[end - start for start, end in spans],
+            marker={"color": _WORK if channel == CHANNELS[0] else _COPY, "line": {"width": 0}},
+            hoverinfo="skip",
+            showlegend=False,
+            row=row,
+            col=1,
+        )
+    last = len(CHANNELS) - 0.5
+    figure.update_yaxes(
+        categoryorder="array", categoryarray=CHANNELS[::-1], range=[-0.5, last], row=row, col=1
+    )
 
 
-def _spans(strip: Strip, channel: str, frame: Frame) -> list[tuple[float, float]]:
-    """(left edge, width) of each stretch of work; nothing is too short to be seen."""
-    spans = []
-    for start, end in strip.busy[channel]:
-        left = frame.x(start)
-        spans.append((left, max(round(frame.x(end) - left, 2), 0.4)))
-    return spans
+def _title(strip: Strip) -> str:
+    fits = "" if strip.fits else ", does not fit"
+    return f"{strip.label}: peak {megabytes(strip.peak.in_use_bytes)} MB{fits}"
 
 
-def _data(timelines: Timelines) -> str:
-    """What the script shows at the pointer: times, names, bytes by group and on the host."""
-    strips = [
-        {
-            "seconds": [round(moment.seconds, 6) for moment in strip.moments],
-            "names": strip.names,
-            "bytes": [moment.by_group for moment in strip.moments],
-            "host": [moment.host_bytes for moment in strip.moments],
-        }
-        for strip in timelines.strips
+def _totals(timelines: Timelines) -> Sheet:
+    def busy(strip: Strip, channel: str) -> str:
+        return seconds(sum(end - start for start, end in strip.busy[channel]))
+
+    return Sheet.of(
+        timelines.strips,
+        [
+            ("strategy", lambda it: it.label + ("" if it.fits else " (does not fit)")),
+            ("peak MB", lambda it: megabytes(it.peak.in_use_bytes)),
+            ("memory cost MB", lambda it: megabytes(it.peak.in_use_bytes - it.persistent_bytes)),
+            ("host MB", lambda it: megabytes(it.host_peak_bytes)),
+            ("step s", lambda it: seconds(it.step_seconds)),
+            ("stall s", lambda it: seconds(it.stall_seconds)),
+            ("copy out s", lambda it: busy(it, "copy-out")),
+            ("copy in s", lambda it: busy(it, "copy-in")),
+        ],
+        title="The step under each strategy",
+        weak=lambda it: not it.fits,
+        name="totals",
+        command=timelines.command,
+    )
+
+
+def _meanings() -> Sheet:
+    return Sheet(
+        title="Who holds memory",
+        name="groups",
+        columns=("group", "what it is"),
+        words=2,
+        rows=tuple(MEANINGS.items()),
+    )
+
+
+def _at_the_peak(strip: Strip) -> list[Sheet]:
+    """Each group's part of the peak, and the largest holders."""
+    peak = strip.peak.in_use_bytes
+    when = f"{strip.label}, at its peak after {seconds(strip.peak.seconds)} s in {strip.peak_name}"
+    held = [(each.label, each.group, megabytes(each.size_bytes)) for each in strip.holders]
+    rest = [("all others", NONE, megabytes(strip.rest_bytes))] if strip.rest_bytes else []
+    return [
+        Sheet.of(
+            strip.groups,
+            [
+                ("group", lambda it: it[0]),
+                ("MB", lambda it: megabytes(it[1])),
+                ("share", lambda it: f"{it[1] / peak:.1%}"),
+            ],
+            title=when,
+            name=f"{strip.label}-groups",
+        ),
+        Sheet(
+            title=f"{strip.label}: who holds most then",
+            name=f"{strip.label}-holders",
+            columns=("holder", "group", "MB"),
+            words=2,
+            rows=(*held, *rest),
+        ),
     ]
-    # "</" within a script element would end it.
-    return json.dumps(strips, separators=(",", ":")).replace("</", "<\\/")
