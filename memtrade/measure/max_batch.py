@@ -111,10 +111,12 @@ class BatchSearch:
     tried: list[Tried] = field(default_factory=list)
     predicted: Found[Obstacle] | None = None
     _candidates: dict[int, Candidate] = field(default_factory=dict)
+    _margin: int = 0
 
     def run(self) -> Found[Obstacle]:
         """The answer, by trials, but for sizes without a plan and those not safe to try."""
         guess = self.start or self.base.model_options["batch_size"]
+        self._margin = 1 if self.within else 0  # what is tried once should run
         if self.rebatcher is not None:
             self.predicted = largest(
                 self._foreseen,
@@ -155,6 +157,11 @@ class BatchSearch:
         self.tried.append(Tried(batch, record.id, record.status))
         if record.status == "ok":
             return None
+        if self.within and record.status == "out_of_memory":
+            # Few trials are left: the next plan leaves more free.
+            self._margin = min(self._margin + 1, len(_MARGINS[self.base.order]) - 1)
+            ran = {each.batch_size for each in self.tried if each.status == "ok"}
+            self._candidates = {b: c for b, c in self._candidates.items() if b in ran}
         return Obstacle(_BOUND_OF[record.status], record.reason)
 
     def candidate(self, batch: int) -> Candidate:
@@ -173,7 +180,7 @@ class BatchSearch:
         predictor = Predictor(graph, target)
         spec = with_default(spec, "host_memory_limit", _words(self._host_limit_bytes()))
         candidate = Candidate(spec)
-        for margin in _MARGINS[spec.order]:
+        for margin in _MARGINS[spec.order][self._margin :]:
             budgeted = with_default(
                 spec, "budget", _words(int(self.target.limit_bytes * (1 - margin)))
             )
