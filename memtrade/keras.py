@@ -25,8 +25,11 @@ from memtrade.errors import MemtradeError, UnsupportedGraphError
 from memtrade.options import Value
 from memtrade.plan import Order
 from memtrade.settings import AUTO, settings_of
+from memtrade.tensorboard import MemoryBoard
 from memtrade.tf.loss import Named
 from memtrade.units import megabytes
+
+__all__ = ["MemoryBoard", "TrainFunction", "fit", "optimize", "restore"]
 
 log = logging.getLogger("memtrade")
 

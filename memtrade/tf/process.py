@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -29,13 +30,12 @@ def models_alive() -> list[Any]:
 
 
 def counted(device: str) -> Counted | None:
-    """What the allocator of a device ("GPU:0") says; None where it keeps no count, as TensorFlow's
-    for the CPU does not unless it is told to."""
-    try:
-        said = tf.config.experimental.get_memory_info(device)
-    except ValueError:
+    """What the allocator of a device ("GPU:0") says; None of a CPU that is no arena: TensorFlow's
+    allocator there counts some of its requests, or none."""
+    if device.startswith("CPU") and os.environ.get("TF_CPU_ALLOCATOR_USE_BFC") != "true":
         return None
-    return Counted(said["current"], said["peak"]) if said["peak"] else None
+    said = tf.config.experimental.get_memory_info(device)
+    return Counted(said["current"], said["peak"])
 
 
 def beside_step(concrete: Any, device: str, *, ahead_bytes: int = 0) -> Beside:
