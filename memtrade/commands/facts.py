@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
-
-from rich.table import Table
+from collections.abc import Mapping, Sequence
 
 from memtrade.commands.run import Flag
-from memtrade.commands.screen import stdout
+from memtrade.commands.screen import show, stdout
 from memtrade.facts import CPU, cache, reuse, shipped
 from memtrade.facts.learned import Learned
+from memtrade.facts.surroundings import Surroundings
 from memtrade.measure.environment import child_environment
 from memtrade.measure.here import surroundings_of
 from memtrade.measure.protocol import TrialSpec
-from memtrade.results.tables import NONE
+from memtrade.results.sheets import NONE, Sheet, cell
 from memtrade.target import ARENA
 from memtrade.units import megabytes
 
@@ -40,30 +39,41 @@ def facts(*, kernels: Flag = False, forget: Flag = False) -> int:
         console.print(f"{len(removed)} files of facts removed from {cache.folder()}")
         return 0
     here = surroundings_of(ARENA, child_environment(TrialSpec(device=ARENA)))
-    table = Table(title=f"learned, in {cache.folder()}", title_justify="left")
-    for name in ("device", "cpu", "TensorFlow", "oneDNN", "threads", "kernels", "of them", "days"):
-        table.add_column(name, justify="right" if name in ("threads", "kernels") else "left")
-    for _, where, known in cache.all_files():
-        ran = ("on" if known.rates.onednn else "off") if known.rates else NONE
-        limited = f", at most {where.instructions}" if where.instructions else ""
-        table.add_row(
-            where.device + (" (here, now)" if where == here else ""),
-            where.cpu,
-            where.tensorflow,
-            f"{ran} (environment: {where.onednn or 'unset'}{limited})",
-            str(where.threads),
-            f"{len(known.table):,}",
-            _sources(known.table),
-            _days(known.table),
-        )
-    console.print(table if table.row_count else f"nothing is learned yet in {cache.folder()}")
+    learned = [(where, known) for _, where, known in cache.all_files()]
+    if learned:
+        show([_files(learned, here)])
+    else:
+        console.print(f"nothing is learned yet in {cache.folder()}")
     console.print()
     console.print(f"shipped, {CPU}: {shipped(CPU).source}")
     console.print(f"shipped, whose buffer a kernel takes: {reuse().source}")
     if kernels:
         console.print()
-        console.print(_kernels(cache.FactsFile(here).read().table))
+        show([_kernels(cache.FactsFile(here).read().table)])
     return 0
+
+
+def _files(learned: Sequence[tuple[Surroundings, cache.Facts]], here: Surroundings) -> Sheet:
+    def environment(where: Surroundings, known: cache.Facts) -> str:
+        ran = ("on" if known.rates.onednn else "off") if known.rates else NONE
+        limited = f", at most {where.instructions}" if where.instructions else ""
+        return f"{ran} (environment: {where.onednn or 'unset'}{limited})"
+
+    return Sheet.of(
+        learned,
+        [
+            ("device", lambda it: it[0].device + (" (here, now)" if it[0] == here else "")),
+            ("cpu", lambda it: it[0].cpu),
+            ("TensorFlow", lambda it: it[0].tensorflow),
+            ("oneDNN", lambda it: environment(*it)),
+            ("of them", lambda it: _sources(it[1].table)),
+            ("days", lambda it: _days(it[1].table)),
+            ("threads", lambda it: str(it[0].threads)),
+            ("kernels", lambda it: f"{len(it[1].table):,}"),
+        ],
+        title=f"learned, in {cache.folder()}",
+        words=6,
+    )
 
 
 def _sources(table: Mapping[str, Learned]) -> str:
@@ -78,18 +88,21 @@ def _days(table: Mapping[str, Learned]) -> str:
     return " to ".join(dict.fromkeys((days[0], days[-1]))) if days else NONE
 
 
-def _kernels(known: Mapping[str, Learned]) -> Table:
-    table = Table()
-    for name in ("kernel", "outputs MB", "scratch MB", "margin MB", "ms", "source", "day"):
-        table.add_column(name, justify="right" if name[-2:] in ("MB", "ms") else "left")
-    for each in sorted(known.values(), key=lambda each: each.kernel):
-        made = [sum(size for size, slot in each.requests if (slot < 0) is s) for s in (False, True)]
-        table.add_row(
-            each.kernel,
-            *(megabytes(size) for size in made),
-            megabytes(each.margin_bytes) if each.margin_bytes else "",
-            NONE if each.seconds is None else f"{each.seconds * 1e3:.3f}",
-            each.source + (", on a busy machine" if each.disturbed else ""),
-            each.on,
-        )
-    return table
+def _kernels(known: Mapping[str, Learned]) -> Sheet:
+    def requested(each: Learned, *, scratch: bool) -> str:
+        return megabytes(sum(size for size, slot in each.requests if (slot < 0) is scratch))
+
+    return Sheet.of(
+        sorted(known.values(), key=lambda each: each.kernel),
+        [
+            ("kernel", lambda it: it.kernel),
+            ("source", lambda it: it.source + (", on a busy machine" if it.disturbed else "")),
+            ("day", lambda it: it.on),
+            ("outputs MB", lambda it: requested(it, scratch=False)),
+            ("scratch MB", lambda it: requested(it, scratch=True)),
+            ("margin MB", lambda it: megabytes(it.margin_bytes) if it.margin_bytes else ""),
+            ("ms", lambda it: cell(lambda seconds: f"{seconds * 1e3:.3f}", it.seconds)),
+        ],
+        title="Kernels known on this machine as it is now",
+        words=3,
+    )

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 
 from rich.table import Table
 
-from memtrade.commands.screen import stdout
+from memtrade.commands.screen import show, stdout
 from memtrade.devices import device_names, load_device
 from memtrade.measure import host
 from memtrade.measure.environment import default_limit_bytes
 from memtrade.models import MODELS, Option, options_of
-from memtrade.results.tables import NONE
+from memtrade.results.sheets import NONE, Sheet
 from memtrade.strategies import NATIVE, STRATEGIES
 from memtrade.target import ARENA
 
@@ -38,21 +38,18 @@ def strategies() -> int:
 
 def devices() -> int:
     """List the devices of this machine, and the profiles of others, to plan and predict for."""
-    table = Table()
-    for name in ("device", "what it is", "limit unless told MiB"):
-        table.add_column(name, justify="right" if name.endswith("MiB") else "left")
     free, limit = host.free_memory_bytes() >> 20, default_limit_bytes() >> 20
     what = f"TensorFlow's GPU allocator on the CPU; {free:,} MiB of this machine's memory are free"
-    table.add_row(ARENA, what, f"{limit:,}")
+    rows = [(ARENA, what, f"{limit:,}")]
     for gpu in host.gpus():
         known = "unknown" if gpu.memory_bytes is None else f"{gpu.memory_bytes >> 20:,} MiB"
-        table.add_row(f"gpu:{gpu.index}", f"{gpu.name}, {known}", NONE)
-    table.add_section()
+        rows.append((f"gpu:{gpu.index}", f"{gpu.name}, {known}", NONE))
     for name in sorted({*device_names()} - {ARENA}):
         profile = load_device(name)
         what = f"profile: {re.split('[:;(]', profile.source)[0].strip()}"
-        table.add_row(name, what, f"{profile.memory_bytes >> 20:,}")
-    stdout().print(table)
+        rows.append((name, what, f"{profile.memory_bytes >> 20:,}"))
+    columns = ("device", "what it is", "limit unless told MiB")
+    show([Sheet(title="Devices", columns=columns, words=2, rows=tuple(rows))])
     return 0
 
 
