@@ -16,7 +16,7 @@ from memtrade.pipeline.design.planned import KEEP
 from memtrade.pipeline.design.schedule import make_schedule
 from memtrade.pipeline.measure.protocol import PipelineTrial
 from memtrade.pipeline.measure.records import PipelineRecord
-from memtrade.results.sheets import NONE, Sheet
+from memtrade.results.sheets import NONE, Sheet, cell
 
 MIB = 1 << 20
 
@@ -101,47 +101,24 @@ def runs_sheet(records: Sequence[PipelineRecord], *, command: str = "") -> Sheet
 def device_sheet(record: PipelineRecord) -> Sheet:
     """A row for each stage of one trial, predicted beside measured."""
     assert record.measured is not None
-    rows = []
-    for i, (seen, said) in enumerate(
-        zip(record.measured.stages, record.predicted.stages, strict=True)
-    ):
-        rows.append(
-            (
-                f"stage {i + 1}",
-                f"{seen.parameters:,}",
-                *(
-                    mib(size)
-                    for size in (
-                        seen.variable_bytes,
-                        seen.gradient_bytes,
-                        seen.slot_bytes,
-                        seen.activation_bytes,
-                        seen.peak_bytes,
-                        said.peak_bytes,
-                    )
-                ),
-                f"{said.peak_bytes / seen.peak_bytes - 1:+.1%}",
-                f"{seen.busy_seconds:.3f}",
-                NONE if seen.update_seconds is None else f"{seen.update_seconds:.3f}",
-            )
-        )
-    return Sheet(
+    pairs = list(zip(record.measured.stages, record.predicted.stages, strict=True))
+    return Sheet.of(
+        [(i, *pair) for i, pair in enumerate(pairs, start=1)],
+        [
+            ("stage", lambda it: f"stage {it[0]}"),
+            ("parameters", lambda it: f"{it[1].parameters:,}"),
+            ("values MiB", lambda it: mib(it[1].variable_bytes)),
+            ("gradients MiB", lambda it: mib(it[1].gradient_bytes)),
+            ("slots MiB", lambda it: mib(it[1].slot_bytes)),
+            ("activation MiB", lambda it: mib(it[1].activation_bytes)),
+            ("peak MiB", lambda it: mib(it[1].peak_bytes)),
+            ("predicted MiB", lambda it: mib(it[2].peak_bytes)),
+            ("error", lambda it: f"{it[2].peak_bytes / it[1].peak_bytes - 1:+.1%}"),
+            ("busy s", lambda it: f"{it[1].busy_seconds:.3f}"),
+            ("update s", lambda it: cell("{:.3f}".format, it[1].update_seconds)),
+        ],
         title="Peak memory per stage",
-        columns=(
-            "stage",
-            "parameters",
-            "values MiB",
-            "gradients MiB",
-            "slots MiB",
-            "activation MiB",
-            "peak MiB",
-            "predicted MiB",
-            "error",
-            "busy s",
-            "update s",
-        ),
         words=1,
-        rows=tuple(rows),
     )
 
 

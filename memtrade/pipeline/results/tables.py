@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from memtrade.pipeline.design.predict import Case, PipelinePrediction
 from memtrade.pipeline.design.report import Balance, PartitionReport, PhaseTimes, RealTimes
@@ -110,27 +110,16 @@ def _imbalances(report: PartitionReport, command: str) -> Sheet:
     }
     if report.real is not None:
         kinds["real"] = report.real
-    rows = tuple(
-        (
-            kind,
-            f"{balance.imbalance.forward:.4f}",
-            f"{balance.imbalance.backward:.4f}",
-            f"{balance.topology_aware.forward:.4f}",
-            f"{balance.topology_aware.backward:.4f}",
-        )
-        for kind, balance in kinds.items()
-    )
-    return Sheet(
+    return Sheet.of(
+        list(kinds.items()),
+        [
+            ("times", lambda it: it[0]),
+            ("forward", lambda it: f"{it[1].imbalance.forward:.4f}"),
+            ("backward", lambda it: f"{it[1].imbalance.backward:.4f}"),
+            ("topology-aware forward", lambda it: f"{it[1].topology_aware.forward:.4f}"),
+            ("topology-aware backward", lambda it: f"{it[1].topology_aware.backward:.4f}"),
+        ],
         title="Imbalance: fastest over slowest, from 0 to 1, higher is better",
-        columns=(
-            "times",
-            "forward",
-            "backward",
-            "topology-aware forward",
-            "topology-aware backward",
-        ),
-        words=1,
-        rows=rows,
         notes=(
             "topology-aware: the worst of two stages that are connected",
             f"the heaviest stage costs {report.heaviest_over_optimum:.3f} times the least possible",
@@ -147,39 +136,31 @@ def prediction_sheet(
     title: str, predictions: Sequence[tuple[Case, PipelinePrediction]], *, command: str = ""
 ) -> Sheet:
     """A row per case."""
-    strategies = any(case.strategy != "original" for case, _ in predictions)
-    columns = ["stages", "micro-batches", "schedule", "checkpoint"]
-    columns += ["strategy"] if strategies else []
-    words = len(columns) + 1
-    columns += [
-        "fits", "parameters MB", "activations MB", "total MB", "largest MB", "forward s",
-        "step s", "bubble", "examples/s",
-    ]  # fmt: skip
-    columns += ["host MB"] if strategies else []
-    rows = []
-    for case, predicted in predictions:
-        timing = predicted.timing
-        row = [str(case.partitions), str(case.micro_batches), case.schedule, case.checkpoint]
-        row += [case.strategy] if strategies else []
-        row += [
-            "yes" if all(predicted.fits) else "no",
-            megabytes(predicted.parameter_bytes),
-            megabytes(predicted.activation_bytes),
-            megabytes(predicted.peak_bytes),
-            megabytes(max(stage.peak_bytes for stage in predicted.stages)),
-            seconds(timing.forward_seconds),
-            seconds(timing.step_seconds),
-            f"{timing.bubble:.3f}",
-            f"{predicted.samples_per_second:,.1f}",
-        ]
-        row += [megabytes(sum(s.host_bytes for s in predicted.stages))] if strategies else []
-        rows.append(tuple(row))
-    return Sheet(
+    planned = any(case.strategy != "original" for case, _ in predictions)
+    columns: list[tuple[str, Callable[[tuple[Case, PipelinePrediction]], str]]] = [
+        ("stages", lambda it: str(it[0].partitions)),
+        ("micro-batches", lambda it: str(it[0].micro_batches)),
+        ("schedule", lambda it: it[0].schedule),
+        ("checkpoint", lambda it: it[0].checkpoint),
+        *([("strategy", lambda it: it[0].strategy)] if planned else []),
+        ("fits", lambda it: "yes" if all(it[1].fits) else "no"),
+        ("parameters MB", lambda it: megabytes(it[1].parameter_bytes)),
+        ("activations MB", lambda it: megabytes(it[1].activation_bytes)),
+        ("total MB", lambda it: megabytes(it[1].peak_bytes)),
+        ("largest MB", lambda it: megabytes(max(s.peak_bytes for s in it[1].stages))),
+        ("forward s", lambda it: seconds(it[1].timing.forward_seconds)),
+        ("step s", lambda it: seconds(it[1].timing.step_seconds)),
+        ("bubble", lambda it: f"{it[1].timing.bubble:.3f}"),
+        ("examples/s", lambda it: f"{it[1].samples_per_second:,.1f}"),
+    ]
+    if planned:
+        columns.append(("host MB", lambda it: megabytes(sum(s.host_bytes for s in it[1].stages))))
+    return Sheet.of(
+        predictions,
+        columns,
         title=title,
-        columns=tuple(columns),
-        words=words,
-        rows=tuple(rows),
-        weak=frozenset(i for i, (_, p) in enumerate(predictions) if not all(p.fits)),
+        words=6 if planned else 5,
+        weak=lambda it: not all(it[1].fits),
         notes=(
             "parameters: values, gradients and optimizer slots; activations: all else that is live "
             "at the stages' peaks, summed over the stages; no allocator padding",
@@ -192,29 +173,24 @@ def prediction_sheet(
 
 def stages_sheet(case: Case, predicted: PipelinePrediction) -> Sheet:
     """A row per stage of one case."""
-    timing = predicted.timing
-    rows = []
-    for i, stage in enumerate(predicted.stages):
-        rows.append(
+    busy, again = predicted.timing.busy_seconds, predicted.timing.recompute_seconds
+    return Sheet.of(
+        list(enumerate(predicted.stages)),
+        [
+            ("stage", lambda it: str(it[0])),
             (
-                str(i),
-                f"{stage.peak_task.kind} of micro-batch {stage.peak_task.micro_batch}",
-                "yes" if predicted.fits[i] else "no",
-                megabytes(stage.parameter_bytes),
-                megabytes(stage.activation_bytes),
-                megabytes(stage.peak_bytes),
-                str(stage.in_flight),
-                seconds(timing.busy_seconds[i]),
-                seconds(timing.recompute_seconds[i]),
-                f"{1 - timing.busy_seconds[i] / timing.step_seconds:.3f}",
-            )
-        )
-    return Sheet(
+                "peak in",
+                lambda it: f"{it[1].peak_task.kind} of micro-batch {it[1].peak_task.micro_batch}",
+            ),
+            ("fits", lambda it: "yes" if predicted.fits[it[0]] else "no"),
+            ("parameters MB", lambda it: megabytes(it[1].parameter_bytes)),
+            ("activations MB", lambda it: megabytes(it[1].activation_bytes)),
+            ("peak MB", lambda it: megabytes(it[1].peak_bytes)),
+            ("in flight", lambda it: str(it[1].in_flight)),
+            ("busy s", lambda it: seconds(busy[it[0]])),
+            ("of it recomputing s", lambda it: seconds(again[it[0]])),
+            ("idle", lambda it: f"{1 - busy[it[0]] / predicted.timing.step_seconds:.3f}"),
+        ],
         title=f"Stages of {case.schedule}, {case.micro_batches} micro-batches, {case.checkpoint}",
-        columns=(
-            "stage", "peak in", "fits", "parameters MB", "activations MB", "peak MB", "in flight",
-            "busy s", "of it recomputing s", "idle",
-        ),
         words=3,
-        rows=tuple(rows),
-    )  # fmt: skip
+    )
