@@ -31,8 +31,8 @@ from memtrade.measure.records import (
 )
 from memtrade.measure.trial import Outcome, run_child
 from memtrade.models import make_model
-from memtrade.results.sheets import NONE, Sheet
-from memtrade.results.tables import number, seconds, status_text, step_text
+from memtrade.results.sheets import NONE, Sheet, cell
+from memtrade.results.tables import number, ratio, seconds, status_text, step_text
 from memtrade.strategies import NATIVE, STRATEGIES
 from memtrade.units import megabytes
 
@@ -52,9 +52,6 @@ Key = tuple[str, str, str]
 
 ABOUT = ("model", "strategy", "options")
 VERDICT = ("verdict", "max_difference", "tolerance", "differing", "variables", "reason")
-SHOWN = (
-    "strategy", "peak MB", "of original", "step s", "of original's time", "same step", "note"
-)  # fmt: skip
 
 
 def key_of(spec: TrialSpec) -> Key:
@@ -187,28 +184,25 @@ def sameness(record: Record, check: Mapping[str, str] | None) -> tuple[bool | No
 
 def sheet(found: Sequence[Way]) -> Sheet:
     """The table of one step, with the answer to the question that it is there for."""
-    rows = []
-    for way in found:
-        measured = way.record.measured
-        note = "" if measured else f"{status_text(way.record.status)}: {way.record.reason}"
-        rows.append(
-            (
-                way.label,
-                megabytes(measured.peak_bytes) if measured else NONE,
-                ratio(way.relative_peak),
-                seconds(measured.median_seconds) if measured else NONE,
-                ratio(way.relative_time),
-                way.said,
-                shortened(note) or NONE,
-            )
-        )
-    weak = frozenset(i for i, way in enumerate(found) if way.record.measured is None)
-    return Sheet(
+
+    def why(way: Way) -> str:
+        record = way.record
+        return "" if record.measured else f"{status_text(record.status)}: {record.reason}"
+
+    return Sheet.of(
+        found,
+        [
+            ("strategy", lambda it: it.label),
+            ("peak MB", lambda it: cell(megabytes, it.peak_bytes)),
+            ("of original", lambda it: ratio(it.relative_peak)),
+            ("step s", lambda it: cell(lambda m: seconds(m.median_seconds), it.record.measured)),
+            ("of original's time", lambda it: ratio(it.relative_time)),
+            ("same step", lambda it: it.said),
+            ("note", lambda it: shortened(why(it)) or NONE),
+        ],
         title=step_text(found[0].record.spec),
-        columns=SHOWN,
         words=1,
-        rows=tuple(rows),
-        weak=weak,
+        weak=lambda it: it.record.measured is None,
         notes=(answer(found),),
     )
 
@@ -251,10 +245,6 @@ def answer(found: Sequence[Way]) -> str:
 
 def yes(met: bool) -> str:
     return "yes" if met else "no"
-
-
-def ratio(value: float | None) -> str:
-    return NONE if value is None else f"{value:.2f}"
 
 
 def shortened(text: str, most: int = 140) -> str:

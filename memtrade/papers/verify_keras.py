@@ -136,27 +136,29 @@ def verify(name: str, strategy: str = "ome") -> Row:
 
 def sheet(rows: Sequence[Row], folder: str) -> Sheet:
     """The rows as a table."""
-    shown = []
-    for row in rows:
-        difference = float(row["max_difference"])
-        shown.append(
+
+    def difference(row: Row) -> str:
+        size = float(row["max_difference"])
+        return f"{size:.3g}" if size else "0 (to the bit)"
+
+    def count(name: str) -> tuple[str, Callable[[Row], str]]:
+        return name, lambda row: f"{int(row[name]):,}"
+
+    return Sheet.of(
+        rows,
+        [
+            ("model", lambda row: str(row["model"])),
+            ("input", lambda row: str(row["input"])),
+            *map(count, ("ops", "variables", "recomputed", "swapped")),
             (
-                str(row["model"]),
-                str(row["input"]),
-                *(f"{int(row[name]):,}" for name in ("ops", "variables", "recomputed", "swapped")),
-                megabytes(int(row["predicted_original_bytes"])),
-                megabytes(int(row["predicted_peak_bytes"])),
-                f"{difference:.3g}" if difference else "0 (to the bit)",
-            )
-        )
-    return Sheet(
+                "predicted peak MB: original",
+                lambda row: megabytes(int(row["predicted_original_bytes"])),
+            ),
+            ("ome", lambda row: megabytes(int(row["predicted_peak_bytes"]))),
+            ("largest difference", difference),
+        ],
         title="Keras models before and after memtrade.keras.optimize",
-        columns=(
-            "model", "input", "ops", "variables", "recomputed", "swapped",
-            "predicted peak MB: original", "ome", "largest difference",
-        ),
         words=2,
-        rows=tuple(shown),
         notes=(
             f"{STEPS} steps of each, batch {BATCH}, Adam, from the same variables: loss, weights, "
             "moving averages, the optimizer's slots, metrics and seeds are compared.",
