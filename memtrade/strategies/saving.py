@@ -33,6 +33,9 @@ Decide = Callable[[], Sequence[Fate]]
 # So many programs are looked at with the allocator.
 _JUDGED = 2
 
+# Of the peak of a rule's own plan that saves, what other rules must come down to to be taken.
+_WORTH = 0.85
+
 
 class NoCutError(UnsupportedGraphError):
     """A step whose forward pass has no place to be cut at."""
@@ -69,13 +72,15 @@ def that_saves(
     otherwise: Sequence[Decide],
     enough: float = 1.0,
 ) -> Plan:
-    """The rule's plan if its peak is below `enough` times the original's, else the leanest of all
-    that there are, whether it saves or not."""
+    """The rule's plan if its peak is below `enough` times the original's, or others save little
+    more; else the leanest of all that there are, whether it saves or not."""
     peaks = Peaks(graph, target)
     found: list[Plan] = []
+    own_bytes = peaks.original
     with contextlib.suppress(NoCutError):
         found.append(make_plan(strategy, graph, options, target, rule()))
-        if peaks.of(found[0]) < enough * peaks.original:
+        own_bytes = peaks.of(found[0])
+        if own_bytes < enough * peaks.original:
             return found[0]
     simulator = Simulator(graph, target)
     choices: list[tuple[int, Sequence[Fate], Lowering]] = []
@@ -89,7 +94,10 @@ def that_saves(
     choices.sort(key=lambda choice: choice[0])
     for _, fates, lowering in itertools.islice(choices, _JUDGED):
         found.append(make_plan(strategy, graph, options, target, fates, lowering))
-    return min(found, key=peaks.of)
+    leanest = min(found, key=peaks.of)
+    if own_bytes < peaks.original and peaks.of(leanest) > _WORTH * own_bytes:
+        return found[0]
+    return leanest
 
 
 def no_worse(plan: Plan, peaks: Peaks) -> Plan:

@@ -110,6 +110,14 @@ def test_ome_says_what_it_swaps_and_why(graph):
     assert any(fate.reason == "checkpoint, not largest" for fate in made.fates)
 
 
+def test_ome_takes_another_rule_where_its_own_leaves_much():
+    """In a short chain, checkpoints and one segment are most of it; what is swapped is gone."""
+    short = chain(4)
+    peaks = Peaks(short, target("arena", "pinned"))
+    found = {name: peaks.of(plan(short, name)) for name in ("ome", "lms")}
+    assert found["ome"] <= max(0.6 * peaks.original, found["lms"] / 0.85)
+
+
 def test_ome_swaps_what_cannot_be_recomputed():
     graph, named = chain(16, stateful=6), "layer4,layer8"
     made = plan(graph, "ome", mode="list", tensors=named, select="all")
