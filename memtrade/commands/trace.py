@@ -37,8 +37,8 @@ def trace(
     ----------
     output
         The file to write. .pftrace is for https://ui.perfetto.dev; .pickle, each request to the
-        allocator, for https://pytorch.org/memory_viz; .json for chrome://tracing; .json.gz for
-        TensorBoard, as LOGDIR/plugins/profile/RUN/NAME.trace.json.gz.
+        allocator, for https://pytorch.org/memory_viz; .json for chrome://tracing; .json.gz is
+        the same, smaller.
     verbose
         Pass on what TensorFlow logs.
     """

@@ -1,5 +1,5 @@
-"""Simulated steps as a Chrome trace: JSON that chrome://tracing, Perfetto and TensorBoard's profile
-plugin read. One process per strategy, a thread per channel, a counter of the bytes in use."""
+"""Simulated steps as a Chrome trace: JSON that chrome://tracing and Perfetto read. One process per
+strategy, a thread per channel, a counter of the bytes in use."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Event = dict[str, Any]
 
 
 def to_chrome(graph: StepGraph, steps: Sequence[Step], *, compressed: bool) -> bytes:
-    """The trace of all steps, which all begin at 0; gzipped, as TensorBoard wants it, or not."""
+    """The trace of all steps, which all begin at 0; gzipped or not."""
     events: list[Event] = []
     for pid, step in enumerate(steps, start=1):
         events.append(_named("process_name", pid, 0, step.label))
