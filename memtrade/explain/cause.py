@@ -173,7 +173,7 @@ def of_step(
     request, batch = found.request, batch_size_of(graph)
     kind = _kind(found, beside)
     fitting = alone = 0
-    if kind in ("batch", "scratch") and batch > 1:
+    if kind == "batch" and batch > 1:
         alone, fitting = _fitting_batches(found, batch)
     if kind == "batch" and batch and not alone:
         kind = "need"

@@ -213,7 +213,7 @@ def _parts_of(row: object) -> str:
 
 def _other_ways(found: Explanation) -> list[str]:
     ways = []
-    if found.kind in ("batch", "scratch") and found.fitting_batch:
+    if found.kind == "batch" and found.fitting_batch:
         ways.append(f"a batch of about {found.fitting_batch:,}")
     if found.kind == "fragmentation" and found.device.upper().startswith("GPU"):
         ways.append("TF_GPU_ALLOCATOR=cuda_malloc_async, an allocator that joins free pieces")

@@ -204,17 +204,6 @@ def small_tensors_between_large_ones(cure: Cure) -> None:
     del kept
 
 
-@planted
-def metrics_kept_between_batches_of_images(cure: Cure) -> None:
-    model = convolutions(64, depth=2)
-    images = np.zeros([16, 64, 64, 3], "float32")
-    fit(model, images[:1], np.zeros([1], "int32"))
-    kept = [] if cure.habit else holes(9, 18, 0.25)
-    with memtrade.explain_oom():
-        fit(model, np.zeros([48, 64, 64, 3], "float32"), np.zeros([48], "int32"))
-    del kept
-
-
 # A kernel asks for scratch memory.
 
 

@@ -13,7 +13,6 @@ LIMITS: dict[str, tuple[Kind, int]] = {
     "gradients as large as weights": ("need", 120),
     "one large image": ("need", 200),
     "small tensors between large ones": ("fragmentation", 160),
-    "metrics kept between batches of images": ("fragmentation", 184),
     "the gradient of wide filters": ("scratch", 80),
     "outputs in a list": ("leak", 160),
     "predictions of a callback": ("leak", 200),

@@ -151,6 +151,11 @@ RECORDED: tuple[tuple[str, Kind, Attempt], ...] = (
         recorded(*_RESNET, "--image-size", "64", "--batch-size", "64", "--memory-limit", "120MiB"),
     ),
     (
+        "a batch of small images",
+        "batch",
+        recorded(*_RESNET, "--image-size", "32", "--batch-size", "256", "--memory-limit", "125MiB"),
+    ),
+    (
         "one image for ResNet-18",
         "need",
         recorded(*_RESNET, "--image-size", "640", "--batch-size", "1", "--memory-limit", "170MiB"),
