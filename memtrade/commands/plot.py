@@ -35,6 +35,14 @@ BatchSize = Annotated[
     ),
 ]
 Sources = Annotated[list[Source] | None, Parameter(negative="", consume_multiple=False)]
+DepthSources = Annotated[
+    list[Source] | None,
+    Parameter(
+        negative="",
+        consume_multiple=False,
+        help="published, measured or predicted; repeatable. Unless given: published and measured.",
+    ),
+]
 NoCaption = Annotated[
     bool,
     Parameter(negative="", help="Leave out the line that says where the figures come from."),
@@ -43,44 +51,26 @@ NoCaption = Annotated[
 _PUBLISHED = "published: the thesis, memtrade/papers/published"
 
 
-@plot.command
-def peak(
-    results: Results = Path("runs"),
-    /,
-    *,
-    output: Output,
-    batch_size: BatchSize = None,
-    source: Sources = None,
-    no_caption: NoCaption = False,
-) -> int:
-    """Peak memory by depth, a line per strategy: published beside measured.
+def _by_depth_command(quantity: Quantity, what: str) -> None:
+    """Adds the command that plots a quantity by depth."""
 
-    Parameters
-    ----------
-    source
-        published, measured or predicted; repeatable. Unless given: published and measured.
-    """
-    return _by_depth("peak", results, output, batch_size, source, no_caption)
+    @plot.command(
+        name=quantity, help=f"{what} by depth, a line per strategy: published beside measured."
+    )
+    def command(
+        results: Results = Path("runs"),
+        /,
+        *,
+        output: Output,
+        batch_size: BatchSize = None,
+        source: DepthSources = None,
+        no_caption: NoCaption = False,
+    ) -> int:
+        return _by_depth(quantity, results, output, batch_size, source, no_caption)
 
 
-@plot.command
-def time(
-    results: Results = Path("runs"),
-    /,
-    *,
-    output: Output,
-    batch_size: BatchSize = None,
-    source: Sources = None,
-    no_caption: NoCaption = False,
-) -> int:
-    """Step time by depth, a line per strategy: published beside measured.
-
-    Parameters
-    ----------
-    source
-        published, measured or predicted; repeatable. Unless given: published and measured.
-    """
-    return _by_depth("time", results, output, batch_size, source, no_caption)
+_by_depth_command("peak", "Peak memory")
+_by_depth_command("time", "Step time")
 
 
 @plot.command
