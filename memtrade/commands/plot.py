@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -51,7 +51,7 @@ NoCaption = Annotated[
 _PUBLISHED = "published: the thesis, memtrade/papers/published"
 
 
-def _by_depth_command(quantity: Quantity, what: str) -> None:
+def _by_depth_command(quantity: Quantity, what: str) -> Callable[..., int]:
     """Adds the command that plots a quantity by depth."""
 
     @plot.command(
@@ -68,9 +68,11 @@ def _by_depth_command(quantity: Quantity, what: str) -> None:
     ) -> int:
         return _by_depth(quantity, results, output, batch_size, source, no_caption)
 
+    return command
 
-_by_depth_command("peak", "Peak memory")
-_by_depth_command("time", "Step time")
+
+peak = _by_depth_command("peak", "Peak memory")
+time = _by_depth_command("time", "Step time")
 
 
 @plot.command
