@@ -281,7 +281,7 @@ def a_second_model(cure: Cure) -> None:
         keras.backend.clear_session()
     model = dense("student")
     with memtrade.explain_oom(model):
-        fit(model, *rows(16_384, 256))
+        fit(model, *rows(8_192, 256))
 
 
 @planted
@@ -293,7 +293,7 @@ def the_model_of_the_run_before(cure: Cure) -> None:
         keras.backend.clear_session()
     models.append(convolutions(64))
     with memtrade.explain_oom(models[-1]):
-        fit(models[-1], np.zeros([40, 64, 64, 3], "float32"), np.zeros([40], "int32"))
+        fit(models[-1], np.zeros([32, 64, 64, 3], "float32"), np.zeros([32], "int32"))
 
 
 @planted

@@ -141,8 +141,15 @@ def _memtrade(*words: str, onednn: bool) -> str:
     return done.stdout
 
 
-_RESNET = ("--layers", "18", "--num-classes", "10")
-_FILTERS = ("--target", "tests.planted.steps:filters", "--batch-size", "8")
+_RESNET = ("--strategy", "original", "--layers", "18", "--num-classes", "10")
+_FILTERS = (
+    "--strategy",
+    "original",
+    "--target",
+    "tests.planted.steps:filters",
+    "--batch-size",
+    "8",
+)
 
 RECORDED: tuple[tuple[str, Kind, Attempt], ...] = (
     (
