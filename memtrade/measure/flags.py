@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 from cyclopts import Parameter
@@ -66,6 +66,8 @@ class ModelFlags:
         model_option: Any option of the model as key=value; repeatable.
         optimizer: sgd, momentum, rmsprop or adam.
         learning_rate: The optimizer's own default unless given.
+        split: reordered runs the widest ops in parts along the batch, which adds numbers up in
+            another order: equal within rounding, not to the bit.
     """
 
     model: str = "resnet"
@@ -81,6 +83,7 @@ class ModelFlags:
     model_option: Pairs = field(default_factory=list)
     optimizer: str = "sgd"
     learning_rate: float | None = None
+    split: Literal["none", "reordered"] = "none"
 
     def make_model(self) -> Model:
         """Raises MemtradeError for what does not exist or is out of bounds."""
@@ -319,6 +322,7 @@ def make_specs(
         model_options=dataclasses.asdict(made),
         optimizer=optimizer,
         learning_rate=rate,
+        split="" if model.split == "none" else model.split,
         order=strategy.order,
         device=device_name,
         memory_limit_bytes=limit_bytes,

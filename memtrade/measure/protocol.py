@@ -57,6 +57,7 @@ class TrialSpec(msgspec.Struct, frozen=True, kw_only=True):
             device's rates and looks at no step.
         model_options: all options of the model, typed (`dataclasses.asdict` of the model).
         learning_rate: None is the optimizer's own default.
+        split: "reordered" where the widest ops run in parts (`memtrade.tf.split`).
         strategy_options: all options of the strategy, typed.
         device: "arena" or "gpu:N".
         memory_limit_bytes: the hard limit; None leaves it to `child_environment`.
@@ -71,6 +72,7 @@ class TrialSpec(msgspec.Struct, frozen=True, kw_only=True):
     model_options: dict[str, Any] = {}
     optimizer: str = "sgd"
     learning_rate: float | None = None
+    split: str = ""
     strategy: str = "original"
     strategy_options: dict[str, Any] = {}
     order: Order = "pinned"

@@ -21,7 +21,7 @@ import msgspec
 import psutil
 import tensorflow as tf
 
-from memtrade.comparison import ANOTHER_ORDER
+from memtrade.comparison import ANOTHER_ORDER, IN_PARTS
 from memtrade.errors import InfeasibleBudgetError, MemtradeError, UnsupportedGraphError
 from memtrade.graph import StepGraph
 from memtrade.measure import host
@@ -58,6 +58,7 @@ from memtrade.tf.device import LocalDevice, make_device
 from memtrade.tf.extract import Trace, inspected, trace
 from memtrade.tf.native import make_native_step
 from memtrade.tf.rewrite import apply_plan
+from memtrade.tf.split import split_step
 from memtrade.tf.step import TrainStep
 from memtrade.tf.verify import Step, compare_steps
 
@@ -177,14 +178,17 @@ class _Worker:
         self._send(Ready(runtime))
         return device
 
-    def _make_step(self, construction: Construction = AS_USUAL) -> TrainStep:
+    def _make_step(
+        self, construction: Construction = AS_USUAL, *, in_parts: bool = True
+    ) -> TrainStep:
         model = make_model(self.spec.model, self.spec.model_options)
-        return make_step(
+        step = make_step(
             model,
             optimizer=self.spec.optimizer,
             learning_rate=self.spec.learning_rate,
             construction=construction,
         )
+        return split_step(step) if self.spec.split and in_parts else step
 
     def _tell(self) -> None:
         """Writes the step's graph, or what is in it, allocating nothing if it is drawn."""
@@ -354,6 +358,13 @@ class _Worker:
             native = self._make_native_step(options)
             step, own_variables = native.function, native.variables()
             tolerance = max(tolerance, options.tolerance)
+        elif self.spec.split:
+            # Of another function each, so of variables of its own.
+            original = self._make_step(in_parts=False)
+            variables = original.variables()
+            traced, own_variables = self._trace()
+            step = self._rewrite(traced, self._plan(traced, self._target(traced)), device)
+            tolerance = max(tolerance, IN_PARTS)
         else:
             traced, variables = self._trace()
             original, own_variables = traced.step, None
@@ -365,6 +376,7 @@ class _Worker:
             original.make_batch(),
             steps=self.spec.steps,
             own_variables=own_variables,
+            anew=bool(self.spec.split),
             on_step=lambda i, of: self._send(Progress("verify", i, of)),
         )
         self._send(comparison.verified(tolerance))

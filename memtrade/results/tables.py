@@ -182,6 +182,7 @@ def _group_key(record: Record) -> bytes:
         # Older records are without options that came later, and had their defaults.
         dataclasses.asdict(make_model(spec.model, spec.model_options)),
         spec.optimizer,
+        spec.split,
         spec.device,
         spec.memory_limit_bytes,
         hardware(record.machine),
@@ -248,6 +249,7 @@ def step_text(spec: TrialSpec) -> str:
         f"{size} × {size} pixels" if size else "",
         options_text(unusual_model_options(spec)),
         spec.optimizer,
+        f"in parts ({spec.split})" if spec.split else "",
     ]
     return ", ".join(part for part in parts if part)
 

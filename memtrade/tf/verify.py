@@ -26,6 +26,7 @@ def compare_steps(
     *,
     steps: int,
     own_variables: Sequence[tf.Variable] | None = None,
+    anew: bool = False,
     on_step: Callable[[int, int], None] = lambda step, of: None,
 ) -> Comparison:
     """Runs both steps `steps` times from the variables' present values, and restores these.
@@ -33,6 +34,8 @@ def compare_steps(
     Args:
         own_variables: those that `rewritten` changes, in the order of `variables`, where it does
             not change the same ones. If there are more of them, or fewer, names tell partners.
+        anew: each step of `rewritten` starts from what `original` came to: where the last bits
+            differ, a few steps later ReLUs turn over, and everything does.
     """
     names = [variable.name for variable in variables]
     initial = by_name(names, [variable.numpy() for variable in variables])
@@ -51,6 +54,8 @@ def compare_steps(
         tf.random.set_seed(0)
         history = []
         for i in range(steps):
+            if anew and number and i:
+                _restore(own, histories[0][i - 1])
             on_step(number * steps + i + 1, 2 * steps)
             loss = np.asarray(step(*batch))
             history.append({LOSS: loss, **{name: each.numpy() for name, each in own.items()}})
