@@ -36,6 +36,8 @@ LEANEST = 3  # choices with the smallest peaks that are finished
 # A peak so close to what none is below is lean enough: one that another strategy might miss by a
 # few bytes, and where plans may be a little above it anyway.
 LEAN, NEARLY_LEAN = 0.0002, 0.005
+# Choices for so much more than the budget are spilled to it.
+ROOMS = (1.0, 1.1, 1.25, 1.5, 2.0)
 # Of the budget, what is taken off at once for padding.
 PADDING = 0.02
 # And the least, else it would creep.
@@ -121,7 +123,10 @@ class Search(Neighbourhood):
             self._corrected(chooser, limit, rough=True)
 
     def _spill_choices(self, budget: int) -> None:
-        """What was chosen for the budget, or for a little more, may fit with a few copies more."""
+        """What was chosen for the budget, or for more, may fit with a few copies more."""
+        chooser = self._chooser(self.problem, "time", awaited=True)
+        for room in ROOMS:
+            self._choose(chooser, int(room * budget), rough=MOSTLY)
         for decisions in self.chosen:
             self._offer_spilled(self.judge.judge(decisions), budget)
 

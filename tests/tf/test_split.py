@@ -1,0 +1,104 @@
+"""Steps whose widest gradients run in parts: the same update within rounding, and less memory."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from memtrade.comparison import IN_PARTS
+from memtrade.errors import UnsupportedGraphError
+from memtrade.models import make_model
+from memtrade.simulate.memory import Simulator
+from memtrade.strategies.optimal.spill import least_bytes
+from memtrade.target import profile_target
+from memtrade.tf import split
+from memtrade.tf.build import make_step
+from memtrade.tf.extract import trace
+from memtrade.tf.split import split_step
+from memtrade.tf.step import TrainStep
+from memtrade.tf.verify import compare_steps
+
+
+def resnet(batch_size: int = 5, image_size: int = 32) -> TrainStep:
+    options = {"layers": 18, "image_size": image_size, "batch_size": batch_size}
+    return make_step(make_model("resnet", options), optimizer="momentum")
+
+
+def compared(step: TrainStep, parts: int) -> float:
+    """The largest share of an update that a step in parts differs by."""
+    variables = step.variables()
+    found = compare_steps(
+        step.function,
+        split_step(step, parts).function,
+        variables,
+        step.make_batch(),
+        steps=2,
+        anew=True,
+    ).verified(IN_PARTS)
+    assert found.equal, found.differing[:3]
+    assert found.of_update is not None
+    return found.of_update
+
+
+@pytest.mark.parametrize("parts", [2, 3, 8])
+def test_the_update_is_the_same_within_rounding(parts: int) -> None:
+    # 5 examples in 2, 3 and (at most as many as there are) 5 parts, which differ by one.
+    assert 0 < compared(resnet(), parts) < IN_PARTS
+
+
+def test_what_forgets_a_part_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An op that is taken for one of each example, and is not."""
+    ranges = split._ranges
+    monkeypatch.setattr(split, "_ranges", lambda x, parts: ranges(x, parts)[:-1])
+    with pytest.raises(AssertionError):
+        compared(resnet(), 2)
+
+
+def test_pools_with_their_masks_are_the_same_to_the_bit() -> None:
+    def step_of(x: tf.Tensor, filters: tf.Tensor) -> tf.Tensor:
+        made = tf.nn.relu(tf.nn.conv2d(x, filters, 1, "SAME"))
+        pooled = tf.nn.max_pool2d(made, 3, 2, "SAME")
+        return tf.gradients(tf.reduce_sum(pooled * pooled), [filters])
+
+    x, filters = tf.random.stateless_normal([5, 8, 8, 3], (1, 2)), tf.ones([3, 3, 3, 4])
+    concrete = tf.function(step_of, autograph=False).get_concrete_function(
+        tf.TensorSpec(x.shape, x.dtype), tf.TensorSpec(filters.shape, filters.dtype)
+    )
+    names = [t.op.name for t in concrete.graph.inputs]
+    given = dict(zip(names, (x.numpy(), filters.numpy()), strict=True))
+    masks = [op for op in concrete.graph.get_operations() if op.type == "ReluGrad"]
+    assert [split._masks_a_pool(op) for op in masks] == [True]
+
+    def made(parts: int) -> np.ndarray:
+        graph_def = tf.compat.v1.GraphDef()
+        for node in concrete.graph.as_graph_def().node:
+            in_parts = parts > 1 and node.name == masks[0].name
+            nodes = split._max_pool_in_parts(node, masks[0], parts) if in_parts else [node]
+            graph_def.node.extend(nodes)
+        with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+            (found,) = tf.graph_util.import_graph_def(graph_def, given, [masks[0].outputs[0].name])
+            return session.run(found)
+
+    assert made(1).any()
+    assert np.array_equal(made(1), made(2))
+
+
+def test_one_op_needs_less() -> None:
+    target = profile_target("arena")
+    with tf.Graph().as_default():
+        whole = trace(resnet(8, 224)).graph
+    with tf.Graph().as_default():
+        parts = trace(split_step(resnet(8, 224))).graph
+    simulators = [Simulator(graph, target) for graph in (whole, parts)]
+    needed = [least_bytes(each) - each.laid_bytes for each in simulators]
+    assert needed[1] < 0.8 * needed[0]
+
+
+def test_a_batch_of_one_has_no_parts() -> None:
+    with pytest.raises(UnsupportedGraphError, match="a batch of 1 has no parts"):
+        split_step(resnet(1))
+
+
+def test_without_a_batch_norm_there_is_nothing_to_split() -> None:
+    model = make_model("gpt2", {"layers": 1, "width": 32, "heads": 2, "batch_size": 2})
+    with pytest.raises(UnsupportedGraphError, match="nothing can be split"):
+        split_step(make_step(model))
