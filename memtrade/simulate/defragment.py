@@ -99,16 +99,17 @@ class _Trial:
 
     def reservations(self, limit_bytes: int, most_bytes: int) -> Reserved:
         """For peaks up to `most_bytes`, found in the state that the first step leaves behind."""
-        rows = record(self.begin(ROOMY_BYTES, {}))
+        walk = self.begin(ROOMY_BYTES, {})
         try:
-            walk = self.begin(limit_bytes, {})
+            start = self.begin(limit_bytes, {})
         except ArenaOutOfMemoryError:
             return {}  # not even what persists has room
-        before = allocator_of(walk).fork()
+        further = start.fork(start.program, allocator_of(start).fork(), self.lag)
         with contextlib.suppress(ArenaOutOfMemoryError):
+            further.step()
             walk.step()
-            before = allocator_of(walk)
-        found = Placement(rows, before, most_bytes).run()
+            start = further
+        found = Placement(record(walk), start, most_bytes).run()
         return {self.program.rows[row].action: sizes for row, sizes in found.items()}
 
 

@@ -41,7 +41,7 @@ class _Recorder(BfcAllocator):
     def __init__(self, walk: Walk):
         self._become(allocator_of(walk))
         self.rows: list[Events] = [[] for _ in walk.program.rows]
-        self._numbers: dict[int, int] = {}  # of what was made here; what lay there has none
+        self._numbers = {handle: number for number, handle in _before(walk).items()}
         self._made = 0
         self.walk = walk.fork(walk.program, self, walk.lag)
         self.walk.row = 0
@@ -58,7 +58,13 @@ class _Recorder(BfcAllocator):
     def free(self, handle: int) -> None:
         super().free(handle)
         if handle:
-            self.rows[self.walk.row].append((self._numbers.pop(handle, -handle), 0))
+            self.rows[self.walk.row].append((self._numbers.pop(handle), 0))
+
+
+def _before(walk: Walk) -> dict[int, int]:
+    """Where what is there before a step lies: buffers have numbers below 0, the same in each arena
+    that has come as far."""
+    return {-number: handle for number, handle in enumerate(walk.handles) if handle}
 
 
 class _State:
@@ -90,7 +96,7 @@ class _State:
                 made[number] = allocator.size_of(handle) - size
                 peak = max(peak, allocator.bytes_in_use)
             else:
-                allocator.free(handles.pop(number, -number))
+                allocator.free(handles.pop(number))
                 made.pop(number, None)
         for handle in held:
             allocator.free(handle)
@@ -129,15 +135,15 @@ class Placement:
 
     Args:
         rows: see `record`.
-        allocator: in the state that the step begins in.
+        walk: in the state that the step begins in.
         limit_bytes: not to be exceeded.
     """
 
-    def __init__(self, rows: list[Events], allocator: BfcAllocator, limit_bytes: int):
+    def __init__(self, rows: list[Events], walk: Walk, limit_bytes: int):
         self.rows, self.limit = rows, limit_bytes
         self.large = int(limit_bytes * _LARGE_SHARE)
         self.little = int(limit_bytes * _PADDING_SHARE)
-        self.state = _State(allocator.fork(), {})
+        self.state = _State(allocator_of(walk).fork(), _before(walk))
         self.effort = _EFFORT * len(self.rows)
         self.turns: deque[_Turn] = deque(maxlen=_BACK)
         self.reserved: dict[int, tuple[int, ...]] = {}

@@ -119,6 +119,11 @@ class Walk:
         made._groups = {group: members[:] for group, members in self._groups.items()}
         return made
 
+    @property
+    def handles(self) -> list[int]:
+        """Where each buffer lies, or lay; 0 for what never had a place."""
+        return self._handle
+
     def persist(self) -> None:
         """Puts variables, batch and constants into the arena, in that order, or the batch first.
 

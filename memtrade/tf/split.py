@@ -60,7 +60,7 @@ def split_step(step: TrainStep, parts: int = PARTS) -> TrainStep:
         raise UnsupportedGraphError("a batch of 1 has no parts: leave --split out")
     graph_def = concrete.graph.as_graph_def()
     made = tf.compat.v1.GraphDef(library=graph_def.library, versions=graph_def.versions)
-    renamed: dict[str, str] = {}
+    renamed: dict[Any, Any] = {}  # references
     for node in graph_def.node:
         op = wide.get(node.name)
         if op is None:
@@ -182,7 +182,7 @@ def _spliced(graph: Any, node: Any, references: Sequence[str]) -> list[Any]:
 
 def _ranges(x: tf.Tensor, parts: int) -> list[tuple[int, int]]:
     """First and last row, exclusive, of each part."""
-    batch = x.shape[0]
+    batch = x.shape.as_list()[0] or 1
     count = min(parts, batch)
     return list(itertools.pairwise(batch * i // count for i in range(count + 1)))
 

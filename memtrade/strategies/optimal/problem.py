@@ -190,7 +190,7 @@ def _uses(graph: StepGraph, order: Sequence[Action]) -> _Uses:
         },
         first=first,
         last=last,
-        points=sorted({position[graph.tensors[t].op] for t in chosen}),
+        points=sorted({position[graph.tensors[t].op] for t in chosen}) or [0],
         cuts=sorted(cut for cut in cuts if cut > turn),
     )
 
