@@ -148,7 +148,12 @@ def fit(
             optimizer adds gradients up over several smaller batches of one size
             (`gradient_accumulation_steps` of Keras's optimizers).
         budget: what the step may take; by default the device's memory.
-        strategy, loss, order, device, profile: see `optimize`; options: the strategy's.
+        strategy: see `optimize`.
+        loss: see `optimize`.
+        order: see `optimize`.
+        device: see `optimize`.
+        profile: see `optimize`.
+        options: the strategy's.
         fitting: what else `model.fit` takes, such as epochs.
 
     Returns:

@@ -17,8 +17,10 @@ original within rounding, not to the bit (`--split reordered`).
 That is the same to the bit. After TSPLIT (Nie et al., ICDE 2022), which splits tensors as a fourth
 decision beside keep, recompute and swap; here which ops are split follows from the graph alone.
 
-Only ops that TensorFlow has: StridedSlice of the first dimension is a view, TensorScatterUpdate
-writes in place where nobody else reads its input.
+Only ops that TensorFlow has. StridedSlice of the first dimension is a view. ScatterNdNonAliasingAdd
+adds in place where nobody else reads its input: first what was there, negative, and then what is to
+be there, exactly. (TensorScatterUpdate would say it in one word, but tries to take over its third
+input in place of its first, and so always copies.)
 """
 
 from __future__ import annotations
@@ -171,7 +173,9 @@ def _spliced(graph: Any, node: Any, references: Sequence[str]) -> list[Any]:
     for each in graph.as_graph_def().node:
         if each.op == "Placeholder":
             continue
-        each.input[:] = [outside.get(one) or f"{node.name}/split/{one}" for one in each.input]
+        for i, one in enumerate(each.input):
+            wait, own = ("^" if one.startswith("^") else ""), one.removeprefix("^")
+            each.input[i] = outside.get(one) or f"{wait}{node.name}/split/{own}"
         if each.input:  # constants wait for nothing
             each.input.extend(waits)
         each.name = node.name if each.name == "dx" else f"{node.name}/split/{each.name}"
@@ -190,7 +194,10 @@ def _ranges(x: tf.Tensor, parts: int) -> list[tuple[int, int]]:
 def _written(x: tf.Tensor, part: tf.Tensor, start: int, end: int) -> tf.Tensor:
     """`x` with other rows: in its own place where nobody else reads it."""
     rows = tf.constant([[row] for row in range(start, end)])
-    return tf.tensor_scatter_nd_update(x, rows, part)
+    nothing = -x[start:end]
+    with tf.control_dependencies([part]):  # or the slices that it reads would still be there
+        x = tf.raw_ops.ScatterNdNonAliasingAdd(input=x, indices=rows, updates=nothing)
+    return tf.raw_ops.ScatterNdNonAliasingAdd(input=x, indices=rows, updates=part)
 
 
 def _batch_norm_gradient(
