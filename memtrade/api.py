@@ -25,7 +25,13 @@ import tensorflow as tf
 from memtrade.errors import InfeasibleBudgetError, MemtradeError, UnsupportedGraphError
 from memtrade.findings import Finding
 from memtrade.measure import host
-from memtrade.measure.budgets import CORRECTIONS, BrokenBudgetError, corrected, peak_op
+from memtrade.measure.budgets import (
+    CORRECTIONS,
+    BrokenBudgetError,
+    corrected,
+    leaving_margin,
+    peak_op,
+)
 from memtrade.measure.here import learned_target
 from memtrade.options import Value
 from memtrade.plan import Order, Plan
@@ -267,12 +273,8 @@ class _Rewriting:
             return find_planned(ORIGINAL).plan(traced.graph, make_options(ORIGINAL), target)
         options = host.within_room(settings.options, traced.graph, budget_bytes or 0)
         for correction in itertools.count():
-            made = settings.strategy.plan(traced.graph, options, target)
-            peaks = Peaks(traced.graph, target)
-            plan = no_worse(made, peaks)
-            if budget_bytes is None and not log.isEnabledFor(logging.INFO):
-                return plan  # nobody asks what it takes
-            persistent_bytes = self._judge(traced, plan, peaks.clock)
+            foresee = partial(self._foresee, traced, options)
+            (plan, persistent_bytes), target = leaving_margin(foresee, target)
             peak_bytes = self._rehearse(traced, plan, persistent_bytes)
             if budget_bytes is None or peak_bytes <= budget_bytes:
                 return plan
@@ -327,6 +329,19 @@ class _Rewriting:
         captured = traced.concrete.captured_inputs
         taken = rehearse(lambda *values: call_alone(concrete, values), batch, captured, device)
         return 0 if taken is None else taken + persistent_bytes
+
+    def _foresee(self, traced: Trace, options: Any, target: Target) -> tuple[Plan, int]:
+        """A plan that is predicted to keep the budget, and the bytes that lie there between steps
+        (0 where nobody asks).
+
+        Raises InfeasibleBudgetError where none does.
+        """
+        made = self.settings.strategy.plan(traced.graph, options, target)
+        peaks = Peaks(traced.graph, target)
+        plan = no_worse(made, peaks)
+        if self.settings.budget_bytes is None and not log.isEnabledFor(logging.INFO):
+            return plan, 0
+        return plan, self._judge(traced, plan, peaks.clock)
 
     def _judge(self, traced: Trace, plan: Plan, clock: TimeSimulator) -> int:
         """The bytes that lie there between steps, as predicted.

@@ -8,9 +8,9 @@ plan ──► first step ──peak above the budget──► kernels near the 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
-from memtrade.errors import MemtradeError
+from memtrade.errors import InfeasibleBudgetError, MemtradeError
 from memtrade.facts.signature import signature_of
 from memtrade.graph import Op, StepGraph
 from memtrade.measure.here import learned_target
@@ -19,6 +19,8 @@ from memtrade.simulate.predict import Predictor
 from memtrade.simulate.timeline import TimeSimulator
 from memtrade.target import Target
 from memtrade.units import megabytes
+
+T = TypeVar("T")
 
 CORRECTIONS = 2
 
@@ -47,6 +49,27 @@ class Correction(NamedTuple):
 def budget_of(options: Any) -> int | None:
     """The budget among a strategy's options, in bytes, if it has one."""
     return getattr(options, "budget_bytes", None)
+
+
+def leaving_margin(plan: Callable[[Target], T], target: Target) -> tuple[T, Target]:
+    """What `plan` makes for the target; for one without a margin where nothing leaves that much.
+
+    A margin comes of one plan's peak, on one run, and need not be another's: a plan that is
+    predicted to hold the budget without it is worth a run, which tells.
+
+    Returns:
+        What was made, and the target that it was made for.
+
+    Raises:
+        InfeasibleBudgetError: nothing holds the budget without a margin either.
+    """
+    try:
+        return plan(target), target
+    except InfeasibleBudgetError:
+        if not target.margin_bytes:
+            raise
+        bare = target.replace(margin_bytes=0)
+        return plan(bare), bare
 
 
 def corrected(

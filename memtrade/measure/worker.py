@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -25,7 +26,14 @@ from memtrade.comparison import ANOTHER_ORDER, IN_PARTS
 from memtrade.errors import InfeasibleBudgetError, MemtradeError, UnsupportedGraphError
 from memtrade.graph import StepGraph
 from memtrade.measure import host
-from memtrade.measure.budgets import CORRECTIONS, BrokenBudgetError, budget_of, corrected, peak_op
+from memtrade.measure.budgets import (
+    CORRECTIONS,
+    BrokenBudgetError,
+    budget_of,
+    corrected,
+    leaving_margin,
+    peak_op,
+)
 from memtrade.measure.here import here_target, learned_target
 from memtrade.measure.protocol import (
     Calibrated,
@@ -178,17 +186,18 @@ class _Worker:
         self._send(Ready(runtime))
         return device
 
-    def _make_step(
-        self, construction: Construction = AS_USUAL, *, in_parts: bool = True
-    ) -> TrainStep:
+    def _make_step(self, construction: Construction = AS_USUAL) -> TrainStep:
+        step = self._make_whole_step(construction)
+        return split_step(step) if self.spec.split else step
+
+    def _make_whole_step(self, construction: Construction = AS_USUAL) -> TrainStep:
         model = make_model(self.spec.model, self.spec.model_options)
-        step = make_step(
+        return make_step(
             model,
             optimizer=self.spec.optimizer,
             learning_rate=self.spec.learning_rate,
             construction=construction,
         )
-        return split_step(step) if self.spec.split and in_parts else step
 
     def _tell(self) -> None:
         """Writes the step's graph, or what is in it, allocating nothing if it is drawn."""
@@ -203,10 +212,9 @@ class _Worker:
         Path(self.spec.graph_path).write_bytes(encoded)
         self._send(Done())
 
-    def _trace(self) -> tuple[Trace, tuple[tf.Variable, ...]]:
+    def _trace(self) -> Trace:
         self._send(Progress("trace"))
-        step = self._make_step()
-        return trace(step), step.variables()
+        return trace(self._make_step())
 
     def _plan(self, traced: Trace, target: Target) -> Plan:
         self._send(Progress("plan"))
@@ -245,7 +253,7 @@ class _Worker:
         if options is not None:
             native = self._make_native_step(options)
             return _Prepared(native.function, native.make_batch, time.perf_counter() - started)
-        traced, _ = self._trace()
+        traced = self._trace()
         return self._planned(traced, self._target(traced), device, time.perf_counter() - started)
 
     def _planned(
@@ -253,7 +261,7 @@ class _Worker:
     ) -> _Prepared:
         """Plans, predicts and rewrites."""
         started = time.perf_counter()
-        plan = self._plan(traced, target)
+        plan, target = leaving_margin(partial(self._plan, traced), target)
         planned_at = time.perf_counter()
         self._send(Progress("simulate"))
         predicted = Predictor(traced.graph, target).predict(plan)
@@ -358,17 +366,13 @@ class _Worker:
             native = self._make_native_step(options)
             step, own_variables = native.function, native.variables()
             tolerance = max(tolerance, options.tolerance)
-        elif self.spec.split:
-            # Of another function each, so of variables of its own.
-            original = self._make_step(in_parts=False)
-            variables = original.variables()
-            traced, own_variables = self._trace()
-            step = self._rewrite(traced, self._plan(traced, self._target(traced)), device)
-            tolerance = max(tolerance, IN_PARTS)
         else:
-            traced, variables = self._trace()
-            original, own_variables = traced.step, None
+            self._send(Progress("trace"))
+            original, own_variables = self._make_whole_step(), None
+            traced = trace(split_step(original) if self.spec.split else original)
+            variables = original.variables()
             step = self._rewrite(traced, self._plan(traced, self._target(traced)), device)
+            tolerance = max(tolerance, IN_PARTS if self.spec.split else 0.0)
         comparison = compare_steps(
             original.function,
             step,

@@ -152,7 +152,7 @@ class BfcAllocator:
             else MAX_PADDING_BYTES
         )
         first_bytes = min(limit_bytes, FIRST_REGION_BYTES) if allow_growth else limit_bytes
-        self._region_bytes = _rounded(first_bytes)  # curr_region_allocation_bytes_
+        self._region_bytes = round_up(first_bytes)  # curr_region_allocation_bytes_
         self._sub_allocator = sub_allocator or _Descending()
         self._regions: list[tuple[int, int]] = []
         self._pool_bytes = 0
@@ -329,7 +329,7 @@ class BfcAllocator:
         size = min(self._region_bytes, available)
         address = self._sub_allocator(size)
         while address is None:
-            less = _rounded(_nine_tenths(size))
+            less = round_up(_nine_tenths(size))
             if less < rounded or less == size:  # below 2,560 bytes TensorFlow would ask forever
                 return False
             size = less
@@ -355,7 +355,8 @@ class BfcAllocator:
                 )
 
 
-def _rounded(num_bytes: int) -> int:
+def round_up(num_bytes: int) -> int:
+    """As the allocator hands it out: up to a multiple of its grain."""
     return (num_bytes + GRAIN_BYTES - 1) // GRAIN_BYTES * GRAIN_BYTES
 
 
@@ -375,5 +376,5 @@ class _Descending:
         self.lowest = 1 << 47
 
     def __call__(self, num_bytes: int) -> int:
-        self.lowest -= _rounded(num_bytes) + 4096
+        self.lowest -= round_up(num_bytes) + 4096
         return self.lowest

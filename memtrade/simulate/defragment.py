@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from memtrade.facts import Request
 from memtrade.plan import Action
@@ -55,20 +55,15 @@ def defragment(
     enough = max(enough_bytes, int(asked * (1 + _LITTLE_SHARE)) + MIN_GAIN_BYTES)
     found: Reserved = {}
     lowest = trial.peak_bytes(ROOMY_BYTES, found)
-    for shares in SHARES:
-        if lowest <= enough:
-            break
-        tried = trial.reservations(ROOMY_BYTES, max(asked, enough_bytes), shares)
+    tries = trial.reservations(ROOMY_BYTES, max(asked, enough_bytes))
+    while lowest > enough and (tried := next(tries, None)) is not None:
         peak = trial.peak_bytes(ROOMY_BYTES, tried)
         if peak < lowest - MIN_GAIN_BYTES:
             found, lowest = tried, peak
     limit = clock.target.limit_bytes
     if asked <= limit and trial.lag is None and trial.peak_bytes(limit, found) > limit:
-        for shares in SHARES:
-            tried = trial.reservations(limit, limit, shares)
-            if trial.peak_bytes(limit, tried) <= limit:
-                found = tried
-                break
+        tries = trial.reservations(limit, limit)
+        found = next((each for each in tries if trial.peak_bytes(limit, each) <= limit), found)
     made: list[Action] = []
     for i, action in enumerate(actions):
         made += [Action("reserve", size_bytes) for size_bytes in found.get(i, ())]
@@ -102,22 +97,23 @@ class _Trial:
             return math.inf
         return peak
 
-    def reservations(
-        self, limit_bytes: int, most_bytes: int, shares: tuple[float, float]
-    ) -> Reserved:
-        """For peaks up to `most_bytes`, found in the state that the first step leaves behind."""
+    def reservations(self, limit_bytes: int, most_bytes: int) -> Iterator[Reserved]:
+        """For peaks up to `most_bytes`, in the state that the first step leaves behind, for each of
+        `SHARES`. None where not even what persists has room."""
         walk = self.begin(ROOMY_BYTES, {})
         try:
             start = self.begin(limit_bytes, {})
         except ArenaOutOfMemoryError:
-            return {}  # not even what persists has room
+            return
         further = start.fork(start.program, allocator_of(start).fork(), self.lag)
         with contextlib.suppress(ArenaOutOfMemoryError):
             further.step()
             walk.step()
             start = further
-        found = Placement(record(walk), start, most_bytes, shares).run()
-        return {self.program.rows[row].action: sizes for row, sizes in found.items()}
+        events = record(walk)
+        for shares in SHARES:
+            found = Placement(events, start, most_bytes, shares).run()
+            yield {self.program.rows[row].action: sizes for row, sizes in found.items()}
 
 
 def _spliced(program: Program, reserved: Reserved) -> Program:

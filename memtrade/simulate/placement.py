@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from memtrade.simulate.bfc import GRAIN_BYTES, ArenaOutOfMemoryError, BfcAllocator
+from memtrade.simulate.bfc import GRAIN_BYTES, ArenaOutOfMemoryError, BfcAllocator, round_up
 from memtrade.simulate.walk import Walk
 
 # Requests below a share of the limit go where they go; so does padding below another share. What
@@ -145,7 +145,10 @@ class Placement:
         self, rows: list[Events], walk: Walk, limit_bytes: int, shares: tuple[float, float]
     ):
         self.rows, self.limit = rows, limit_bytes
-        self.large, self.little = (int(limit_bytes * share) for share in shares)
+        large, self.little = (int(limit_bytes * share) for share in shares)
+        largest = [max((size for _, size in events), default=0) for events in rows]
+        # For each row, its largest request; 0 where that is small.
+        self.largest = [size if size >= large else 0 for size in largest]
         self.state = _State(allocator_of(walk).fork(), _before(walk))
         self.effort = _EFFORT * len(self.rows)
         self.turns: deque[_Turn] = deque(maxlen=_BACK)
@@ -154,45 +157,43 @@ class Placement:
     def run(self) -> dict[int, tuple[int, ...]]:
         """Row -> bytes, one after the other, reserved before it and until it has run."""
         for row, events in enumerate(self.rows):
-            if not self._largest(events):
+            if not self.largest[row]:
                 self.state.run(events)
                 continue
-            before = self.state.fork()
-            way = self._advance(self.state, row)
-            self.reserved[row] = way.reserved
-            self.turns.append(_Turn(row, before, way.reserved))
-            if way.peak_bytes > self.limit and math.isinf(self._look_back(row, way).peak_bytes):
+            turn, peak = self._advance(self.state, row)
+            self._note([turn])
+            if peak > self.limit and math.isinf(self._look_back(row, peak)):
                 break
         return {row: reserved for row, reserved in self.reserved.items() if reserved}
 
-    def _largest(self, events: Events) -> int:
-        most = max((size for _, size in events), default=0)
-        return most if most >= self.large else 0
+    def _note(self, turns: list[_Turn]) -> None:
+        self.turns.extend(turns)
+        self.reserved.update((turn.row, turn.reserved) for turn in turns)
 
-    def _advance(self, state: _State, row: int) -> _Way:
-        """Runs a row in the way with least padding, of those within the limit if there are any."""
-        events = self.rows[row]
-        before = state.fork()
-        way = _Way(*state.run(events), ())
-        if way.padding_bytes < self.little and way.peak_bytes <= self.limit:
-            return way
-        ways = [way]
-        for reserved in self._other_ways(before, events):
+    def _advance(self, state: _State, row: int) -> tuple[_Turn, float]:
+        """Runs a row in the way with least padding, of those within the limit if there are any; and
+        most bytes in use meanwhile."""
+        events, before = self.rows[row], state.fork()
+        ways = [_Way(*state.run(events), ())]
+        others = self._other_ways(before, row)
+        while not self._is_good(ways[-1]) and (reserved := next(others, None)) is not None:
             ways.append(_Way(*before.fork().run(events, reserved), reserved))
-            if ways[-1].padding_bytes < self.little and ways[-1].peak_bytes <= self.limit:
-                break
         best = min(ways, key=self._rank)
         if best.reserved:
-            before.run(events, best.reserved)
-            state.allocator, state.handles = before.allocator, before.handles
-        return best
+            chosen = before.fork()
+            chosen.run(events, best.reserved)
+            state.allocator, state.handles = chosen.allocator, chosen.handles
+        return _Turn(row, before, best.reserved), best.peak_bytes
+
+    def _is_good(self, way: _Way) -> bool:
+        return way.padding_bytes < self.little and way.peak_bytes <= self.limit
 
     def _rank(self, way: _Way) -> tuple[float, int, int]:
         return max(way.peak_bytes, self.limit), way.padding_bytes, len(way.reserved)
 
-    def _other_ways(self, state: _State, events: Events) -> Iterator[tuple[int, ...]]:
+    def _other_ways(self, state: _State, row: int) -> Iterator[tuple[int, ...]]:
         """What may be reserved before a row for its largest request."""
-        asked = (self._largest(events) + GRAIN_BYTES - 1) // GRAIN_BYTES * GRAIN_BYTES
+        asked = round_up(self.largest[row])
         passed: tuple[int, ...] = ()
         pieces = state.allocator.pieces(asked)
         for place, piece in enumerate(pieces[:_PIECES]):
@@ -203,34 +204,42 @@ class Placement:
             passed = (*passed, piece)
             yield passed
 
-    def _look_back(self, row: int, way: _Way) -> _Way:
-        """Changes how one earlier row was run, if that helps this one."""
-        best, turns = way, list(self.turns)
+    def _look_back(self, row: int, peak: float) -> float:
+        """Changes how one earlier row was run, if less than `peak` is in use then until `row` has
+        run; how much that is."""
+        turns = list(self.turns)
         for place in range(len(turns) - 1, -1, -1):
             turn = turns[place]
-            for reserved in self._other_ways(turn.before, self.rows[turn.row]):
+            for reserved in self._other_ways(turn.before, turn.row):
                 if self.effort <= 0:
-                    return best
+                    return peak
                 if reserved == turn.reserved:
                     continue
-                state, again = turn.before.fork(), [_Turn(turn.row, turn.before, reserved)]
-                peak, _ = state.run(self.rows[turn.row], reserved)
-                for later in range(turn.row + 1, row + 1):
-                    if peak >= best.peak_bytes:
-                        break
-                    self.effort -= 1
-                    if not self._largest(self.rows[later]):
-                        peak = max(peak, state.run(self.rows[later])[0])
-                        continue
-                    before = state.fork()
-                    done = self._advance(state, later)
-                    again.append(_Turn(later, before, done.reserved))
-                    peak = max(peak, done.peak_bytes)
-                if peak < best.peak_bytes:
-                    best = _Way(peak, 0, again[-1].reserved)
-                    self.state = state
-                    self.turns = deque([*turns[:place], *again], maxlen=_BACK)
-                    self.reserved.update((turn.row, turn.reserved) for turn in again)
+                changed = _Turn(turn.row, turn.before, reserved)
+                found, state, later = self._replayed(changed, row, peak)
+                if found < peak:
+                    peak, self.state = found, state
+                    self.turns = deque(turns[:place], maxlen=_BACK)
+                    self._note([changed, *later])
                     if peak <= self.limit:
-                        return best
-        return best
+                        return peak
+        return peak
+
+    def _replayed(
+        self, turn: _Turn, row: int, hopeless: float
+    ) -> tuple[float, _State, list[_Turn]]:
+        """All rows from a turn to `row`, or until so many bytes are in use: most that are, the
+        state then, and the turns behind the first."""
+        state, turns = turn.before.fork(), list[_Turn]()
+        peak, _ = state.run(self.rows[turn.row], turn.reserved)
+        for later in range(turn.row + 1, row + 1):
+            if peak >= hopeless:
+                break
+            self.effort -= 1
+            if self.largest[later]:
+                made, in_use = self._advance(state, later)
+                turns.append(made)
+            else:
+                in_use, _ = state.run(self.rows[later])
+            peak = max(peak, in_use)
+        return peak, state, turns

@@ -5,10 +5,13 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from memtrade.errors import InfeasibleBudgetError
 from memtrade.facts.cache import FactsFile, all_files
 from memtrade.facts.surroundings import ONEDNN
+from memtrade.measure.budgets import leaving_margin
 from memtrade.measure.protocol import TrialSpec
 from memtrade.measure.trial import run_trial
+from memtrade.target import Target, profile_target
 
 # Eigen's gradient of a filter asks for more scratch than for anything else.
 KERNELS = "0"
@@ -69,3 +72,17 @@ def test_a_budget_that_nothing_holds_is_refused_with_the_op(own_cache):
     record = trial(f"{int(least.measured.peak_bytes * 0.97)}B")
     assert record.status == "infeasible"
     assert "MB" in record.reason
+
+
+def test_a_margin_that_leaves_no_plan_is_given_up():
+    """The plan without it is run; only that tells whether it holds."""
+    tight = profile_target("arena").replace(margin_bytes=5)
+
+    def plan(target: Target) -> int:
+        if target.margin_bytes > 4:
+            raise InfeasibleBudgetError(11, 10, "op")
+        return 10 + target.margin_bytes
+
+    assert leaving_margin(plan, tight) == (10, tight.replace(margin_bytes=0))
+    enough = tight.replace(margin_bytes=4)
+    assert leaving_margin(plan, enough) == (14, enough)

@@ -5,7 +5,6 @@ import random
 import pytest
 
 from memtrade.graph import StepGraph
-from memtrade.plan import Action
 from memtrade.schedule import lower
 from memtrade.simulate.defragment import defragment
 from memtrade.simulate.memory import ROOMY_BYTES
@@ -13,7 +12,7 @@ from memtrade.simulate.timeline import TimeSimulator
 from memtrade.strategies.base import worth_deciding
 from memtrade.strategies.optimal.spill import spilled
 from tests.graphs import ARENA, Builder
-from tests.simulate.test_memory import build_with_variable, with_variable
+from tests.simulate.test_memory import everything, moving
 
 MIB = 1 << 20
 
@@ -82,16 +81,9 @@ def test_a_plan_with_most_of_the_limit_in_live_bytes_runs_in_it(seed: int) -> No
 def test_variables_that_move_lie_elsewhere_when_the_step_is_planned() -> None:
     """A variable that takes over its new value's buffer is given back in each step from where it
     lay after the one before."""
-    b = Builder()
-    handle = with_variable(b, 8 * MIB)
-    (x,) = b.op("x", "Placeholder", sizes=[4])
-    (wide,) = b.op("wide", "MatMul", [x], sizes=[14 * MIB])
-    (narrow,) = b.op("narrow", "MatMul", [wide], sizes=[8 * MIB])
-    (value,) = b.op("value", "MatMul", [narrow], sizes=[8 * MIB])
-    b.op("assign", "AssignVariableOp", [handle, value], stateful=True)
-    graph = build_with_variable(b, handle, 8 * MIB, inputs=[x], outputs=[x], loss=x)
+    graph = moving()
     clock = TimeSimulator(graph, ARENA)
-    program = tuple(Action("run", op.id) for op in graph.ops)
+    program = tuple(everything(graph))
     before, after = (
         clock.simulator.memory(each, limit_bytes=ROOMY_BYTES).peak_bytes
         for each in (program, defragment(clock, program))

@@ -126,8 +126,8 @@ def test_an_assignment_takes_the_value_over():
     assert result.peak_bytes == result.first_step_peak_bytes == result.persistent_bytes + BIG
 
 
-def test_a_variable_that_moves_leaves_other_holes_after_each_step():
-    """So the third step's peak is higher than those before, and counts."""
+def moving() -> StepGraph:
+    """A step whose variable takes over its new value's buffer, beside a larger tensor's place."""
     b = Builder()
     handle = with_variable(b, 8 * MIB)
     (x,) = b.op("x", "Placeholder", sizes=[4])
@@ -135,7 +135,12 @@ def test_a_variable_that_moves_leaves_other_holes_after_each_step():
     (narrow,) = b.op("narrow", "MatMul", [wide], sizes=[8 * MIB])
     (value,) = b.op("value", "MatMul", [narrow], sizes=[8 * MIB])
     b.op("assign", "AssignVariableOp", [handle, value], stateful=True)
-    graph = build_with_variable(b, handle, 8 * MIB, inputs=[x], outputs=[x], loss=x)
+    return build_with_variable(b, handle, 8 * MIB, inputs=[x], outputs=[x], loss=x)
+
+
+def test_a_variable_that_moves_leaves_other_holes_after_each_step():
+    """So the third step's peak is higher than those before, and counts."""
+    graph = moving()
     actions = everything(graph)
     third = simulate(graph, actions, steps=3).peak_bytes
     assert third > simulate(graph, actions, steps=2).peak_bytes
