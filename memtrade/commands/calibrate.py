@@ -8,11 +8,10 @@ from pathlib import Path
 
 from memtrade.commands.progress import ignore, log, reporting
 from memtrade.commands.reading import check_folder, write_output
-from memtrade.commands.run import Flag
 from memtrade.devices import parse_device
 from memtrade.errors import MemtradeError
 from memtrade.measure import host
-from memtrade.measure.flags import DeviceFlags
+from memtrade.measure.flags import DeviceFlags, Flag, Verbose
 from memtrade.measure.protocol import TrialSpec
 from memtrade.measure.trial import run_child
 from memtrade.results.tables import status_text
@@ -24,7 +23,7 @@ def calibrate(
     output: Path,
     device: DeviceFlags | None = None,
     overwrite: Flag = False,
-    verbose: Flag = False,
+    verbose: Verbose = False,
 ) -> int:
     """Measure this device's rates, in less than a minute, and write them as a profile.
 
@@ -37,8 +36,6 @@ def calibrate(
         The file to write, such as my-machine.toml. It gives the profile its name.
     overwrite
         Replace the file if it is there.
-    verbose
-        Pass on what TensorFlow logs.
     """
     if output.suffix != ".toml":
         raise MemtradeError(f"a device profile is a .toml file, not {output.name!r}")

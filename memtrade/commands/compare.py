@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
-
-from cyclopts import Parameter
 
 from memtrade.commands.reading import read_records, shown_folder
 from memtrade.commands.screen import Form, show
+from memtrade.measure.flags import Flag
 from memtrade.results.changes import changes_sheet, unlike_notes
 from memtrade.results.compare import TOLERANCE, compare_results
-
-Flag = Annotated[bool, Parameter(negative="")]
 
 
 def compare(

@@ -11,7 +11,6 @@ import msgspec
 from memtrade.commands.extract import extract_graph
 from memtrade.commands.profiles import foresee
 from memtrade.commands.progress import asking, reporting
-from memtrade.commands.run import Flag
 from memtrade.commands.screen import stdout
 from memtrade.errors import MemtradeError
 from memtrade.explain.cause import of_error, of_step
@@ -19,7 +18,14 @@ from memtrade.explain.error import Failure, read_failure
 from memtrade.explain.remedy import Remedy, remedy_for
 from memtrade.graph import StepGraph
 from memtrade.measure.environment import default_limit_bytes
-from memtrade.measure.flags import OWN_OPTIMIZER, DeviceFlags, ModelFlags, StrategyFlags
+from memtrade.measure.flags import (
+    OWN_OPTIMIZER,
+    DeviceFlags,
+    Flag,
+    ModelFlags,
+    StrategyFlags,
+    Verbose,
+)
 from memtrade.measure.here import GENERIC, here_target, learned_target
 from memtrade.measure.protocol import Progress, TrialSpec
 from memtrade.measure.records import (
@@ -46,7 +52,7 @@ def explain(
     strategy: StrategyFlags | None = None,
     device: DeviceFlags | None = None,
     json: Flag = False,
-    verbose: Flag = False,
+    verbose: Verbose = False,
 ) -> int:
     """Explain on one page why memory ran out, and what would fit.
 
@@ -63,8 +69,6 @@ def explain(
         With the step (--model or --target, --batch-size) and the --device it is simulated, too.
     json
         Print the explanation to stdout as JSON, and no page.
-    verbose
-        Pass on what TensorFlow logs.
     """
     if (record is None) == (error is None):
         raise MemtradeError("name the record of a trial, or a file with an error by --error")

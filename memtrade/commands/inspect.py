@@ -5,11 +5,10 @@ from __future__ import annotations
 import msgspec
 
 from memtrade.commands.progress import ignore, log, reporting
-from memtrade.commands.run import Flag
 from memtrade.commands.screen import show, show_json
 from memtrade.findings import Finding, row
 from memtrade.measure.extract import told_by_child
-from memtrade.measure.flags import DeviceFlags, ModelFlags, StrategyFlags, make_specs
+from memtrade.measure.flags import DeviceFlags, Flag, ModelFlags, StrategyFlags, Verbose, make_specs
 from memtrade.results.sheets import Sheet
 
 
@@ -18,7 +17,7 @@ def inspect(
     model: ModelFlags | None = None,
     device: DeviceFlags | None = None,
     json: Flag = False,
-    verbose: Flag = False,
+    verbose: Verbose = False,
 ) -> int:
     """Show what is in a training step, and what follows from it for plans.
 
@@ -30,8 +29,6 @@ def inspect(
     ----------
     json
         Print the findings to stdout as JSON, and no table.
-    verbose
-        Pass on what TensorFlow logs.
     """
     flags = device or DeviceFlags()
     specs = make_specs(

@@ -6,23 +6,25 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
 import msgspec
-from cyclopts import Parameter
 
 from memtrade.commands.extract import extract_graph
 from memtrade.commands.progress import Reporter, ignore, log, reporting
 from memtrade.commands.reading import warnings_on_stderr
-from memtrade.commands.run import Flag, in_short, refuse_small_limit
+from memtrade.commands.run import in_short, refuse_small_limit
 from memtrade.commands.screen import Form, show, show_json
 from memtrade.errors import MemtradeError
 from memtrade.measure.batches import BatchTargets
 from memtrade.measure.environment import default_limit_bytes
 from memtrade.measure.flags import (
+    CommandLine,
     DeviceFlags,
+    Flag,
     ModelFlags,
     StrategyFlags,
+    Verbose,
     check_writable,
     make_specs,
 )
@@ -63,8 +65,8 @@ def max_batch(
     results: Path = Path("runs"),
     format: Form = "terminal",
     json: Flag = False,
-    verbose: Flag = False,
-    command_line: Annotated[str, Parameter(parse=False)] = "",
+    verbose: Verbose = False,
+    command_line: CommandLine = "",
 ) -> int:
     """Find the largest batch that each strategy carries under a memory limit.
 
@@ -94,8 +96,6 @@ def max_batch(
         csv has bytes and seconds.
     json
         Print the searches to stdout as JSON, and no table.
-    verbose
-        Pass on what TensorFlow logs.
     """
     _check_sizes(start, granularity, max_batch_size)
     flags, device_flags = strategy or StrategyFlags(), device or DeviceFlags()

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Annotated
 
 import msgspec
 import pandas as pd
-from cyclopts import Parameter
 
 from memtrade.commands.profiles import Foresight, foresee
 from memtrade.commands.progress import reporting
 from memtrade.commands.reading import check_folder, write_output
-from memtrade.commands.run import Flag
 from memtrade.commands.screen import Form, show
 from memtrade.errors import InfeasibleBudgetError, MemtradeError, UnsupportedGraphError
-from memtrade.measure.flags import DeviceFlags, ModelFlags, StrategyFlags
+from memtrade.measure.flags import CommandLine, DeviceFlags, ModelFlags, StrategyFlags, Verbose
 from memtrade.measure.protocol import Progress, TrialSpec
 from memtrade.plan import Plan
 from memtrade.results.paper import FORMATS, render
@@ -37,8 +34,8 @@ def pareto(
     budgets: int = 6,
     output: Path | None = None,
     format: Form = "terminal",
-    verbose: Flag = False,
-    command_line: Annotated[str, Parameter(parse=False)] = "",
+    verbose: Verbose = False,
+    command_line: CommandLine = "",
 ) -> int:
     """Predict memory against time for strategies and budgets, as a table and a picture.
 
@@ -52,8 +49,6 @@ def pareto(
         Of the table: csv has all figures, in bytes and seconds.
     output
         The picture: .html, a page that needs no network, or .png, .svg, .pdf.
-    verbose
-        Pass on what TensorFlow logs.
     """
     if budgets < 2:
         raise MemtradeError(f"--budgets must be at least 2, not {budgets}")

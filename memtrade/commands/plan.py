@@ -9,11 +9,10 @@ import msgspec
 
 from memtrade.commands.profiles import foresee
 from memtrade.commands.progress import planning
-from memtrade.commands.run import Flag
 from memtrade.commands.screen import show, show_json, stdout
 from memtrade.errors import MemtradeError
 from memtrade.graph import StepGraph
-from memtrade.measure.flags import DeviceFlags, ModelFlags, StrategyFlags
+from memtrade.measure.flags import DeviceFlags, Flag, ModelFlags, StrategyFlags, Verbose
 from memtrade.measure.protocol import PlanSummary
 from memtrade.plan import Decision, Plan
 from memtrade.results.sheets import Sheet
@@ -32,7 +31,7 @@ def plan(
     device: DeviceFlags | None = None,
     output: Path | None = None,
     json: Flag = False,
-    verbose: Flag = False,
+    verbose: Verbose = False,
 ) -> int:
     """Show what a strategy keeps, recomputes and swaps, and why, without running it.
 
@@ -44,8 +43,6 @@ def plan(
         Save the plan to this file, for `memtrade run --plan` and `memtrade verify --plan`.
     json
         Print the plans to stdout as JSON, and no table.
-    verbose
-        Pass on what TensorFlow logs.
     """
     flags = strategy or StrategyFlags()
     names = [find_planned(name).name for name in flags.names(DEFAULT, everything=PLANNED)]

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import msgspec
-from cyclopts import Parameter
 
 from memtrade.commands.profiles import Foresight, foresee
 from memtrade.commands.progress import reporting
-from memtrade.commands.run import Flag
 from memtrade.commands.screen import Form, show, show_json
 from memtrade.errors import InfeasibleBudgetError, UnsupportedGraphError
-from memtrade.measure.flags import DEFAULT_STRATEGIES, DeviceFlags, ModelFlags, StrategyFlags
+from memtrade.measure.flags import (
+    DEFAULT_STRATEGIES,
+    CommandLine,
+    DeviceFlags,
+    Flag,
+    ModelFlags,
+    StrategyFlags,
+    Verbose,
+)
 from memtrade.measure.protocol import PlanSummary, Progress
 from memtrade.plan import Plan
 from memtrade.results.predictions import Foreseen, Prediction, to_sheet
@@ -28,8 +32,8 @@ def predict(
     device: DeviceFlags | None = None,
     format: Form = "terminal",
     json: Flag = False,
-    verbose: Flag = False,
-    command_line: Annotated[str, Parameter(parse=False)] = "",
+    verbose: Verbose = False,
+    command_line: CommandLine = "",
 ) -> int:
     """Predict strategies on a device: peak memory, host memory, step time. Nothing is run.
 
@@ -42,8 +46,6 @@ def predict(
         csv has all figures, in bytes and seconds.
     json
         Print the predictions to stdout as JSON, and no table.
-    verbose
-        Pass on what TensorFlow logs.
     """
     foresight = foresee(
         model or ModelFlags(),

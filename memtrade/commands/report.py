@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
-
-from cyclopts import Parameter
 
 from memtrade.commands.reading import (
     check_folder,
@@ -15,6 +12,7 @@ from memtrade.commands.reading import (
     write_output,
 )
 from memtrade.errors import MemtradeError
+from memtrade.measure.flags import CommandLine
 from memtrade.papers.thesis import thesis_report
 
 
@@ -23,7 +21,7 @@ def report(
     /,
     *,
     output: Path = Path("report.html"),
-    command_line: Annotated[str, Parameter(parse=False)] = "",
+    command_line: CommandLine = "",
 ) -> int:
     """Write a report: one HTML page that opens offline.
 

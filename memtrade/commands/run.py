@@ -6,10 +6,9 @@ import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
 import msgspec
-from cyclopts import Parameter
 
 from memtrade.commands.extract import extract_graph
 from memtrade.commands.progress import Reporter, ignore, reporting
@@ -19,9 +18,12 @@ from memtrade.errors import MemtradeError
 from memtrade.graph import StepGraph
 from memtrade.measure.environment import default_limit_bytes
 from memtrade.measure.flags import (
+    CommandLine,
     DeviceFlags,
+    Flag,
     ModelFlags,
     StrategyFlags,
+    Verbose,
     check_writable,
     make_specs,
 )
@@ -31,8 +33,6 @@ from memtrade.measure.trial import run_trial
 from memtrade.papers import thesis_log
 from memtrade.results.tables import compare, seconds, status_text
 from memtrade.units import megabytes
-
-Flag = Annotated[bool, Parameter(negative="")]
 
 
 def run(
@@ -46,8 +46,8 @@ def run(
     results: Path = Path("runs"),
     log: Literal["thesis"] | None = None,
     json: Flag = False,
-    verbose: Flag = False,
-    command_line: Annotated[str, Parameter(parse=False)] = "",
+    verbose: Verbose = False,
+    command_line: CommandLine = "",
 ) -> int:
     """Measure strategies: peak memory, memory cost, host memory, step time.
 
@@ -69,8 +69,6 @@ def run(
         Unless told otherwise it runs that benchmark's nine steps, the first one included.
     json
         Print the records to stdout as JSON, and no table.
-    verbose
-        Pass on what TensorFlow logs.
     """
     if log and json:
         raise MemtradeError("--log and --json both say what is printed: give one of them")

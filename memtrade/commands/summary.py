@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-from cyclopts import Parameter
-
 from memtrade.commands.profiles import foresee
-from memtrade.commands.run import Flag
 from memtrade.commands.screen import Form, show
 from memtrade.errors import MemtradeError
-from memtrade.measure.flags import DeviceFlags, ModelFlags, StrategyFlags
+from memtrade.measure.flags import CommandLine, DeviceFlags, ModelFlags, StrategyFlags, Verbose
 from memtrade.results.layers import summarize
 from memtrade.results.tables import step_text
 from memtrade.simulate.by_layer import By
@@ -24,8 +19,8 @@ def summary(
     by: By = "layer",
     top: int | None = None,
     format: Form = "terminal",
-    verbose: Flag = False,
-    command_line: Annotated[str, Parameter(parse=False)] = "",
+    verbose: Verbose = False,
+    command_line: CommandLine = "",
 ) -> int:
     """Show a step's memory by layer, and who stands at the peak.
 
@@ -40,8 +35,6 @@ def summary(
         Only so many rows, those that hold most at the peak.
     format
         csv has all rows, in bytes.
-    verbose
-        Pass on what TensorFlow logs.
     """
     if top is not None and top < 1:
         raise MemtradeError(f"--top must be at least 1, not {top}")

@@ -9,16 +9,13 @@ from collections.abc import Container, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from statistics import fmean
-from typing import Annotated
-
-from cyclopts import Parameter
 
 from memtrade.commands.progress import Reporter, log, reporting
 from memtrade.commands.reading import warnings_on_stderr
-from memtrade.commands.run import Flag, in_short
+from memtrade.commands.run import in_short
 from memtrade.commands.screen import show
 from memtrade.errors import MemtradeError
-from memtrade.measure.flags import DeviceFlags, check_writable
+from memtrade.measure.flags import CommandLine, DeviceFlags, Flag, Verbose, check_writable
 from memtrade.measure.host import describe_machine
 from memtrade.measure.protocol import Event, Measured
 from memtrade.measure.records import Record, load_records, save_record, trial_id
@@ -45,8 +42,8 @@ def sweep(
     retry: str = "",
     cluster: str | None = None,
     dry_run: Flag = False,
-    verbose: Flag = False,
-    command_line: Annotated[str, Parameter(parse=False)] = "",
+    verbose: Verbose = False,
+    command_line: CommandLine = "",
 ) -> int:
     """Measure every trial of a sweep file; those that have a record already are left out.
 
@@ -72,8 +69,6 @@ def sweep(
         a new one of this machine alone.
     dry_run
         Only list the trials and what has become of them.
-    verbose
-        Pass on what TensorFlow logs.
     """
     if jobs < 1:
         raise MemtradeError(f"--jobs must be at least 1, not {jobs}")

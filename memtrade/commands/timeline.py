@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
-
-from cyclopts import Parameter
 
 from memtrade.commands.profiles import foresee, use_all
 from memtrade.commands.reading import check_folder, write_output
-from memtrade.commands.run import Flag
 from memtrade.errors import MemtradeError
-from memtrade.measure.flags import DeviceFlags, ModelFlags, StrategyFlags
+from memtrade.measure.flags import CommandLine, DeviceFlags, ModelFlags, StrategyFlags, Verbose
 from memtrade.results.paper import FORMATS, render
 from memtrade.results.tables import step_text
 from memtrade.results.timeline_page import to_html
@@ -25,8 +21,8 @@ def timeline(
     strategy: StrategyFlags | None = None,
     device: DeviceFlags | None = None,
     output: Path = Path("timeline.html"),
-    verbose: Flag = False,
-    command_line: Annotated[str, Parameter(parse=False)] = "",
+    verbose: Verbose = False,
+    command_line: CommandLine = "",
 ) -> int:
     """Draw memory over the step, as simulated: who holds what, and copies beside compute.
 
@@ -37,8 +33,6 @@ def timeline(
     ----------
     output
         The file to write: .html, a page that needs no network, or .png, .svg, .pdf.
-    verbose
-        Pass on what TensorFlow logs.
     """
     kind = output.suffix.removeprefix(".").lower()
     if kind not in ("html", *FORMATS):

@@ -6,10 +6,9 @@ from pathlib import Path
 
 from memtrade.commands.profiles import foresee, use_all
 from memtrade.commands.reading import check_folder, write_output
-from memtrade.commands.run import Flag
 from memtrade.errors import MemtradeError
 from memtrade.graph import StepGraph
-from memtrade.measure.flags import DeviceFlags, ModelFlags, StrategyFlags
+from memtrade.measure.flags import DeviceFlags, ModelFlags, StrategyFlags, Verbose
 from memtrade.results.chrome import to_chrome
 from memtrade.results.memory_viz import to_snapshot
 from memtrade.results.perfetto import to_trace
@@ -26,7 +25,7 @@ def trace(
     strategy: StrategyFlags | None = None,
     device: DeviceFlags | None = None,
     output: Path = Path("step.pftrace"),
-    verbose: Flag = False,
+    verbose: Verbose = False,
 ) -> int:
     """Write a simulated step as a trace: compute, copies out and in, memory.
 
@@ -39,8 +38,6 @@ def trace(
         The file to write. .pftrace is for https://ui.perfetto.dev; .pickle, each request to the
         allocator, for https://pytorch.org/memory_viz; .json for chrome://tracing; .json.gz is
         the same, smaller.
-    verbose
-        Pass on what TensorFlow logs.
     """
     if not output.name.endswith(_ENDINGS):
         raise MemtradeError(

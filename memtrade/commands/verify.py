@@ -8,10 +8,9 @@ from pathlib import Path
 import msgspec
 
 from memtrade.commands.progress import ignore, log, reporting
-from memtrade.commands.run import Flag
 from memtrade.commands.screen import show
 from memtrade.comparison import Verified
-from memtrade.measure.flags import DeviceFlags, ModelFlags, StrategyFlags, make_specs
+from memtrade.measure.flags import DeviceFlags, Flag, ModelFlags, StrategyFlags, Verbose, make_specs
 from memtrade.measure.protocol import TrialSpec
 from memtrade.measure.trial import Outcome, run_child
 from memtrade.models import make_model
@@ -30,7 +29,7 @@ def verify(
     steps: int = 3,
     plan: Path | None = None,
     json: Flag = False,
-    verbose: Flag = False,
+    verbose: Verbose = False,
 ) -> int:
     """Check that strategies compute what the original step computes.
 
@@ -47,8 +46,6 @@ def verify(
         A plan saved by `memtrade plan --output`, in place of --strategy.
     json
         Print the comparisons to stdout as JSON, and no table.
-    verbose
-        Pass on what TensorFlow logs.
     """
     flags, device_flags = strategy or StrategyFlags(), device or DeviceFlags()
     specs = make_specs(

@@ -23,6 +23,7 @@ from typing import IO, Protocol
 from memtrade.measure.child import PARENT_VARIABLE
 
 _POLL_SECONDS = 0.25  # how long to wait for output before looking whether the children still live
+_END_SECONDS = 0.02
 _LOG_LINES = 50  # of a child's stderr, kept for the reason of a crash
 
 # What TensorFlow logs of an allocation that failed.
@@ -91,8 +92,9 @@ def start(
     *,
     name: str = "the worker",
     stage: int | None = None,
+    log: bool = True,
 ) -> Child:
-    """Starts a process that finds `request` on its stdin."""
+    """Starts a process that finds `request` on its stdin. Without `log`, nobody gets its stderr."""
     # A file and not a pipe: a child that never reads cannot block the parent.
     with tempfile.TemporaryFile() as file:
         file.write(request)
@@ -101,7 +103,7 @@ def start(
             command,
             stdin=file,
             stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stderr=subprocess.PIPE if log else subprocess.DEVNULL,
             env={**environment, PARENT_VARIABLE: str(os.getpid())},
             start_new_session=True,
         )
@@ -136,15 +138,18 @@ def supervise(
                 (child.process.stdout, listener.take_event),
                 (child.process.stderr, take_log),
             ):
-                assert stream is not None
-                selector.register(stream, selectors.EVENT_READ, _Lines(stream, child, take))
+                if stream is not None:
+                    lines = _Lines(stream, child, take)
+                    selector.register(stream, selectors.EVENT_READ, lines)
         quiet = False
         while not listener.has_enough(quiet=quiet):
             on_wait()
             left = deadline - time.monotonic()
             if left <= 0:
                 return False
-            ready = selector.select(min(left, _POLL_SECONDS))
+            # A process ends within a moment of its pipes.
+            patience = _POLL_SECONDS if selector.get_map() else _END_SECONDS
+            ready = selector.select(min(left, patience))
             for key, _ in ready:
                 if not key.data.read():
                     selector.unregister(key.fileobj)

@@ -43,6 +43,10 @@ GPU_SHARE = 0.9
 # What records say of a step that brings its optimizer along.
 OWN_OPTIMIZER = "its own"
 
+Flag = Annotated[bool, Parameter(negative="")]
+Verbose = Annotated[bool, Parameter(negative="", help="Pass on what TensorFlow logs.")]
+# What was typed, for records and pages: not a flag.
+CommandLine = Annotated[str, Parameter(parse=False)]
 Pairs = Annotated[list[str], Parameter(negative="", show_default=False)]
 
 

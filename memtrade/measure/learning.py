@@ -9,14 +9,10 @@ costs a child, and gets a margin in place of a fact.
 
 from __future__ import annotations
 
-import contextlib
-import os
-import queue
-import signal
-import subprocess
+import math
 import sys
-import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -33,7 +29,7 @@ from memtrade.facts.lines import extended
 from memtrade.facts.signature import Signature, make_signature, signature_of
 from memtrade.facts.surroundings import Surroundings
 from memtrade.graph import StepGraph, led_to
-from memtrade.measure.child import PARENT_VARIABLE
+from memtrade.measure.children import Child, children, start, supervise
 
 # What makes TensorFlow log each request to the allocator.
 LOGGING = {"TF_CPP_VMODULE": "log_memory=2,bfc_allocator=3", "TF_CPP_MIN_LOG_LEVEL": "0"}
@@ -259,6 +255,9 @@ class _Talk:
         self.answers: dict[str, Answer] = {}
         self.refused: dict[str, str] = {}
         self.rates: CopyRates | None = None
+        self._running: frozenset[str] = frozenset()
+        self._heard = 0.0
+        self._asked: Child
 
     def ask(self, groups: Sequence[Sequence[Signature]], rates: bool) -> None:
         """A child that ends early has the group that it was at asked one by one, by another."""
@@ -293,28 +292,33 @@ class _Talk:
             groups=tuple(tuple(group) for group in groups),
             rates=rates,
         )
-        running: frozenset[str] = frozenset()
-        with _child(self.asker) as (process, lines):
-            assert process.stdin is not None
-            with contextlib.suppress(BrokenPipeError):
-                process.stdin.write(msgspec.json.encode(question))
-                process.stdin.close()
-            while True:
-                try:
-                    line = lines.get(timeout=self.asker.silence_seconds)
-                except queue.Empty:
-                    return running, f"it hung for {self.asker.silence_seconds:g} s"
-                if line is None:
-                    break
-                said = msgspec.json.decode(line, type=Said)
-                if isinstance(said, Asking):
-                    running = frozenset(said.keys)
-                else:
-                    self._take(said)
-            status = process.wait()
-        if status:
-            return running, f"the child ended with status {status}"
+        environment = dict(self.asker.environment) | LOGGING
+        self._running, self._heard = frozenset(), time.monotonic()
+        with children() as started:
+            child = start(self.asker.command, msgspec.json.encode(question), environment, log=False)
+            started.append(child)
+            self._asked = child
+            supervise(started, self, deadline=math.inf)
+            if not child.has_ended:
+                return self._running, f"it hung for {self.asker.silence_seconds:g} s"
+        if status := child.process.returncode:
+            return self._running, f"the child ended with status {status}"
         return frozenset(), None
+
+    def take_log(self, child: Child, text: str) -> None:
+        """It keeps its log to itself."""
+
+    def has_enough(self, *, quiet: bool) -> bool:
+        silent = time.monotonic() - self._heard > self.asker.silence_seconds
+        return silent or (quiet and self._asked.has_ended)
+
+    def take_event(self, child: Child, line: bytes) -> None:
+        self._heard = time.monotonic()
+        said = msgspec.json.decode(line, type=Said)
+        if isinstance(said, Asking):
+            self._running = frozenset(said.keys)
+        else:
+            self._take(said)
 
     def _take(self, said: Answer | Refused | CopyRates) -> None:
         if isinstance(said, CopyRates):
@@ -325,33 +329,3 @@ class _Talk:
         else:
             self.refused[said.key] = said.reason
         self.on(len(self.answers) + len(self.refused), self.of)
-
-
-@contextlib.contextmanager
-def _child(asker: Asker) -> Iterator[tuple[subprocess.Popen[bytes], queue.Queue[bytes | None]]]:
-    """A child and its lines on standard output, None at their end. Killed where it still lives."""
-    environment = dict(asker.environment) | LOGGING | {PARENT_VARIABLE: str(os.getpid())}
-    process = subprocess.Popen(
-        asker.command,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        env=environment,
-        start_new_session=True,
-    )
-    lines: queue.Queue[bytes | None] = queue.Queue()
-
-    def listen() -> None:
-        assert process.stdout is not None
-        for line in process.stdout:
-            lines.put(line)
-        lines.put(None)
-
-    threading.Thread(target=listen, daemon=True).start()
-    try:
-        yield process, lines
-    finally:
-        if process.poll() is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-        process.wait()

@@ -20,13 +20,13 @@ import msgspec
 from memtrade.errors import InfeasibleBudgetError, UnsupportedGraphError
 from memtrade.graph import StepGraph
 from memtrade.measure import host
-from memtrade.measure.defaults import with_default
 from memtrade.measure.protocol import Status, TrialSpec
 from memtrade.measure.records import Record
+from memtrade.models import options_of
 from memtrade.rebatch import Rebatcher
 from memtrade.search import Found, largest
 from memtrade.simulate.predict import Predicted, Predictor
-from memtrade.strategies import PLANNED, make_options
+from memtrade.strategies import PLANNED, find_strategy, make_options
 from memtrade.target import Target
 
 Bound = Literal[
@@ -220,6 +220,15 @@ class BatchSearch:
             f"not tried: it would take {needed / 1e9:,.1f} GB of this machine's memory, "
             f"of which {free / 1e9:,.1f} GB are free",
         )
+
+
+def with_default(spec: TrialSpec, option: str, value: str) -> TrialSpec:
+    """The trial with an option of its strategy set, if there is one that was left as it is."""
+    for each in options_of(find_strategy(spec.strategy).options):
+        if each.name == option and spec.strategy_options[option] == each.default:
+            options = spec.strategy_options | {option: value}
+            return msgspec.structs.replace(spec, strategy_options=options)
+    return spec
 
 
 def _words(size_bytes: int) -> str:

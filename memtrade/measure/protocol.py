@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import msgspec
@@ -331,6 +332,21 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
     reason: str
 
 
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """How a child ended, and what it had said until then."""
+
+    status: Status = "ok"
+    reason: str = ""
+    runtime: Runtime | None = None
+    plan: PlanSummary | None = None
+    predicted: Predicted | None = None
+    corrections: tuple[Corrected, ...] = ()
+    measured: Measured | None = None
+    verified: Verified | None = None
+    rates: Rates | None = None
+
+
 Event = (
     Ready
     | Progress
@@ -345,14 +361,6 @@ Event = (
 )
 
 _EVENT = msgspec.json.Decoder(Event)
-
-
-def encode_spec(spec: TrialSpec) -> bytes:
-    return msgspec.json.encode(spec)
-
-
-def decode_spec(encoded: bytes) -> TrialSpec:
-    return msgspec.json.decode(encoded, type=TrialSpec)
 
 
 def encode_event(event: Event) -> bytes:

@@ -24,7 +24,15 @@ import pandas as pd
 from memtrade.errors import MemtradeError
 from memtrade.files import write_whole
 from memtrade.measure.host import Machine, describe_machine
-from memtrade.measure.protocol import Corrected, Measured, PlanSummary, Runtime, Status, TrialSpec
+from memtrade.measure.protocol import (
+    Corrected,
+    Measured,
+    Outcome,
+    PlanSummary,
+    Runtime,
+    Status,
+    TrialSpec,
+)
 from memtrade.models import MODELS, make_model, options_of
 from memtrade.simulate.predict import Predicted
 from memtrade.strategies import STRATEGIES, make_options
@@ -138,18 +146,7 @@ def json_name(*parts: str) -> str:
     return "_".join(re.sub(r"[^\w.-]+", "-", part) for part in parts if part) + ".json"
 
 
-def make_record(
-    spec: TrialSpec,
-    *,
-    command: str,
-    status: Status,
-    reason: str = "",
-    measured: Measured | None = None,
-    predicted: Predicted | None = None,
-    corrections: tuple[Corrected, ...] = (),
-    plan: PlanSummary | None = None,
-    runtime: Runtime | None = None,
-) -> Record:
+def make_record(spec: TrialSpec, outcome: Outcome, *, command: str) -> Record:
     """The record of a trial that ends now, on this machine."""
     machine = describe_machine()
     return Record(
@@ -159,13 +156,13 @@ def make_record(
         command=command,
         model=make_model(spec.model, spec.model_options).name,
         spec=msgspec.structs.replace(spec, known_folder=None),
-        status=status,
-        reason=reason,
-        measured=measured,
-        predicted=predicted,
-        corrections=corrections,
-        plan=plan,
-        runtime=runtime,
+        status=outcome.status,
+        reason=outcome.reason,
+        measured=outcome.measured,
+        predicted=outcome.predicted,
+        corrections=outcome.corrections,
+        plan=outcome.plan,
+        runtime=outcome.runtime,
         machine=machine,
     )
 

@@ -9,38 +9,44 @@ However the parent ends, no child stays behind (`memtrade.measure.children`).
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import msgspec
 
 from memtrade.comparison import Verified
 from memtrade.errors import MemtradeError
 from memtrade.measure import host
-from memtrade.measure.children import children, start
-from memtrade.measure.conversation import Conversation
+from memtrade.measure.children import Child, children, start, supervise
 from memtrade.measure.environment import child_environment
 from memtrade.measure.protocol import (
+    Calibrated,
     Corrected,
     Done,
     Event,
     Failed,
-    Measured,
-    PlanSummary,
+    Outcome,
+    Planned,
     Progress,
-    Runtime,
+    Ready,
+    Simulated,
     Status,
     TrialSpec,
-    encode_spec,
+    decode_event,
 )
 from memtrade.measure.records import Record, make_record
-from memtrade.simulate.calibration import Rates
-from memtrade.simulate.predict import Predicted
 
 WORKER = (sys.executable, "-m", "memtrade.measure")
+
+_GRACE_SECONDS = 5.0  # for a child that has said its last word to leave by itself
 
 # By these, a process ends itself.
 _FATAL_SIGNALS = frozenset({signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE})
@@ -50,56 +56,14 @@ _NOISE = re.compile(r"\s*@ |\*\*\* |WARNING: All log messages|[IW]\d{4} ")
 _PREFIX = re.compile(r"[EF]\d{4} \S+\s+\d+ ")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Outcome:
-    """How a child ended, and what it had said until then."""
+def run_trial(spec: TrialSpec, *, command_line: str = "", **how: Any) -> Record:
+    """Measures `spec` in a child process.
 
-    status: Status
-    reason: str = ""
-    runtime: Runtime | None = None
-    plan: PlanSummary | None = None
-    predicted: Predicted | None = None
-    corrections: tuple[Corrected, ...] = ()
-    measured: Measured | None = None
-    verified: Verified | None = None
-    rates: Rates | None = None
-
-
-def run_trial(
-    spec: TrialSpec,
-    *,
-    timeout_seconds: float | None = None,
-    on_event: Callable[[Event], None] = lambda event: None,
-    on_log: Callable[[str], None] = lambda line: None,
-    on_wait: Callable[[], None] = lambda: None,
-    command_line: str = "",
-    environment: Mapping[str, str] | None = None,
-    worker: Sequence[str] = WORKER,
-) -> Record:
-    """Measures `spec` in a child process. The arguments are those of `run_child`.
-
-    `command_line` is what the user typed, for the record.
+    Args:
+        command_line: what the user typed, for the record.
+        how: as `run_child` takes it.
     """
-    outcome = run_child(
-        spec,
-        timeout_seconds=timeout_seconds,
-        on_event=on_event,
-        on_log=on_log,
-        on_wait=on_wait,
-        environment=environment,
-        worker=worker,
-    )
-    return make_record(
-        spec,
-        command=command_line,
-        status=outcome.status,
-        reason=outcome.reason,
-        measured=outcome.measured,
-        predicted=outcome.predicted,
-        corrections=outcome.corrections,
-        plan=outcome.plan,
-        runtime=outcome.runtime,
-    )
+    return make_record(spec, run_child(spec, **how), command=command_line)
 
 
 def run_child(
@@ -129,9 +93,9 @@ def run_child(
         environment = child_environment(spec)
     kills_before = host.oom_kills()
     with children() as started:
-        child = start(worker, encode_spec(spec), environment)
+        child = start(worker, msgspec.json.encode(spec), environment)
         started.append(child)
-        conversation = Conversation(child, on_event, on_log, on_wait)
+        conversation = _Conversation(child, on_event, on_log, on_wait)
         timed_out = not conversation.listen(time.monotonic() + (timeout_seconds or math.inf))
     status, reason = _classify(
         conversation,
@@ -140,21 +104,71 @@ def run_child(
         oom_killed=host.oom_kills() > kills_before,
         task=spec.task,
     )
-    return Outcome(
-        status=status,
-        reason=reason,
-        runtime=conversation.runtime,
-        plan=conversation.plan,
-        predicted=conversation.predicted,
-        corrections=tuple(conversation.corrections),
-        measured=conversation.end.measured if isinstance(conversation.end, Done) else None,
-        verified=conversation.verified,
-        rates=conversation.rates,
-    )
+    return replace(conversation.told, status=status, reason=reason)
+
+
+@dataclass
+class _Conversation:
+    """What the child has said so far."""
+
+    child: Child
+    on_event: Callable[[Event], None]
+    on_log: Callable[[str], None]
+    on_wait: Callable[[], None]
+    told: Outcome = field(default_factory=Outcome)
+    phase: Progress | None = None
+    end: Done | Failed | None = None
+    noise: str | None = None  # the first line on stdout that is no event
+
+    def listen(self, deadline: float) -> bool:
+        """Takes in what the child says until it ends, or has said its last word.
+
+        Returns whether that was before the deadline.
+        """
+        in_time = supervise([self.child], self, deadline=deadline, on_wait=self.on_wait)
+        if self.end:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.child.process.wait(timeout=_GRACE_SECONDS)
+        return in_time
+
+    def take_event(self, child: Child, line: bytes) -> None:
+        if self.end or self.noise:
+            return
+        try:
+            event = decode_event(line)
+        except msgspec.DecodeError:
+            self.noise = line.decode(errors="replace")[:80]
+            return
+        match event:
+            case Ready(runtime=runtime):
+                self.told = replace(self.told, runtime=runtime)
+            case Planned(summary=summary):
+                self.told = replace(self.told, plan=summary)
+            case Simulated(predicted=predicted):
+                self.told = replace(self.told, predicted=predicted)
+            case Corrected():
+                self.told = replace(self.told, corrections=(*self.told.corrections, event))
+            case Calibrated(rates=rates):
+                self.told = replace(self.told, rates=rates)
+            case Verified():
+                self.told = replace(self.told, verified=event)
+            case Progress():
+                self.phase = event
+            case Done(measured=measured):
+                self.told, self.end = replace(self.told, measured=measured), event
+            case Failed():
+                self.end = event
+        self.on_event(event)
+
+    def take_log(self, child: Child, text: str) -> None:
+        self.on_log(text)
+
+    def has_enough(self, *, quiet: bool) -> bool:
+        return bool(self.end or self.noise or (quiet and self.child.has_ended))
 
 
 def _classify(
-    said: Conversation,
+    said: _Conversation,
     *,
     exit_code: int,
     timeout_seconds: float | None,
@@ -169,8 +183,8 @@ def _classify(
             raise MemtradeError(said.end.reason)
         return said.end.status, said.end.reason
     if isinstance(said.end, Done):
-        if (task == "measure" and said.end.measured is None) or (
-            task == "verify" and said.verified is None
+        if (task == "measure" and said.told.measured is None) or (
+            task == "verify" and said.told.verified is None
         ):
             return "crashed", f"the worker ended without the result of {task}"
         return "ok", ""

@@ -50,7 +50,6 @@ from memtrade.measure.protocol import (
     Simulated,
     StepDone,
     TrialSpec,
-    decode_spec,
     encode_event,
 )
 from memtrade.models import DrawnModel, make_model
@@ -76,7 +75,7 @@ def main() -> int:
     # their own, and whatever else is printed goes to the log.
     events = os.fdopen(os.dup(sys.stdout.fileno()), "wb", buffering=0)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    spec = decode_spec(sys.stdin.buffer.read())
+    spec = msgspec.json.decode(sys.stdin.buffer.read(), type=TrialSpec)
     try:
         _Worker(spec, events).run()
     except tf.errors.ResourceExhaustedError as error:

@@ -12,7 +12,7 @@ import pytest
 
 from memtrade.errors import MemtradeError
 from memtrade.measure import records as module
-from memtrade.measure.protocol import TrialSpec
+from memtrade.measure.protocol import Outcome, TrialSpec
 from memtrade.measure.records import (
     DamagedRecordWarning,
     Record,
@@ -175,7 +175,9 @@ def test_a_saved_plan_counts_by_its_contents(tmp_path: Path, make_record: MakeRe
 
 
 def test_the_machine_is_described_without_its_name(make_record: MakeRecord) -> None:
-    record = module.make_record(make_record().spec, command="memtrade run", status="timeout")
+    record = module.make_record(
+        make_record().spec, Outcome(status="timeout"), command="memtrade run"
+    )
     assert (record.model, record.status, record.measured) == ("resnet-50", "timeout", None)
     assert record.machine.cores >= 1
     assert os.uname().nodename not in record.machine.platform.split()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
 import msgspec
 from cyclopts import Parameter
@@ -17,16 +17,18 @@ from cyclopts import Parameter
 from memtrade.commands.extract import extract_graph
 from memtrade.commands.progress import ignore, log, reporting
 from memtrade.commands.reading import check_folder, write_output
-from memtrade.commands.run import Flag
 from memtrade.commands.screen import Form, show, show_json
 from memtrade.errors import MemtradeError
 from memtrade.graph import StepGraph
 from memtrade.measure.environment import default_limit_bytes
 from memtrade.measure.flags import (
+    CommandLine,
     DeviceFlags,
+    Flag,
     ModelFlags,
     Pairs,
     StrategyFlags,
+    Verbose,
     check_writable,
     make_specs,
 )
@@ -216,8 +218,8 @@ def partition(
     results: Path | None = None,
     format: Form = "terminal",
     json: Flag = False,
-    verbose: Flag = False,
-    command_line: Annotated[str, Parameter(parse=False)] = "",
+    verbose: Verbose = False,
+    command_line: CommandLine = "",
 ) -> int:
     """Cut a model into the stages of a pipeline, and say how well they are balanced.
 
@@ -241,8 +243,6 @@ def partition(
         Also write the report into this folder, as Markdown, JSON and a picture.
     json
         Print the report and the partition to stdout as JSON, and no table.
-    verbose
-        Pass on what TensorFlow logs.
     """
     flags, cutting, where = model or ModelFlags(), cut or CutFlags(), device or DeviceFlags()
     target = where.target()

@@ -5,17 +5,24 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
 from cyclopts import App, Parameter
 
 from memtrade.commands.reading import check_folder, write_output
-from memtrade.commands.run import Flag
 from memtrade.commands.screen import Form, show, show_json
 from memtrade.errors import MemtradeError, UnknownNameError
 from memtrade.graph import StepGraph
-from memtrade.measure.flags import DeviceFlags, ModelFlags, StrategyFlags, check_writable
+from memtrade.measure.flags import (
+    CommandLine,
+    DeviceFlags,
+    Flag,
+    ModelFlags,
+    StrategyFlags,
+    Verbose,
+    check_writable,
+)
 from memtrade.measure.here import learned_target
 from memtrade.options import Value
 from memtrade.papers.gpipe_runs import PUBLISHED_RUNS, published_sheet
@@ -116,8 +123,8 @@ def predict(
     picture: Path | None = None,
     format: Form = "terminal",
     json: Flag = False,
-    verbose: Flag = False,
-    command_line: Annotated[str, Parameter(parse=False)] = "",
+    verbose: Verbose = False,
+    command_line: CommandLine = "",
 ) -> int:
     """Predict pipelined steps on devices that one does not have: peak per stage, bubble, speed.
 
@@ -131,8 +138,6 @@ def predict(
         Also draw when each stage works on what, into a .pdf, .svg or .png file.
     json
         Print the predictions to stdout as JSON, and no table.
-    verbose
-        Pass on what TensorFlow logs.
     """
     cutting, where = cut or CutFlags(), device or DeviceFlags()
     wanted, planning = flags or PipelineFlags(), strategy or StrategyFlags()
@@ -191,8 +196,8 @@ def published(
     results: Path = Path("results"),
     device: str | None = None,
     timeout: float = 3600.0,
-    verbose: Flag = False,
-    command_line: Annotated[str, Parameter(parse=False)] = "",
+    verbose: Verbose = False,
+    command_line: CommandLine = "",
 ) -> int:
     """Predict published pipelines, and write a page that shows both, misses included.
 
@@ -210,8 +215,6 @@ def published(
         Another device profile than the comparison's.
     timeout
         Seconds that tracing one step may take.
-    verbose
-        Pass on what TensorFlow logs.
     """
     comparisons = sweep_file(comparisons, table="comparison")
     comparison = load_comparison(comparisons, name)
@@ -243,7 +246,7 @@ def table(
     published: str | None = None,
     format: Form = "terminal",
     output: Path | None = None,
-    command_line: Annotated[str, Parameter(parse=False)] = "",
+    command_line: CommandLine = "",
 ) -> int:
     """Tables over records of pipelines: schedules side by side, or beside published runs.
 

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-from cyclopts import Parameter
-
-from memtrade.commands.run import Flag
 from memtrade.errors import MemtradeError
-from memtrade.measure.flags import ModelFlags, StrategyFlags, check_writable
+from memtrade.measure.flags import (
+    CommandLine,
+    Flag,
+    ModelFlags,
+    StrategyFlags,
+    Verbose,
+    check_writable,
+)
 from memtrade.pipeline.commands.partition import CutFlags
 from memtrade.pipeline.commands.runner import PipelineRunner, StageFlags, exit_code, show_records
 from memtrade.pipeline.design.planned import KEEP
@@ -40,8 +44,8 @@ def run(
     verify: Flag = False,
     results: Path = Path("runs"),
     json: Flag = False,
-    verbose: Flag = False,
-    command_line: Annotated[str, Parameter(parse=False)] = "",
+    verbose: Verbose = False,
+    command_line: CommandLine = "",
 ) -> int:
     """Run a step as a pipeline, each stage a TensorFlow server with an arena of its own.
 
@@ -74,8 +78,6 @@ def run(
         The folder for the record.
     json
         Print the record to stdout as JSON, and no table.
-    verbose
-        Pass on what TensorFlow logs.
     """
     cutting, where = cut or CutFlags(), stages or StageFlags()
     sized = cutting.sized(model or ModelFlags())

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from memtrade.commands.progress import ignore, log
-from memtrade.commands.run import Flag
-from memtrade.measure.flags import DeviceFlags
+from memtrade.measure.flags import DeviceFlags, Verbose
 from memtrade.pipeline.commands.runner import StageFlags, say
 from memtrade.pipeline.measure.protocol import PipelineEvent, Serving
 from memtrade.pipeline.measure.trial import serve_stage
@@ -16,7 +15,7 @@ def serve(
     stage: int,
     device: str | None = None,
     memory_limit: str | None = None,
-    verbose: Flag = False,
+    verbose: Verbose = False,
 ) -> int:
     """Serve one stage for pipelines that are driven from another machine. Ctrl-C ends it.
 
@@ -33,8 +32,6 @@ def serve(
         arena or gpu:N, out of `memtrade devices`. Unless given: gpu:0 if there is one, else arena.
     memory_limit
         Of the stage, such as 2GiB.
-    verbose
-        Pass on what TensorFlow logs.
     """
     where = StageFlags(cluster=cluster)
     name, limit_bytes = DeviceFlags(device=device, memory_limit=memory_limit).resolve()

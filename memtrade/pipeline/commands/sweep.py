@@ -10,9 +10,8 @@ from typing import Annotated
 import msgspec
 from cyclopts import Parameter
 
-from memtrade.commands.run import Flag
 from memtrade.errors import MemtradeError
-from memtrade.measure.flags import ModelFlags, check_writable
+from memtrade.measure.flags import CommandLine, Flag, ModelFlags, Verbose, check_writable
 from memtrade.options import Value
 from memtrade.pipeline.commands.partition import CutFlags
 from memtrade.pipeline.commands.runner import (
@@ -46,8 +45,8 @@ def sweep(
     warmup: int = 1,
     results: Path = Path("runs"),
     json: Flag = False,
-    verbose: Flag = False,
-    command_line: Annotated[str, Parameter(parse=False)] = "",
+    verbose: Verbose = False,
+    command_line: CommandLine = "",
 ) -> int:
     """Run a grid of pipelines: partitions x micro-batches x checkpointing.
 
@@ -68,8 +67,6 @@ def sweep(
         The folder for the records.
     json
         Print the records to stdout as JSON, and no table.
-    verbose
-        Pass on what TensorFlow logs.
     """
     where = stages or StageFlags()
     check_writable(results)

@@ -10,45 +10,67 @@ simulated again here.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from memtrade.pipeline.design.planned import KEEP
 from memtrade.pipeline.design.schedule import make_schedule
-from memtrade.pipeline.measure.protocol import PipelineTrial
+from memtrade.pipeline.measure.protocol import PipelineMeasured, PipelineTrial
 from memtrade.pipeline.measure.records import PipelineRecord
 from memtrade.results.sheets import NONE, Sheet, cell
+from memtrade.results.tables import status_text
 
 MIB = 1 << 20
+
+Column = tuple[str, Callable[[PipelineRecord], str]]
+
+_SIZE_AND_STATUS: tuple[Column, ...] = (
+    ("K", lambda it: str(it.trial.partitions)),
+    ("M", lambda it: str(it.trial.micro_batches)),
+    ("status", lambda it: status_text(it.status)),
+)
+
+
+def _measured(heading: str, text: Callable[[PipelineRecord, PipelineMeasured], str]) -> Column:
+    """A column that says something only of trials that ran."""
+    return heading, lambda it: cell(lambda seen: text(it, seen), it.measured)
 
 
 def schedules_sheet(records: Sequence[PipelineRecord], *, command: str = "") -> Sheet:
     """All trials, largest measured peak first."""
-    ordered = sorted(records, key=_size, reverse=True)
-    return Sheet(
+
+    def size(record: PipelineRecord) -> int:
+        return (record.measured or record.predicted).peak_bytes
+
+    def largest(record: PipelineRecord, seen: PipelineMeasured) -> str:
+        return mib(max(stage.peak_bytes for stage in seen.stages))
+
+    def host(record: PipelineRecord) -> str:
+        swapped = sum(stage.host_bytes for stage in record.predicted.stages)
+        return mib(swapped) if swapped else NONE
+
+    return Sheet.of(
+        sorted(records, key=size, reverse=True),
+        [
+            ("schedule", lambda it: it.trial.schedule),
+            ("checkpoint", lambda it: it.trial.checkpoint),
+            ("strategy", lambda it: it.trial.strategy),
+            *_SIZE_AND_STATUS,
+            _measured("total MiB: measured", lambda _, seen: mib(seen.peak_bytes)),
+            ("predicted", lambda it: mib(it.predicted.peak_bytes)),
+            _measured("largest stage MiB: measured", largest),
+            ("predicted", lambda it: mib(max(each.peak_bytes for each in it.predicted.stages))),
+            _measured("activation MiB: measured", lambda _, seen: mib(seen.activation_bytes)),
+            ("predicted", lambda it: mib(it.predicted.activation_bytes)),
+            ("host MiB: predicted", host),
+            ("bubble: by clocks", lambda it: f"{_bubble_by_clocks(it.trial):.3f}"),
+            _measured("measured", lambda _, seen: f"{seen.bubble:.3f}"),
+            ("predicted", lambda it: f"{it.predicted.timing.bubble:.3f}"),
+            _measured("step s: measured", lambda _, seen: f"{seen.median_seconds:.3f}"),
+            ("predicted", lambda it: f"{it.predicted.timing.step_seconds:.3f}"),
+        ],
         title=f"Pipelines, measured and predicted: {steps_text(records)}",
-        columns=(
-            "schedule",
-            "checkpoint",
-            "strategy",
-            "K",
-            "M",
-            "status",
-            "total MiB: measured",
-            "predicted",
-            "largest stage MiB: measured",
-            "predicted",
-            "activation MiB: measured",
-            "predicted",
-            "host MiB: predicted",
-            "bubble: by clocks",
-            "measured",
-            "predicted",
-            "step s: measured",
-            "predicted",
-        ),
         words=3,
-        rows=tuple(map(_schedules_row, ordered)),
-        weak=frozenset(i for i, record in enumerate(ordered) if record.measured is None),
+        weak=lambda it: it.measured is None,
         notes=(
             "total: all stages, each at its own peak; activation: that less values, gradients and "
             "slots. Measured by each stage's allocator, predicted for it",
@@ -65,29 +87,35 @@ def schedules_sheet(records: Sequence[PipelineRecord], *, command: str = "") -> 
 
 def runs_sheet(records: Sequence[PipelineRecord], *, command: str = "") -> Sheet:
     """A row for each trial: what the published logs print of theirs, in their order."""
-    return Sheet(
-        title=_runs_title(records),
-        columns=(
-            "schedule",
-            "checkpoint",
-            "K",
-            "M",
-            "status",
-            "parameters",
-            "parameter MiB",
-            "activation MiB",
-            "of never, K=1, M=1",
-            "total MiB",
-            "forward s",
-            "backward s",
-            "step s",
-            "samples / s",
-            "bubble",
-            "worst peak error",
-        ),
+
+    def within(trial: PipelineTrial) -> str:
+        return "" if trial.strategy == KEEP else f", {trial.strategy}"
+
+    def share(record: PipelineRecord, seen: PipelineMeasured) -> str:
+        base_bytes = _base_of(record, records)
+        return cell(lambda base: f"{seen.activation_bytes / base:.3f}", base_bytes)
+
+    return Sheet.of(
+        records,
+        [
+            ("schedule", lambda it: it.trial.schedule),
+            ("checkpoint", lambda it: it.trial.checkpoint + within(it.trial)),
+            *_SIZE_AND_STATUS,
+            _measured("parameters", lambda _, seen: f"{seen.parameters:,}"),
+            _measured("parameter MiB", lambda _, seen: mib(seen.parameter_bytes)),
+            _measured("activation MiB", lambda _, seen: mib(seen.activation_bytes)),
+            _measured("of never, K=1, M=1", share),
+            _measured("total MiB", lambda _, seen: mib(seen.peak_bytes)),
+            _measured("forward s", lambda _, seen: f"{seen.forward_seconds:.3f}"),
+            _measured("backward s", lambda _, seen: f"{seen.backward_seconds:.3f}"),
+            _measured("step s", lambda _, seen: f"{seen.median_seconds:.3f}"),
+            _measured("samples / s", lambda _, seen: f"{seen.samples_per_second:.2f}"),
+            _measured("bubble", lambda _, seen: f"{seen.bubble:.3f}"),
+            _measured("worst peak error", lambda it, _: f"{max(it.peak_errors, key=abs):+.1%}"),
+        ],
+        title=f"Pipelined steps, measured: {steps_text(records)}",
         words=2,
-        rows=tuple(_run_row(record, _base_of(record, records)) for record in records),
-        weak=frozenset(i for i, record in enumerate(records) if record.status != "ok"),
+        weak=lambda it: it.status != "ok",
         notes=(
             "Memory: all stages together, each at its own peak, by its own allocator. Parameters: "
             "value, accumulated gradient and slots; activation: peak less that.",
@@ -122,14 +150,6 @@ def device_sheet(record: PipelineRecord) -> Sheet:
     )
 
 
-def _runs_title(records: Sequence[PipelineRecord]) -> str:
-    kinds = dict.fromkeys(
-        f"{record.model}, batch {record.trial.batch_size}, {record.trial.optimizer}"
-        for record in records
-    )
-    return "Pipelined steps, measured: " + "; ".join(kinds)
-
-
 def _base_of(record: PipelineRecord, records: Sequence[PipelineRecord]) -> int | None:
     """Activation bytes of the same step unpipelined and without recomputation, if it is there."""
     for other in records:
@@ -142,61 +162,6 @@ def _base_of(record: PipelineRecord, records: Sequence[PipelineRecord]) -> int |
     return None
 
 
-def _run_row(record: PipelineRecord, base_bytes: int | None) -> tuple[str, ...]:
-    trial, measured = record.trial, record.measured
-    within = "" if trial.strategy == KEEP else f", {trial.strategy}"
-    head = (
-        trial.schedule,
-        trial.checkpoint + within,
-        str(trial.partitions),
-        str(trial.micro_batches),
-        record.status.replace("_", " "),
-    )
-    if measured is None:
-        return (*head, *[NONE] * 11)
-    share = NONE if base_bytes is None else f"{measured.activation_bytes / base_bytes:.3f}"
-    return (
-        *head,
-        f"{measured.parameters:,}",
-        mib(measured.parameter_bytes),
-        mib(measured.activation_bytes),
-        share,
-        mib(measured.peak_bytes),
-        f"{measured.forward_seconds:.3f}",
-        f"{measured.backward_seconds:.3f}",
-        f"{measured.median_seconds:.3f}",
-        f"{measured.samples_per_second:.2f}",
-        f"{measured.bubble:.3f}",
-        f"{max(record.peak_errors, key=abs):+.1%}",
-    )
-
-
-def _schedules_row(record: PipelineRecord) -> tuple[str, ...]:
-    trial, seen, said = record.trial, record.measured, record.predicted
-    largest = max(stage.peak_bytes for stage in said.stages)
-    host = sum(stage.host_bytes for stage in said.stages)
-    return (
-        trial.schedule,
-        trial.checkpoint,
-        trial.strategy,
-        str(trial.partitions),
-        str(trial.micro_batches),
-        record.status.replace("_", " "),
-        NONE if seen is None else mib(seen.peak_bytes),
-        mib(said.peak_bytes),
-        NONE if seen is None else mib(max(stage.peak_bytes for stage in seen.stages)),
-        mib(largest),
-        NONE if seen is None else mib(seen.activation_bytes),
-        mib(said.activation_bytes),
-        mib(host) if host else NONE,
-        f"{_bubble_by_clocks(trial):.3f}",
-        NONE if seen is None else f"{seen.bubble:.3f}",
-        f"{said.timing.bubble:.3f}",
-        NONE if seen is None else f"{seen.median_seconds:.3f}",
-        f"{said.timing.step_seconds:.3f}",
-    )
-
-
 def _bubble_by_clocks(trial: PipelineTrial) -> float:
     schedule = make_schedule(
         trial.schedule,
@@ -206,10 +171,6 @@ def _bubble_by_clocks(trial: PipelineTrial) -> float:
     )
     busy = sum(len({task.clock for task in tasks}) for tasks in schedule.tasks)
     return 1 - busy / (schedule.stages * schedule.clocks)
-
-
-def _size(record: PipelineRecord) -> int:
-    return record.measured.peak_bytes if record.measured else record.predicted.peak_bytes
 
 
 def step_of(record: PipelineRecord) -> tuple[str, int, str]:
