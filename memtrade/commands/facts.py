@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from memtrade.commands.run import Flag
 from memtrade.commands.screen import show, stdout
 from memtrade.facts import CPU, cache, reuse, shipped
 from memtrade.facts.learned import Learned
 from memtrade.facts.surroundings import Surroundings
 from memtrade.measure.environment import child_environment
+from memtrade.measure.flags import Flag
 from memtrade.measure.here import surroundings_of
 from memtrade.measure.protocol import TrialSpec
 from memtrade.results.sheets import NONE, Sheet, cell

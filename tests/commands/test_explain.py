@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from memtrade.measure.flags import ModelFlags
-from memtrade.measure.protocol import Status, TrialSpec
+from memtrade.measure.protocol import Outcome, Status, TrialSpec
 from memtrade.measure.records import make_record, save_record
 from tests.commands.conftest import Run
 
@@ -35,7 +35,7 @@ def record(folder: Path, limit_mib: int = 100, *, status: Status = "out_of_memor
         model_options=dataclasses.asdict(model),
         memory_limit_bytes=limit_mib << 20,
     )
-    made = make_record(spec, command="memtrade run", status=status, reason=REASON)
+    made = make_record(spec, Outcome(status=status, reason=REASON), command="memtrade run")
     return str(save_record(made, folder))
 
 

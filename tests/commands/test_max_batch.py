@@ -11,7 +11,7 @@ import pytest
 from memtrade import cli
 from memtrade.commands import max_batch as module
 from memtrade.measure.max_batch_records import load_max_batches
-from memtrade.measure.protocol import Measured, Status, StepDone, TrialSpec
+from memtrade.measure.protocol import Measured, Outcome, Status, StepDone, TrialSpec
 from memtrade.measure.records import Record, load_records, make_record
 from tests.commands.conftest import SMALL, Run
 
@@ -34,7 +34,8 @@ class Trials:
         batch = spec.model_options["batch_size"]
         self.batches.append((spec.strategy, batch))
         if batch > self.truth:
-            return make_record(spec, command=command_line, status=self.failure, reason="no room")
+            failed = Outcome(status=self.failure, reason="no room")
+            return make_record(spec, failed, command=command_line)
         measured = Measured.of(
             [StepDone(2.0, batch * 1_000_000, 1.0)],
             warmup=0,
@@ -44,7 +45,7 @@ class Trials:
             plan_seconds=0.0,
             rewrite_seconds=0.0,
         )
-        return make_record(spec, command=command_line, status="ok", measured=measured)
+        return make_record(spec, Outcome(measured=measured), command=command_line)
 
 
 @pytest.fixture

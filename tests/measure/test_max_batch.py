@@ -15,7 +15,7 @@ from memtrade.measure import host
 from memtrade.measure import max_batch as module
 from memtrade.measure.max_batch import BatchSearch, Obstacle
 from memtrade.measure.max_batch_records import make_max_batch_record
-from memtrade.measure.protocol import Status, TrialSpec
+from memtrade.measure.protocol import Outcome, Status, TrialSpec
 from memtrade.measure.records import Record, make_record
 from memtrade.options import option
 from memtrade.plan import Plan
@@ -56,7 +56,7 @@ class Device:
         self.specs.append(spec)
         runs = spec.model_options["batch_size"] <= self.truth
         status: Status = "ok" if runs else self.failure
-        return make_record(spec, command="", status=status, reason="" if runs else "why")
+        return make_record(spec, Outcome(status=status, reason="" if runs else "why"), command="")
 
 
 def search(

@@ -15,7 +15,7 @@ from memtrade.batch import NoBatchFitsError, largest
 from memtrade.batch.fitting import accumulate
 from memtrade.errors import MemtradeError, UnsupportedGraphError
 from memtrade.keras import TrainFunction, fit
-from memtrade.measure.protocol import TrialSpec
+from memtrade.measure.protocol import Outcome, TrialSpec
 from memtrade.measure.records import Record, make_record
 
 WIDTH, LAYERS = 64, 12
@@ -64,7 +64,8 @@ class Children:
         self.batches.append(spec.model_options["batch_size"])
         runs = self.batches[-1] <= self.truth
         status = "ok" if runs else "out_of_memory"
-        return make_record(spec, command="", status=status, reason="" if runs else "too large")
+        outcome = Outcome(status=status, reason="" if runs else "too large")
+        return make_record(spec, outcome, command="")
 
 
 @pytest.fixture
