@@ -14,8 +14,8 @@ from tests.corpus.parts import Made, descend, normal, weights
 ROWS, WIDTH, DEPTH = 512, 64, 6
 
 
-def _layers(seed: int = 0) -> list[tf.Variable]:
-    return weights(*[[WIDTH, WIDTH]] * DEPTH, seed=seed)
+def _layers(seed: int = 0, depth: int = DEPTH) -> list[tf.Variable]:
+    return weights(*[[WIDTH, WIDTH]] * depth, seed=seed)
 
 
 def _deep(x: tf.Tensor, layers: list[tf.Variable]) -> tf.Tensor:
@@ -45,16 +45,16 @@ def mapped() -> Made:
 
 def scanned() -> Made:
     """tf.scan over time."""
-    layers = _layers()
+    layers = _layers(depth=2)
 
     @tf.function
     def train_step(x):
         with tf.GradientTape() as tape:
             start = tf.zeros([32, WIDTH])
-            y = tf.scan(lambda h, x: tf.tanh(x + _deep(h, layers[:2])),
+            y = tf.scan(lambda h, x: tf.tanh(x + _deep(h, layers)),
                         tf.reshape(x, [16, 32, WIDTH]), start)  # fmt: skip
             loss = tf.reduce_mean(y**2)
-        descend(tape, loss, layers[:2])
+        descend(tape, loss, layers)
         return loss
 
     return train_step, (_rows(),)
@@ -135,7 +135,7 @@ def loop_of_updates() -> Made:
 
 def mixture_of_experts() -> Made:
     """Each row is sent to the experts by a gate, of which the two largest count."""
-    experts, (gate,) = [_layers(i)[:2] for i in range(4)], weights([WIDTH, 4], seed=8)
+    experts, (gate,) = [_layers(i, depth=2) for i in range(4)], weights([WIDTH, 4], seed=8)
 
     @tf.function
     def train_step(x):
@@ -152,7 +152,7 @@ def mixture_of_experts() -> Made:
 
 def routed_experts() -> Made:
     """The same with tf.boolean_mask: how many rows an expert gets, nobody knows before."""
-    experts, (gate,) = [_layers(i)[:2] for i in range(4)], weights([WIDTH, 4], seed=8)
+    experts, (gate,) = [_layers(i, depth=2) for i in range(4)], weights([WIDTH, 4], seed=8)
 
     @tf.function
     def train_step(x):
@@ -186,7 +186,7 @@ def vectorized() -> Made:
 
 def neural_ode() -> Made:
     """An integrator written out, four evaluations a step."""
-    layers = _layers()[:2]
+    layers = _layers(depth=2)
 
     @tf.function
     def train_step(x):
