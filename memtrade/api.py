@@ -358,13 +358,18 @@ class _Rewriting:
         if log.isEnabledFor(logging.INFO):
             original = clock.timeline((), limit_bytes=ROOMY_BYTES).memory
             assert original is not None
+            bound = traced.graph.bound
             log.info(
-                "%s of %s: predicted peak %s MB, original %s MB",
+                "%s of %s: predicted peak %s%s MB, original %s%s MB",
                 plan.strategy,
                 traced.step.name,
-                megabytes(found.peak_bytes),
-                megabytes(original.peak_bytes),
-                extra={"peak_bytes": found.peak_bytes, "original_bytes": original.peak_bytes},
+                *(bound, megabytes(found.peak_bytes)),
+                *(bound, megabytes(original.peak_bytes)),
+                extra={
+                    "peak_bytes": found.peak_bytes,
+                    "original_bytes": original.peak_bytes,
+                    "bound": bound,
+                },
             )
         return found.persistent_bytes
 

@@ -201,6 +201,14 @@ class StepGraph:
         return consumers
 
     @property
+    def bound(self) -> str:
+        """What stands before a predicted peak: "≥" where sizes are not known, "≤" where some are
+        only bounded from above, nothing otherwise."""
+        if self.data.unsized:
+            return "≥"
+        return "≤" if "bound" in self.data.sized.values() else ""
+
+    @property
     def loss(self) -> int:
         """The loss where it is computed: what is returned is a copy that waits for the updates."""
         return self.root[self.data.loss]

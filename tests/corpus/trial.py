@@ -48,6 +48,7 @@ def run(name: str, strategy: str, given: dict[str, Any], to: Any) -> None:
     row: Row = {"trace_seconds": time.perf_counter() - begun}
     if strategy == ORIGINAL:
         row["peak_bytes"], row["seconds"] = _measured(arena, step, batch)
+        row["rest_bytes"] = arena.in_use_bytes()
         to.send(row)
         return
     begun = time.perf_counter()
@@ -57,6 +58,7 @@ def run(name: str, strategy: str, given: dict[str, Any], to: Any) -> None:
             lean = memtrade.apply(step, batch, strategy, **given)
     except MemtradeError as error:
         row |= {"outcome": type(error).__name__, "said": str(error)}
+        row["needed_bytes"] = getattr(error, "needed_bytes", "")
     except Exception as error:
         row |= {"outcome": "raw exception", "said": repr(error)[:300]}
     else:
@@ -69,6 +71,7 @@ def run(name: str, strategy: str, given: dict[str, Any], to: Any) -> None:
             "equal": not differing(step, lean, batch),
             "predicted_bytes": foreseen.peak_bytes,
             "predicted_original_bytes": foreseen.original_bytes,
+            "bound": foreseen.bound,
         }
     to.send(row)
 
@@ -90,10 +93,12 @@ class _Foreseen(logging.Handler):
 
     peak_bytes: int | None = None
     original_bytes: int | None = None
+    bound = ""
 
     def emit(self, record: logging.LogRecord) -> None:
         self.peak_bytes = getattr(record, "peak_bytes", None)
         self.original_bytes = getattr(record, "original_bytes", None)
+        self.bound = getattr(record, "bound", "")
 
 
 def _measured(arena: Arena, step: Callable[..., Any], batch: tuple[Any, ...]) -> tuple[int, float]:
