@@ -11,6 +11,7 @@ alone; whatever else runs in the process is optimized as before.
 
 from __future__ import annotations
 
+import gc
 import itertools
 import logging
 import os
@@ -274,8 +275,9 @@ class _Rewriting:
         options = host.within_room(settings.options, traced.graph, budget_bytes or 0)
         for correction in itertools.count():
             foresee = partial(self._foresee, traced, options)
-            (plan, persistent_bytes), target = leaving_margin(foresee, target)
-            peak_bytes = self._rehearse(traced, plan, persistent_bytes)
+            (plan, given_bytes), target = leaving_margin(foresee, target)
+            if peak_bytes := self._rehearse(traced, plan, given_bytes):
+                gc.collect()  # with the rehearsed function goes what the runtime keeps of it
             if budget_bytes is None or peak_bytes <= budget_bytes:
                 return plan
             if correction == CORRECTIONS:
@@ -315,7 +317,7 @@ class _Rewriting:
         )
         return original_bytes <= budget_bytes
 
-    def _rehearse(self, traced: Trace, plan: Plan, persistent_bytes: int) -> int:
+    def _rehearse(self, traced: Trace, plan: Plan, given_bytes: int) -> int:
         """The peak of one run that leaves nothing behind; 0 where nobody asks, or nobody counts."""
         if self.settings.budget_bytes is None or not plan.actions:
             return 0
@@ -328,11 +330,11 @@ class _Rewriting:
             batch = traced.step.make_batch()
         captured = traced.concrete.captured_inputs
         taken = rehearse(lambda *values: call_alone(concrete, values), batch, captured, device)
-        return 0 if taken is None else taken + persistent_bytes
+        return 0 if taken is None else taken + given_bytes
 
     def _foresee(self, traced: Trace, options: Any, target: Target) -> tuple[Plan, int]:
-        """A plan that is predicted to keep the budget, and the bytes that lie there between steps
-        (0 where nobody asks).
+        """A plan that is predicted to keep the budget, and the bytes that lie there before
+        the first step (0 where nobody asks).
 
         Raises InfeasibleBudgetError where none does.
         """
@@ -344,7 +346,7 @@ class _Rewriting:
         return plan, self._judge(traced, plan, peaks.clock)
 
     def _judge(self, traced: Trace, plan: Plan, clock: TimeSimulator) -> int:
-        """The bytes that lie there between steps, as predicted.
+        """The bytes that lie there before the first step, as predicted.
 
         Raises InfeasibleBudgetError where the plan is predicted to exceed the budget.
         """
@@ -371,7 +373,7 @@ class _Rewriting:
                     "bound": bound,
                 },
             )
-        return found.persistent_bytes
+        return found.given_bytes
 
 
 def _known_bytes(spec: tf.TensorSpec) -> int:

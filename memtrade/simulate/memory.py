@@ -63,6 +63,7 @@ class MemoryResult(msgspec.Struct, frozen=True):
         peak_bytes: the highest peak of the simulated steps, padding and holes included.
         first_step_peak_bytes: of the first step alone.
         persistent_bytes: in use between steps.
+        given_bytes: of these, what is there before the first step: variables and batch.
         live_peak_bytes: the peak of the bytes asked for: no padding, no holes.
         host_peak_bytes: most bytes in host memory at once.
         peak_action: index of the action at the peak; -1 if the step never exceeds what persists.
@@ -77,6 +78,7 @@ class MemoryResult(msgspec.Struct, frozen=True):
     peak_bytes: int
     first_step_peak_bytes: int
     persistent_bytes: int
+    given_bytes: int
     live_peak_bytes: int
     host_peak_bytes: int
     peak_action: int
@@ -167,6 +169,7 @@ class Simulator:
             peak_bytes=best.in_use + ahead_bytes,
             first_step_peak_bytes=walked.first_peak_bytes + ahead_bytes,
             persistent_bytes=walk.persistent_bytes,
+            given_bytes=walk.given_bytes,
             live_peak_bytes=walk.live_peak,
             host_peak_bytes=walk.host_peak,
             peak_action=best.action,

@@ -73,6 +73,7 @@ class Walk:
 
     Attributes:
         persistent_bytes: in use between steps, after `persist`.
+        given_bytes: of these, what is there before the first step: variables and batch.
         live_peak: most bytes that were asked for and not given back, so far.
         host_peak: most bytes in host memory, so far.
         peak: of the last step.
@@ -88,7 +89,8 @@ class Walk:
         self, linker: Linker, program: Program, allocator: Allocator, lag: Lag | None = None
     ):
         self.linker, self.program, self.allocator = linker, program, allocator
-        self.persistent_bytes = self.live = self.live_peak = self.host_peak = 0
+        self.persistent_bytes = self.given_bytes = 0
+        self.live = self.live_peak = self.host_peak = 0
         self.peak = Peak(0, -1, 0)
         self.row = -1
         self.waits: list[tuple[int, float]] = []
@@ -132,11 +134,13 @@ class Walk:
         graph = self.linker.graph
         if self.linker.margin_bytes:
             self._always("set aside", self.linker.margin_bytes)
+        aside_bytes = self.allocator.bytes_in_use
         if graph.data.batch_first:
             self._batch_lies()
         self._variables_lie()
         if not graph.data.batch_first:
             self._batch_lies()
+        self.given_bytes = self.allocator.bytes_in_use - aside_bytes
         for op in graph.ops:
             if op.type == "Const":
                 size = graph.tensors[op.outputs[0]].size_bytes

@@ -1,8 +1,9 @@
 """One run of a rewritten step before it trains: what its device says of it, and nothing remains.
 
-Variables are read to the host before and written back after. The run has a function of its own, so
-that the random numbers of the training to come are not drawn. A step that does more than compute
-and update variables is not rehearsed.
+Variables are read to the host before and written back after, into the places that they had: all of
+them are given back first, so that each finds a hole of its own size. The run has a function of its
+own, so that the random numbers of the training to come are not drawn. A step that does more than
+compute and update variables is not rehearsed.
 """
 
 from __future__ import annotations
@@ -64,13 +65,19 @@ def rehearse(
         before = [tf.raw_ops.ReadVariableOp(resource=handle, dtype=spec.dtype).numpy()
                   for handle, spec in specs]  # fmt: skip
         in_use = tf.config.experimental.get_memory_info(device)["current"]
+        # What the runtime keeps of a function's kernels goes with the function that calls it.
+        alone = tf.function(lambda *batch: function(*batch), autograph=False)
         try:
-            results = function(*values)
+            results = alone(*values)
             for result in tf.nest.flatten(results, expand_composites=True):
                 if tf.is_tensor(result):  # a step may return None
                     result.numpy()  # until the device is done
             peak = tf.config.experimental.get_memory_info(device)["peak"]
         finally:
+            for handle, spec in specs:
+                tf.raw_ops.AssignVariableOp(resource=handle, value=tf.zeros([], spec.dtype))
             for (handle, _), value in zip(specs, before, strict=True):
-                tf.raw_ops.AssignVariableOp(resource=handle, value=tf.constant(value))
+                # A constant may lie in the array, and the variable with it outside of the device.
+                lasting = tf.raw_ops.DeepCopy(x=tf.constant(value))
+                tf.raw_ops.AssignVariableOp(resource=handle, value=lasting)
     return peak - in_use
