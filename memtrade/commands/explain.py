@@ -142,9 +142,7 @@ def _of_error(
     names = flags.names(("original",))
     if len(names) > 1:
         raise MemtradeError(f"one strategy ran out of memory: choose one of {', '.join(names)}")
-    foresight = foresee(
-        model, flags, device or DeviceFlags(), default=("original",), verbose=verbose
-    )
+    foresight = foresee(model, flags, device, default=("original",), verbose=verbose)
     [spec] = foresight.specs
     plan = foresight.plan(spec)
     return _page(spec, foresight.graph, foresight.target, plan, failure)

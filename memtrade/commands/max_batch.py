@@ -34,7 +34,6 @@ from memtrade.measure.max_batch import BatchSearch
 from memtrade.measure.max_batch_records import (
     MaxBatchRecord,
     make_max_batch_record,
-    save_max_batch,
 )
 from memtrade.measure.protocol import TrialSpec
 from memtrade.measure.records import Record, load_records, save_record, trial_id
@@ -175,7 +174,7 @@ def _search_all(
             )
             found = search.run()
             searches.append(make_max_batch_record(search, found, command=trials.command_line))
-            save_max_batch(searches[-1], trials.folder)
+            save_record(searches[-1], trials.folder)
             trials.found(searches[-1])
     except KeyboardInterrupt:
         return searches, True

@@ -16,7 +16,7 @@ from memtrade.errors import InfeasibleBudgetError, MemtradeError, UnsupportedGra
 from memtrade.measure.flags import CommandLine, DeviceFlags, ModelFlags, StrategyFlags, Verbose
 from memtrade.measure.protocol import Progress, TrialSpec
 from memtrade.plan import Plan
-from memtrade.results.paper import FORMATS, render
+from memtrade.results.paper import format_of, render
 from memtrade.results.pareto import Pareto, Point, front, pareto_plot, to_html
 from memtrade.results.sheets import Sheet
 from memtrade.results.tables import seconds, step_text
@@ -52,21 +52,10 @@ def pareto(
     """
     if budgets < 2:
         raise MemtradeError(f"--budgets must be at least 2, not {budgets}")
-    kind = output.suffix.removeprefix(".").lower() if output else ""
+    kind = format_of(output, "the picture", pages=True) if output else ""
     if output is not None:
-        if kind not in ("html", *FORMATS):
-            raise MemtradeError(
-                f"the picture is a file in .html, .pdf, .svg or .png, not {output.name!r}: "
-                "name one with --output"
-            )
         check_folder(output)
-    foresight = foresee(
-        model or ModelFlags(),
-        strategy or StrategyFlags(),
-        device or DeviceFlags(),
-        default=DEFAULT,
-        verbose=verbose,
-    )
+    foresight = foresee(model, strategy, device, default=DEFAULT, verbose=verbose)
     made = Pareto(
         step=step_text(foresight.specs[0]),
         device=foresight.target.name,

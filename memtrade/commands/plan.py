@@ -53,13 +53,7 @@ def plan(
             )
         if not output.resolve().parent.is_dir():
             raise MemtradeError(f"there is no folder {str(output.parent)!r} to save the plan in")
-    foresight = foresee(
-        model or ModelFlags(),
-        flags,
-        device or DeviceFlags(),
-        default=DEFAULT,
-        verbose=verbose,
-    )
+    foresight = foresee(model, flags, device, default=DEFAULT, verbose=verbose)
     plans: list[Plan] = []
     with planning() as begin:
         for position, spec in enumerate(foresight.specs, start=1):

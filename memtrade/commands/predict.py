@@ -47,13 +47,7 @@ def predict(
     json
         Print the predictions to stdout as JSON, and no table.
     """
-    foresight = foresee(
-        model or ModelFlags(),
-        strategy or StrategyFlags(),
-        device or DeviceFlags(),
-        default=DEFAULT_STRATEGIES,
-        verbose=verbose,
-    )
+    foresight = foresee(model, strategy, device, default=DEFAULT_STRATEGIES, verbose=verbose)
     foreseen = Foreseen(
         device=foresight.target.device,
         limit_bytes=foresight.target.limit_bytes,

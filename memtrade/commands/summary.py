@@ -38,13 +38,7 @@ def summary(
     """
     if top is not None and top < 1:
         raise MemtradeError(f"--top must be at least 1, not {top}")
-    foresight = foresee(
-        model or ModelFlags(),
-        strategy or StrategyFlags(),
-        device or DeviceFlags(),
-        default=("original",),
-        verbose=verbose,
-    )
+    foresight = foresee(model, strategy, device, default=("original",), verbose=verbose)
     sheets = []
     for label, spec in zip(foresight.labels, foresight.specs, strict=True):
         plan = foresight.plan(spec)

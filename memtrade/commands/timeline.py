@@ -6,9 +6,8 @@ from pathlib import Path
 
 from memtrade.commands.profiles import foresee, use_all
 from memtrade.commands.reading import check_folder, write_output
-from memtrade.errors import MemtradeError
 from memtrade.measure.flags import CommandLine, DeviceFlags, ModelFlags, StrategyFlags, Verbose
-from memtrade.results.paper import FORMATS, render
+from memtrade.results.paper import format_of, render
 from memtrade.results.tables import step_text
 from memtrade.results.timeline_page import to_html
 from memtrade.results.timeline_plot import timeline_plot
@@ -34,20 +33,9 @@ def timeline(
     output
         The file to write: .html, a page that needs no network, or .png, .svg, .pdf.
     """
-    kind = output.suffix.removeprefix(".").lower()
-    if kind not in ("html", *FORMATS):
-        raise MemtradeError(
-            f"a timeline is a file in .html, .pdf, .svg or .png, not {output.name!r}: "
-            "name one with --output"
-        )
+    kind = format_of(output, "a timeline", pages=True)
     check_folder(output)
-    foresight = foresee(
-        model or ModelFlags(),
-        strategy or StrategyFlags(),
-        device or DeviceFlags(),
-        default=("original", "ome"),
-        verbose=verbose,
-    )
+    foresight = foresee(model, strategy, device, default=("original", "ome"), verbose=verbose)
     strips = [make_strip(label, foresight.graph, usage) for label, usage in use_all(foresight)]
     timelines = Timelines(
         step=step_text(foresight.specs[0]),

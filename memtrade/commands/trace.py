@@ -45,13 +45,7 @@ def trace(
             f"{output.name!r}: name one with --output"
         )
     check_folder(output)
-    foresight = foresee(
-        model or ModelFlags(),
-        strategy or StrategyFlags(),
-        device or DeviceFlags(),
-        default=("original", "ome"),
-        verbose=verbose,
-    )
+    foresight = foresee(model, strategy, device, default=("original", "ome"), verbose=verbose)
     clock = TimeSimulator(foresight.graph, foresight.target)
     steps = [
         Step(f"{foresight.graph.name}, {label}, predicted for {foresight.target.name}", usage)

@@ -15,7 +15,6 @@ from memtrade.measure.records import (
     SCHEMA_VERSION,
     json_name,
     load_json,
-    save_json,
     short_hash,
 )
 from memtrade.models import make_model
@@ -102,11 +101,6 @@ def _predicted_bound(predicted: Found[Obstacle] | None) -> Bound | None:
 
 def _search_id(spec: TrialSpec, step: int, most: int | None, machine: Machine) -> str:
     return short_hash((SCHEMA_VERSION, "max batch", spec, step, most, *machine.identity))
-
-
-def save_max_batch(record: MaxBatchRecord, folder: Path) -> None:
-    """Raises MemtradeError: the folder cannot be written to."""
-    save_json(record, folder / record.filename)
 
 
 def load_max_batches(folder: str | Path) -> list[MaxBatchRecord]:

@@ -16,7 +16,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 import pandas as pd
@@ -188,24 +188,26 @@ def short_hash(identity: tuple[Any, ...]) -> str:
     return hashlib.sha256(msgspec.json.encode(identity, order="sorted")).hexdigest()[:12]
 
 
-def save_record(record: Record, folder: Path) -> Path:
+class Saved(Protocol):
+    """A record of any kind: a struct that says its file's name."""
+
+    @property
+    def filename(self) -> str: ...
+
+
+def save_record(record: Saved, folder: Path) -> Path:
     """Writes the record, whole or not at all, and returns its path.
 
     Raises:
         MemtradeError: the folder cannot be written to.
     """
     path = folder / record.filename
-    save_json(record, path)
-    return path
-
-
-def save_json(struct: msgspec.Struct, path: Path) -> None:
-    """Writes a record of any kind, whole or not at all. Raises MemtradeError if it cannot."""
-    text = msgspec.json.format(msgspec.json.encode(struct, order="sorted"), indent=2) + b"\n"
+    text = msgspec.json.format(msgspec.json.encode(record, order="sorted"), indent=2) + b"\n"
     try:
         write_whole(path, text)
     except OSError as error:
         raise MemtradeError(f"cannot write the record {path}: {error.strerror}") from error
+    return path
 
 
 def load_records(folder: str | Path) -> list[Record]:
@@ -272,61 +274,33 @@ def to_frame(records: Sequence[Record]) -> pd.DataFrame:
     """
     rows = [_row(record) for record in records]
     frame = pd.DataFrame(rows, columns=list(_COLUMNS))
-    return frame.astype({name: dtype for name, dtype in _COLUMNS.items() if dtype is not None})
+    return frame.astype(_COLUMNS)
 
 
-_BYTES = "Int64"
-_COLUMNS: dict[str, Any] = {
-    "id": "str",
-    "created": "str",
-    "model": "str",
-    **dict.fromkeys(SIZE_OPTIONS, "Int64"),
-    "model_options": "str",
-    "optimizer": "str",
-    "strategy": "str",
-    "strategy_options": "str",
-    "order": "str",
-    "device": "str",
-    "memory_limit_bytes": _BYTES,
-    "steps": "Int64",
-    "status": "str",
-    "reason": "str",
-    "jobs": "Int64",
-    "peak_bytes": _BYTES,
-    "persistent_bytes": _BYTES,
-    "memory_cost_bytes": _BYTES,
-    "host_bytes": _BYTES,
-    "median_seconds": "Float64",
-    "fastest_seconds": "Float64",
-    "slowest_seconds": "Float64",
-    "trace_seconds": "Float64",
-    "plan_seconds": "Float64",
-    "rewrite_seconds": "Float64",
-    "predicted_device_profile": "str",
-    "predicted_peak_bytes": _BYTES,
-    "predicted_persistent_bytes": _BYTES,
-    "predicted_memory_cost_bytes": _BYTES,
-    "predicted_host_bytes": _BYTES,
-    "predicted_fits": "boolean",
-    "predicted_step_seconds": "Float64",
-    "predicted_stall_seconds": "Float64",
-    "kept": "Int64",
-    "recomputed": "Int64",
-    "swapped": "Int64",
-    "kept_bytes": _BYTES,
-    "recomputed_bytes": _BYTES,
-    "swapped_bytes": _BYTES,
-    "clones": "Int64",
-    "actions": "Int64",
-    "ops_added": "Int64",
-    "memtrade_version": "str",
-    "tensorflow_version": "str",
-    "python_version": "str",
-    "platform": "str",
-    "cpu_model": "str",
-    "cores": "Int64",
-    "memory_bytes": _BYTES,
-    "command": "str",
+# In their order, with their types.
+_COLUMNS = {
+    name: dtype
+    for dtype, names in (
+        ("str", "id created model"),
+        ("Int64", " ".join(SIZE_OPTIONS)),
+        ("str", "model_options optimizer strategy strategy_options order device"),
+        ("Int64", "memory_limit_bytes steps"),
+        ("str", "status reason"),
+        ("Int64", "jobs peak_bytes persistent_bytes memory_cost_bytes host_bytes"),
+        ("Float64", "median_seconds fastest_seconds slowest_seconds"),
+        ("Float64", "trace_seconds plan_seconds rewrite_seconds"),
+        ("str", "predicted_device_profile"),
+        ("Int64", "predicted_peak_bytes predicted_persistent_bytes predicted_memory_cost_bytes"),
+        ("Int64", "predicted_host_bytes"),
+        ("boolean", "predicted_fits"),
+        ("Float64", "predicted_step_seconds predicted_stall_seconds"),
+        ("Int64", "kept recomputed swapped kept_bytes recomputed_bytes swapped_bytes"),
+        ("Int64", "clones actions ops_added"),
+        ("str", "memtrade_version tensorflow_version python_version platform cpu_model"),
+        ("Int64", "cores memory_bytes"),
+        ("str", "command"),
+    )
+    for name in names.split()
 }
 
 

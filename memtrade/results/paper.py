@@ -74,16 +74,17 @@ def render(canvas: Canvas, kind: str, *, dots_per_inch: int = 300) -> bytes:
     return stream.getvalue()
 
 
-def format_of(path: Path) -> str:
-    """The format that a file's suffix asks for.
+def format_of(path: Path, what: str = "a plot", *, pages: bool = False) -> str:
+    """The format that a file's suffix asks for: one of `FORMATS` or, where there are `pages`, html.
 
     Raises:
-        MemtradeError: none of `FORMATS`.
+        MemtradeError: none of these; `what` is the file's.
     """
     suffix = path.suffix.removeprefix(".").lower()
-    if suffix not in FORMATS:
+    if suffix not in (*FORMATS, *["html"] * pages):
         raise MemtradeError(
-            f"a plot is a file in .pdf, .svg or .png, not {path.name!r}: name one with --output"
+            f"{what} is a file in {'.html, ' * pages}.pdf, .svg or .png, not {path.name!r}: "
+            "name one with --output"
         )
     return suffix
 

@@ -11,9 +11,10 @@ import msgspec
 import pytest
 
 from memtrade.comparison import Difference, Verified
+from memtrade.measure.records import save_record
 from memtrade.pipeline.commands import partition, runner
 from memtrade.pipeline.measure.protocol import PipelineOutcome
-from memtrade.pipeline.measure.records import load_pipeline_records, save_pipeline_record
+from memtrade.pipeline.measure.records import load_pipeline_records
 from tests.commands.conftest import Run, trace_here
 from tests.pipeline.records import record
 
@@ -101,7 +102,7 @@ def test_a_pipeline_that_computes_something_else_exits_with_1(
 def test_a_table_over_records_says_what_was_measured_and_what_predicted(run: Run) -> None:
     for schedule in ("gpipe", "1f1b"):
         saved = record(partitions=2, micro_batches=4, schedule=schedule)
-        save_pipeline_record(saved, Path("runs"))
+        save_record(saved, Path("runs"))
     status, out, _ = run(
         "pipeline", "table", "runs", "--output", "table.md", "--format", "markdown"
     )

@@ -12,7 +12,7 @@ import pytest
 
 from memtrade.errors import MemtradeError
 from memtrade.measure.here import here_target, learned_target
-from memtrade.measure.records import load_records
+from memtrade.measure.records import load_records, save_record
 from memtrade.models import make_model
 from memtrade.pipeline.design.partitioner import Partitioner
 from memtrade.pipeline.design.predict import PipelinePredictor
@@ -26,7 +26,6 @@ from memtrade.pipeline.measure.protocol import (
 from memtrade.pipeline.measure.records import (
     load_pipeline_records,
     make_pipeline_record,
-    save_pipeline_record,
 )
 from memtrade.pipeline.measure.trial import check_reachable, run_pipeline
 from memtrade.pipeline.results.measured import device_sheet, runs_sheet
@@ -118,7 +117,7 @@ def test_peaks_are_measured_and_predicted(graph, partition, ran: Ran, tmp_path: 
     assert measured.forward_seconds + measured.backward_seconds <= measured.median_seconds
 
     record = make_pipeline_record(trial(), outcome, predicted, command="memtrade pipeline run")
-    save_pipeline_record(record, tmp_path)
+    save_record(record, tmp_path)
     assert load_pipeline_records(tmp_path) == [record]
     assert load_records(tmp_path) == []  # other tables do not trip over it
     assert len(device_sheet(record).rows) == 2

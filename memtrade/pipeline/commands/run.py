@@ -14,6 +14,7 @@ from memtrade.measure.flags import (
     Verbose,
     check_writable,
 )
+from memtrade.measure.records import save_record
 from memtrade.pipeline.commands.partition import CutFlags
 from memtrade.pipeline.commands.runner import PipelineRunner, StageFlags, exit_code, show_records
 from memtrade.pipeline.design.planned import KEEP
@@ -23,7 +24,6 @@ from memtrade.pipeline.design.schedule import (
     make_schedule,
     micro_batch_size,
 )
-from memtrade.pipeline.measure.records import save_pipeline_record
 from memtrade.pipeline.measure.trial import check_reachable
 from memtrade.strategies import find_planned
 
@@ -105,7 +105,7 @@ def run(
         deferred_batch_norm=deferred_batch_norm,
     )
     record = runner.run(planned)
-    save_pipeline_record(record, results)
+    save_record(record, results)
     show_records([record], json)
     return 3 if record.status == "out_of_memory" else exit_code([record])
 

@@ -12,6 +12,7 @@ from cyclopts import Parameter
 
 from memtrade.errors import MemtradeError
 from memtrade.measure.flags import CommandLine, Flag, ModelFlags, Verbose, check_writable
+from memtrade.measure.records import save_record
 from memtrade.options import Value
 from memtrade.pipeline.commands.partition import CutFlags
 from memtrade.pipeline.commands.runner import (
@@ -29,7 +30,7 @@ from memtrade.pipeline.design.schedule import (
     make_schedule,
     micro_batch_size,
 )
-from memtrade.pipeline.measure.records import PipelineRecord, save_pipeline_record
+from memtrade.pipeline.measure.records import PipelineRecord
 from memtrade.strategies import find_planned, make_options
 from memtrade.sweep.shipped import sweep_file
 
@@ -105,7 +106,7 @@ def _run_all(
             said += f" {runner.strategy}" if runner.strategy != KEEP else ""
             say(f"[{number}/{len(plans)}] {said}")
             record = runner.run(planned)
-            save_pipeline_record(record, results)
+            save_record(record, results)
             records.append(record)
     except KeyboardInterrupt:
         say(f"stopped; {len(records)} of {len(plans)} trials had finished")

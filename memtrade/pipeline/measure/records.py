@@ -18,7 +18,6 @@ from memtrade.measure.records import (
     SCHEMA_VERSION,
     json_name,
     load_json,
-    save_json,
     short_hash,
 )
 from memtrade.models import make_model
@@ -96,13 +95,6 @@ def make_pipeline_record(
         runtime=outcome.runtime,
         machine=machine,
     )
-
-
-def save_pipeline_record(record: PipelineRecord, folder: Path) -> Path:
-    """Raises MemtradeError where the folder cannot be written to."""
-    path = folder / record.filename
-    save_json(record, path)
-    return path
 
 
 def load_pipeline_records(folder: str | Path) -> list[PipelineRecord]:
