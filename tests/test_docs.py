@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from docs.fill import BLOCK as FILLED
 from docs.follow import follow
+from tests.graphs import chain, target
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "own-model.md"
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
@@ -40,6 +41,17 @@ def test_the_readme(capsys):
     (block,) = BLOCK.findall(readme)
     exec(compile(block, "README.md", "exec"), {})
     assert float(capsys.readouterr().out.splitlines()[-1]) > 0
+
+
+def test_the_strategy_that_contributors_are_shown():
+    """It is whole: the file of a strategy that makes a plan."""
+    (block,) = BLOCK.findall((PAGE.parents[1] / "CONTRIBUTING.md").read_text())
+    names: dict[str, Any] = {}
+    exec(compile(block, "CONTRIBUTING.md", "exec"), names)
+    strategy, graph = names["STRATEGY"], chain(4)
+    plan = strategy.plan(graph, strategy.options(count=2), target("arena"))
+    assert len(plan.tensors("swap")) == 2
+    assert [each.kind for each in plan.actions].count("swap_in") == 2
 
 
 def test_the_step_that_is_followed():
