@@ -288,8 +288,12 @@ class BfcAllocator:
             self._peak_bytes_in_use = in_use
         return address
 
-    def free(self, handle: int) -> None:
+    def free(self, handle: int) -> int:
         """Give a chunk back and merge it with its free neighbours. Handle 0 does nothing.
+
+        Returns
+        -------
+        Where the free chunk begins that it is part of now; see `retake`.
 
         Raises
         ------
@@ -297,7 +301,7 @@ class BfcAllocator:
             If the handle is not in use.
         """
         if not handle:
-            return
+            return 0
         size = self._live.pop(handle, 0)
         if not size:
             raise ValueError(f"handle {handle:#x} is not in use (freed twice?)")
@@ -316,6 +320,20 @@ class BfcAllocator:
         size_at[start] = end - start
         start_of[end] = start
         insort(free, ((end - start) << _SIZE_SHIFT) + start)
+        return start
+
+    def retake(self, handle: int, size: int, start: int) -> None:
+        """Undo a `free` of so many bytes that returned `start`; all that came after it is undone."""
+        free, size_at, start_of = self._free, self._size_at, self._start_of
+        end = start + size_at.pop(start)
+        del free[bisect_left(free, ((end - start) << _SIZE_SHIFT) + start)], start_of[end]
+        for begin, behind in ((start, handle), (handle + size, end)):
+            if begin < behind:
+                size_at[begin] = behind - begin
+                start_of[behind] = begin
+                insort(free, ((behind - begin) << _SIZE_SHIFT) + begin)
+        self._live[handle] = size
+        self._bytes_in_use += size
 
     def _extend(self, rounded: int) -> bool:
         """Add a region that holds `rounded` bytes, as one free chunk. False if there is no room."""

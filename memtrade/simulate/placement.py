@@ -20,7 +20,6 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from memtrade.simulate.bfc import GRAIN_BYTES, ArenaOutOfMemoryError, BfcAllocator, round_up
@@ -34,6 +33,7 @@ SHARES = ((1 / 1000, 1 / 3000), (1 / 200, 1 / 600), (1 / 60, 1 / 600), (1 / 60, 
 _BACK, _PIECES, _EFFORT = 40, 4, 12
 
 Events = list[tuple[int, int]]  # (buffer, bytes that it asks for), or 0 bytes: it is given back
+_NO_BUFFER = 0  # of reservations: buffers count from 1, those from before the step from -1 down
 
 
 class _Recorder(BfcAllocator):
@@ -56,10 +56,10 @@ class _Recorder(BfcAllocator):
             self.rows[self.walk.row].append((self._made, num_bytes))
         return handle
 
-    def free(self, handle: int) -> None:
-        super().free(handle)
+    def free(self, handle: int) -> int:
         if handle:
             self.rows[self.walk.row].append((self._numbers.pop(handle), 0))
+        return super().free(handle)
 
 
 def _before(walk: Walk) -> dict[int, int]:
@@ -68,40 +68,66 @@ def _before(walk: Walk) -> dict[int, int]:
     return {-number: handle for number, handle in enumerate(walk.handles) if handle}
 
 
-class _State:
-    """An allocator, and where each buffer lies."""
+class _Done(NamedTuple):
+    """A request, or what was given back: of how many bytes, and where; see `BfcAllocator.free`."""
 
-    __slots__ = ("allocator", "handles")
+    buffer: int
+    handle: int
+    freed_bytes: int = 0
+    free_start: int = 0
+
+
+class _State:
+    """An allocator, where each buffer lies, and what was done, so that it can be undone."""
 
     def __init__(self, allocator: BfcAllocator, handles: dict[int, int]):
         self.allocator, self.handles = allocator, handles
-
-    def fork(self) -> _State:
-        return _State(self.allocator.fork(), self.handles.copy())
+        self.done: list[_Done] = []
 
     def run(self, events: Events, reserved: tuple[int, ...] = ()) -> tuple[float, int]:
         """Most bytes in use during a row, and the padding of what it leaves behind. Where there is
-        no room for it, that is infinitely many, and the state is of no use."""
+        no room for it, that is infinitely many, and the rest of the row was not done."""
         try:
-            return self._run(events, reserved)
+            held = [self._allocate(_NO_BUFFER, size) for size in reserved]
+            found = self._run(events)
         except ArenaOutOfMemoryError:
             return math.inf, 0
+        for handle in held:
+            self._free(_NO_BUFFER, handle)
+        return found
 
-    def _run(self, events: Events, reserved: tuple[int, ...]) -> tuple[int, int]:
+    def _run(self, events: Events) -> tuple[int, int]:
         allocator, handles = self.allocator, self.handles
-        held = [allocator.allocate(size) for size in reserved]
         peak, made = 0, {}
-        for number, size in events:
+        for buffer, size in events:
             if size:
-                handle = handles[number] = allocator.allocate(size)
-                made[number] = allocator.size_of(handle) - size
+                handle = handles[buffer] = self._allocate(buffer, size)
+                made[buffer] = allocator.size_of(handle) - size
                 peak = max(peak, allocator.bytes_in_use)
             else:
-                allocator.free(handles.pop(number))
-                made.pop(number, None)
-        for handle in held:
-            allocator.free(handle)
+                self._free(buffer, handles.pop(buffer))
+                made.pop(buffer, None)
         return peak, sum(made.values())
+
+    def _allocate(self, buffer: int, size: int) -> int:
+        handle = self.allocator.allocate(size)
+        self.done.append(_Done(buffer, handle))
+        return handle
+
+    def _free(self, buffer: int, handle: int) -> None:
+        size = self.allocator.size_of(handle)
+        self.done.append(_Done(buffer, handle, size, self.allocator.free(handle)))
+
+    def undo(self, mark: int) -> None:
+        """Back to where that much had been done."""
+        for buffer, handle, freed_bytes, free_start in reversed(self.done[mark:]):
+            if freed_bytes:
+                self.allocator.retake(handle, freed_bytes, free_start)
+                self.handles[buffer] = handle
+            else:
+                self.allocator.free(handle)
+                self.handles.pop(buffer, None)
+        del self.done[mark:]
 
 
 class _Way(NamedTuple):
@@ -112,12 +138,11 @@ class _Way(NamedTuple):
     reserved: tuple[int, ...]
 
 
-@dataclass
-class _Turn:
-    """A row with large requests, as it was before it, and how it was run."""
+class _Turn(NamedTuple):
+    """A row with large requests: how much had been done before it, and what was reserved."""
 
     row: int
-    before: _State
+    mark: int
     reserved: tuple[int, ...]
 
 
@@ -156,34 +181,37 @@ class Placement:
 
     def run(self) -> dict[int, tuple[int, ...]]:
         """Row -> bytes, one after the other, reserved before it and until it has run."""
-        for row, events in enumerate(self.rows):
+        for row in range(len(self.rows)):
+            mark = len(self.state.done)
+            way = self._advance(row)
             if not self.largest[row]:
-                self.state.run(events)
                 continue
-            turn, peak = self._advance(self.state, row)
-            self._note([turn])
-            if peak > self.limit and math.isinf(self._look_back(row, peak)):
+            self._note(row, mark, way.reserved)
+            if way.peak_bytes > self.limit and math.isinf(self._look_back(row, way.peak_bytes)):
                 break
         return {row: reserved for row, reserved in self.reserved.items() if reserved}
 
-    def _note(self, turns: list[_Turn]) -> None:
-        self.turns.extend(turns)
-        self.reserved.update((turn.row, turn.reserved) for turn in turns)
+    def _note(self, row: int, mark: int, reserved: tuple[int, ...]) -> None:
+        self.turns.append(_Turn(row, mark, reserved))
+        self.reserved[row] = reserved
 
-    def _advance(self, state: _State, row: int) -> tuple[_Turn, float]:
-        """Runs a row in the way with least padding, of those within the limit if there are any; and
-        most bytes in use meanwhile."""
-        events, before = self.rows[row], state.fork()
-        ways = [_Way(*state.run(events), ())]
-        others = self._other_ways(before, row)
-        while not self._is_good(ways[-1]) and (reserved := next(others, None)) is not None:
-            ways.append(_Way(*before.fork().run(events, reserved), reserved))
+    def _advance(self, row: int) -> _Way:
+        """Runs a row in the way with least padding, of those within the limit if there are any."""
+        state, events, mark = self.state, self.rows[row], len(self.state.done)
+        way = _Way(*state.run(events), ())
+        if not self.largest[row] or self._is_good(way):
+            return way
+        ways = [way]
+        state.undo(mark)
+        for reserved in self._other_ways(row):
+            way = _Way(*state.run(events, reserved), reserved)
+            if self._is_good(way):
+                return way
+            ways.append(way)
+            state.undo(mark)
         best = min(ways, key=self._rank)
-        if best.reserved:
-            chosen = before.fork()
-            chosen.run(events, best.reserved)
-            state.allocator, state.handles = chosen.allocator, chosen.handles
-        return _Turn(row, before, best.reserved), best.peak_bytes
+        state.run(events, best.reserved)
+        return best
 
     def _is_good(self, way: _Way) -> bool:
         return way.padding_bytes < self.little and way.peak_bytes <= self.limit
@@ -191,11 +219,11 @@ class Placement:
     def _rank(self, way: _Way) -> tuple[float, int, int]:
         return max(way.peak_bytes, self.limit), way.padding_bytes, len(way.reserved)
 
-    def _other_ways(self, state: _State, row: int) -> Iterator[tuple[int, ...]]:
-        """What may be reserved before a row for its largest request."""
+    def _other_ways(self, row: int) -> Iterator[tuple[int, ...]]:
+        """What may be reserved before a row for its largest request, in the state before it."""
         asked = round_up(self.largest[row])
         passed: tuple[int, ...] = ()
-        pieces = state.allocator.pieces(asked)
+        pieces = self.state.allocator.pieces(asked)
         for place, piece in enumerate(pieces[:_PIECES]):
             if asked + GRAIN_BYTES < piece < 2 * asked:
                 yield (*passed, piece - asked)
@@ -207,39 +235,42 @@ class Placement:
     def _look_back(self, row: int, peak: float) -> float:
         """Changes how one earlier row was run, if less than `peak` is in use then until `row` has
         run; how much that is."""
-        turns = list(self.turns)
-        for place in range(len(turns) - 1, -1, -1):
-            turn = turns[place]
-            for reserved in self._other_ways(turn.before, turn.row):
-                if self.effort <= 0:
-                    return peak
+        best = {turn.row: turn.reserved for turn in self.turns}
+        first = row + 1
+        while self.turns and self.effort > 0 and peak > self.limit:
+            turn = self.turns.pop()
+            first = turn.row
+            self.state.undo(turn.mark)
+            for reserved in self._other_ways(first):
                 if reserved == turn.reserved:
                     continue
-                changed = _Turn(turn.row, turn.before, reserved)
-                found, state, later = self._replayed(changed, row, peak)
+                found, changed = self._replayed(first, reserved, row, peak)
+                self.state.undo(turn.mark)
                 if found < peak:
-                    peak, self.state = found, state
-                    self.turns = deque(turns[:place], maxlen=_BACK)
-                    self._note([changed, *later])
-                    if peak <= self.limit:
-                        return peak
+                    peak = found
+                    best.update(changed)
+                if self.effort <= 0 or peak <= self.limit:
+                    break
+        for again in range(first, row + 1):
+            mark = len(self.state.done)
+            self.state.run(self.rows[again], best.get(again, ()))
+            if again in best:
+                self._note(again, mark, best[again])
         return peak
 
     def _replayed(
-        self, turn: _Turn, row: int, hopeless: float
-    ) -> tuple[float, _State, list[_Turn]]:
-        """All rows from a turn to `row`, or until so many bytes are in use: most that are, the
-        state then, and the turns behind the first."""
-        state, turns = turn.before.fork(), list[_Turn]()
-        peak, _ = state.run(self.rows[turn.row], turn.reserved)
-        for later in range(turn.row + 1, row + 1):
+        self, first: int, reserved: tuple[int, ...], last: int, hopeless: float
+    ) -> tuple[float, dict[int, tuple[int, ...]]]:
+        """All rows from one to another, or until so many bytes are in use: most that are, and what
+        was reserved."""
+        peak, _ = self.state.run(self.rows[first], reserved)
+        changed = {first: reserved}
+        for row in range(first + 1, last + 1):
             if peak >= hopeless:
                 break
             self.effort -= 1
-            if self.largest[later]:
-                made, in_use = self._advance(state, later)
-                turns.append(made)
-            else:
-                in_use, _ = state.run(self.rows[later])
-            peak = max(peak, in_use)
-        return peak, state, turns
+            way = self._advance(row)
+            if self.largest[row]:
+                changed[row] = way.reserved
+            peak = max(peak, way.peak_bytes)
+        return peak, changed
