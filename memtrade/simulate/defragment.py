@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 
 from memtrade.facts import Request
@@ -55,14 +56,15 @@ def defragment(
     enough = max(enough_bytes, int(asked * (1 + _LITTLE_SHARE)) + MIN_GAIN_BYTES)
     found: Reserved = {}
     lowest = trial.peak_bytes(ROOMY_BYTES, found)
-    tries = trial.reservations(ROOMY_BYTES, max(asked, enough_bytes))
+    at_most = enough_bytes or sys.maxsize
+    tries = trial.reservations(ROOMY_BYTES, max(asked, enough_bytes), at_most)
     while lowest > enough and (tried := next(tries, None)) is not None:
         peak = trial.peak_bytes(ROOMY_BYTES, tried)
         if peak < lowest - MIN_GAIN_BYTES:
             found, lowest = tried, peak
     limit = clock.target.limit_bytes
     if asked <= limit and trial.lag is None and trial.peak_bytes(limit, found) > limit:
-        tries = trial.reservations(limit, limit)
+        tries = trial.reservations(limit, limit, limit)
         found = next((each for each in tries if trial.peak_bytes(limit, each) <= limit), found)
     made: list[Action] = []
     for i, action in enumerate(actions):
@@ -97,7 +99,7 @@ class _Trial:
             return math.inf
         return peak
 
-    def reservations(self, limit_bytes: int, most_bytes: int) -> Iterator[Reserved]:
+    def reservations(self, limit_bytes: int, most_bytes: int, at_most: int) -> Iterator[Reserved]:
         """For peaks up to `most_bytes`, in the state that the first step leaves behind, for each of
         `SHARES`. None where not even what persists has room."""
         walk = self.begin(ROOMY_BYTES, {})
@@ -112,7 +114,7 @@ class _Trial:
             start = further
         events = record(walk)
         for shares in SHARES:
-            found = Placement(events, start, most_bytes, shares).run()
+            found = Placement(events, start, most_bytes, shares, at_most).run()
             yield {self.program.rows[row].action: sizes for row, sizes in found.items()}
 
 

@@ -164,12 +164,18 @@ class Placement:
         walk: in the state that the step begins in.
         limit_bytes: not to be exceeded.
         shares: one of `SHARES`.
+        at_most: it is given up where more than that is in use, whatever is tried.
     """
 
     def __init__(
-        self, rows: list[Events], walk: Walk, limit_bytes: int, shares: tuple[float, float]
+        self,
+        rows: list[Events],
+        walk: Walk,
+        limit_bytes: int,
+        shares: tuple[float, float],
+        at_most: float,
     ):
-        self.rows, self.limit = rows, limit_bytes
+        self.rows, self.limit, self.at_most = rows, limit_bytes, at_most
         large, self.little = (int(limit_bytes * share) for share in shares)
         largest = [max((size for _, size in events), default=0) for events in rows]
         # For each row, its largest request; 0 where that is small.
@@ -187,7 +193,7 @@ class Placement:
             if not self.largest[row]:
                 continue
             self._note(row, mark, way.reserved)
-            if way.peak_bytes > self.limit and math.isinf(self._look_back(row, way.peak_bytes)):
+            if way.peak_bytes > self.limit and self._look_back(row, way.peak_bytes) > self.at_most:
                 break
         return {row: reserved for row, reserved in self.reserved.items() if reserved}
 
