@@ -189,9 +189,10 @@ class Candidates:
         """Whether it is the best now, with copies to the host where it does not fit without."""
         if self.best is not None and verdict.least_seconds >= self.best.seconds:
             return False
-        if verdict.peak_bytes > budget:
-            verdict = self._spilled(verdict, budget)
-        return self._offer_if_faster(verdict, budget)
+        return self._offer_if_faster(self._fitted(verdict, budget), budget)
+
+    def _fitted(self, verdict: Verdict, budget: int) -> Verdict:
+        return self._spilled(verdict, budget) if verdict.peak_bytes > budget else verdict
 
     def _spilled(self, verdict: Verdict, limit_bytes: int) -> Verdict:
         if not self.swap:

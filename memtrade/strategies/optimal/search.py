@@ -15,9 +15,11 @@ from __future__ import annotations
 
 import logging
 import math
+from operator import attrgetter
 from typing import Literal
 
 from memtrade.errors import InfeasibleBudgetError
+from memtrade.simulate.defragment import MIN_GAIN_BYTES
 from memtrade.strategies.deadline import CancelledError, Deadline
 from memtrade.strategies.optimal.candidates import FAR, leanness
 from memtrade.strategies.optimal.choice import MOSTLY, WHOLE, Choice, Chooser
@@ -123,12 +125,14 @@ class Search(Neighbourhood):
             self._corrected(chooser, limit, rough=True)
 
     def _spill_choices(self, budget: int) -> None:
-        """What was chosen for the budget, or for more, may fit with a few copies more."""
+        """What was chosen for the budget, or for more, may fit with a few copies more. The fastest
+        first: where that fits, the others need not be finished."""
         chooser = self._chooser(self.problem, "time", awaited=True)
         for room in ROOMS:
             self._choose(chooser, int(room * budget), rough=MOSTLY)
-        for decisions in self.chosen:
-            self._offer_spilled(self.judge.judge(decisions), budget)
+        verdicts = [self._fitted(self.judge.judge(each), budget) for each in self.chosen]
+        for verdict in sorted(verdicts, key=attrgetter("least_seconds")):
+            self._offer_if_faster(verdict, budget)
 
     def _without_search(self) -> Finished:
         """Of keeping and swapping everything, the better one: there must be some plan."""
@@ -189,9 +193,17 @@ class Search(Neighbourhood):
         return self.best
 
     def _finish_leanest(self, tried: list[Verdict]) -> None:
-        for verdict in sorted(tried, key=leanness)[:LEANEST]:
+        """Of those that are as good as leanest, the fastest first."""
+        lean = min(verdict.peak_bytes for verdict in tried) + MIN_GAIN_BYTES
+
+        def order(verdict: Verdict) -> tuple[float, float]:
+            if verdict.peak_bytes > lean:
+                return leanness(verdict)
+            return lean, self.judge.seconds(verdict, 0)
+
+        for verdict in sorted(tried, key=order)[:LEANEST]:
             # No plan needs less than its judged program.
-            if self.best is None or verdict.peak_bytes < self.best.peak_bytes:
+            if self.best is None or verdict.peak_bytes < self.best.peak_bytes - MIN_GAIN_BYTES:
                 self._take_if_leaner(self.judge.finish(verdict, 0))
 
     def _lean_enough(self, peak_bytes: int) -> bool:
