@@ -323,7 +323,7 @@ class BfcAllocator:
         return start
 
     def retake(self, handle: int, size: int, start: int) -> None:
-        """Undo a `free` of so many bytes that returned `start`; all that came after it is undone."""
+        """Undo a `free` of so many bytes that returned `start`, after all that came behind it."""
         free, size_at, start_of = self._free, self._size_at, self._start_of
         end = start + size_at.pop(start)
         del free[bisect_left(free, ((end - start) << _SIZE_SHIFT) + start)], start_of[end]
