@@ -62,6 +62,14 @@ class Fusion:
             for op, cost in zip(graph.ops, plain, strict=True)
         ]
 
+    def seconds(self, device: Device) -> list[float]:
+        """Of each op, on the device; no launch for what another op's kernel takes along."""
+        unstarted = msgspec.structs.replace(device, launch_overhead_seconds=0.0)
+        return [
+            (device if started else unstarted).seconds(cost)
+            for cost, started in zip(self.costs, self.starts, strict=True)
+        ]
+
     def program(self) -> tuple[Action, ...]:
         """The graph's program in which the activations inside kernels are recomputed."""
         decisions: dict[int, Decision] = {
@@ -127,10 +135,6 @@ class FusedTimer:
         )
 
     def _task(self, ops: list[int], device: Device) -> TaskSeconds:
-        costs, starts = self._fusion.costs, self._fusion.starts
-        started = sum(starts[op_id] for op_id in ops)
-        work = sum(device.seconds(costs[op_id]) for op_id in ops if starts[op_id])
-        inner = [costs[op_id] for op_id in ops if not starts[op_id]]
-        unstarted = msgspec.structs.replace(device, launch_overhead_seconds=0.0)
-        work += sum(unstarted.seconds(cost) for cost in inner)
-        return TaskSeconds(device=work, host=started * device.dispatch_seconds)
+        seconds, starts = self._fusion.seconds(device), self._fusion.starts
+        host = sum(starts[op_id] for op_id in ops) * device.dispatch_seconds
+        return TaskSeconds(device=sum(seconds[op_id] for op_id in ops), host=host)

@@ -124,7 +124,7 @@ def _notes(
     kept: Sequence[PipelineRecord], base: PipelineMeasured, *, trials: int
 ) -> tuple[str, ...]:
     return (
-        "published: the logs' 89,762,304 parameters on GPUs that they do not name; measured "
+        "published: the logs' 89,762,304 parameters on V100s; measured "
         f"and predicted: ours, scaled down to {base.parameters:,} parameters. So only "
         "what is over K=1, M=1, never (nothing recomputed, the same implementation) is alike",
         "published bytes are what PyTorch's allocator had reserved; measured is the sum of the "

@@ -24,6 +24,8 @@ _TOOLS = "memtrade table tools results/thesis"
 _PREDICTED = "results/predicted/thesis.md"
 _VARIANTS = "results/predicted/thesis_variants.md"
 _GPIPE = "results/pipeline/gpipe_gpt2.md"
+_RESERVED = "results/predicted/gpipe_reserved.md"
+_PARTITIONS = "results/predicted/gpt2_partitions.md"
 
 # Published table -> what shows its figures.
 VIEWS = {
@@ -38,10 +40,12 @@ VIEWS = {
     "thesis_log_ome_tensors": View("checkpoints of InceptionV4, and which were swapped", _VARIANTS),
     "thesis_other": View("single figures of the notes", ""),
     "gpipe_gpt2_runs": View("84 runs of GPipe on GPT-2 beside ours", _GPIPE),
-    "gpipe_gpt2_devices": View("memory of each device in them", "results/predicted/gpipe_gpt2.md"),
-    "gpt2_partition_reports": View("partition reports of GPT-2", ""),
-    "gpt2_partition_stages": View("times and volumes of their stages", ""),
-    "gpt2_partition_imbalance": View("how even they are", ""),
+    "gpipe_gpt2_devices": View(
+        "memory of each device in them", "results/predicted/gpipe_reserved.md"
+    ),
+    "gpt2_partition_reports": View("partition reports of GPT-2", _PARTITIONS),
+    "gpt2_partition_stages": View("times and volumes of their stages", _PARTITIONS),
+    "gpt2_partition_imbalance": View("how even they are", _PARTITIONS),
     "torchgpipe_unet_memory": View("memory of U-Nets", "results/predicted/torchgpipe_memory.md"),
     "torchgpipe_amoebanetd_memory": View(
         "memory of AmoebaNet-D", "results/predicted/torchgpipe_memory.md"

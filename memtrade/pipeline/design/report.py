@@ -134,10 +134,12 @@ def analyse(
     recomputation: bool = True,
     volumes: Volumes = "sum",
     samples: Sequence[StageSamples] | None = None,
+    seconds: Sequence[float] | None = None,
 ) -> PartitionReport:
     """The report of a partition of `graph`.
 
     Args:
+        seconds: of each op, where they are not those that the target says.
         samples: measured runs, one per stage, without recomputation added: the backward runs
             include it if `recomputation` is to be among the real times.
 
@@ -146,7 +148,7 @@ def analyse(
     connected = [
         (crossing.source, reader) for crossing in partition.crossings for reader in crossing.targets
     ]
-    seconds = target.op_seconds(graph)
+    seconds = target.op_seconds(graph) if seconds is None else seconds
     sequential = _theoretical(graph, partition, _sum, seconds, recomputation)
     parallel = _theoretical(graph, partition, _longest_path, seconds, recomputation)
     real_times = _real_times(samples) if samples is not None else None
