@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from memtrade.papers.gpipe_torch import FITTED_TO, RECOMPUTE_SHARE, STEPS, Implementation, reserved
+from memtrade.papers.gpipe_torch import RECOMPUTE_SHARE, STEPS, Implementation, reserved
 from memtrade.papers.pipelines import checkpoint_of
 from memtrade.papers.published import load_published
 from memtrade.papers.torch_allocator import MIB, CachingAllocator
@@ -115,8 +115,8 @@ def hypotheses_sheet(runs: Sequence[Run], errors: Errors) -> Sheet:
             "in use: most bytes that tensors take at once; reserved: PyTorch's segments",
             "in turn: each micro-batch is recomputed when the one before has gone backward; ahead: "
             "as soon as its gradient is there, except under torchgpipe with several partitions",
-            f"a recomputation takes the host {RECOMPUTE_SHARE} of its backward part's time, "
-            f"fitted to {FITTED_TO} alone; nothing else was fitted",
+            f"a recomputation takes the host {RECOMPUTE_SHARE} of its backward part's time: to the "
+            "nearest tenth, in view of the runs with K = 1; nothing else was fitted",
             f"{STEPS} steps; the logs' ten change little",
         ),
     )
@@ -190,11 +190,11 @@ Predicted beside published; nothing here was measured by us. Made by
 
 The logs' "peak activation memory" is what PyTorch's allocator had reserved after ten steps, on all
 devices, less 12 bytes a parameter. That is more than what tensors take: segments are never given
-back, each micro-batch's copies have a stream and so segments of their own (up to 32 of 20 MiB each
-on a device), and gradients that come to lie in large segments spoil them for the next micro-batch.
+back, each micro-batch's copies have a stream and so segments of their own (16 micro-batches, 16 of
+20 MiB on a device), and gradients that lie in large segments spoil them for the next micro-batch.
 Above all, where the gradients of all micro-batches are there at once, autograd recomputes in one
 thread and goes backward in another, and recomputation runs ahead: with one device, two fifths of
-all micro-batches lie there together, however many there are, and recomputing saves half of what it
+all micro-batches lie there together, however many there are, and recomputing saves less than it
 could. `memtrade/papers/gpipe_torch.py` has the ops, the allocator and the order, and their sources.
 """
 
