@@ -13,7 +13,7 @@ BIN := $(VENV)/bin
 # Made last, so that an installation that was cut short is done again.
 STAMP := $(VENV)/installed
 
-.PHONY: eigen benchmark test lint types contracts tests docs speed tables readme notebooks format clean
+.PHONY: eigen benchmark test lint types contracts tests docs speed tables published readme notebooks format clean
 
 benchmark: $(STAMP)
 	$(BIN)/python benchmark.py --strategy original,checkpoints,lms,ome --layers 50 --batch-size 32 --steps 3
@@ -57,6 +57,13 @@ tables: readme notebooks
 	$(BIN)/memtrade accuracy results/measured --format markdown > results/predicted/arena.md
 	$(BIN)/memtrade accuracy results/measured --format csv > results/predicted/arena.csv
 	for each in results/machines/*/; do $(BIN)/memtrade accuracy $$each --format markdown > $${each%/}.md; done
+
+# All beside what was published: the thesis' networks under its tools' rules, measured anew; what is predicted.
+PAPERS := thesis_variants thesis_prediction thesis_inception gpipe_reserved gpt2_partitions device_check
+published: $(STAMP)
+	$(BIN)/memtrade sweep thesis_tools --results results/thesis
+	for each in $(PAPERS); do $(BIN)/python -m memtrade.papers.$$each results/predicted || exit 1; done
+	for each in gpipe_gpt2 torchgpipe_memory torchgpipe_speed; do $(BIN)/memtrade pipeline published $$each || exit 1; done
 
 readme: $(STAMP)
 	$(BIN)/python docs/fill.py README.md docs/one-step.md
