@@ -4,10 +4,26 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from typing import Any
 
 
 class MemtradeError(Exception):
-    """Bad input, or something that this tool does not support. The command line exits with 2."""
+    """Bad input, or something that this tool does not support. The command line exits with 2.
+
+    >>> import pickle
+    >>> str(pickle.loads(pickle.dumps(InfeasibleBudgetError(2_000_000, 1_000_000, "conv"))))[:36]
+    'no plan fits a budget of 1.0 MB: the'
+    """
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A child's error reaches its parent though its class takes no message.
+        return _as_it_was, (type(self), self.args), self.__dict__
+
+
+def _as_it_was(kind: type[MemtradeError], args: tuple[Any, ...]) -> MemtradeError:
+    made = kind.__new__(kind)
+    made.args = args
+    return made
 
 
 class UnknownNameError(MemtradeError):

@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable, Iterator
+from functools import partial
+
 import msgspec
 
 from memtrade.commands.profiles import Foresight, foresee
@@ -51,7 +58,7 @@ def predict(
     foreseen = Foreseen(
         device=foresight.target.device,
         limit_bytes=foresight.target.limit_bytes,
-        predictions=_predict_all(foresight),
+        predictions=_predict_all(foresight, apart=not verbose),
         assumed=Simulator(foresight.graph, foresight.target).assumed,
         command=command_line,
     )
@@ -62,16 +69,17 @@ def predict(
     return 3 if any(p.status == "infeasible" for p in foreseen.predictions) else 0
 
 
-def _predict_all(foresight: Foresight) -> tuple[Prediction, ...]:
+def _predict_all(foresight: Foresight, *, apart: bool) -> tuple[Prediction, ...]:
+    """`apart`: in processes, as many as there are cores; their logs are not seen."""
     predictor = Predictor(foresight.graph, foresight.target)
     untouched = Plan("original", {}, foresight.graph.fingerprint, "pinned", (), ())
     original = predictor.predict(untouched)
     predictions = []
-    with reporting() as reporter:
+    with reporting() as reporter, _made(foresight, apart=apart) as made:
         for position, label in enumerate(foresight.labels):
             reporter.trial(position + 1, len(foresight.labels), label)
             reporter.event(Progress("plan"))
-            prediction = _predict(foresight, position, predictor)
+            prediction = made(position)
             if prediction.predicted is not None and original.step_seconds:
                 relative = (prediction.predicted.step_seconds or 0.0) / original.step_seconds
                 prediction = msgspec.structs.replace(prediction, relative_time=relative)
@@ -80,7 +88,26 @@ def _predict_all(foresight: Foresight) -> tuple[Prediction, ...]:
     return tuple(predictions)
 
 
-def _predict(foresight: Foresight, position: int, predictor: Predictor) -> Prediction:
+@contextlib.contextmanager
+def _made(foresight: Foresight, *, apart: bool) -> Iterator[Callable[[int], Prediction]]:
+    """The prediction of a strategy, by its position."""
+    positions = range(len(foresight.labels))
+    if not apart or len(positions) == 1:
+        yield partial(_predict, foresight)
+        return
+    children = min(len(positions), os.cpu_count() or 1)
+    with multiprocessing.get_context("spawn").Pool(children, _ignore_interrupts) as pool:
+        # Exact programmes, which take longest, stand last among the strategies.
+        made = {k: pool.apply_async(_predict, (foresight, k)) for k in reversed(positions)}
+        yield lambda position: made[position].get()
+
+
+def _ignore_interrupts() -> None:
+    """Ctrl-C is the parent's: it ends its children."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _predict(foresight: Foresight, position: int) -> Prediction:
     label, spec = foresight.labels[position], foresight.specs[position]
     try:
         plan = foresight.plan(spec)
@@ -94,7 +121,7 @@ def _predict(foresight: Foresight, position: int, predictor: Predictor) -> Predi
         )
     except UnsupportedGraphError as error:
         return Prediction(label=label, spec=spec, status="unsupported", reason=str(error))
-    predicted = predictor.predict(plan)
+    predicted = Predictor(foresight.graph, foresight.target).predict(plan)
     summary = PlanSummary.of(plan, foresight.graph)
     return Prediction(label=label, spec=spec, status="ok", predicted=predicted, plan=summary)
 

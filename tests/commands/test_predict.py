@@ -14,7 +14,6 @@ from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import (  # pyright: igno
 )
 
 from memtrade.devices import load_device
-from memtrade.errors import InfeasibleBudgetError
 from memtrade.strategies import PLANNED
 from tests.commands.conftest import SMALL, Run
 
@@ -74,29 +73,19 @@ def test_a_tight_limit_shows_who_fits(run: Run) -> None:
     assert "    memtrade predict --layers 18" in out
 
 
-def test_a_budget_that_no_plan_reaches_is_a_row_with_the_floor(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Stubborn:
-        name = "ome"
-
-        def plan(self, *_: object) -> None:
-            raise InfeasibleBudgetError(200_000_000, 1_000_000, "stem/conv1")
-
-    from memtrade.commands import profiles
-
-    find = profiles.find_planned
-    monkeypatch.setattr(
-        profiles, "find_planned", lambda name: Stubborn() if name == "ome" else find(name)
-    )
-    status, out, _ = run("predict", *SMALL, "--strategy", "original,ome", "--format", "markdown")
+def test_a_budget_that_no_plan_reaches_is_a_row_with_the_floor(run: Run) -> None:
+    """Planned in a process of its own, beside others, and here, where it is the only one."""
+    refused = "--strategy", "optimal", "--budget", "1MB"
+    status, out, _ = run("predict", *SMALL, *refused, "--json")
+    floor_bytes = json.loads(out)[0]["floor_bytes"]
+    assert (status, floor_bytes > 1_000_000) == (3, True)
+    both = "--strategy", "original,optimal", "--budget", "1MB"
+    status, out, _ = run("predict", *SMALL, *both, "--format", "markdown")
     assert status == 3
     assert "| original | yes |" in out
-    assert "| ome | no plan | - | - |" in out
-    assert "ome: infeasible: no plan fits a budget of 1.0 MB" in out
-    assert "the smallest peak found is 200.0 MB, bound by stem/conv1" in out
-    status, out, _ = run("predict", *SMALL, "--strategy", "ome", "--json")
-    assert (status, json.loads(out)[0]["floor_bytes"]) == (3, 200_000_000)
+    assert "| optimal (budget=1MB) | no plan | - | - |" in out
+    assert "infeasible: no plan fits a budget of 1.0 MB" in out
+    assert f"the smallest peak found is {floor_bytes / 1e6:,.1f} MB, bound by " in out
 
 
 def test_a_profile_of_ones_own(run: Run) -> None:
