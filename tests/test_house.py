@@ -82,8 +82,8 @@ def test_every_word_of_the_glossary_is_used() -> None:
 
 # Classes whose names are words of the glossary, or of the field: each is one thing.
 ONE_THING = (
-    "Comparison", "Device", "Judge", "Plan", "Program", "Record", "Schedule", "Sheet", "Simulator",
-    "Stage", "StepGraph",
+    "Comparison", "Device", "Grid", "Judge", "Plan", "Program", "Record", "Schedule", "Sheet",
+    "Simulator", "Stage", "StepGraph", "Task",
 )  # fmt: skip
 
 

@@ -188,6 +188,17 @@ def within_room(options: Options, graph: StepGraph, device_bytes: int = 0) -> Op
     return dataclasses.replace(options, host_memory_limit=f"{room_bytes}B")
 
 
+def highest_rss_bytes() -> int:
+    """The most that this process's resident set has been (VmHWM), or its size where unknown."""
+    try:
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return psutil.Process().memory_info().rss
+
+
 def oom_kills() -> int:
     """How many processes the kernel's OOM killer has taken so far.
 

@@ -278,6 +278,13 @@ class Progress(msgspec.Struct, frozen=True, tag="progress"):
     step: int = 0
     of: int = 0
 
+    @classmethod
+    def of_step(cls, position: int, *, warmup: int, steps: int) -> Progress:
+        """Of the step at `position`, from 0: warm-up comes first, and is counted apart."""
+        if position < warmup:
+            return cls("warm-up", position + 1, warmup)
+        return cls("step", position + 1 - warmup, steps)
+
 
 class StepDone(msgspec.Struct, frozen=True, tag="step_done"):
     """A step has run, warm-up or counted. `peak_bytes` is of this step alone; a `loss` that is

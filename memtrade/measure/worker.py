@@ -289,7 +289,7 @@ class _Worker:
                 break
             except _OverBudgetError as over:
                 prepared = self._better(prepared, over, device, last=correction == CORRECTIONS)
-        host_bytes = max(0, _highest_rss_bytes() - device.resident_bytes() - idle_bytes)
+        host_bytes = max(0, host.highest_rss_bytes() - device.resident_bytes() - idle_bytes)
         measured = Measured.of(
             done,
             warmup=self.spec.warmup,
@@ -312,10 +312,7 @@ class _Worker:
         done: list[StepDone] = []
         in_use: list[int] = []
         for i in range(self.spec.warmup + self.spec.steps):
-            warming = i < self.spec.warmup
-            number = i + 1 if warming else i + 1 - self.spec.warmup
-            of = self.spec.warmup if warming else self.spec.steps
-            self._send(Progress("warm-up" if warming else "step", number, of))
+            self._send(Progress.of_step(i, warmup=self.spec.warmup, steps=self.spec.steps))
             device.reset_peak()
             begin = time.perf_counter()
             loss = float(prepared.step(*batch))
@@ -384,17 +381,6 @@ class _Worker:
         )
         self._send(comparison.verified(tolerance))
         self._send(Done())
-
-
-def _highest_rss_bytes() -> int:
-    """The most that the resident set has been (VmHWM), or its present size where unknown."""
-    try:
-        for line in Path("/proc/self/status").read_text().splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) * 1024
-    except OSError:
-        pass
-    return psutil.Process().memory_info().rss
 
 
 def _send(events: BinaryIO, event: Event) -> None:

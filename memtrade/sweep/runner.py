@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -48,33 +49,10 @@ def run_locally(
     """
     trials = leaner_first(trials)
     jobs = max(min(jobs, len(trials)), 1)
-    folder = None if known is None else str(known)
     stop = threading.Event()
-
-    def check() -> None:
-        if stop.is_set():
-            raise _StoppedError
-
-    def tell(event: Event) -> None:
-        if jobs == 1:
-            watch.event(event)
-
-    def measure(trial: Trial) -> tuple[End, float]:
-        began = time.monotonic()
-        try:
-            record = run_trial(
-                msgspec.structs.replace(trial.spec, known_folder=folder),
-                timeout_seconds=trial.timeout_seconds,
-                on_event=tell,
-                on_log=watch.log,
-                on_wait=check,
-                command_line=command_line,
-            )
-            end = msgspec.structs.replace(record, jobs=jobs)
-        except MemtradeError as error:
-            end = NoRecord(kind="refused", reason=str(error))
-        return end, time.monotonic() - began
-
+    measure = partial(
+        _measure, jobs=jobs, watch=watch, stop=stop, command_line=command_line, known=known
+    )
     waiting, alone = deque(trials), []
     running: dict[Future[tuple[End, float]], Trial] = {}
     with signals_raise(), ThreadPoolExecutor(jobs) as threads:
@@ -95,6 +73,41 @@ def run_locally(
             stop.set()
     if alone:
         run_locally(alone, jobs=1, watch=watch, command_line=command_line, known=known)
+
+
+def _measure(
+    trial: Trial,
+    *,
+    jobs: int,
+    watch: Watch,
+    stop: threading.Event,
+    command_line: str,
+    known: Path | None,
+) -> tuple[End, float]:
+    """How the trial ended, and the seconds that it took."""
+
+    def check() -> None:
+        if stop.is_set():
+            raise _StoppedError
+
+    def tell(event: Event) -> None:
+        if jobs == 1:
+            watch.event(event)
+
+    began = time.monotonic()
+    try:
+        record = run_trial(
+            msgspec.structs.replace(trial.spec, known_folder=str(known) if known else None),
+            timeout_seconds=trial.timeout_seconds,
+            on_event=tell,
+            on_log=watch.log,
+            on_wait=check,
+            command_line=command_line,
+        )
+        end = msgspec.structs.replace(record, jobs=jobs)
+    except MemtradeError as error:
+        end = NoRecord(kind="refused", reason=str(error))
+    return end, time.monotonic() - began
 
 
 def _starved(status: str) -> bool:

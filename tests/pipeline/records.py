@@ -50,9 +50,16 @@ def record(
         strategy=strategy,
         memory_limit_bytes=100 * MIB,
     )
-    if activation_mib is None:
-        outcome = PipelineOutcome(status="out_of_memory", reason="stage 1: OOM", stage=0)
-        return make_pipeline_record(trial, outcome, predicted, command="memtrade pipeline run")
+    outcome = PipelineOutcome(status="out_of_memory", reason="stage 1: OOM", stage=0)
+    if activation_mib is not None:
+        measured = _measured(partitions, activation_mib, seconds, batch_size)
+        outcome = PipelineOutcome(status="ok", measured=measured)
+    return make_pipeline_record(trial, outcome, predicted, command="memtrade pipeline run")
+
+
+def _measured(
+    partitions: int, activation_mib: int, seconds: float, batch_size: int
+) -> PipelineMeasured:
     stage = StageMeasured(
         parameters=MIB // 4,
         variable_bytes=MIB,
@@ -67,7 +74,7 @@ def record(
         backward_seconds=(seconds / 3,),
         update_seconds=0.0,
     )
-    measured = PipelineMeasured(
+    return PipelineMeasured(
         stages=(stage,) * partitions,
         step_seconds=(seconds,),
         median_seconds=seconds,
@@ -78,5 +85,3 @@ def record(
         build_seconds=1.0,
         losses=(1.0, 0.5),
     )
-    outcome = PipelineOutcome(status="ok", measured=measured)
-    return make_pipeline_record(trial, outcome, predicted, command="memtrade pipeline run")

@@ -5,7 +5,7 @@ import pytest
 from memtrade.errors import MemtradeError, UnknownNameError
 from memtrade.pipeline.design.partitioner import Partitioner
 from memtrade.pipeline.design.schedule import (
-    Task,
+    StageTask,
     make_schedule,
     micro_batch_size,
     receives,
@@ -57,17 +57,17 @@ def test_micro_batch_i_is_on_stage_j_at_clock_i_plus_j(stages: int, micro_batche
 def test_what_a_task_made_goes_behind_the_task_before_its_reader():
     schedule = make_schedule("gpipe", stages=3, micro_batches=4, checkpoint="always")
     third_forward = schedule.tasks[0][2]
-    before = Task(clock=2, kind="forward", micro_batch=1)
+    before = StageTask(clock=2, kind="forward", micro_batch=1)
     # Gone with the clock of both, so the sender's next task waits for it.
     assert schedule.hand_over(third_forward, 1) == (before, before.moment)
     assert before.moment == third_forward.moment
     # A skip: its reader is a clock behind.
-    before = Task(clock=3, kind="forward", micro_batch=1)
+    before = StageTask(clock=3, kind="forward", micro_batch=1)
     assert schedule.hand_over(third_forward, 2) == (before, before.moment)
     # A gradient is there when its micro-batch is recomputed, which may start before.
     backward = next(t for t in schedule.tasks[2] if (t.kind, t.micro_batch) == ("backward", 2))
     before, _ = schedule.hand_over(backward, 1)
-    assert before == Task(clock=7, kind="backward", micro_batch=3)
+    assert before == StageTask(clock=7, kind="backward", micro_batch=3)
     # The first one has nobody to wait for.
     assert schedule.hand_over(schedule.tasks[0][0], 1) == (None, schedule.tasks[0][0].moment)
 
@@ -109,7 +109,7 @@ def test_which_micro_batches_are_recomputed(checkpoint, recomputed: list[int]):
         assert sorted(again) == recomputed
         for before, task in itertools.pairwise(tasks):
             if task.kind == "backward" and task.micro_batch in recomputed:
-                assert before == Task(task.clock, "recompute", task.micro_batch)
+                assert before == StageTask(task.clock, "recompute", task.micro_batch)
 
 
 def test_recomputation_by_stage():
@@ -121,7 +121,7 @@ def test_recomputation_by_stage():
 def test_what_is_sent_is_received_gradients_in_reverse():
     made = Partitioner(network(6, skips={6: 1})).cut_at(["layer2", "layer4"], target("p40"))
     for kind in ("forward", "backward"):
-        task = Task(0, kind, 1)
+        task = StageTask(0, kind, 1)
         sent = [m for stage in range(3) for m in sends(made, stage, task)]
         received = [m for stage in range(3) for m in receives(made, stage, task)]
         assert sorted(sent, key=repr) == sorted(received, key=repr)
@@ -129,7 +129,9 @@ def test_what_is_sent_is_received_gradients_in_reverse():
         pairs = {(m.source, m.target) for m in sent}
         skip = (0, 2) if kind == "forward" else (2, 0)
         assert skip in pairs
-    assert receives(made, 1, Task(0, "recompute", 1)) == sends(made, 1, Task(0, "recompute", 1))
+    assert receives(made, 1, StageTask(0, "recompute", 1)) == sends(
+        made, 1, StageTask(0, "recompute", 1)
+    )
 
 
 def test_bad_input_is_named():

@@ -114,7 +114,7 @@ def _run_all(
     return records, False
 
 
-class Grid(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class PipelineGrid(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One [[pipeline]] table: all combinations of the lists are run."""
 
     model: str
@@ -150,10 +150,10 @@ class Grid(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class _Grids(msgspec.Struct, frozen=True):
-    pipeline: tuple[Grid, ...]
+    pipeline: tuple[PipelineGrid, ...]
 
 
-def load_grids(path: Path) -> tuple[Grid, ...]:
+def load_grids(path: Path) -> tuple[PipelineGrid, ...]:
     """Raises MemtradeError for a file that cannot be read or is no grid."""
     try:
         return msgspec.toml.decode(path.read_bytes(), type=_Grids).pipeline

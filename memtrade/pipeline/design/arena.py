@@ -17,7 +17,7 @@ import msgspec
 from memtrade.graph import SOURCE_TYPES, GraphData, Op, StepGraph, Tensor
 from memtrade.order import base_order
 from memtrade.pipeline.design.partition import Partition
-from memtrade.pipeline.design.schedule import Schedule, Task, TaskKind
+from memtrade.pipeline.design.schedule import Schedule, StageTask, TaskKind
 from memtrade.pipeline.design.stages import RECEIVE, SEND, StageGraph
 from memtrade.pipeline.design.work import TaskActions, split_program
 from memtrade.plan import Action
@@ -143,7 +143,7 @@ class _Unrolled:
             and not (action.kind == "run" and ops[action.id].type in (SEND, RECEIVE))
         ]
 
-    def _run_task(self, task: Task) -> None:
+    def _run_task(self, task: StageTask) -> None:
         i, recomputed = task.micro_batch, self.schedule.recomputes(self.index, task.micro_batch)
         if task.kind == "forward":
             self._receive(i, self.received)
@@ -174,7 +174,7 @@ class _Unrolled:
             op = Op(0, f"receive/{t}", RECEIVE, (), (), (t,), False, {})
             (self.latest[i, t],) = self._add(op, ())
 
-    def _send(self, task: Task) -> None:
+    def _send(self, task: StageTask) -> None:
         for own, target in self.leaving[task.kind]:
             _, gone = self.schedule.hand_over(task, target)
             self.outgoing.append((gone, self._read(task.micro_batch, own)))
@@ -198,7 +198,7 @@ class _Unrolled:
             found += [(t, target) for target in readers if target not in (None, self.index)]
         return found
 
-    def _hand_over(self, task: Task) -> None:
+    def _hand_over(self, task: StageTask) -> None:
         """What has gone before the task."""
         due = [t for gone, t in self.outgoing if gone < task.moment]
         self.outgoing = [each for each in self.outgoing if each[0] >= task.moment]

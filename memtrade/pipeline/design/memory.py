@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import msgspec
 
-from memtrade.pipeline.design.schedule import Schedule, Task
+from memtrade.pipeline.design.schedule import Schedule, StageTask
 from memtrade.pipeline.design.work import StageBytes
 
 
@@ -32,7 +32,7 @@ class StageMemory(msgspec.Struct, frozen=True, kw_only=True):
     parameter_bytes: int
     activation_bytes: int
     peak_bytes: int
-    peak_task: Task
+    peak_task: StageTask
     in_flight: int
     host_bytes: int
     allocator: bool = False
@@ -43,7 +43,7 @@ def stage_memory(work: StageBytes, schedule: Schedule, stage: int) -> StageMemor
     always = work.constants + work.batch * schedule.micro_batches
     left: dict[int, int] = {}  # micro-batch under way -> bytes that its last task left
     outside: dict[int, int] = {}  # micro-batch under way -> of it in host memory
-    peaks: list[tuple[int, Task]] = []
+    peaks: list[tuple[int, StageTask]] = []
     in_flight = host = 0
     for task in schedule.tasks[stage]:
         i = task.micro_batch

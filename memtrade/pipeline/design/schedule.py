@@ -41,7 +41,7 @@ ScheduleName = Literal["gpipe", "1f1b"]
 Checkpoint = Literal["always", "except_last", "never"]
 
 
-class Task(msgspec.Struct, frozen=True, order=True):
+class StageTask(msgspec.Struct, frozen=True, order=True):
     """One piece of work of one stage. `micro_batch` counts from 0.
 
     A "forward" whose micro-batch is recomputed on this stage keeps nothing but what it received;
@@ -89,7 +89,7 @@ class Schedule(msgspec.Struct, frozen=True):
     stages: int
     micro_batches: int
     checkpoint: tuple[Checkpoint, ...]
-    tasks: tuple[tuple[Task, ...], ...]
+    tasks: tuple[tuple[StageTask, ...], ...]
 
     @property
     def clocks(self) -> int:
@@ -101,7 +101,7 @@ class Schedule(msgspec.Struct, frozen=True):
         last = micro_batch == self.micro_batches - 1
         return mode == "always" or (mode == "except_last" and not last)
 
-    def hand_over(self, sent: Task, target: int) -> tuple[Task | None, int]:
+    def hand_over(self, sent: StageTask, target: int) -> tuple[StageTask | None, int]:
         """When what `sent` made goes to stage `target`: behind the last task there before the one
         that reads it, if there is any, and by which moment it has gone."""
         own = self.tasks[target]
@@ -161,8 +161,8 @@ def make_schedule(
         for kind, micro_batch in own:
             clock = clocks[stage, kind, micro_batch]
             if kind == "backward" and bare.recomputes(stage, micro_batch):
-                tasks[-1].append(Task(clock, "recompute", micro_batch))
-            tasks[-1].append(Task(clock, kind, micro_batch))
+                tasks[-1].append(StageTask(clock, "recompute", micro_batch))
+            tasks[-1].append(StageTask(clock, kind, micro_batch))
     return msgspec.structs.replace(bare, tasks=tuple(map(tuple, tasks)))
 
 
@@ -178,7 +178,7 @@ def micro_batch_size(batch_size: int, micro_batches: int) -> int:
     return batch_size // micro_batches
 
 
-def receives(partition: Partition, stage: int, task: Task) -> list[Message]:
+def receives(partition: Partition, stage: int, task: StageTask) -> list[Message]:
     """What must have arrived at `stage` before `task` may start."""
     if task.kind == "forward":
         return [
@@ -195,7 +195,7 @@ def receives(partition: Partition, stage: int, task: Task) -> list[Message]:
     return []
 
 
-def sends(partition: Partition, stage: int, task: Task) -> list[Message]:
+def sends(partition: Partition, stage: int, task: StageTask) -> list[Message]:
     """What leaves `stage` once `task` has run."""
     if task.kind == "forward":
         return [
@@ -212,7 +212,7 @@ def sends(partition: Partition, stage: int, task: Task) -> list[Message]:
     return []
 
 
-def _message(task: Task, crossing: Crossing, source: int, target: int) -> Message:
+def _message(task: StageTask, crossing: Crossing, source: int, target: int) -> Message:
     return Message(
         micro_batch=task.micro_batch,
         tensor=crossing.tensor,

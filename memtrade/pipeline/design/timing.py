@@ -22,7 +22,7 @@ from typing import Literal
 import msgspec
 
 from memtrade.pipeline.design.partition import Partition
-from memtrade.pipeline.design.schedule import Message, Schedule, Task, receives, sends
+from memtrade.pipeline.design.schedule import Message, Schedule, StageTask, receives, sends
 from memtrade.pipeline.design.work import StageSeconds, TaskSeconds
 
 Hosts = Literal["own", "shared"]
@@ -90,7 +90,7 @@ class _Simulation:
             self._run(stage, self.schedule.tasks[stage][index])
         return self._timing()
 
-    def _run(self, stage: int, task: Task) -> None:
+    def _run(self, stage: int, task: StageTask) -> None:
         there = max(
             (self.arrived[_key(message)] for message in receives(self.partition, stage, task)),
             default=0.0,
@@ -112,7 +112,7 @@ class _Simulation:
             self.link_free[stage] = leaves + message.size_bytes / self.rate
             self.arrived[_key(message)] = self.link_free[stage]
 
-    def _task_seconds(self, stage: int, task: Task) -> TaskSeconds:
+    def _task_seconds(self, stage: int, task: StageTask) -> TaskSeconds:
         work = self.seconds[stage]
         if task.kind == "backward":
             return work.backward

@@ -231,10 +231,7 @@ class _Driver:
         look = session.make_callable([pipeline.loss, pipeline.times])
         ran: list[_Step] = []
         for i in range(trial.warmup + trial.steps):
-            warming = i < trial.warmup
-            number = i + 1 if warming else i + 1 - trial.warmup
-            of = trial.warmup if warming else trial.steps
-            _send(self.events, Progress("warm-up" if warming else "step", number, of))
+            _send(self.events, Progress.of_step(i, warmup=trial.warmup, steps=trial.steps))
             self._ask(session, "reset")
             begin = time.perf_counter()
             step()

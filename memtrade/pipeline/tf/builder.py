@@ -12,7 +12,7 @@ from memtrade.errors import UnsupportedGraphError
 from memtrade.graph import SOURCE_TYPES, StepGraph
 from memtrade.pipeline.design.batch_norm import MovingAverage, moving_averages
 from memtrade.pipeline.design.partition import Partition
-from memtrade.pipeline.design.schedule import Schedule, Task
+from memtrade.pipeline.design.schedule import Schedule, StageTask
 from memtrade.pipeline.design.stages import stage_graphs
 from memtrade.pipeline.design.work import has_state
 from memtrade.pipeline.tf.draw import DrawnStep
@@ -161,7 +161,7 @@ class _Builder:
 
     # Tasks
 
-    def _run_task(self, stage: int, task: Task) -> None:
+    def _run_task(self, stage: int, task: StageTask) -> None:
         i = task.micro_batch
         scope = f"stage{stage}/batch{i}/{task.kind}"
         self.hand_over.begin(stage, task, scope)

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from memtrade.pipeline.design.schedule import Schedule, Task, TaskKind
+from memtrade.pipeline.design.schedule import Schedule, StageTask, TaskKind
 from memtrade.pipeline.tf.nodes import NodeWriter
 from memtrade.pipeline.tf.stopwatch import Stopwatch
 
@@ -47,17 +47,17 @@ class HandOver:
     def __init__(self, writer: NodeWriter, stopwatch: Stopwatch, schedule: Schedule, apart: bool):
         self.writer, self.stopwatch = writer, stopwatch
         self.schedule, self.apart = schedule, apart
-        self._starts: dict[tuple[int, Task], str] = {}
-        self._ends: dict[tuple[int, Task], str] = {}
+        self._starts: dict[tuple[int, StageTask], str] = {}
+        self._ends: dict[tuple[int, StageTask], str] = {}
         self._arrivals: list[_Arrival] = []  # what the task in the making has received
-        self._received: list[tuple[int, Task, str]] = []  # what a task of its sender waits for
+        self._received: list[tuple[int, StageTask, str]] = []  # what a task of its sender waits for
 
-    def begin(self, stage: int, task: Task, scope: str) -> None:
+    def begin(self, stage: int, task: StageTask, scope: str) -> None:
         """A task starts behind the stage's last op."""
         self._starts[stage, task] = self.stopwatch.look(stage, f"{scope}/begin")
         self._arrivals = []
 
-    def end(self, stage: int, task: Task, scope: str) -> None:
+    def end(self, stage: int, task: StageTask, scope: str) -> None:
         """It has ended; it begins when all that it reads has arrived: waiting is no work."""
         self._ends[stage, task] = self.stopwatch.look(stage, f"{scope}/end")
         received = [each.received for each in self._arrivals]
