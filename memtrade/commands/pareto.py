@@ -17,7 +17,8 @@ from memtrade.measure.flags import CommandLine, DeviceFlags, ModelFlags, Strateg
 from memtrade.measure.protocol import Progress, TrialSpec
 from memtrade.plan import Plan
 from memtrade.results.paper import format_of, render
-from memtrade.results.pareto import Pareto, Point, front, pareto_plot, to_html
+from memtrade.results.pareto import Pareto, Point, pareto_plot, to_html
+from memtrade.results.series import front
 from memtrade.results.sheets import Sheet
 from memtrade.results.tables import seconds, step_text
 from memtrade.simulate.predict import ROOMY_BYTES, Predicted, Predictor

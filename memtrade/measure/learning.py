@@ -171,13 +171,8 @@ def _ask_all(
 
 def _learned(lesson: Lesson, answer: Answer, source: str, day: str) -> Learned:
     return Learned(
-        key=lesson.signature.key,
+        **msgspec.structs.asdict(answer),
         kernel=kernel_text(lesson.signature),
-        requests=answer.requests,
-        reused=answer.reused,
-        seconds=answer.seconds,
-        in_place_seconds=answer.in_place_seconds,
-        disturbed=answer.disturbed,
         source=source,
         on=day,
         op_class=lesson.cost.op_class.value,

@@ -12,7 +12,6 @@ double_batch.png.
 
 from __future__ import annotations
 
-import csv
 import functools
 import json
 import subprocess
@@ -20,6 +19,8 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+
+import pandas as pd
 
 from memtrade.measure.environment import child_environment
 from memtrade.measure.protocol import TrialSpec
@@ -231,23 +232,23 @@ def sheet(answers: Sequence[Answer], folder: str) -> Sheet:
 
 def save(answers: Sequence[Answer], folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "double_batch.csv").open("w", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(("model", "optimized", "batch_size", "steps", "outcome", "peak_bytes"))
-        for each in answers:
-            for fit, ran in (*each.trials, *each.epochs):
-                outcome = ran.obstacle or "ran"
-                peak_bytes = "" if ran.peak_bytes is None else ran.peak_bytes
-                writer.writerow(
-                    (fit.model, fit.optimized, fit.batch_size, fit.steps, outcome, peak_bytes)
-                )
-    with (folder / "double_batch_losses.csv").open("w", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(("model", "optimized", "batch_size", "step", "loss"))
-        for each in answers:
-            for fit, ran in each.epochs:
-                for step, loss in enumerate(ran.losses, start=1):
-                    writer.writerow((fit.model, fit.optimized, fit.batch_size, step, loss))
+    trials = [
+        (fit.model, fit.optimized, fit.batch_size, fit.steps, ran.obstacle or "ran", ran.peak_bytes)
+        for each in answers
+        for fit, ran in (*each.trials, *each.epochs)
+    ]
+    losses = [
+        (fit.model, fit.optimized, fit.batch_size, step, loss)
+        for each in answers
+        for fit, ran in each.epochs
+        for step, loss in enumerate(ran.losses, start=1)
+    ]
+    about = ["model", "optimized", "batch_size"]
+    made = pd.DataFrame(trials, columns=[*about, "steps", "outcome", "peak_bytes"])
+    made = made.astype({"peak_bytes": "Int64"})
+    made.to_csv(folder / "double_batch.csv", index=False, lineterminator="\n")
+    curves = pd.DataFrame(losses, columns=[*about, "step", "loss"])
+    curves.to_csv(folder / "double_batch_losses.csv", index=False, lineterminator="\n")
     (folder / "double_batch.md").write_text(sheet(answers, str(folder)).to_markdown(), "utf-8")
     draw(answers, folder / "double_batch.png")
 

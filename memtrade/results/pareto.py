@@ -6,19 +6,13 @@ The page is plotly's and needs no network; for print, matplotlib draws the same.
 from __future__ import annotations
 
 import html
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from matplotlib.figure import Figure as Canvas
 
 from memtrade.results.paper import PAGE_INK, canvas_of, colour_of, finish, in_style, line_look
-from memtrade.results.series import style_of
-
-_SYMBOLS = (
-    "circle", "square", "triangle-up", "diamond", "triangle-down", "cross", "x", "star",
-    "triangle-left", "triangle-right", "hexagon", "pentagon",
-)  # fmt: skip
+from memtrade.results.series import SYMBOLS, style_of
 
 
 @dataclass(frozen=True)
@@ -60,20 +54,6 @@ class Pareto:
         return grouped
 
 
-def front(points: Sequence[tuple[int, float]]) -> list[bool]:
-    """Which of (bytes, seconds) no other one dominates.
-
-    >>> front([(10, 5.0), (20, 4.0), (20, 6.0), (30, 4.0)])
-    [True, True, False, False]
-    """
-    best = float("inf")
-    chosen = [False] * len(points)
-    for i in sorted(range(len(points)), key=lambda i: points[i]):
-        chosen[i] = points[i][1] < best
-        best = min(best, points[i][1])
-    return chosen
-
-
 def to_html(pareto: Pareto) -> str:
     """The whole page."""
     import plotly.graph_objects as go  # slow to import, and only the page needs it
@@ -90,7 +70,7 @@ def to_html(pareto: Pareto) -> str:
             line={"color": colour},
             marker={
                 "color": colour,
-                "symbol": _SYMBOLS[style.position % len(_SYMBOLS)],
+                "symbol": SYMBOLS[style.position % len(SYMBOLS)],
                 "size": 10,
                 "line": {"width": [2 if p.on_front else 0 for p in points], "color": PAGE_INK},
             },

@@ -23,6 +23,7 @@ from memtrade.results.figures import (
 from memtrade.results.machines import hardware, machine_labels
 from memtrade.results.max_batches import MaxBatch
 from memtrade.results.series import (
+    SYMBOLS,
     DepthPanel,
     Quantity,
     TradePanel,
@@ -34,10 +35,6 @@ from memtrade.results.series import (
 from memtrade.results.sheets import DASH, Sheet, templates
 from memtrade.results.tables import COLUMNS, compare, status_text
 
-_SYMBOLS = (
-    "circle", "square", "triangle-up", "diamond", "triangle-down", "cross", "x", "star",
-    "triangle-left", "triangle-right", "hexagon", "pentagon",
-)  # fmt: skip
 _DASHES = ("solid", "dash", "dot", "dashdot")
 
 
@@ -202,7 +199,7 @@ def _look(strategy: str, variant: str) -> dict[str, Any]:
     style = style_of(strategy)
     return {
         "colour": style.colour,
-        "symbol": _SYMBOLS[style.position % len(_SYMBOLS)] + "-open" * (variant != strategy),
+        "symbol": SYMBOLS[style.position % len(SYMBOLS)] + "-open" * (variant != strategy),
         "dash": _DASHES[style.position % len(_DASHES)],
         "size": max(11 - style.position, 7),
     }

@@ -28,6 +28,11 @@ _COLOURS = {
     "greedy": "#CC79A7",
 }
 _OTHER_COLOUR = "#8C8C8C"
+# plotly's names of the marks, by position.
+SYMBOLS = (
+    "circle", "square", "triangle-up", "diamond", "triangle-down", "cross", "x", "star",
+    "triangle-left", "triangle-right", "hexagon", "pentagon",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -172,13 +177,25 @@ def trade_panels(
 
 def _with_front(figures: Sequence[Figure]) -> tuple[TradePoint, ...]:
     """The points by memory; ties in memory by time."""
-    points = []
-    fastest = float("inf")
-    for figure in sorted(figures, key=lambda f: (f.peak_bytes or 0, f.step_seconds or 0.0)):
-        assert figure.step_seconds is not None
-        points.append(TradePoint(figure=figure, on_front=figure.step_seconds < fastest))
-        fastest = min(fastest, figure.step_seconds)
-    return tuple(points)
+    ordered = sorted(figures, key=lambda f: (f.peak_bytes or 0, f.step_seconds or 0.0))
+    best = front([(figure.peak_bytes or 0, figure.step_seconds or 0.0) for figure in ordered])
+    return tuple(
+        TradePoint(figure=figure, on_front=on) for figure, on in zip(ordered, best, strict=True)
+    )
+
+
+def front(points: Sequence[tuple[int, float]]) -> list[bool]:
+    """Which of (bytes, seconds) no other one dominates.
+
+    >>> front([(10, 5.0), (20, 4.0), (20, 6.0), (30, 4.0)])
+    [True, True, False, False]
+    """
+    best = float("inf")
+    chosen = [False] * len(points)
+    for i in sorted(range(len(points)), key=lambda i: points[i]):
+        chosen[i] = points[i][1] < best
+        best = min(best, points[i][1])
+    return chosen
 
 
 def _sources_and_places(
