@@ -11,12 +11,7 @@ from memtrade.results.accuracy import accuracy as rows_of
 from memtrade.results.accuracy import to_sheet
 
 
-def accuracy(
-    results: Path = Path("runs"),
-    /,
-    *more: Path,
-    format: Form = "terminal",
-) -> int:
+def accuracy(results: Path = Path("runs"), /, *more: Path, format: Form = "terminal") -> int:
     """Show what was predicted of each trial beside what it took, and by how much that was off.
 
     Trials that did not run, or that nothing was predicted of, are left out; so are the times of

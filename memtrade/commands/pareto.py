@@ -101,11 +101,7 @@ def _points(foresight: Foresight, budgets: int) -> tuple[Point, ...]:
 
 
 def _plans(
-    foresight: Foresight,
-    spec: TrialSpec,
-    predictor: Predictor,
-    original: Predicted,
-    budgets: int,
+    foresight: Foresight, spec: TrialSpec, predictor: Predictor, original: Predicted, budgets: int
 ) -> list[tuple[int | None, Predicted]]:
     """The plan as asked for and, where the strategy takes a budget and none was given, more: each
     with those known that were made for less memory."""

@@ -81,11 +81,7 @@ def _show(plan: Plan, graph: StepGraph, verdict: str) -> None:
         title=f"{plan.strategy} on {graph.name}",
         columns=("decision", "activations", "MB"),
         rows=tuple(
-            (
-                word,
-                f"{getattr(summary, word):,}",
-                megabytes(getattr(summary, f"{word}_bytes")),
-            )
+            (word, f"{getattr(summary, word):,}", megabytes(getattr(summary, f"{word}_bytes")))
             for word in DECISIONS.values()
         ),
     )

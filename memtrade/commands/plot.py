@@ -9,12 +9,7 @@ from typing import Annotated
 from cyclopts import App, Parameter
 from matplotlib.figure import Figure as Canvas
 
-from memtrade.commands.reading import (
-    check_folder,
-    read_records,
-    read_searches,
-    write_output,
-)
+from memtrade.commands.reading import check_folder, read_records, read_searches, write_output
 from memtrade.errors import MemtradeError, UnknownNameError
 from memtrade.measure.records import Record
 from memtrade.papers.thesis import conditions, machines_text
@@ -44,8 +39,7 @@ DepthSources = Annotated[
     ),
 ]
 NoCaption = Annotated[
-    bool,
-    Parameter(negative="", help="Leave out the line that says where the figures come from."),
+    bool, Parameter(negative="", help="Leave out the line that says where the figures come from.")
 ]
 
 _PUBLISHED = "published: the thesis, memtrade/papers/published"

@@ -60,12 +60,7 @@ def records(
 
 
 @table.command
-def thesis(
-    results: Path = Path("runs"),
-    /,
-    *more: Path,
-    format: Form = "terminal",
-) -> int:
+def thesis(results: Path = Path("runs"), /, *more: Path, format: Form = "terminal") -> int:
     """Lay records out as the thesis's tables: published, measured and predicted side by side.
 
     ResNet by depth at batch 32 and 128, InceptionV4, and the largest batch of ResNet-50. Records of
@@ -93,12 +88,7 @@ def thesis(
 
 
 @table.command
-def tools(
-    results: Path = Path("results/thesis"),
-    /,
-    *,
-    format: Form = "terminal",
-) -> int:
+def tools(results: Path = Path("results/thesis"), /, *, format: Form = "terminal") -> int:
     """Put the thesis' networks under the original tools' rules beside what was published.
 
     Columns: published; the thesis' networks and rules measured here; the same predicted for its

@@ -381,9 +381,6 @@ def _fitting_batches(found: _Simulated, batch: int) -> tuple[int, int]:
     peaks = found.peak_of(found.graph), found.peak_of(with_batch(found.graph, batch, smaller))
     alone, room = (
         fitting_batch(size, batch, peaks[0], smaller, peaks[1])
-        for size in (
-            int(found.alone_bytes * found.share),
-            int(found.room_bytes * found.share),
-        )
+        for size in (int(found.alone_bytes * found.share), int(found.room_bytes * found.share))
     )
     return alone, room

@@ -163,7 +163,5 @@ def _dump(text: str) -> Dump | None:
     if not free:
         return None
     return Dump(
-        limit_bytes=limit_bytes,
-        in_use_bytes=int(in_use["size"]),
-        largest_free_bytes=max(free),
+        limit_bytes=limit_bytes, in_use_bytes=int(in_use["size"]), largest_free_bytes=max(free)
     )

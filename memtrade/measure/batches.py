@@ -84,8 +84,5 @@ class BatchTargets:
         if line is None:
             return None
         return msgspec.structs.replace(
-            runs[self._sizes[-1]],
-            requests=line.requests,
-            seconds=line.seconds,
-            source=line.source,
+            runs[self._sizes[-1]], requests=line.requests, seconds=line.seconds, source=line.source
         )

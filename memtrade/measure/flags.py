@@ -145,10 +145,7 @@ class StrategyFlags:
     host_memory_limit: str | None = None
 
     def names(
-        self,
-        default: Sequence[str] = DEFAULT_STRATEGIES,
-        *,
-        everything: Iterable[str] = STRATEGIES,
+        self, default: Sequence[str] = DEFAULT_STRATEGIES, *, everything: Iterable[str] = STRATEGIES
     ) -> list[str]:
         """The strategies asked for, each once, in the order given; "all" is `everything`."""
         if self.strategy is None:

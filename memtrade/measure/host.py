@@ -60,13 +60,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def identity(self) -> tuple[object, ...]:
         """What of it can change a figure, the memory aside: part of a record's id."""
-        return (
-            *self.versions,
-            self.cpu_model,
-            self.cpu_features,
-            self.cores,
-            self.settings,
-        )
+        return (*self.versions, self.cpu_model, self.cpu_features, self.cores, self.settings)
 
 
 # Flags of /proc/cpuinfo that begin so are sets of vector instructions.

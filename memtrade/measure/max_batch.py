@@ -30,13 +30,7 @@ from memtrade.strategies import PLANNED, find_strategy, make_options
 from memtrade.target import Target
 
 Bound = Literal[
-    "device memory",
-    "host memory",
-    "no plan",
-    "time limit",
-    "crash",
-    "unsupported",
-    "asked maximum",
+    "device memory", "host memory", "no plan", "time limit", "crash", "unsupported", "asked maximum"
 ]
 _BOUND_OF: dict[Status, Bound] = {
     "out_of_memory": "device memory",

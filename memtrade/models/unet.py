@@ -43,10 +43,7 @@ class UNet(ImageModel, DrawnModel):
         return f"unet-{self.num_convs}-{self.base_channels}"
 
     def inputs(self) -> dict[str, Input]:
-        return {
-            "images": Input(self.image(3)),
-            "targets": Input(self.image(1), below=1),
-        }
+        return {"images": Input(self.image(3)), "targets": Input(self.image(1), below=1)}
 
     def loss(self, net: Net, *, images: Tensor, targets: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]  # the names are those of inputs()
         """Mean binary cross-entropy over the pixels."""

@@ -23,12 +23,7 @@ import pandas as pd
 
 from memtrade.measure.environment import default_limit_bytes
 from memtrade.measure.protocol import TrialSpec
-from memtrade.measure.records import (
-    Record,
-    load_records,
-    options_text,
-    unusual_strategy_options,
-)
+from memtrade.measure.records import Record, load_records, options_text, unusual_strategy_options
 from memtrade.measure.trial import Outcome, run_child
 from memtrade.models import make_model
 from memtrade.results.sheets import NONE, Sheet, cell

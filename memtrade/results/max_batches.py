@@ -14,13 +14,7 @@ import pandas as pd
 from memtrade.measure.max_batch_records import MaxBatchRecord
 from memtrade.measure.protocol import Measured
 from memtrade.measure.records import Record
-from memtrade.results.figures import (
-    SOURCES,
-    Source,
-    places,
-    step_conditions,
-    strategy_rank,
-)
+from memtrade.results.figures import SOURCES, Source, places, step_conditions, strategy_rank
 from memtrade.results.sheets import DASH, Sheet
 from memtrade.results.tables import ratio, seconds, spec_label
 from memtrade.units import megabytes
@@ -70,9 +64,7 @@ class MaxBatch:
 
 
 def make_max_batches(
-    searches: Sequence[MaxBatchRecord],
-    trials: Sequence[Record],
-    published: Iterable[MaxBatch] = (),
+    searches: Sequence[MaxBatchRecord], trials: Sequence[Record], published: Iterable[MaxBatch] = ()
 ) -> list[MaxBatch]:
     """Published, then measured, then predicted, by model and strategy.
 

@@ -28,10 +28,7 @@ _HATCHES = ("", "///", "...", "xxx", "\\\\\\", "ooo", "+++", "---", "***")
 
 _HEADROOM = 1.08  # for the crosses
 
-_AXES = {
-    "peak": ("peak memory in MB", 1e6),
-    "time": ("step time in s", 1.0),
-}
+_AXES = {"peak": ("peak memory in MB", 1e6), "time": ("step time in s", 1.0)}
 
 
 def depth_plot(panels: Sequence[DepthPanel], quantity: Quantity, *, caption: str = "") -> Canvas:

@@ -16,10 +16,7 @@ from markupsafe import Markup
 
 from memtrade.measure.records import Record
 from memtrade.results.answers import make_answers, step_name, summarize, summarize_batches
-from memtrade.results.figures import (
-    Figure,
-    device_label,
-)
+from memtrade.results.figures import Figure, device_label
 from memtrade.results.machines import hardware, machine_labels
 from memtrade.results.max_batches import MaxBatch
 from memtrade.results.series import (

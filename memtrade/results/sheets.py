@@ -30,12 +30,7 @@ Heading = str | tuple[str, str]
 Item = TypeVar("Item")
 
 # Where there is little room, in narrow terminals and on paper.
-_SHORT = {
-    "published": "publ.",
-    "measured": "meas.",
-    "predicted": "pred.",
-    "relative": "rel.",
-}
+_SHORT = {"published": "publ.", "measured": "meas.", "predicted": "pred.", "relative": "rel."}
 _SECTION_WIDTH = 16
 _GROUP_WIDTH = 8  # longer names of groups take a line for each word
 _LATEX_LABEL_LENGTH = 20  # rows with longer labels take several lines

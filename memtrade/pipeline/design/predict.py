@@ -168,8 +168,5 @@ class PipelinePredictor:
             self.plans[stage],
         )
         return msgspec.structs.replace(
-            needed,
-            peak_bytes=peak,
-            activation_bytes=peak - needed.parameter_bytes,
-            allocator=True,
+            needed, peak_bytes=peak, activation_bytes=peak - needed.parameter_bytes, allocator=True
         )

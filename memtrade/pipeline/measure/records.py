@@ -71,11 +71,7 @@ class PipelineRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def make_pipeline_record(
-    trial: PipelineTrial,
-    outcome: PipelineOutcome,
-    predicted: PipelinePrediction,
-    *,
-    command: str,
+    trial: PipelineTrial, outcome: PipelineOutcome, predicted: PipelinePrediction, *, command: str
 ) -> PipelineRecord:
     """The record of a trial that ends now, driven from this machine."""
     machine = describe_machine()

@@ -62,7 +62,7 @@ def draw_partition(graph: StepGraph, partition: Partition, report: PartitionRepo
         handles = [Patch(facecolor=_COLOURS[kind], label=name) for kind, name in names.items()]
         axis.set_title(
             f"{report.step} in {report.partitions} stages: times predicted for profile "
-            f"{report.device_profile}, arcs what crosses",
+            f"{report.device_profile}, arcs what crosses"
         )
         finish(figure, handles)
     return figure

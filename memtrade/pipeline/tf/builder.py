@@ -284,12 +284,7 @@ class _Builder:
         parcel = Parcel(made, self.state.flat(tensor), self.state.dtype(tensor), size)
         return self.hand_over.receive(stage, source, kind, i, parcel)
 
-    def _import(
-        self,
-        loss: str,
-        times: Sequence[str],
-        values: dict[str, str],
-    ) -> PipelineGraph:
+    def _import(self, loss: str, times: Sequence[str], values: dict[str, str]) -> PipelineGraph:
         source = self.step.trace.graph_def
         graph_def = tf.compat.v1.GraphDef(
             node=self.writer.nodes.values(), library=source.library, versions=source.versions
