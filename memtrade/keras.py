@@ -166,12 +166,7 @@ def fit(
     """
     _check(model)
     examples = Examples(data)
-    where: dict[str, Any] = {
-        "loss": loss,
-        "order": order,
-        "device": device,
-        "profile": profile,
-    }
+    where: dict[str, Any] = {"loss": loss, "order": order, "device": device, "profile": profile}
     chosen: dict[str, Any] = dict(options or {})
     _check_sizes(batch_size, effective_batch)
     if isinstance(batch_size, int):

@@ -74,10 +74,7 @@ class Target:
 
 
 def profile_target(
-    name_or_path: str | Path,
-    *,
-    order: Order = "pinned",
-    limit_bytes: int | None = None,
+    name_or_path: str | Path, *, order: Order = "pinned", limit_bytes: int | None = None
 ) -> Target:
     """A device out of `memtrade devices`, or from a TOML file of one's own, with shipped facts.
 
