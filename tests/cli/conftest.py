@@ -81,7 +81,6 @@ class Shell:
         monkeypatch.setenv("GRAPH", str(self.tools / "graph"))
         monkeypatch.chdir(folder)
         monkeypatch.setattr(trial.run_child, "__kwdefaults__", self._with_worker(trial.run_child))
-        monkeypatch.setattr(trial.run_trial, "__kwdefaults__", self._with_worker(trial.run_trial))
 
     def _with_worker(self, function: Callable[..., object]) -> dict[str, Any]:
         defaults = function.__kwdefaults__ or {}

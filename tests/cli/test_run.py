@@ -207,8 +207,7 @@ def test_ctrl_c_keeps_what_has_finished_and_leaves_no_child(shell: Shell) -> Non
         import sys
         from memtrade import cli
         from memtrade.measure import trial
-        for function in (trial.run_child, trial.run_trial):
-            function.__kwdefaults__["worker"] = (sys.executable, {str(shell.worker)!r})
+        trial.run_child.__kwdefaults__["worker"] = (sys.executable, {str(shell.worker)!r})
         sys.exit(cli.main(["run", "--strategy", "original,ome", "--json"]))
     """)
     process = subprocess.Popen(

@@ -120,9 +120,9 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fake:
 
 
 def use_worker(script: Path, setattr: Callable[..., None]) -> None:
-    defaults = trial.run_trial.__kwdefaults__ or {}
+    defaults = trial.run_child.__kwdefaults__ or {}
     command = (sys.executable, str(script))
-    setattr(trial.run_trial, "__kwdefaults__", defaults | {"worker": command})
+    setattr(trial.run_child, "__kwdefaults__", defaults | {"worker": command})
 
 
 @pytest.fixture
