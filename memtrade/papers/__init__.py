@@ -6,7 +6,7 @@ pages under `results/` that hold memtrade beside them.
     thesis_nets.py         its networks and rules as options of ours; thesis_trace.py
     thesis_variants.py     which networks it ran, by its log
     thesis_prediction.py   its tables predicted, with thesis_predictor.py
-    thesis_inception.py    what was tried about InceptionV4, which is predicted too low
+    thesis_inception.py    what was tried about InceptionV4 and LMS's largest batch
     thesis_tools.py        its networks and rules: published, measured, predicted, and our own rules
     thesis_log.py          records as its log
     published_views.py     what shows which published table
