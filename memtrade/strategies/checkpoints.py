@@ -33,8 +33,14 @@ from memtrade.graph import StepGraph
 from memtrade.options import check, option, options_of
 from memtrade.plan import CHECKPOINT, Fate, Plan
 from memtrade.schedule import lower
-from memtrade.simulate.memory import Simulator
-from memtrade.strategies.base import Strategy, assemble, decisions, make_plan, worth_deciding
+from memtrade.strategies.base import (
+    Strategy,
+    assemble,
+    clock_of,
+    decisions,
+    make_plan,
+    worth_deciding,
+)
 from memtrade.strategies.bottlenecks import Trained, by_segments
 from memtrade.strategies.saving import Decide, NoCutError, that_saves
 from memtrade.strategies.segments import cuts, useful
@@ -120,7 +126,7 @@ def choose(graph: StepGraph, options: Options, target: Target, *, wide: bool = F
         choices = cuts(graph, resident=True, wide=wide)
         if not choices:
             raise NoCutError(graph.name)
-        simulator = Simulator(graph, target)
+        simulator = clock_of(graph, target).simulator
         best = min(
             choices[:JUDGED],
             key=lambda cut: simulator.peak_live_bytes(

@@ -37,6 +37,7 @@ from memtrade.strategies import checkpoints, lms
 from memtrade.strategies.base import (
     Strategy,
     assemble,
+    clock_of,
     is_worth_deciding,
     make_plan,
     worth_deciding,
@@ -158,7 +159,7 @@ def select(
     if options.select == "read_once":
         alone = [t for t in both if len(_forward_readers(graph, t)) == 1]
         return dict.fromkeys(alone, "one forward op alone reads it")
-    times = TimeSimulator(graph, target)
+    times = clock_of(graph, target)
     gaps = _gap_seconds(times, chosen, both)
     reasons = {}
     for t in both:

@@ -22,9 +22,8 @@ from memtrade.errors import UnsupportedGraphError
 from memtrade.graph import StepGraph
 from memtrade.plan import Fate, Plan
 from memtrade.schedule import Lowering, lower
-from memtrade.simulate.memory import ROOMY_BYTES, Simulator
-from memtrade.simulate.timeline import TimeSimulator
-from memtrade.strategies.base import decisions, make_plan
+from memtrade.simulate.memory import ROOMY_BYTES
+from memtrade.strategies.base import clock_of, decisions, make_plan
 from memtrade.target import Target
 from memtrade.units import megabytes
 
@@ -51,16 +50,19 @@ class Peaks:
     """Predicted peaks of one step on one target, in bytes."""
 
     def __init__(self, graph: StepGraph, target: Target):
-        self.clock = TimeSimulator(graph, target)
+        self.clock = clock_of(graph, target)
+        self._found: dict[int, tuple[Any, int]] = {}  # by the plan's id: the plan, its peak
 
     @cached_property
     def original(self) -> int:
         return self.of(())
 
     def of(self, plan: Plan | Sequence[Any]) -> int:
-        found = self.clock.timeline(plan, limit_bytes=ROOMY_BYTES).memory
-        assert found is not None
-        return found.peak_bytes
+        if id(plan) not in self._found:
+            found = self.clock.timeline(plan, limit_bytes=ROOMY_BYTES).memory
+            assert found is not None
+            self._found[id(plan)] = plan, found.peak_bytes
+        return self._found[id(plan)][1]
 
 
 def that_saves(
@@ -77,14 +79,17 @@ def that_saves(
     peaks = Peaks(graph, target)
     found: list[Plan] = []
     own_bytes = peaks.original
+    tried = [*otherwise, lambda: ()]
     with contextlib.suppress(NoCutError):
-        found.append(make_plan(strategy, graph, options, target, rule()))
+        own = rule()
+        tried.insert(0, lambda: own)
+        found.append(make_plan(strategy, graph, options, target, own))
         own_bytes = peaks.of(found[0])
         if own_bytes < enough * peaks.original:
             return found[0]
-    simulator = Simulator(graph, target)
+    simulator = peaks.clock.simulator
     choices: list[tuple[int, Sequence[Fate], Lowering]] = []
-    for decide in (rule, *otherwise, lambda: ()):
+    for decide in tried:
         with contextlib.suppress(NoCutError):
             fates = decide()
             for lean in (False, True):

@@ -1,4 +1,4 @@
-"""Ten training steps as people write them, for `--target memtrade.sweeps.own_steps:NAME`.
+"""Training steps as people write them, for `--target memtrade.sweeps.own_steps:NAME`.
 
 Layers and loops that none of the built-in models has: transposed, grouped, depthwise, 1-D and 3-D
 convolutions, attention, embeddings, resizing, a loop over time, a scan.
@@ -139,6 +139,26 @@ def over_time(batch_size: int = 64) -> Step:
     blocks = [layers.Dense(128), layers.LSTM(128, return_sequences=True),
               layers.Dense(256, "relu"), layers.GlobalAveragePooling1D()]  # fmt: skip
     return _classifier(blocks, tf.random.uniform([batch_size, 50, 64]))
+
+
+def lstm(batch_size: int = 64) -> Step:
+    """An LSTM over 100 steps of time."""
+    blocks = [layers.LSTM(256), layers.Dense(128, "relu")]
+    return _classifier(blocks, tf.random.uniform([batch_size, 100, 128]))
+
+
+def masked_gru(batch_size: int = 64) -> Step:
+    """A GRU over texts of 10 to 100 words, padded and masked."""
+    blocks = [layers.Embedding(1000, 128, mask_zero=True), layers.GRU(256)]
+    lengths = tf.random.uniform([batch_size, 1], 10, 101, tf.int32)
+    words = tf.random.uniform([batch_size, 100], 1, 1000, tf.int32)
+    return _classifier(blocks, tf.where(tf.range(100) < lengths, words, 0))
+
+
+def moving_images(batch_size: int = 8) -> Step:
+    """A ConvLSTM2D over 20 images."""
+    blocks = [layers.ConvLSTM2D(32, 3, padding="same"), layers.GlobalAveragePooling2D()]
+    return _classifier(blocks, tf.random.uniform([batch_size, 20, 32, 32, 3]))
 
 
 def scanned(batch_size: int = 64) -> Step:
