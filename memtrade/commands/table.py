@@ -88,18 +88,22 @@ def thesis(results: Path = Path("runs"), /, *more: Path, format: Form = "termina
 
 
 @table.command
-def tools(results: Path = Path("results/thesis"), /, *, format: Form = "terminal") -> int:
+def tools(results: Path = Path("results/thesis"), /, *more: Path, format: Form = "terminal") -> int:
     """Put the thesis' networks under the original tools' rules beside what was published.
 
     Columns: published; the thesis' networks and rules measured here; the same predicted for its
-    GPU; the same networks under memtrade's own rules, measured here.
+    GPU; the same networks under memtrade's own rules, measured here. Where records are of the
+    original tools themselves, under TensorFlow 1, they have a column, too.
 
     Parameters
     ----------
     results
         A folder of records: memtrade sweep thesis_tools --results results/thesis.
+    more
+        Further folders, such as one of python -m memtrade.papers.originals.
     """
-    show(tools_sheets(read_records(results)), format)
+    found = [record for folder in (results, *more) for record in read_records(folder)]
+    show(tools_sheets(found), format)
     return 0
 
 

@@ -8,6 +8,8 @@ pages under `results/` that hold memtrade beside them.
     thesis_prediction.py   its tables predicted, with thesis_predictor.py
     thesis_inception.py    what was tried about InceptionV4 and LMS's largest batch
     thesis_tools.py        its networks and rules: published, measured, predicted, and our own rules
+    originals.py           the original tools themselves, run: originals_graph.py draws the net for
+                           TensorFlow 1, originals_child.py runs it there
     thesis_log.py          records as its log
     published_views.py     what shows which published table
     pipelines.py           published pipelines predicted; pipelines_page.py, fused.py

@@ -1,8 +1,10 @@
-"""The thesis' steps four times: published, here its way, predicted for its GPU, and our own way.
+"""The thesis' steps side by side: published, here its way, predicted for its GPU, our own way.
 
     published                what the thesis printed, at batch 32 on a GTX 1070
     the thesis' way, here    its networks (`thesis_nets.py`) under the original tools' rules, in the
                              executor's order, measured in an arena
+    the originals            those tools themselves on the same networks, in an arena, where
+                             there are records of them (`originals.py`)
     the thesis' way, its GPU the same at batch 32, predicted (results/predicted/thesis.csv)
     memtrade's own rules     the same networks under memtrade's rules in a pinned order, measured
 
@@ -22,6 +24,7 @@ import pandas as pd
 from memtrade.errors import MemtradeError
 from memtrade.measure.records import Record, planned_options, unusual_model_options
 from memtrade.options import Value
+from memtrade.papers.originals_child import TOOLS
 from memtrade.papers.thesis_nets import INCEPTION, OPTIMIZER, ORDER, RESNET, rules_of
 from memtrade.papers.thesis_predictor import Published, published
 from memtrade.results.sheets import NONE, Sheet
@@ -83,9 +86,11 @@ def is_thesis_net(record: Record) -> bool:
 def _sheet(layers: int | None, batch: int, records: Sequence[Record], predicted: Any) -> Sheet:
     theirs = _measured(records, layers, own=False)
     ours = _measured(records, layers, own=True)
+    originals = _originals(records)
     columns: dict[str, Column] = {
         f"published, batch {BATCH}": _published(layers),
         f"the thesis' way, here, batch {batch}": theirs,
+        **({f"the originals, TensorFlow 1, here, batch {batch}": originals} if originals else {}),
         f"the thesis' way, its GPU, predicted, batch {BATCH}": _predicted(predicted, layers),
         f"memtrade's own rules, here, batch {batch}": ours,
     }
@@ -158,6 +163,16 @@ def _measured(records: Iterable[Record], layers: int | None, *, own: bool) -> Co
     return column
 
 
+def _originals(records: Iterable[Record]) -> Column:
+    return {
+        TOOLS[record.spec.strategy]: Cell(
+            record.measured.peak_bytes, record.measured.median_seconds
+        )
+        for record in records
+        if record.spec.strategy in TOOLS and record.measured is not None
+    }
+
+
 def is_original(record: Record) -> bool:
     return record.spec.strategy == "original"
 
@@ -180,16 +195,23 @@ def _notes(records: Sequence[Record], layers: int | None) -> list[str]:
     for record in records:
         measured, plan = record.measured, record.plan
         assert measured is not None
-        if rule_of(record, layers) != "theirs" or plan is None or is_original(record):
+        strategy = record.spec.strategy
+        theirs = rule_of(record, layers) == "theirs" and not is_original(record)
+        if plan is None or not (theirs or strategy in TOOLS):
             continue
         steps = measured.peak_bytes_by_step
+        whose = f"{strategy}, the thesis' way" if theirs else strategy
         notes.append(
-            f"{record.spec.strategy}, the thesis' way, here: {plan.ops_added} ops added, "
+            f"{whose}, here: {plan.ops_added} ops added, "
             f"{plan.swapped} tensors swapped, {len(plan.checkpoints or ())} checkpoints, "
             f"{measured.plan_seconds + measured.rewrite_seconds:.1f} s to edit; peaks "
             f"{megabytes(min(steps))} to {megabytes(max(steps))} MB, steps "
             f"{seconds(measured.fastest_seconds)} to {seconds(measured.slowest_seconds)} s"
         )
+    losses = [r.measured.losses for r in records if r.spec.strategy in TOOLS and r.measured]
+    if losses:
+        same = "the same to the bit" if len(set(losses)) == 1 else "not the same"
+        notes.append(f"the losses of the {len(losses)} trials under TensorFlow 1 are {same}")
     spreads = [
         record.measured.slowest_seconds / record.measured.fastest_seconds
         for record in records
