@@ -1,6 +1,6 @@
 """The built-in models: what they are called and what can be set.
 
-A new model is one file, with a dataclass that extends `Model`, and its entry in `MODELS`.
+A new model is one file, with a dataclass that extends `DrawnModel`, and its entry in `MODELS`.
 Importing this package imports no TensorFlow.
 
     >>> make_model("resnet", {"layers": "152", "batch_size": 8}).name

@@ -70,7 +70,10 @@ def make_step(
             learning_rate=updates.learning_rate,
             construction=construction,
         )
-    assert isinstance(model, DrawnModel)
+    if not isinstance(model, DrawnModel):
+        raise UnsupportedGraphError(
+            f"nothing draws the loss of {model.name}: let its class extend DrawnModel, not Model"
+        )
     if construction.remat is not None:
         raise UnsupportedGraphError(
             f"keras.RematScope is for Keras models, and {model.name} is none: "

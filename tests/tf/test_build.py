@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from memtrade.errors import MemtradeError, UnknownNameError, UnsupportedGraphError
 from memtrade.models import OPTIMIZERS, Input, make_model
-from memtrade.models.base import DrawnModel
+from memtrade.models.base import DrawnModel, Model
 from memtrade.strategies.segments import frontiers
 from memtrade.tf.build import make_batch, make_step
 from memtrade.tf.extract import trace
@@ -223,6 +223,17 @@ def test_the_batch_fits_the_specs_and_its_bounds():
                 assert value.numpy().min() >= 0
                 assert value.numpy().max() < wanted.below
                 assert len(np.unique(value.numpy())) > 1
+
+
+def test_a_model_that_draws_nothing_is_refused():
+    class Bare(Model):
+        family, summary = "bare", "no loss"
+
+        def inputs(self):
+            return {}
+
+    with pytest.raises(UnsupportedGraphError, match="extend DrawnModel, not Model"):
+        make_step(Bare())
 
 
 def test_a_step_is_traced_once():
