@@ -19,7 +19,6 @@ from operator import attrgetter
 from typing import Literal
 
 from memtrade.errors import InfeasibleBudgetError
-from memtrade.simulate.defragment import MIN_GAIN_BYTES
 from memtrade.strategies.deadline import CancelledError, Deadline
 from memtrade.strategies.optimal.candidates import FAR, leanness
 from memtrade.strategies.optimal.choice import MOSTLY, WHOLE, Choice, Chooser
@@ -193,17 +192,9 @@ class Search(Neighbourhood):
         return self.best
 
     def _finish_leanest(self, tried: list[Verdict]) -> None:
-        """Of those that are as good as leanest, the fastest first."""
-        lean = min(verdict.peak_bytes for verdict in tried) + MIN_GAIN_BYTES
-
-        def order(verdict: Verdict) -> tuple[float, float]:
-            if verdict.peak_bytes > lean:
-                return leanness(verdict)
-            return lean, self.judge.seconds(verdict, 0)
-
-        for verdict in sorted(tried, key=order)[:LEANEST]:
+        for verdict in sorted(tried, key=leanness)[:LEANEST]:
             # No plan needs less than its judged program.
-            if self.best is None or verdict.peak_bytes < self.best.peak_bytes - MIN_GAIN_BYTES:
+            if self.best is None or verdict.peak_bytes < self.best.peak_bytes:
                 self._take_if_leaner(self.judge.finish(verdict, 0))
 
     def _lean_enough(self, peak_bytes: int) -> bool:
