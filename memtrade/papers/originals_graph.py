@@ -72,7 +72,7 @@ def _given(name: str, wanted: Input) -> tf.Tensor:
         initial = normal(wanted.shape, stddev=1.0, seed=1)
     else:
         dtype = tf.as_dtype(wanted.dtype)
-        initial = v1.random_uniform(list(wanted.shape), maxval=wanted.below, dtype=dtype)
+        initial = v1.random_uniform(list(wanted.shape), maxval=wanted.below, dtype=dtype, seed=1)
     return v1.Variable(initial, trainable=False, name=name, use_resource=False).value()
 
 
