@@ -121,6 +121,10 @@ def swap_checkpoints(tf, checkpoints, before, select):
             continue
         cut = graph.get_operation_by_name(tensor.op.name + "_sg")
         awaited = {each for op in cut.outputs[0].consumers() for each in op.control_inputs}
+        # Where several segments read it, it returns for the first of them.
+        control = graph_editor.ControlOutputs(graph)
+        later = graph_editor.get_forward_walk_ops(cut, control_outputs=control)
+        awaited.difference_update(later)
         with tf.device(HOST):
             out = tf.identity(tensor, name="ome/swapout")
             back = tf.identity(out, name="ome/swapin")
