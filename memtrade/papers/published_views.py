@@ -20,7 +20,7 @@ class View:
 
 
 _THESIS = "memtrade table thesis results/measured results/max_batch"
-_TOOLS = "memtrade table tools results/thesis"
+_TOOLS = "memtrade table tools results/thesis results/originals"
 _PREDICTED = "results/predicted/thesis.md"
 _VARIANTS = "results/predicted/thesis_variants.md"
 _GPIPE = "results/pipeline/gpipe_gpt2.md"
