@@ -41,8 +41,7 @@ from memtrade.measure.protocol import Outcome, TrialSpec
 from memtrade.measure.records import Record, make_record, save_record, trial_id
 from memtrade.measure.trial import run_child
 from memtrade.models import options_of
-from memtrade.papers.originals_child import TOOLS
-from memtrade.papers.thesis_nets import OPTIMIZER, ORDER, make_net, rules_of
+from memtrade.papers.thesis_nets import OPTIMIZER, ORDER, TOOLS, make_net, rules_of
 
 CHILD = Path(__file__).with_name("originals_child.py")
 PACKAGES = ("tensorflow==1.15.5", "protobuf<3.21", "numpy<1.19", "toposort")
@@ -130,12 +129,13 @@ def measure(spec: TrialSpec, tools: Tools, *, timeout_seconds: float) -> Outcome
         drawing = (sys.executable, "-m", "memtrade.papers.originals_graph", graph)
         request = msgspec.json.encode(spec)
         subprocess.run(drawing, input=request, env=environment, capture_output=True, check=True)
+        tool = TOOLS[spec.strategy]
         checkouts = ("--openai", str(tools.openai), "--tflms", str(tools.tflms))
         return run_child(
             spec,
             timeout_seconds=timeout_seconds,
             environment=environment,
-            worker=(tools.python, str(CHILD), "--graph", graph, *checkouts),
+            worker=(tools.python, str(CHILD), "--tool", tool, "--graph", graph, *checkouts),
         )
 
 

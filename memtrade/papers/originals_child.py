@@ -21,13 +21,6 @@ import sys
 import time
 import traceback
 
-# Strategies of records, and what they are called elsewhere.
-TOOLS = {
-    "tf1-original": "original",
-    "tf1-openai": "checkpoints",
-    "tf1-tflms": "lms",
-    "tf1-ome": "ome",
-}
 ARENA, HOST = "/job:arena/task:0/cpu:0", "/job:host/task:0/cpu:0"
 
 
@@ -167,11 +160,11 @@ def summary(before, graph, checkpoints):
 class Trial:
     """One trial, phase by phase."""
 
-    def __init__(self, spec, graph_path, send):
+    def __init__(self, spec, tool, graph_path, send):
         import tensorflow as tf
 
         self.tf, self.spec, self.path, self.send = tf, spec, graph_path, send
-        self.tool = TOOLS[spec["strategy"]]
+        self.tool = tool
         jobs = ["arena", "host"] if self.tool in ("lms", "ome") else ["arena"]
         self.cluster = {job: [f"localhost:{free_port()}"] for job in jobs}
 
@@ -271,7 +264,7 @@ class Trial:
 
 def main():
     parser = argparse.ArgumentParser()
-    for name in ("--graph", "--openai", "--tflms", "--serve"):
+    for name in ("--graph", "--tool", "--openai", "--tflms", "--serve"):
         parser.add_argument(name)
     given = parser.parse_args()
     if given.serve:
@@ -290,7 +283,7 @@ def main():
         import tensorflow as tf
 
         try:
-            Trial(json.load(sys.stdin), given.graph, send).run()
+            Trial(json.load(sys.stdin), given.tool, given.graph, send).run()
         except tf.errors.ResourceExhaustedError as error:
             reason = str(error.message).strip().split("\n")[0]
             send("failed", status="out_of_memory", reason=reason)

@@ -36,6 +36,15 @@ RULES: dict[str, dict[str, Value]] = {
 }
 ORDER = "dataflow"
 
+# The tools themselves, by the strategy that a record of them names (`originals.py`): whose rules
+# they are above.
+TOOLS = {
+    "tf1-original": "original",
+    "tf1-openai": "checkpoints",
+    "tf1-tflms": "lms",
+    "tf1-ome": "ome",
+}
+
 
 def rules_of(layers: int | None) -> dict[str, dict[str, Value]]:
     """`RULES` for one network. What OME swaps is printed for InceptionV4 alone: what one forward op

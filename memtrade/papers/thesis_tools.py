@@ -24,8 +24,7 @@ import pandas as pd
 from memtrade.errors import MemtradeError
 from memtrade.measure.records import Record, planned_options, unusual_model_options
 from memtrade.options import Value
-from memtrade.papers.originals_child import TOOLS
-from memtrade.papers.thesis_nets import INCEPTION, OPTIMIZER, ORDER, RESNET, rules_of
+from memtrade.papers.thesis_nets import INCEPTION, OPTIMIZER, ORDER, RESNET, TOOLS, rules_of
 from memtrade.papers.thesis_predictor import Published, published
 from memtrade.results.sheets import NONE, Sheet
 from memtrade.results.tables import ratio, seconds

@@ -16,7 +16,7 @@ import pytest
 from memtrade.measure.protocol import Outcome
 from memtrade.measure.records import Record, load_record, save_record
 from memtrade.papers.originals import CHILD, PROOF, Tools, main, make_spec, measure, record_of
-from memtrade.papers.originals_child import TOOLS
+from memtrade.papers.thesis_nets import TOOLS
 from memtrade.papers.thesis_tools import is_thesis_net, rule_of, tools_sheets
 
 MakeRecord = Callable[..., Record]
