@@ -45,12 +45,14 @@ eigen: $(STAMP)
 docs: $(STAMP)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-# How long planning, simulating and rewriting take, from ResNet-18 to 200, and at 50,000 nodes.
+# How long planning, simulating and rewriting take, from ResNet-18 to 200, and at 50,000 nodes; and a
+# summary of EfficientNetB0.
 BENCHMARK := $(BIN)/pytest --benchmark-columns=median,stddev,rounds --benchmark-sort=fullname
 speed: $(STAMP)
 	$(BENCHMARK) benchmarks/test_speed.py --benchmark-json=results/speed/speed.json
 	$(BENCHMARK) benchmarks/test_planning.py --benchmark-json=results/speed/planning.json
 	$(BENCHMARK) benchmarks/test_scale.py --benchmark-json=results/speed/scale.json
+	$(BENCHMARK) benchmarks/test_answers.py --benchmark-json=results/speed/answers.json
 
 # All that is made of the committed records: the README's tables, the notebooks, the pages.
 tables: readme notebooks
@@ -59,9 +61,16 @@ tables: readme notebooks
 	for each in results/machines/*/; do $(BIN)/memtrade accuracy $$each --format markdown > $${each%/}.md; done
 
 # All beside what was published: the thesis' networks under its tools' rules, measured anew; what is predicted.
-PAPERS := thesis_variants thesis_prediction thesis_inception gpipe_reserved gpt2_partitions device_check
+PAPERS := thesis_variants thesis_prediction thesis_rest thesis_inception thesis_log_beside gpipe_reserved \
+	torchgpipe_reserved gpt2_partitions device_check
+SLIM := $(addprefix --model-option ,num_classes=1001 batch_norm=inference dropout=0 head=pool)
 published: $(STAMP)
 	$(BIN)/memtrade sweep thesis_tools --results results/thesis
+	$(BIN)/memtrade run --model inception-v4 $(SLIM) --batch-size 8 --optimizer adam --order dataflow \
+		--strategy ome --option rule=openai --option select=read_once --log thesis --results results/thesis_log
+	$(BIN)/memtrade pipeline sweep torchgpipe_at_size --memory-limit 7GiB --steps 1 --results results/pipeline/torchgpipe_at_size
+	$(BIN)/python -m pip install --quiet scikit-learn  # which ships the digits
+	$(BIN)/python -m memtrade.papers.transparency results/transparency docs/images/transparency.png
 	for each in $(PAPERS); do $(BIN)/python -m memtrade.papers.$$each results/predicted || exit 1; done
 	for each in gpipe_gpt2 torchgpipe_memory torchgpipe_speed; do $(BIN)/memtrade pipeline published $$each || exit 1; done
 

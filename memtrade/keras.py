@@ -298,7 +298,7 @@ def _on_replicas(model: keras.Model) -> Callable[[Any], Any]:
 
 def _check_sizes(batch_size: int | Literal["auto"], effective_batch: int | None) -> None:
     sizes = [size for size in (batch_size, effective_batch) if size not in (None, "auto")]
-    if any(not isinstance(size, int) or size < 1 for size in sizes):
+    if any(type(size) is not int or size < 1 for size in sizes):
         raise MemtradeError(
             'batch_size is "auto" or a whole number from 1 on, and so is effective_batch, not '
             f"{batch_size!r} and {effective_batch!r}"

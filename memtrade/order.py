@@ -20,16 +20,19 @@ from memtrade.graph import READ_TYPES, StepGraph
 # gradients. They would otherwise hold the large tensors that they read.
 SMALL_BYTES = 64 * 1024
 
+_SUMS = frozenset({"Add", "AddN", "AddV2"})
+
 
 @dataclass(frozen=True)
-class Facts:
+class GraphFacts:
     """What follows from a graph alone, and so is the same for all decisions on it.
 
     Attributes:
         order: see `base_order`. turn: the position of its last forward op.
         before, successors: see `_dependencies`. eager: see `_eager`. on_demand: see `_on_demand`.
         pending: for each backward op, the backward ops that it waits for.
-        reads: for each op, the tensors that it reads. made_bytes: what it adds.
+        reads: for each op, the tensors that it reads. made_bytes: what it adds, but for what goes
+            into a running sum at once.
         freed_bytes: for each root, what goes with its last reader.
         readers: for each root, how many backward ops read it.
         kept_by_default: see `_dropped`.
@@ -50,28 +53,29 @@ class Facts:
 
 
 # Strategies lower many choices on one graph.
-_KNOWN: weakref.WeakKeyDictionary[StepGraph, Facts] = weakref.WeakKeyDictionary()
+_KNOWN: weakref.WeakKeyDictionary[StepGraph, GraphFacts] = weakref.WeakKeyDictionary()
 
 
-def facts_of(graph: StepGraph) -> Facts:
+def facts_of(graph: StepGraph) -> GraphFacts:
     if graph not in _KNOWN:
         _KNOWN[graph] = _find(graph)
     return _KNOWN[graph]
 
 
-def _find(graph: StepGraph) -> Facts:
+def _find(graph: StepGraph) -> GraphFacts:
     before, successors = _dependencies(graph)
     eager = _eager(graph)
     order = tuple(_ordered(graph, before, successors, eager))
     turn = max((i for i, op_id in enumerate(order) if op_id in graph.forward), default=-1)
     pending = dict.fromkeys(order[turn + 1 :], 0)
     readers = [0] * len(graph.tensors)
+    parts = _parts_of_running_sums(graph)
     for op_id in order[turn + 1 :]:
         for successor in successors[op_id]:
             pending[successor] += 1
         for t in set(graph.ops[op_id].inputs):
             readers[graph.root[t]] += 1
-    return Facts(
+    return GraphFacts(
         order=order,
         turn=turn,
         before=before,
@@ -81,7 +85,11 @@ def _find(graph: StepGraph) -> Facts:
         pending=pending,
         reads=[tuple(dict.fromkeys(op.inputs)) for op in graph.ops],
         made_bytes=[
-            sum(graph.tensors[t].size_bytes for t in op.outputs if graph.root[t] == t)
+            sum(
+                graph.tensors[t].size_bytes
+                for t in op.outputs
+                if graph.root[t] == t and t not in parts
+            )
             for op in graph.ops
         ],
         freed_bytes=[graph.is_intermediate(t.id) * t.size_bytes for t in graph.tensors],
@@ -185,6 +193,19 @@ def _eager(graph: StepGraph) -> list[bool]:
         )
         eager[op.id] = (small and bool(op.inputs)) or into_updates
     return eager
+
+
+def _parts_of_running_sums(graph: StepGraph) -> set[int]:
+    """What backward ops add, one part after the other, to the sum of those before, as an unrolled
+    loop does with its weights' gradients: with the sum a part is gone again."""
+    sums = [
+        op
+        for op in graph.ops
+        if op.type in _SUMS and len(op.inputs) == 2 and op.id in graph.backward
+    ]
+    links = {t for op in sums for t in op.inputs} & {op.outputs[0] for op in sums}
+    running = [op for op in sums if not links.isdisjoint((*op.inputs, *op.outputs))]
+    return {t for op in running for t in op.inputs if graph.consumers[t] == [op.id]} - links
 
 
 def _on_demand(graph: StepGraph) -> set[int]:

@@ -27,7 +27,7 @@ from memtrade.errors import InvalidPlanError
 from memtrade.graph import StepGraph
 
 Decision = Literal["keep", "recompute", "swap"]
-Kind = Literal["run", "recompute", "swap_out", "wait", "swap_in", "reserve"]
+ActionKind = Literal["run", "recompute", "swap_out", "wait", "swap_in", "reserve"]
 Order = Literal["pinned", "dataflow"]
 
 
@@ -47,7 +47,7 @@ class Action(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One line of the program. `id` is an op for run and recompute, a tensor for the swaps, and
     a number of bytes for reserve."""
 
-    kind: Kind
+    kind: ActionKind
     id: int
 
 

@@ -25,7 +25,7 @@ ARENA = "arena"
 
 # How an allocator gets its memory: "one_region" as memtrade's worker starts the arena, "grown" as
 # TensorFlow does by default on the CPU, "device" as on a GPU: the whole limit at once.
-Allocator = Literal["one_region", "grown", "device"]
+AllocatorKind = Literal["one_region", "grown", "device"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +59,7 @@ class Target:
         return self.device.name
 
     @property
-    def allocator(self) -> Allocator:
+    def allocator(self) -> AllocatorKind:
         return "one_region" if self.copies_in_line else "device"
 
     def op_seconds(self, graph: StepGraph) -> list[float]:

@@ -40,6 +40,11 @@ def _canonical(unit: str) -> str:
     return unit[0] + "iB" if unit.endswith("IB") and len(unit) == 3 else unit
 
 
+def mebibytes(size_bytes: int) -> str:
+    """`size_bytes` in whole MiB, with the unit: what a limit is."""
+    return f"{size_bytes / 2**20:,.0f} MiB"
+
+
 def megabytes(size_bytes: int) -> str:
     """`size_bytes` as MB with one decimal, for views."""
     return f"{size_bytes / 1e6:,.1f}"

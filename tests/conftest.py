@@ -2,9 +2,13 @@
 
 import os
 import signal
+import subprocess
 from pathlib import Path
 
 import pytest
+
+from memtrade.measure import children
+from tests import forks
 
 HERE = Path(__file__).parent
 
@@ -20,6 +24,20 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_configure() -> None:
+    forks.install()
+
+
+def pytest_unconfigure() -> None:
+    forks.remove()
+
+
+@pytest.fixture
+def started_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Children are processes of their own from the start, as users have them."""
+    monkeypatch.setattr(children, "subprocess", subprocess)
+
+
 @pytest.fixture
 def asking(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
     """Kernels are asked as they are here, into a cache that the tests of this process share."""
@@ -30,12 +48,14 @@ def asking(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFac
 # The files that take longest, the longest first: they begin first, so that neither of two processes
 # ends on one alone. `pytest --durations=0` tells.
 LONGEST = (
-    "tf/test_gradients_equal.py", "tf/test_pareto.py", "pipeline/test_trial.py",
-    "sweep/test_cluster.py", "tf/test_keras_fit.py", "commands/test_max_batch.py",
-    "measure/test_sizes.py", "tf/test_native.py", "notebooks/test_notebooks.py",
-    "models/test_architectures.py", "tf/test_pipeline.py", "tf/test_build.py", "tf/test_ask.py",
+    "tf/test_gradients_equal.py", "tf/test_pareto.py", "sweep/test_cluster.py",
+    "tf/test_keras_fit.py", "commands/test_max_batch.py", "measure/test_budgets.py",
+    "tf/test_native.py", "notebooks/test_notebooks.py", "models/test_architectures.py",
+    "pipeline/test_trial.py", "tf/test_pipeline.py", "tf/test_build.py", "tf/test_batch.py",
     "strategies/test_optimal.py", "strategies/test_optimal_exact.py", "tf/test_rebatch.py",
-    "commands/test_pipeline.py", "commands/test_target.py", "corpus/test_corpus.py",
+    "measure/test_sizes.py", "corpus/test_corpus.py", "tf/test_ask.py", "tf/test_replicas.py",
+    "papers/test_thesis_predictor.py", "guard/test_plugin.py", "commands/test_pipeline.py",
+    "commands/test_target.py", "results/test_measured_predictions.py",
 )  # fmt: skip
 
 

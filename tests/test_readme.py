@@ -15,7 +15,7 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 def test_the_tables_come_from_the_records() -> None:
     commands = [command for _, command, _ in BLOCK.findall(README)]
-    assert any(command.startswith("memtrade table results/measured") for command in commands)
+    assert any(command.startswith("memtrade table results/benchmark") for command in commands)
     assert any(command.startswith("memtrade table thesis") for command in commands)
 
 

@@ -31,6 +31,35 @@ def test_base_order_runs_updates_as_soon_as_they_can():
     assert order.index("update3") == order.index("grad3") + 1
 
 
+@pytest.mark.parametrize("width", [1 << 17, 1 << 22])
+def test_a_running_sum_takes_each_part_as_it_comes(width):
+    """As in a loop over time: what each iteration adds to a weight's gradient is no larger, or is
+    much larger, than what it is made of."""
+    b = Builder()
+    (x,) = b.op("x", "Placeholder", sizes=[1 << 17])
+    (state,), times = [x], 5
+    states = []
+    for i in range(times):
+        (state,) = b.op(f"layer{i}", "Sin", [state], sizes=[1 << 17])
+        states.append(state)
+    (loss,) = b.op("loss", "Sum", [state], sizes=[4])
+    (gradient,) = b.op("seed", "Mul", [loss, state], sizes=[1 << 17])
+    total = None
+    for i in reversed(range(times)):
+        (part,) = b.op(f"part{i}", "MatMul", [states[i], gradient], sizes=[width])
+        if total is not None:
+            (part,) = b.op(f"sum{i}", "AddN", [total, part], sizes=[width])
+        total = part
+        (gradient,) = b.op(f"grad{i}", "SinGrad", [gradient, states[i]], sizes=[1 << 17])
+    b.op("update", "AssignAddVariableOp", [total], stateful=True)
+    graph = b.build(inputs=[x], outputs=[loss], loss=loss, control_outputs=[len(b.ops) - 1])
+    words = program(graph, lower(graph, {}))
+    made = [word for word in words if word.startswith(("run part", "run sum"))]
+    rest = [f"run {what}{i}" for i in reversed(range(times - 1)) for what in ("part", "sum")]
+    assert made == [f"run part{times - 1}", *rest]
+    assert words.index("run part3") < words.index("run grad3")
+
+
 def test_an_update_waits_for_the_readers_of_its_variable():
     b = Builder()
     (handle,) = b.op("w", "Placeholder", sizes=[0])

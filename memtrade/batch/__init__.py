@@ -1,5 +1,5 @@
 """The largest batch that fits: of any step (largest.py), of a Keras model (fitting.py)."""
 
-from memtrade.batch.largest import LargestBatch, NoBatchFitsError, Trial, largest_batch
+from memtrade.batch.largest import LargestBatch, NoBatchFitsError, TriedBatch, largest_batch
 
-__all__ = ["LargestBatch", "NoBatchFitsError", "Trial", "largest_batch"]
+__all__ = ["LargestBatch", "NoBatchFitsError", "TriedBatch", "largest_batch"]

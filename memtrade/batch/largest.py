@@ -22,7 +22,7 @@ from memtrade.errors import MemtradeError
 from memtrade.graph import StepGraph
 from memtrade.measure import host
 from memtrade.measure.batches import BatchTargets
-from memtrade.measure.max_batch import BatchSearch, Bound, Obstacle
+from memtrade.measure.max_batch import SHORT_OF_MEMORY, BatchSearch, Bound, Obstacle
 from memtrade.measure.protocol import Status, TrialSpec
 from memtrade.measure.records import Record
 from memtrade.measure.step_trial import try_step
@@ -65,7 +65,7 @@ class NoBatchFitsError(MemtradeError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trial:
+class TriedBatch:
     """One batch size that was tried; `peak_bytes` where it ran."""
 
     batch_size: int
@@ -90,7 +90,7 @@ class LargestBatch:
     budget_bytes: int
     bound: Bound
     reason: str
-    trials: tuple[Trial, ...]
+    trials: tuple[TriedBatch, ...]
     strategy: str
     options: dict[str, Any]
 
@@ -283,7 +283,7 @@ class _Search:
         if not self.records:
             return
         batch, last = list(self.records.items())[-1]
-        if not last.status.startswith("out_of"):
+        if last.status not in SHORT_OF_MEMORY:
             raise MemtradeError(f"a batch of {batch} could not be tried: {last.reason}")
         predicted = search.predicted.batch if search.predicted else 0
         if batch > self.unit:
@@ -310,8 +310,8 @@ class _Search:
         )
 
 
-def _trial(batch: int, record: Record) -> Trial:
+def _trial(batch: int, record: Record) -> TriedBatch:
     peak_bytes = record.measured.peak_bytes if record.measured else None
-    return Trial(
+    return TriedBatch(
         batch_size=batch, status=record.status, reason=record.reason, peak_bytes=peak_bytes
     )

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
-from memtrade.commands.progress import ignore, log, reporting
+from memtrade.commands.progress import reporting, say, watched
 from memtrade.commands.reading import check_folder, write_output
 from memtrade.devices import parse_device
 from memtrade.errors import MemtradeError
 from memtrade.measure import host
 from memtrade.measure.flags import DeviceFlags, Flag, Verbose
 from memtrade.measure.protocol import TrialSpec
-from memtrade.measure.trial import run_child
-from memtrade.results.tables import status_text
+from memtrade.results.words import status_text
 from memtrade.simulate.calibration import to_toml
 
 
@@ -50,15 +48,11 @@ def calibrate(
         )
     with reporting() as reporter:
         reporter.trial(1, 1, f"calibrate {name}")
-        outcome = run_child(
-            TrialSpec(task="calibrate", device=name, memory_limit_bytes=limit_bytes),
-            timeout_seconds=flags.timeout,
-            on_event=reporter.event,
-            on_log=log if verbose else ignore,
-        )
+        spec = TrialSpec(task="calibrate", device=name, memory_limit_bytes=limit_bytes)
+        outcome = watched(spec, reporter, timeout_seconds=flags.timeout, verbose=verbose)
     if outcome.rates is None:
         reason = f"{status_text(outcome.status)}: {outcome.reason}"
-        print(f"memtrade: {name} was not calibrated: {reason}", file=sys.stderr)
+        say(f"{name} was not calibrated: {reason}")
         return 1
     text = to_toml(outcome.rates, name=output.stem, source=_source(name))
     parse_device(text, where=output.name)

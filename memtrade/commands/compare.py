@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
+from memtrade.commands.progress import say
 from memtrade.commands.reading import read_records, shown_folder
 from memtrade.commands.screen import Form, show
 from memtrade.measure.flags import Flag
@@ -52,7 +52,7 @@ def compare(
     )
     if format == "csv":
         for note in unlike_notes(changes):  # which the tables have below them
-            print(f"memtrade: {note}", file=sys.stderr)
+            say(note)
     sheet = changes_sheet(
         changes, before=shown_folder(before), after=shown_folder(after), unchanged=all
     )

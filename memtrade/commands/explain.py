@@ -11,7 +11,7 @@ import msgspec
 from memtrade.commands.extract import extract_graph
 from memtrade.commands.profiles import foresee
 from memtrade.commands.progress import asking, reporting
-from memtrade.commands.screen import stdout
+from memtrade.commands.screen import show_json, stdout
 from memtrade.errors import MemtradeError
 from memtrade.explain.cause import of_error, of_step
 from memtrade.explain.error import Failure, read_failure
@@ -36,10 +36,10 @@ from memtrade.measure.records import (
     unusual_model_options,
 )
 from memtrade.models import MODELS
-from memtrade.models.target import Target as OwnStep
+from memtrade.models.target import OwnStep
 from memtrade.plan import Plan
 from memtrade.results.explanation import Page
-from memtrade.results.tables import step_text
+from memtrade.results.words import step_text
 from memtrade.strategies import NATIVE, find_planned
 from memtrade.target import ARENA, Target, profile_target
 
@@ -84,7 +84,7 @@ def explain(
             page = _of_error(failure, model, strategy, device, verbose)
     if json:
         told = {"explanation": page.explanation, "remedy": page.remedy, "command": page.command}
-        print(msgspec.json.format(msgspec.json.encode(told, order="sorted"), indent=2).decode())
+        show_json(told)
     else:
         stdout().print(page.to_rich())
     return 0

@@ -53,8 +53,8 @@ def facts(*, kernels: Flag = False, forget: Flag = False) -> int:
     return 0
 
 
-def _files(learned: Sequence[tuple[Surroundings, cache.Facts]], here: Surroundings) -> Sheet:
-    def environment(where: Surroundings, known: cache.Facts) -> str:
+def _files(learned: Sequence[tuple[Surroundings, cache.CachedFacts]], here: Surroundings) -> Sheet:
+    def environment(where: Surroundings, known: cache.CachedFacts) -> str:
         ran = ("on" if known.rates.onednn else "off") if known.rates else NONE
         limited = f", at most {where.instructions}" if where.instructions else ""
         return f"{ran} (environment: {where.onednn or 'unset'}{limited})"

@@ -39,7 +39,7 @@ def inspect(
         told = told_by_child(specs[0], flags.timeout, reporter.event, log if verbose else ignore)
     found = msgspec.json.decode(told, type=list[Finding])
     if json:
-        show_json(msgspec.json.encode(found))
+        show_json(found)
     else:
         sheet = Sheet(
             title=f"What is in {specs[0].model}",

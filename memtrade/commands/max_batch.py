@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import NamedTuple
 import msgspec
 
 from memtrade.commands.extract import extract_graph
-from memtrade.commands.progress import Reporter, ignore, log, reporting
+from memtrade.commands.progress import Reporter, reporting, say, watched
 from memtrade.commands.reading import warnings_on_stderr
 from memtrade.commands.run import in_short, refuse_small_limit
 from memtrade.commands.screen import Form, show, show_json
@@ -33,11 +32,10 @@ from memtrade.measure.host import describe_machine
 from memtrade.measure.max_batch import BatchSearch
 from memtrade.measure.max_batch_records import MaxBatchRecord, make_max_batch_record
 from memtrade.measure.protocol import TrialSpec
-from memtrade.measure.records import Record, load_records, save_record, trial_id
-from memtrade.measure.trial import run_trial
+from memtrade.measure.records import Record, load_records, make_record, save_record, trial_id
 from memtrade.rebatch import Rebatcher
 from memtrade.results.searches import searches_sheet
-from memtrade.results.tables import spec_label
+from memtrade.results.words import strategy_label
 from memtrade.strategies import PLANNED
 from memtrade.target import Target
 
@@ -116,7 +114,7 @@ def max_batch(
         searches, stopped = _search_all(specs, target, sizes, rebatcher, trials)
     if stopped:
         done = f"{len(searches)} of {len(specs)} searches had finished; their trials are kept"
-        print(f"memtrade: stopped; {done}", file=sys.stderr)
+        say(f"stopped; {done}")
     _print(searches, trials.records, format, json)
     if stopped:
         return 130
@@ -155,7 +153,7 @@ def _search_all(
     target_at = BatchTargets(target, rebatcher).at if rebatcher else None
     try:
         for position, spec in enumerate(specs, start=1):
-            trials.head = (position, len(specs), spec_label(spec))
+            trials.head = (position, len(specs), strategy_label(spec))
             planned = rebatcher if spec.strategy in PLANNED else None
             before = None if planned is None else _largest(searches)
             search = BatchSearch(
@@ -234,13 +232,10 @@ class _Trials:
         if known is not None and known.status in _SETTLED:
             self.reporter.ended(f"{in_short(known)} (ran before)")
             return known
-        record = run_trial(
-            spec,
-            timeout_seconds=self.timeout_seconds,
-            on_event=self.reporter.event,
-            on_log=log if self.verbose else ignore,
-            command_line=self.command_line,
+        outcome = watched(
+            spec, self.reporter, timeout_seconds=self.timeout_seconds, verbose=self.verbose
         )
+        record = make_record(spec, outcome, command=self.command_line)
         save_record(record, self.folder)
         self._by_id[record.id] = record
         self.reporter.ended(in_short(record))
@@ -258,6 +253,6 @@ def _print(
     searches: Sequence[MaxBatchRecord], trials: Sequence[Record], form: Form, json: bool
 ) -> None:
     if json:
-        show_json(msgspec.json.encode(list(searches), order="sorted"))
+        show_json(searches)
     elif searches:
         show([searches_sheet(searches, trials)], form)

@@ -10,17 +10,17 @@ import pandas as pd
 
 from memtrade.commands.profiles import Foresight, foresee
 from memtrade.commands.progress import reporting
-from memtrade.commands.reading import check_folder, write_output
+from memtrade.commands.reading import picture_format, write_output
 from memtrade.commands.screen import Form, show
 from memtrade.errors import InfeasibleBudgetError, MemtradeError, UnsupportedGraphError
 from memtrade.measure.flags import CommandLine, DeviceFlags, ModelFlags, StrategyFlags, Verbose
 from memtrade.measure.protocol import Progress, TrialSpec
 from memtrade.plan import Plan
-from memtrade.results.paper import format_of, render
+from memtrade.results.paper import render
 from memtrade.results.pareto import Pareto, Point, pareto_plot, to_html
 from memtrade.results.series import front
 from memtrade.results.sheets import Sheet
-from memtrade.results.tables import seconds, step_text
+from memtrade.results.words import seconds, step_text
 from memtrade.simulate.predict import ROOMY_BYTES, Predicted, Predictor
 from memtrade.units import megabytes
 
@@ -53,9 +53,7 @@ def pareto(
     """
     if budgets < 2:
         raise MemtradeError(f"--budgets must be at least 2, not {budgets}")
-    kind = format_of(output, "the picture", pages=True) if output else ""
-    if output is not None:
-        check_folder(output)
+    kind = picture_format(output, "the picture", pages=True)
     foresight = foresee(model, strategy, device, default=DEFAULT, verbose=verbose)
     made = Pareto(
         step=step_text(foresight.specs[0]),

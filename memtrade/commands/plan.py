@@ -5,10 +5,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import msgspec
-
 from memtrade.commands.profiles import foresee
 from memtrade.commands.progress import planning
+from memtrade.commands.reading import check_folder
 from memtrade.commands.screen import show, show_json, stdout
 from memtrade.errors import MemtradeError
 from memtrade.graph import StepGraph
@@ -51,8 +50,7 @@ def plan(
             raise MemtradeError(
                 f"--output saves one plan: choose one of the strategies {', '.join(names)}"
             )
-        if not output.resolve().parent.is_dir():
-            raise MemtradeError(f"there is no folder {str(output.parent)!r} to save the plan in")
+        check_folder(output)
     foresight = foresee(model, flags, device, default=DEFAULT, verbose=verbose)
     plans: list[Plan] = []
     with planning() as begin:
@@ -65,7 +63,7 @@ def plan(
         except OSError as error:
             raise MemtradeError(f"cannot save the plan to {output}: {error.strerror}") from error
     if json:
-        show_json(msgspec.json.encode(plans))
+        show_json(plans)
         return 0
     peaks = Peaks(foresight.graph, foresight.target)
     for made in plans:

@@ -9,20 +9,20 @@ from typing import Annotated
 from cyclopts import App, Parameter
 from matplotlib.figure import Figure as Canvas
 
-from memtrade.commands.reading import check_folder, read_records, read_searches, write_output
+from memtrade.commands.reading import picture_format, read_records, read_searches, write_output
 from memtrade.errors import MemtradeError, UnknownNameError
 from memtrade.measure.records import Record
 from memtrade.papers.thesis import conditions, machines_text
 from memtrade.papers.thesis_figures import figures_beside, max_batches_beside
 from memtrade.results.figures import SOURCES, Figure, Source
-from memtrade.results.paper import format_of, render
+from memtrade.results.paper import render
 from memtrade.results.plots import depth_plot, max_batch_plot, trade_plot
 from memtrade.results.series import Quantity, by_depth, depth_panels, trade_panels
 
 plot = App(name="plot", help="Plot records: a file in PDF, SVG or PNG, by the suffix of --output.")
 
 Results = Annotated[Path, Parameter(help="A folder of records.")]
-Output = Annotated[Path, Parameter(help="The file to write: .pdf, .svg or .png.")]
+OutputFile = Annotated[Path, Parameter(help="The file to write: .pdf, .svg or .png.")]
 BatchSize = Annotated[
     int | None,
     Parameter(
@@ -55,7 +55,7 @@ def _by_depth_command(quantity: Quantity, what: str) -> Callable[..., int]:
         results: Results = Path("runs"),
         /,
         *,
-        output: Output,
+        output: OutputFile,
         batch_size: BatchSize = None,
         source: DepthSources = None,
         no_caption: NoCaption = False,
@@ -74,7 +74,7 @@ def pareto(
     results: Results = Path("runs"),
     /,
     *,
-    output: Output,
+    output: OutputFile,
     step: str | None = None,
     source: Sources = None,
     no_caption: NoCaption = False,
@@ -88,8 +88,7 @@ def pareto(
     source
         published, measured or predicted; repeatable. Unless given: measured.
     """
-    kind = format_of(output)
-    check_folder(output)
+    kind = picture_format(output)
     sources = source or ["measured"]
     records, figures = _figures(results)
     if step is not None:
@@ -109,11 +108,10 @@ def pareto(
 
 @plot.command
 def max_batch(
-    results: Results = Path("runs"), /, *, output: Output, no_caption: NoCaption = False
+    results: Results = Path("runs"), /, *, output: OutputFile, no_caption: NoCaption = False
 ) -> int:
     """The largest batch under a memory limit, a bar per strategy: published beside measured."""
-    kind = format_of(output)
-    check_folder(output)
+    kind = picture_format(output)
     records, searches = read_records(results), read_searches(results)
     batches = [b for b in max_batches_beside(searches, records) if b.source != "predicted"]
     if not batches:
@@ -134,8 +132,7 @@ def _by_depth(
     source: Sequence[Source] | None,
     no_caption: bool,
 ) -> int:
-    kind = format_of(output)
-    check_folder(output)
+    kind = picture_format(output)
     sources = source or ["published", "measured"]
     records, figures = _figures(results)
     chosen = by_depth(figures, batch_size=batch_size)

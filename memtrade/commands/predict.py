@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
-import os
 import signal
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -15,6 +14,7 @@ from memtrade.commands.profiles import Foresight, foresee
 from memtrade.commands.progress import reporting
 from memtrade.commands.screen import Form, show, show_json
 from memtrade.errors import InfeasibleBudgetError, UnsupportedGraphError
+from memtrade.facts.surroundings import usable_cores
 from memtrade.measure.flags import (
     DEFAULT_STRATEGIES,
     CommandLine,
@@ -27,7 +27,7 @@ from memtrade.measure.flags import (
 from memtrade.measure.protocol import PlanSummary, Progress
 from memtrade.plan import Plan
 from memtrade.results.predictions import Foreseen, Prediction, to_sheet
-from memtrade.results.tables import seconds
+from memtrade.results.words import seconds
 from memtrade.simulate.memory import Simulator
 from memtrade.simulate.predict import Predictor
 
@@ -63,7 +63,7 @@ def predict(
         command=command_line,
     )
     if json:
-        show_json(msgspec.json.encode(foreseen.predictions, order="sorted"))
+        show_json(foreseen.predictions)
     else:
         show([to_sheet(foreseen)], format)
     return 3 if any(p.status == "infeasible" for p in foreseen.predictions) else 0
@@ -95,7 +95,7 @@ def _made(foresight: Foresight, *, apart: bool) -> Iterator[Callable[[int], Pred
     if not apart or len(positions) == 1:
         yield partial(_predict, foresight)
         return
-    children = min(len(positions), os.cpu_count() or 1)
+    children = min(len(positions), usable_cores())
     with multiprocessing.get_context("spawn").Pool(children, _ignore_interrupts) as pool:
         # Exact programmes, which take longest, stand last among the strategies.
         made = {k: pool.apply_async(_predict, (foresight, k)) for k in reversed(positions)}

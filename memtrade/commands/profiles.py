@@ -17,7 +17,7 @@ from memtrade.measure.flags import DeviceFlags, ModelFlags, StrategyFlags, make_
 from memtrade.measure.here import learned_target
 from memtrade.measure.protocol import Progress, TrialSpec
 from memtrade.plan import Plan
-from memtrade.results.tables import seconds, spec_label
+from memtrade.results.words import seconds, strategy_label
 from memtrade.simulate.timeline import TimeSimulator
 from memtrade.simulate.usage import Usage, use_of_memory
 from memtrade.strategies import PLANNED, find_planned, make_options
@@ -69,7 +69,7 @@ def foresee(
         msgspec.structs.replace(spec, device=target.name, memory_limit_bytes=target.limit_bytes)
         for spec in specs
     )
-    return Foresight(graph, target, planned, tuple(map(spec_label, specs)))
+    return Foresight(graph, target, planned, tuple(map(strategy_label, specs)))
 
 
 def use_all(

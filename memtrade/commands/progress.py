@@ -11,8 +11,9 @@ from typing import TextIO
 import rich.progress
 from rich.console import Console
 
-from memtrade.measure.protocol import Corrected, Event, Progress, StepDone
-from memtrade.results.tables import seconds
+from memtrade.measure.protocol import Corrected, Event, Outcome, Progress, StepDone, TrialSpec
+from memtrade.measure.trial import run_child
+from memtrade.results.words import seconds
 from memtrade.units import megabytes
 
 
@@ -156,6 +157,23 @@ def _listening(reporter: Reporter) -> Iterator[None]:
     finally:
         logger.setLevel(before)
         logger.removeHandler(handler)
+
+
+def watched(
+    spec: TrialSpec, reporter: Reporter, *, timeout_seconds: float | None, verbose: bool
+) -> Outcome:
+    """Runs a trial's child: the reporter shows what it does, and stderr its log if `verbose`."""
+    return run_child(
+        spec,
+        timeout_seconds=timeout_seconds,
+        on_event=reporter.event,
+        on_log=log if verbose else ignore,
+    )
+
+
+def say(text: str) -> None:
+    """A line of our own on stderr."""
+    print(f"memtrade: {text}", file=sys.stderr, flush=True)
 
 
 def log(line: str) -> None:

@@ -7,10 +7,12 @@ import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryFile
 
 from memtrade.errors import MemtradeError
 from memtrade.measure.max_batch_records import MaxBatchRecord, load_max_batches
 from memtrade.measure.records import DamagedRecordWarning, Record, load_records
+from memtrade.results.paper import format_of
 
 HOW_TO_MAKE_SOME = "make some: memtrade run, or memtrade sweep thesis"
 
@@ -55,9 +57,28 @@ def shown_folder(folder: Path) -> str:
 
 
 def check_folder(path: Path) -> None:
-    """Raises MemtradeError unless the folder of a file to write is there."""
-    if not path.resolve().parent.is_dir():
+    """Raises MemtradeError unless the file can be written; it is tried, and leaves no trace."""
+    folder = path.resolve().parent
+    if not folder.is_dir():
         raise MemtradeError(f"there is no folder {str(path.parent)!r}: make it, or name another")
+    with (
+        _that_can_be_written(path),
+        path.open("ab") if path.exists() else TemporaryFile(dir=folder),
+    ):
+        pass
+
+
+def picture_format(path: Path | None, what: str = "a plot", *, pages: bool = False) -> str:
+    """The format that a picture's suffix asks for; "" where none is wanted.
+
+    Raises:
+        MemtradeError: a suffix that `format_of` refuses, or the folder is not there.
+    """
+    if path is None:
+        return ""
+    kind = format_of(path, what, pages=pages)
+    check_folder(path)
+    return kind
 
 
 def write_output(path: Path, content: bytes) -> None:
@@ -66,7 +87,13 @@ def write_output(path: Path, content: bytes) -> None:
     Raises:
         MemtradeError: it cannot be written.
     """
-    try:
+    with _that_can_be_written(path):
         path.write_bytes(content)
+
+
+@contextlib.contextmanager
+def _that_can_be_written(path: Path) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
         raise MemtradeError(f"cannot write {path}: {error.strerror}") from error

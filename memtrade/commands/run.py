@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
@@ -11,8 +10,7 @@ from typing import Literal
 import msgspec
 
 from memtrade.commands.extract import extract_graph
-from memtrade.commands.progress import Reporter, ignore, reporting
-from memtrade.commands.progress import log as to_stderr
+from memtrade.commands.progress import reporting, say, watched
 from memtrade.commands.screen import show, show_json
 from memtrade.errors import MemtradeError
 from memtrade.graph import StepGraph
@@ -28,11 +26,11 @@ from memtrade.measure.flags import (
     make_specs,
 )
 from memtrade.measure.protocol import TrialSpec
-from memtrade.measure.records import Record, save_record
-from memtrade.measure.trial import run_trial
+from memtrade.measure.records import Record, make_record, save_record
 from memtrade.papers import thesis_log
-from memtrade.results.tables import compare, seconds, status_text
-from memtrade.units import megabytes
+from memtrade.results.tables import compare
+from memtrade.results.words import seconds, status_text
+from memtrade.units import mebibytes, megabytes
 
 
 def run(
@@ -92,7 +90,10 @@ def run(
         with reporting() as reporter:
             for position, spec in enumerate(specs, start=1):
                 reporter.trial(position, len(specs), spec.strategy)
-                record = _measure(spec, reporter, device_flags.timeout, command_line, verbose)
+                outcome = watched(
+                    spec, reporter, timeout_seconds=device_flags.timeout, verbose=verbose
+                )
+                record = make_record(spec, outcome, command=command_line)
                 if record.status != "ok" and record.plan is None and device_flags.memory_limit:
                     check_limit(spec, timeout_seconds=device_flags.timeout)
                 path = save_record(record, results)
@@ -102,29 +103,17 @@ def run(
                     failed.append(path)
     except KeyboardInterrupt:
         done = f"{len(records)} of {len(specs)} trials had finished"
-        print(f"memtrade: stopped; {done}", file=sys.stderr)
+        say(f"stopped; {done}")
         _show(records, json, log)
         return 130
     _show(records, json, log)
     for path in failed:
         command = shlex.join(["memtrade", "explain", str(path)])
-        print(f"memtrade: why it ran out, and what would fit: {command}", file=sys.stderr)
+        say(f"why it ran out, and what would fit: {command}")
     statuses = [record.status for record in records]
     if "crashed" in statuses:
         return 1
     return 3 if "infeasible" in statuses else 0
-
-
-def _measure(
-    spec: TrialSpec, reporter: Reporter, timeout: float, command_line: str, verbose: bool
-) -> Record:
-    return run_trial(
-        spec,
-        timeout_seconds=timeout,
-        on_event=reporter.event,
-        on_log=to_stderr if verbose else ignore,
-        command_line=command_line,
-    )
 
 
 def check_limit(spec: TrialSpec, *, timeout_seconds: float) -> None:
@@ -149,8 +138,8 @@ def refuse_small_limit(graph: StepGraph, limit_bytes: int) -> None:
     if needed_bytes >= limit_bytes:
         raise MemtradeError(
             f"the memory limit must exceed the variables' size: the limit is "
-            f"{limit_bytes / 2**20:,.0f} MiB, {graph.name}'s variables take "
-            f"{needed_bytes / 2**20:,.0f} MiB"
+            f"{mebibytes(limit_bytes)}, {graph.name}'s variables take "
+            f"{mebibytes(needed_bytes)}"
         )
 
 
@@ -167,6 +156,6 @@ def _show(records: Sequence[Record], json: bool, log: str | None) -> None:
         print(thesis_log.thesis_log(records), end="")
         return
     if json:
-        show_json(msgspec.json.encode(list(records), order="sorted"))
+        show_json(records)
         return
     show(compare(records))

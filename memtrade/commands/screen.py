@@ -41,6 +41,6 @@ def show(sheets: Sequence[Sheet], form: Form = "terminal", *, title: str = "") -
             console.print(sheet.to_rich(width=console.width))
 
 
-def show_json(found: bytes) -> None:
-    """Prints JSON indented."""
-    print(msgspec.json.format(found, indent=2).decode())
+def show_json(found: object) -> None:
+    """Prints it as JSON, indented, keys in order."""
+    print(msgspec.json.format(msgspec.json.encode(found, order="sorted"), indent=2).decode())

@@ -7,7 +7,7 @@ from memtrade.commands.screen import Form, show
 from memtrade.errors import MemtradeError
 from memtrade.measure.flags import CommandLine, DeviceFlags, ModelFlags, StrategyFlags, Verbose
 from memtrade.results.layers import summarize
-from memtrade.results.tables import step_text
+from memtrade.results.words import step_text
 from memtrade.simulate.by_layer import By
 
 

@@ -10,7 +10,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from statistics import fmean
 
-from memtrade.commands.progress import Reporter, log, reporting
+from memtrade.commands.progress import Reporter, log, reporting, say
 from memtrade.commands.reading import warnings_on_stderr
 from memtrade.commands.run import in_short
 from memtrade.commands.screen import show
@@ -20,7 +20,7 @@ from memtrade.measure.host import describe_machine
 from memtrade.measure.protocol import Event, Measured
 from memtrade.measure.records import Record, load_records, save_record, trial_id
 from memtrade.results.sheets import Sheet, cell
-from memtrade.results.tables import seconds, status_text
+from memtrade.results.words import seconds, status_text
 from memtrade.strategies.known import KNOWN_FOLDER
 from memtrade.sweep.cluster import resolve_on_cluster, run_on_cluster
 from memtrade.sweep.folder import sole_sweep
@@ -129,7 +129,7 @@ def _run(
     except KeyboardInterrupt:
         stopped = True
         done = f"{len(ends)} of {len(todo)} trials had finished"
-        print(f"memtrade: stopped; {done}: the same command goes on from there", file=sys.stderr)
+        say(f"stopped; {done}: the same command goes on from there")
     _show(trials, records, ends, todo=set())
     return 130 if stopped else _exit_status(ends)
 
@@ -159,12 +159,11 @@ def _lowered(jobs: int, todo: Sequence[Trial]) -> int:
     """How many jobs are possible; says so where it is fewer, and what several jobs mean."""
     fits, why = jobs_that_fit(min(jobs, max(len(todo), 1)), [trial.spec for trial in todo])
     if why:
-        print(f"memtrade: --jobs lowered from {jobs} to {fits}: {why}", file=sys.stderr)
+        say(f"--jobs lowered from {jobs} to {fits}: {why}")
     if fits > 1:
-        print(
-            f"memtrade: {fits} trials at a time disturb each other's step times; peaks are not "
-            "touched. Records say it; --retry parallel measures them again, one at a time",
-            file=sys.stderr,
+        say(
+            f"{fits} trials at a time disturb each other's step times; peaks are not touched. "
+            "Records say it; --retry parallel measures them again, one at a time"
         )
     return fits
 
@@ -231,7 +230,7 @@ class _Watch:
         self._pace, self._verbose = Pace(), verbose
 
     def note(self, text: str) -> None:
-        print(f"memtrade: {text}", file=sys.stderr)
+        say(text)
 
     def started(self, trial: Trial) -> None:
         self._begun += 1

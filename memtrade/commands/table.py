@@ -91,9 +91,9 @@ def thesis(results: Path = Path("runs"), /, *more: Path, format: Form = "termina
 def tools(results: Path = Path("results/thesis"), /, *more: Path, format: Form = "terminal") -> int:
     """Put the thesis' networks under the original tools' rules beside what was published.
 
-    Columns: published; the thesis' networks and rules measured here; the same predicted for its
-    GPU; the same networks under memtrade's own rules, measured here. Where records are of the
-    original tools themselves, under TensorFlow 1, they have a column, too.
+    For each strategy: published; the thesis' networks and rules measured here; the same predicted
+    for its GPU; the same networks under memtrade's own rules, measured here. Where records are of
+    the original tools themselves, under TensorFlow 1, those, too.
 
     Parameters
     ----------

@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from memtrade.commands.profiles import foresee, use_all
-from memtrade.commands.reading import check_folder, write_output
+from memtrade.commands.reading import picture_format, write_output
 from memtrade.measure.flags import CommandLine, DeviceFlags, ModelFlags, StrategyFlags, Verbose
-from memtrade.results.paper import format_of, render
-from memtrade.results.tables import step_text
+from memtrade.results.paper import render
 from memtrade.results.timeline_page import to_html
 from memtrade.results.timeline_plot import timeline_plot
 from memtrade.results.timeline_view import Timelines, make_strip
+from memtrade.results.words import step_text
 
 
 def timeline(
@@ -33,8 +33,7 @@ def timeline(
     output
         The file to write: .html, a page that needs no network, or .png, .svg, .pdf.
     """
-    kind = format_of(output, "a timeline", pages=True)
-    check_folder(output)
+    kind = picture_format(output, "a timeline", pages=True)
     foresight = foresee(model, strategy, device, default=("original", "ome"), verbose=verbose)
     strips = [make_strip(label, foresight.graph, usage) for label, usage in use_all(foresight)]
     timelines = Timelines(

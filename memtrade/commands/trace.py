@@ -12,7 +12,7 @@ from memtrade.measure.flags import DeviceFlags, ModelFlags, StrategyFlags, Verbo
 from memtrade.results.chrome import to_chrome
 from memtrade.results.memory_viz import to_snapshot
 from memtrade.results.perfetto import to_trace
-from memtrade.results.slices import Step
+from memtrade.results.slices import SimulatedStep
 from memtrade.simulate.history import history
 from memtrade.simulate.timeline import TimeSimulator
 
@@ -48,14 +48,18 @@ def trace(
     foresight = foresee(model, strategy, device, default=("original", "ome"), verbose=verbose)
     clock = TimeSimulator(foresight.graph, foresight.target)
     steps = [
-        Step(f"{foresight.graph.name}, {label}, predicted for {foresight.target.name}", usage)
+        SimulatedStep(
+            f"{foresight.graph.name}, {label}, predicted for {foresight.target.name}", usage
+        )
         for label, usage in use_all(foresight, clock)
     ]
     write_output(output, _encoded(output.name, foresight.graph, clock, steps))
     return 0
 
 
-def _encoded(name: str, graph: StepGraph, clock: TimeSimulator, steps: list[Step]) -> bytes:
+def _encoded(
+    name: str, graph: StepGraph, clock: TimeSimulator, steps: list[SimulatedStep]
+) -> bytes:
     if name.endswith(".pickle"):
         return to_snapshot(graph, [history(clock, step.usage) for step in steps])
     if name.endswith((".json", ".json.gz")):

@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-import msgspec
-
-from memtrade.commands.progress import ignore, log, reporting
-from memtrade.commands.screen import show
+from memtrade.commands.progress import reporting, watched
+from memtrade.commands.screen import show, show_json
 from memtrade.comparison import Verified
 from memtrade.measure.flags import DeviceFlags, Flag, ModelFlags, StrategyFlags, Verbose, make_specs
 from memtrade.measure.protocol import TrialSpec
-from memtrade.measure.trial import Outcome, run_child
+from memtrade.measure.trial import Outcome
 from memtrade.models import make_model
 from memtrade.results.sheets import Sheet, cell
-from memtrade.results.tables import NONE, number, status_text
+from memtrade.results.tables import NONE
+from memtrade.results.words import number, status_text
 
 # Differing variables that the table names; `--json` has them all.
 _NAMES_SHOWN = 5
@@ -61,16 +60,22 @@ def verify(
     with reporting() as reporter:
         for position, spec in enumerate(specs, start=1):
             reporter.trial(position, len(specs), spec.strategy)
-            outcome = run_child(
-                spec,
-                timeout_seconds=device_flags.timeout,
-                on_event=reporter.event,
-                on_log=log if verbose else ignore,
-            )
+            outcome = watched(spec, reporter, timeout_seconds=device_flags.timeout, verbose=verbose)
             outcomes.append(outcome)
             reporter.ended(verdict(outcome))
     if json:
-        print(_json(specs, outcomes))
+        show_json(
+            [
+                {
+                    "strategy": spec.strategy,
+                    "status": outcome.status,
+                    "reason": outcome.reason,
+                    "spec": spec,
+                    "verified": outcome.verified,
+                }
+                for spec, outcome in zip(specs, outcomes, strict=True)
+            ]
+        )
     else:
         show([_sheet(specs, outcomes)])
     return 0 if all(o.verified is not None and o.verified.equal for o in outcomes) else 1
@@ -119,17 +124,3 @@ def _sheet(specs: list[TrialSpec], outcomes: list[Outcome]) -> Sheet:
         words=3,
         weak=lambda pair: pair[1].verified is None or not pair[1].verified.equal,
     )
-
-
-def _json(specs: list[TrialSpec], outcomes: list[Outcome]) -> str:
-    rows = [
-        {
-            "strategy": spec.strategy,
-            "status": outcome.status,
-            "reason": outcome.reason,
-            "spec": spec,
-            "verified": outcome.verified,
-        }
-        for spec, outcome in zip(specs, outcomes, strict=True)
-    ]
-    return msgspec.json.format(msgspec.json.encode(rows), indent=2).decode()

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from memtrade.commands.progress import on_terminal
+from memtrade.commands.progress import on_terminal, say
 from memtrade.errors import MemtradeError
 from memtrade.facts.surroundings import ONEDNN
 from memtrade.measure.environment import child_environment
@@ -70,12 +70,11 @@ def watch(
         peak_bytes = (_live if live else _plain)(child, pipe, limit_bytes)
     status = child.wait()
     if peak_bytes:
-        print(f"memtrade: peak {_of(peak_bytes, limit_bytes)}", file=sys.stderr)
+        say(f"peak {_of(peak_bytes, limit_bytes)}")
     if status == -signal.SIGSEGV and os.environ.get(ONEDNN) != "0":
-        print(
-            "memtrade: the script crashed, as TensorFlow 2.21 does where a kernel of oneDNN's is "
-            f"refused memory: with {ONEDNN}=0 it says so, and a page explains it",
-            file=sys.stderr,
+        say(
+            "the script crashed, as TensorFlow 2.21 does where a kernel of oneDNN's is "
+            f"refused memory: with {ONEDNN}=0 it says so, and a page explains it"
         )
     return status if status >= 0 else 128 - status
 
@@ -86,7 +85,7 @@ def _plain(child: subprocess.Popen[bytes], pipe: IO[bytes], limit_bytes: int) ->
     for line in pipe:
         said = msgspec.json.decode(line, type=Sampled)
         if said.peak_bytes > _GROWN * peak_bytes:
-            print(f"memtrade: {_words(said, limit_bytes)}", file=sys.stderr, flush=True)
+            say(_words(said, limit_bytes))
             peak_bytes = said.peak_bytes
     return peak_bytes
 

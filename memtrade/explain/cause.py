@@ -39,7 +39,7 @@ SHARE_AS_IT_CAME = 0.8
 # process holds can be seen from Python.
 _MOST_OF_REST = 0.8
 
-Kind = Literal["another model", "leak", "fragmentation", "scratch", "batch", "need", "unknown"]
+Cause = Literal["another model", "leak", "fragmentation", "scratch", "batch", "need", "unknown"]
 
 
 class Beside(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,7 +98,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
 
     step: str = ""
     device: str = ""
-    kind: Kind
+    kind: Cause
     op: str = ""
     op_type: str = ""
     layer: str = ""
@@ -128,7 +128,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
 def of_error(failure: Failure) -> Explanation:
     """What an error text alone says. Need is not told from a batch that is too large."""
     dump = failure.dump
-    kind: Kind = "unknown"
+    kind: Cause = "unknown"
     if dump is not None and _is_fragmented(
         failure.requested_bytes, dump.free_bytes, dump.largest_free_bytes
     ):
@@ -358,7 +358,7 @@ def _is_fragmented(requested_bytes: int, free_bytes: int, largest_free_bytes: in
     return 0 < requested_bytes <= free_bytes and requested_bytes > largest_free_bytes
 
 
-def _kind(found: _Simulated, beside: Beside) -> Kind:
+def _kind(found: _Simulated, beside: Beside) -> Cause:
     if found.fits:
         left = found.alone_bytes - found.roomy.peak_bytes
         if beside.size_bytes and beside.size_bytes >= _MOST_OF_REST * left:

@@ -13,6 +13,9 @@ import msgspec
 
 from memtrade.facts.signature import Signature
 
+# Times count as disturbed where others use more than this share of the processor.
+QUIET_SHARE = 0.1
+
 
 class Question(msgspec.Struct, frozen=True, kw_only=True):
     """Which kernels to ask, on which device.
@@ -63,12 +66,14 @@ class Refused(msgspec.Struct, frozen=True, tag="refused"):
 
 
 class CopyRates(msgspec.Struct, frozen=True, kw_only=True, tag="rates"):
-    """Of the device: an op with nothing to do, copies to the host and back, whether oneDNN runs."""
+    """Of the device: an op with nothing to do, copies to the host and back, whether oneDNN runs,
+    and whether other processes kept the processor busy meanwhile."""
 
     overhead_seconds: float
     device_to_host_bytes_per_s: float
     host_to_device_bytes_per_s: float
     onednn: bool
+    disturbed: bool = False
 
 
 Said = Answer | Asking | Refused | CopyRates

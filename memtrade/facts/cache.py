@@ -37,7 +37,7 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
     surroundings: Surroundings
 
 
-class Facts(msgspec.Struct):
+class CachedFacts(msgspec.Struct):
     """What is kept of one surroundings."""
 
     table: dict[str, Learned] = {}
@@ -55,18 +55,18 @@ class FactsFile:
         self.where = where
         self.path = (parent or folder()) / f"{where.key}.jsonl"
 
-    def read(self) -> Facts:
+    def read(self) -> CachedFacts:
         """What is kept; nothing where there is no file, or a damaged one, which is set aside."""
         try:
             with self.path.open("rb") as file, _locked(file, exclusive=False):
                 lines = file.read().splitlines()
         except OSError:
-            return Facts()
+            return CachedFacts()
         try:
             return _decode(lines, self.where)
         except (msgspec.DecodeError, ValueError) as error:
             self._set_aside(error)
-            return Facts()
+            return CachedFacts()
 
     def add(self, learned: Iterable[Learned], rates: CopyRates | None = None) -> None:
         """Keeps more facts. Says so in one line where it cannot."""
@@ -92,7 +92,7 @@ class FactsFile:
         log.warning("the facts in %s are damaged (%s): set aside, learned anew", aside, error)
 
 
-def all_files() -> list[tuple[Path, Surroundings, Facts]]:
+def all_files() -> list[tuple[Path, Surroundings, CachedFacts]]:
     """Every readable file, by name."""
     found = []
     for path in sorted(folder().glob("*.jsonl")):
@@ -105,8 +105,8 @@ def all_files() -> list[tuple[Path, Surroundings, Facts]]:
     return found
 
 
-def _decode(lines: list[bytes], where: Surroundings) -> Facts:
-    facts = Facts(table={})
+def _decode(lines: list[bytes], where: Surroundings) -> CachedFacts:
+    facts = CachedFacts(table={})
     if not lines:
         return facts
     if msgspec.json.decode(lines[0], type=Head).surroundings != where:

@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 _FIT, _FIT_BYTES = 0.005, 256
 
 
-class Run(Protocol):
+class RunOnExamples(Protocol):
     """What a kernel did, on so many examples."""
 
     @property
@@ -27,7 +27,7 @@ class Extended(NamedTuple):
     seconds: float | None
 
 
-def extended(runs: Mapping[int, Run], examples: int) -> Extended | None:
+def extended(runs: Mapping[int, RunOnExamples], examples: int) -> Extended | None:
     """What it does on `examples`, from three runs by their number of examples; None where the run
     in the middle is not on the line, or one asks for other things than the others."""
     (low, a), (middle, b), (high, c) = sorted(runs.items())

@@ -23,7 +23,7 @@ from memtrade.tf.structure import arguments_of
 
 
 @dataclass(frozen=True, kw_only=True)
-class Peak:
+class StepPeak:
     """Of a step.
 
     Attributes:
@@ -49,7 +49,7 @@ def peak_of(
     order: Order = "pinned",
     profile: str | None = None,
     **options: Any,
-) -> Peak:
+) -> StepPeak:
     """The peak of a step as `memtrade.apply` would make it.
 
     A prediction takes the facts about kernels that come with memtrade, and asks none here: so it is
@@ -84,4 +84,4 @@ def peak_of(
             raise MemtradeError(f"{step.name} could not be measured: {record.reason}")
         size_bytes = record.measured.peak_bytes
     source = "measured" if measure else "predicted"
-    return Peak(name=step.name, size_bytes=size_bytes, source=source, held=usage.held_text)
+    return StepPeak(name=step.name, size_bytes=size_bytes, source=source, held=usage.held_text)

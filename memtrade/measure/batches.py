@@ -3,7 +3,7 @@ each size that a search looks at."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import cached_property
 
 import msgspec
@@ -26,7 +26,6 @@ class BatchTargets:
     Args:
         target: without what was learned.
         rebatcher: of the step.
-        on_progress: called with how many kernels have been asked, and how many there are.
         environment: of the process that will run the step; None is that of a trial's child.
         unit: what batch sizes are multiples of.
     """
@@ -35,12 +34,11 @@ class BatchTargets:
         self,
         target: Target,
         rebatcher: Rebatcher,
-        on_progress: Callable[[int, int], None] = lambda done, of: None,
         *,
         environment: Mapping[str, str] | None = None,
         unit: int = 1,
     ):
-        self._plain, self._rebatcher, self._on_progress = target, rebatcher, on_progress
+        self._plain, self._rebatcher = target, rebatcher
         self._environment, self._sizes = environment, tuple(size * unit for size in SIZES)
 
     @cached_property
@@ -53,7 +51,6 @@ class BatchTargets:
             self._plain,
             self._graphs.values(),
             environment=self._environment,
-            on_progress=self._on_progress,
         )
 
     def at(self, batch: int, graph: StepGraph) -> Target:

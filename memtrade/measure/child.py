@@ -1,6 +1,7 @@
-"""What a worker does first: tie its life to its parent's.
+"""What a worker does first: tie its life to its parent's, and listen to it.
 
-Best effort and for Linux; elsewhere it does nothing, and the parent's time limit and kill remain.
+The tie is best effort and for Linux; elsewhere it does nothing, and the parent's time limit and
+kill remain.
 """
 
 from __future__ import annotations
@@ -10,7 +11,13 @@ import ctypes
 import os
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
+
+import msgspec
+
+# Says something to the parent: one line of JSON, which has no NaN and no infinity but null.
+Say = Callable[[msgspec.Struct], None]
 
 # The variable in which the parent tells its own process id.
 PARENT_VARIABLE = "MEMTRADE_PARENT_PID"
@@ -31,3 +38,16 @@ def become_child() -> None:
     parent = os.environ.get(PARENT_VARIABLE)
     if parent is not None and os.getppid() != int(parent):
         os._exit(1)  # it died before the line above
+
+
+def talk() -> tuple[bytes, Say]:
+    """What the parent asks on standard input, and what answers it."""
+    # TensorFlow and its libraries may write to standard output: answers get a descriptor of their
+    # own, and whatever else is printed goes to the log.
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb", buffering=0)
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+
+    def say(said: msgspec.Struct) -> None:
+        answers.write(msgspec.json.encode(said) + b"\n")
+
+    return sys.stdin.buffer.read(), say

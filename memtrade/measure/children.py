@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import selectors
 import signal
 import subprocess
@@ -21,6 +22,7 @@ from dataclasses import dataclass, field
 from typing import IO, Protocol
 
 from memtrade.measure.child import PARENT_VARIABLE
+from memtrade.measure.protocol import Status
 
 _POLL_SECONDS = 0.25  # how long to wait for output before looking whether the children still live
 _END_SECONDS = 0.02
@@ -28,6 +30,13 @@ _LOG_LINES = 50  # of a child's stderr, kept for the reason of a crash
 
 # What TensorFlow logs of an allocation that failed.
 _OOM = "OOM when allocating tensor"
+
+# By these, a process ends itself.
+_FATAL_SIGNALS = frozenset({signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE})
+
+# Lines of TensorFlow's log that do not say why it ended: stack frames, information, warnings.
+_NOISE = re.compile(r"\s*@ |\*\*\* |WARNING: All log messages|[IW]\d{4} ")
+_PREFIX = re.compile(r"[EF]\d{4} \S+\s+\d+ ")
 
 
 @dataclass(frozen=True)
@@ -49,6 +58,35 @@ class Child:
         2.21 logs that and then trips over the tensor that it did not get, in place of an error."""
         failed = [line[line.index(_OOM) :] for line in self.log if _OOM in line]
         return failed[-1] if failed else None
+
+    def how_it_ended(self, where: str, *, oom_killed: bool) -> tuple[Status, str]:
+        """The status and the reason of a process that ended without its last word.
+
+        Args:
+            where: in which phase, as the end of a sentence.
+            oom_killed: whether the kernel's OOM killer took any process meanwhile.
+        """
+        code = self.process.returncode
+        if code == -signal.SIGKILL:
+            if oom_killed:
+                return "out_of_host_memory", f"taken by the kernel's OOM killer{where}"
+            return "crashed", f"killed by SIGKILL{where}"
+        if -code in _FATAL_SIGNALS:
+            if failed := self.failed_allocation:
+                return "out_of_memory", failed
+            if any("std::bad_alloc" in line for line in self.log):
+                return "out_of_host_memory", f"the process heap could not grow{where}"
+        telling = [line for line in self.log if not _NOISE.match(line)]
+        last_line = ": " + _PREFIX.sub("", telling[-1]) if telling else ""
+        how = f"killed by {_signal_name(-code)}" if code < 0 else f"exit code {code}"
+        return "crashed", how + where + last_line
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 class Listener(Protocol):

@@ -25,9 +25,9 @@ from memtrade.errors import MemtradeError, UnknownNameError
 from memtrade.measure import host
 from memtrade.measure.environment import default_limit_bytes
 from memtrade.measure.here import here_target
-from memtrade.measure.protocol import Task, TrialSpec
+from memtrade.measure.protocol import ChildTask, TrialSpec
 from memtrade.models import OPTIMIZERS, Model, make_model, options_of
-from memtrade.models.target import Target as OwnStep
+from memtrade.models.target import OwnStep
 from memtrade.options import Value
 from memtrade.plan import Order, load_plan
 from memtrade.strategies import STRATEGIES, find_strategy, make_options
@@ -294,7 +294,7 @@ def make_specs(
     strategy: StrategyFlags,
     device: DeviceFlags,
     *,
-    task: Task,
+    task: ChildTask,
     names: Sequence[str],
     steps: int = 1,
     warmup: int = 1,

@@ -14,6 +14,7 @@ import psutil
 
 from memtrade.facts.surroundings import cpuinfo, usable_cores
 from memtrade.graph import StepGraph
+from memtrade.measure.cgroup import limited_groups, numbers, own_folder
 from memtrade.version import version
 
 Options = TypeVar("Options", bound=Any)
@@ -86,7 +87,9 @@ def describe_machine() -> Machine:
         platform=f"{platform.system()} {platform.release()} {platform.machine()}",
         cpu_model=cpu.get("model name") or platform.processor() or platform.machine(),
         cores=usable_cores(),
-        memory_bytes=min([psutil.virtual_memory().total, *_cgroup_limit()]),
+        memory_bytes=min(
+            [psutil.virtual_memory().total, *(group.limit_bytes for group in limited_groups())]
+        ),
         cpu_features=tuple(
             sorted(flag for flag in cpu.get("flags", "").split() if flag.startswith(_VECTOR_FLAGS))
         ),
@@ -146,10 +149,11 @@ def gpus() -> list[Gpu]:
 
 
 def free_memory_bytes() -> int:
-    """Bytes that a new process can use without swapping, within the container's limit if any."""
+    """Bytes that a new process can use without swapping, within the limits of the control groups
+    (containers, systemd's slices, batch jobs) that this one is in."""
     free = psutil.virtual_memory().available
-    for limit in _cgroup_limit():
-        free = min(free, limit - psutil.Process().memory_info().rss)
+    for group in limited_groups():
+        free = min(free, group.limit_bytes - group.used_bytes)
     return max(free, 0)
 
 
@@ -200,44 +204,11 @@ def oom_kills() -> int:
     it too, and a neighbouring container is not), else over the whole machine. 0 if unknown.
     """
     for path in (
-        _cgroup("") / "memory.events",  # version 2
-        _cgroup("memory") / "memory.oom_control",  # version 1
+        own_folder("") / "memory.events",  # version 2
+        own_folder("memory") / "memory.oom_control",  # version 1
         Path("/proc/vmstat"),
     ):
-        try:
-            lines = path.read_text(encoding="ascii").splitlines()
-        except OSError:
-            continue
-        for name, _, value in (line.partition(" ") for line in lines):
-            if name == "oom_kill":
-                return int(value)
+        found = numbers(path).get("oom_kill")
+        if found is not None:
+            return found
     return 0
-
-
-def _cgroup(controller: str) -> Path:
-    """The folder of this process's control group: version 2 for "", else a version 1 controller."""
-    root = Path("/sys/fs/cgroup") / controller
-    try:
-        lines = Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return root
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if controller in controllers.split(","):
-            # Within a container, the path is the host's, and the group is mounted at the root.
-            own = root / path.lstrip("/")
-            return own if own.is_dir() else root
-    return root
-
-
-def _cgroup_limit() -> list[int]:
-    """The container's memory limit in bytes, if there is one."""
-    for path in (_cgroup("") / "memory.max", _cgroup("memory") / "memory.limit_in_bytes"):
-        try:
-            text = path.read_text(encoding="ascii").strip()
-        except OSError:
-            continue
-        # Version 1 says "none" as a number near 2^63.
-        if text.isdigit() and int(text) < 1 << 60:
-            return [int(text)]
-    return []

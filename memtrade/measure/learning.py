@@ -12,8 +12,8 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
@@ -22,7 +22,15 @@ import msgspec
 import psutil
 
 from memtrade.costs import OpCost, op_cost
-from memtrade.facts.asking import Answer, Asking, CopyRates, Question, Refused, Said
+from memtrade.facts.asking import (
+    QUIET_SHARE,
+    Answer,
+    Asking,
+    CopyRates,
+    Question,
+    Refused,
+    Said,
+)
 from memtrade.facts.cache import FactsFile
 from memtrade.facts.learned import Learned, kernel_text
 from memtrade.facts.lines import extended
@@ -34,7 +42,7 @@ from memtrade.measure.children import Child, children, start, supervise
 # What makes TensorFlow log each request to the allocator.
 LOGGING = {"TF_CPP_VMODULE": "log_memory=2,bfc_allocator=3", "TF_CPP_MIN_LOG_LEVEL": "0"}
 
-ASKER = (sys.executable, "-m", "memtrade.measure.asking_child")
+ASKER = (sys.executable, "-m", "memtrade.measure", "ask")
 
 # Kernels in one function: tracing a function costs as much as a few of them.
 GROUP = 24
@@ -47,9 +55,9 @@ _SHARE = 0.2
 _MOST_FLOPS = 16e9
 # The numbers of examples that it is asked on, each twice the one before.
 _SIZES = 3
-# The share of the processor in use below which a machine is taken to be at rest, and how long that
-# is looked at.
-_QUIET_LOAD, _LOOK_SECONDS = 0.3, 0.2
+# How long is looked whether the machine is at rest, and how often kernels are asked in all: what
+# others disturbed is asked again at once where they have ended meanwhile.
+_LOOK_SECONDS, _TRIES = 0.2, 2
 
 
 @dataclass(frozen=True)
@@ -97,36 +105,43 @@ def learn(
     """
     file = FactsFile(where, folder)
     kept = file.read()
-    stale = set(anew)
-    if any(each.disturbed for each in kept.table.values()) and _is_quiet():
-        stale.update(key for key, each in kept.table.items() if each.disturbed)
-    missing = _missing(graphs, kept.table.keys() - stale)
-    if missing or kept.rates is None:
-        learned, rates = _ask_all(missing, asker, ask_rates=kept.rates is None, on=on_progress)
+    lessons = _lessons(graphs)
+    wanted = {key for key in lessons if key in anew or key not in kept.table}
+    ask_rates = kept.rates is None
+    for _ in range(_TRIES):
+        busy = {key for key in lessons if key in kept.table and kept.table[key].disturbed}
+        busy_rates = kept.rates is not None and kept.rates.disturbed
+        if (busy or busy_rates) and _is_quiet():
+            wanted, ask_rates = wanted | busy, ask_rates or busy_rates
+        if not wanted and not ask_rates:
+            break
+        missing = [each for key, each in lessons.items() if key in wanted]
+        learned, rates = _ask_all(missing, asker, ask_rates=ask_rates, on=on_progress)
         file.add(learned, rates)
         kept.table.update({each.key: each for each in learned})
-        kept.rates = kept.rates or rates
+        kept.rates = rates or kept.rates
+        wanted, ask_rates = set(), False
     return kept.table, kept.rates
 
 
 def _is_quiet() -> bool:
     """Whether times that were taken on a busy machine can be taken anew."""
     # Not the load of the last minute, which trials of our own would be part of.
-    return psutil.cpu_percent(_LOOK_SECONDS) < 100 * _QUIET_LOAD
+    return psutil.cpu_percent(_LOOK_SECONDS) < 100 * QUIET_SHARE
 
 
-def _missing(graphs: Iterable[StepGraph], known: Set[str]) -> list[Lesson]:
-    """A lesson for each kernel that is not known, the smallest first."""
+def _lessons(graphs: Iterable[StepGraph]) -> dict[str, Lesson]:
+    """A lesson for each kernel, by its key."""
     found: dict[str, Lesson] = {}
     for graph in graphs:
         dependent, batch = led_to(graph.data, graph.batch), _examples(graph)
         for op in graph.ops:
             signature = signature_of(op, graph)
-            if signature is None or signature.key in known or signature.key in found:
+            if signature is None or signature.key in found:
                 continue
             batched = tuple(graph.tensors[t].op in dependent for t in op.inputs)
             found[signature.key] = Lesson(signature, op_cost(op, graph), batched, batch)
-    return sorted(found.values(), key=lambda each: (each.signature.size_bytes, each.signature.key))
+    return found
 
 
 def _examples(graph: StepGraph) -> int:
@@ -250,9 +265,6 @@ class _Talk:
         self.answers: dict[str, Answer] = {}
         self.refused: dict[str, str] = {}
         self.rates: CopyRates | None = None
-        self._running: frozenset[str] = frozenset()
-        self._heard = 0.0
-        self._asked: Child
 
     def ask(self, groups: Sequence[Sequence[Signature]], rates: bool) -> None:
         """A child that ends early has the group that it was at asked one by one, by another."""
@@ -288,32 +300,16 @@ class _Talk:
             rates=rates,
         )
         environment = dict(self.asker.environment) | LOGGING
-        self._running, self._heard = frozenset(), time.monotonic()
         with children() as started:
             child = start(self.asker.command, msgspec.json.encode(question), environment, log=False)
             started.append(child)
-            self._asked = child
-            supervise(started, self, deadline=math.inf)
+            asked = _Asked(child, self.asker.silence_seconds, self._take)
+            supervise(started, asked, deadline=math.inf)
             if not child.has_ended:
-                return self._running, f"it hung for {self.asker.silence_seconds:g} s"
+                return asked.running, f"it hung for {self.asker.silence_seconds:g} s"
         if status := child.process.returncode:
-            return self._running, f"the child ended with status {status}"
+            return asked.running, f"the child ended with status {status}"
         return frozenset(), None
-
-    def take_log(self, child: Child, text: str) -> None:
-        """It keeps its log to itself."""
-
-    def has_enough(self, *, quiet: bool) -> bool:
-        silent = time.monotonic() - self._heard > self.asker.silence_seconds
-        return silent or (quiet and self._asked.has_ended)
-
-    def take_event(self, child: Child, line: bytes) -> None:
-        self._heard = time.monotonic()
-        said = msgspec.json.decode(line, type=Said)
-        if isinstance(said, Asking):
-            self._running = frozenset(said.keys)
-        else:
-            self._take(said)
 
     def _take(self, said: Answer | Refused | CopyRates) -> None:
         if isinstance(said, CopyRates):
@@ -324,3 +320,29 @@ class _Talk:
         else:
             self.refused[said.key] = said.reason
         self.on(len(self.answers) + len(self.refused), self.of)
+
+
+@dataclass
+class _Asked:
+    """A child that is asked: the kernels that it is at, and when it last said anything."""
+
+    child: Child
+    silence_seconds: float
+    take: Callable[[Answer | Refused | CopyRates], None]
+    running: frozenset[str] = frozenset()
+    heard: float = field(default_factory=time.monotonic)
+
+    def take_log(self, child: Child, text: str) -> None:
+        """It keeps its log to itself."""
+
+    def has_enough(self, *, quiet: bool) -> bool:
+        silent = time.monotonic() - self.heard > self.silence_seconds
+        return silent or (quiet and self.child.has_ended)
+
+    def take_event(self, child: Child, line: bytes) -> None:
+        self.heard = time.monotonic()
+        said = msgspec.json.decode(line, type=Said)
+        if isinstance(said, Asking):
+            self.running = frozenset(said.keys)
+        else:
+            self.take(said)

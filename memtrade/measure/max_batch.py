@@ -41,6 +41,11 @@ _BOUND_OF: dict[Status, Bound] = {
     "unsupported": "unsupported",
 }
 
+# How a trial ends that a smaller batch may not: a budget that a step breaks is "infeasible", too.
+SHORT_OF_MEMORY: frozenset[Status] = frozenset(
+    {"out_of_memory", "out_of_host_memory", "infeasible"}
+)
+
 # Of the limit, what a budget leaves free, tried in this order until the plan fits when simulated: a
 # pinned plan's peak is known to a few parts in 10,000 (results/measured), but holes between the
 # pieces in use can keep a request from fitting where their sum would do.
@@ -151,7 +156,7 @@ class BatchSearch:
         self.tried.append(Tried(batch, record.id, record.status))
         if record.status == "ok":
             return None
-        if self.within and record.status == "out_of_memory":
+        if self.within and record.status in SHORT_OF_MEMORY:
             # Few trials are left: the next plan leaves more free.
             self._margin = min(self._margin + 1, len(_MARGINS[self.base.order]) - 1)
             ran = {each.batch_size for each in self.tried if each.status == "ok"}

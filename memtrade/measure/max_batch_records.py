@@ -2,31 +2,30 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from pathlib import Path
+from typing import ClassVar
 
 import msgspec
 
-from memtrade.measure.host import Machine, describe_machine
+from memtrade.measure.host import describe_machine
 from memtrade.measure.max_batch import BatchSearch, Bound, Obstacle, Tried
 from memtrade.measure.protocol import TrialSpec
 from memtrade.measure.records import (
     MAX_BATCH_PREFIX,
     SCHEMA_VERSION,
-    json_name,
-    load_json,
+    AnyRecord,
+    load_kind,
+    now,
     short_hash,
 )
 from memtrade.models import make_model
 from memtrade.search import Found
 
 
-class MaxBatchRecord(msgspec.Struct, frozen=True, kw_only=True):
+class MaxBatchRecord(AnyRecord, frozen=True, kw_only=True):
     """The outcome of one search.
 
     Attributes:
-        id: a hash of what makes the search this search, as for trials.
-        model: the model's display name.
         spec: the trials, but for the batch size and what depends on it.
         step: the batch sizes asked for are multiples of it.
         most: the largest that could be asked for, if there was such a limit.
@@ -37,11 +36,8 @@ class MaxBatchRecord(msgspec.Struct, frozen=True, kw_only=True):
         trials: in the order in which they ran; the records lie beside this one.
     """
 
-    schema_version: int
-    id: str
-    created: str
-    command: str
-    model: str
+    prefix: ClassVar[str] = MAX_BATCH_PREFIX
+
     spec: TrialSpec
     step: int
     most: int | None
@@ -52,11 +48,10 @@ class MaxBatchRecord(msgspec.Struct, frozen=True, kw_only=True):
     predicted_batch_size: int | None
     predicted_bound: Bound | None
     trials: tuple[Tried, ...]
-    machine: Machine
 
     @property
-    def filename(self) -> str:
-        return MAX_BATCH_PREFIX + json_name(self.model, self.spec.strategy, self.id)
+    def words(self) -> tuple[str, ...]:
+        return self.model, self.spec.strategy
 
     @property
     def best_trial(self) -> str | None:
@@ -73,10 +68,11 @@ def make_max_batch_record(
     options = {k: v for k, v in search.base.model_options.items() if k != "batch_size"}
     spec = msgspec.structs.replace(search.base, model_options=options)
     predicted = search.predicted
+    identity = (SCHEMA_VERSION, "max batch", spec, search.step, search.most, *machine.identity)
     return MaxBatchRecord(
         schema_version=SCHEMA_VERSION,
-        id=_search_id(spec, search.step, search.most, machine),
-        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        id=short_hash(identity),
+        created=now(),
         command=command,
         model=make_model(spec.model, spec.model_options).name,
         spec=spec,
@@ -99,10 +95,6 @@ def _predicted_bound(predicted: Found[Obstacle] | None) -> Bound | None:
     return predicted.why.bound if predicted.why else "asked maximum"
 
 
-def _search_id(spec: TrialSpec, step: int, most: int | None, machine: Machine) -> str:
-    return short_hash((SCHEMA_VERSION, "max batch", spec, step, most, *machine.identity))
-
-
 def load_max_batches(folder: str | Path) -> list[MaxBatchRecord]:
     """All searches of a folder and its subfolders; see `load_records`."""
-    return load_json(folder, MaxBatchRecord, lambda name: name.startswith(MAX_BATCH_PREFIX))
+    return load_kind(folder, MaxBatchRecord)

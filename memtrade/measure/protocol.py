@@ -32,7 +32,7 @@ from memtrade.plan import CHECKPOINT, Decision, Order, Plan
 from memtrade.simulate.calibration import Rates
 from memtrade.simulate.predict import Predicted
 
-Task = Literal["measure", "verify", "extract", "inspect", "calibrate"]
+ChildTask = Literal["measure", "verify", "extract", "inspect", "calibrate"]
 
 # How a child says that it ended early. "bad_input" is an error of the user that only the child
 # can see (a limit below the variables' size): it makes no record.
@@ -68,7 +68,7 @@ class TrialSpec(msgspec.Struct, frozen=True, kw_only=True):
             made for less memory counts, too. No part of what the trial is; the plan says so.
     """
 
-    task: Task = "measure"
+    task: ChildTask = "measure"
     model: str = "resnet"
     model_options: dict[str, Any] = {}
     optimizer: str = "sgd"
@@ -121,7 +121,7 @@ class Runtime(msgspec.Struct, frozen=True, kw_only=True):
     inter_op_threads: int
 
 
-class Checkpoint(msgspec.Struct, frozen=True, array_like=True):
+class NamedCheckpoint(msgspec.Struct, frozen=True, array_like=True):
     """A checkpoint, by TensorFlow's name of the tensor, and whether it is kept or swapped."""
 
     tensor: str
@@ -150,7 +150,7 @@ class PlanSummary(msgspec.Struct, frozen=True, kw_only=True):
     actions: int
     found_for: str = ""
     ops_added: int | None = None
-    checkpoints: tuple[Checkpoint, ...] | None = None
+    checkpoints: tuple[NamedCheckpoint, ...] | None = None
 
     @classmethod
     def of(cls, plan: Plan, graph: StepGraph) -> PlanSummary:
@@ -172,7 +172,7 @@ class PlanSummary(msgspec.Struct, frozen=True, kw_only=True):
             found_for=plan.found_for,
             ops_added=sum(action.kind in _ADDED for action in plan.actions),
             checkpoints=tuple(
-                Checkpoint(graph.label(t.id), t.shape, t.dtype, fate.decision)
+                NamedCheckpoint(graph.label(t.id), t.shape, t.dtype, fate.decision)
                 for fate in plan.fates
                 if fate.reason.startswith(CHECKPOINT)
                 for t in [graph.tensors[fate.tensor]]
@@ -285,6 +285,10 @@ class Progress(msgspec.Struct, frozen=True, tag="progress"):
             return cls("warm-up", position + 1, warmup)
         return cls("step", position + 1 - warmup, steps)
 
+    @property
+    def text(self) -> str:
+        return f"{self.phase} {self.step} of {self.of}" if self.of else self.phase
+
 
 class StepDone(msgspec.Struct, frozen=True, tag="step_done"):
     """A step has run, warm-up or counted. `peak_bytes` is of this step alone; a `loss` that is
@@ -368,11 +372,6 @@ Event = (
 )
 
 _EVENT = msgspec.json.Decoder(Event)
-
-
-def encode_event(event: Event) -> bytes:
-    """One line, newline included. JSON has no NaN and no infinity: such a loss travels as null."""
-    return msgspec.json.encode(event) + b"\n"
 
 
 def decode_event(line: bytes) -> Event:

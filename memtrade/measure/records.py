@@ -13,10 +13,10 @@ import contextlib
 import hashlib
 import re
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import msgspec
 import pandas as pd
@@ -39,15 +39,11 @@ from memtrade.strategies import STRATEGIES, make_options
 
 SCHEMA_VERSION = 1
 
-# How the files begin that say how a search for the largest batch ended (`max_batch_records.py`).
-MAX_BATCH_PREFIX = "max-batch_"
+# How the files begin that are no trials' records: those of searches for the largest batch
+# (`max_batch_records.py`) and of pipelined trials (`pipeline/measure/records.py`).
+MAX_BATCH_PREFIX, PIPELINE_PREFIX = "max-batch_", "pipeline_"
 
-# How those of pipelined trials begin (`pipeline/measure/records.py`).
-PIPELINE_PREFIX = "pipeline_"
-
-_OTHER_PREFIXES = (MAX_BATCH_PREFIX, PIPELINE_PREFIX)
-
-AnyRecord = TypeVar("AnyRecord", bound=msgspec.Struct)
+Kind = TypeVar("Kind", bound="AnyRecord")
 
 # Model options that every frame and table shows in a column of its own.
 SIZE_OPTIONS = ("batch_size", "layers", "image_size")
@@ -72,14 +68,42 @@ class LaterPrediction(msgspec.Struct, frozen=True, kw_only=True):
     predicted: Predicted
 
 
-class Record(msgspec.Struct, frozen=True, kw_only=True):
-    """One finished trial, whichever way it ended.
+class AnyRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """What all records begin with.
 
     Attributes:
-        id: of the trial, see above.
+        prefix: of the files of its kind.
+        id: of the trial or search, see above.
         created: UTC, ISO 8601.
         command: what was typed, without the paths of the machine.
         model: the model's display name ("resnet-50").
+    """
+
+    prefix: ClassVar[str] = ""
+
+    schema_version: int
+    id: str
+    created: str
+    command: str
+    model: str
+    machine: Machine
+
+    @property
+    def filename(self) -> str:
+        """Of its words, whatever characters they are made of."""
+        words = [re.sub(r"[^\w.-]+", "-", part) for part in (*self.words, self.id) if part]
+        return f"{self.prefix}{'_'.join(words)}.json"
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """What the file is called after, before the id."""
+        return (self.model,)
+
+
+class Record(AnyRecord, frozen=True, kw_only=True):
+    """One finished trial, whichever way it ended.
+
+    Attributes:
         reason: why `status` is not "ok", in one line.
         jobs: up to how many trials ran on the machine at a time, this one included. Above 1, they
             disturbed each other's times.
@@ -93,11 +117,6 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
         runtime: None if the child ended before TensorFlow was set up.
     """
 
-    schema_version: int
-    id: str
-    created: str
-    command: str
-    model: str
     spec: TrialSpec
     status: Status
     reason: str = ""
@@ -108,7 +127,6 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     later: tuple[LaterPrediction, ...] = ()
     plan: PlanSummary | None = None
     runtime: Runtime | None = None
-    machine: Machine
 
     @property
     def shown_prediction(self) -> Predicted | None:
@@ -136,14 +154,14 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
         return predicted.peak_bytes / self.measured.peak_bytes - 1
 
     @property
-    def filename(self) -> str:
+    def words(self) -> tuple[str, ...]:
         batch = self.spec.model_options.get("batch_size", "")
-        return json_name(self.model, f"b{batch}" if batch else "", self.spec.strategy, self.id)
+        return self.model, f"b{batch}" if batch else "", self.spec.strategy
 
 
-def json_name(*parts: str) -> str:
-    """A file's name of words, whatever characters they are made of."""
-    return "_".join(re.sub(r"[^\w.-]+", "-", part) for part in parts if part) + ".json"
+def now() -> str:
+    """As records write it."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def make_record(spec: TrialSpec, outcome: Outcome, *, command: str) -> Record:
@@ -152,7 +170,7 @@ def make_record(spec: TrialSpec, outcome: Outcome, *, command: str) -> Record:
     return Record(
         schema_version=SCHEMA_VERSION,
         id=trial_id(spec, machine),
-        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        created=now(),
         command=command,
         model=make_model(spec.model, spec.model_options).name,
         spec=msgspec.structs.replace(spec, known_folder=None),
@@ -188,14 +206,7 @@ def short_hash(identity: tuple[Any, ...]) -> str:
     return hashlib.sha256(msgspec.json.encode(identity, order="sorted")).hexdigest()[:12]
 
 
-class Saved(Protocol):
-    """A record of any kind: a struct that says its file's name."""
-
-    @property
-    def filename(self) -> str: ...
-
-
-def save_record(record: Saved, folder: Path) -> Path:
+def save_record(record: AnyRecord, folder: Path) -> Path:
     """Writes the record, whole or not at all, and returns its path.
 
     Raises:
@@ -219,19 +230,18 @@ def load_records(folder: str | Path) -> list[Record]:
     Raises:
         MemtradeError: there is no such folder.
     """
-    return load_json(folder, Record, lambda name: not name.startswith(_OTHER_PREFIXES))
+    return load_kind(folder, Record)
 
 
-def load_json(
-    folder: str | Path, kind: type[AnyRecord], wanted: Callable[[str], bool]
-) -> list[AnyRecord]:
-    """All records of one kind, of the files whose name is `wanted`."""
+def load_kind(folder: str | Path, kind: type[Kind]) -> list[Kind]:
+    """All records of one kind, by their files' names; see `load_records`."""
     folder = Path(folder)
     if not folder.is_dir():
         raise MemtradeError(f"there is no folder of records {str(folder)!r}")
     records = []
     for path in sorted(folder.rglob("*.json")):
-        if not wanted(path.name):
+        others = (MAX_BATCH_PREFIX, PIPELINE_PREFIX)
+        if next(filter(path.name.startswith, others), "") != kind.prefix:
             continue
         try:
             record = _decoded(path, kind)
@@ -243,11 +253,10 @@ def load_json(
     return records
 
 
-def _decoded(path: Path, kind: type[AnyRecord]) -> AnyRecord:
+def _decoded(path: Path, kind: type[Kind]) -> Kind:
     record = msgspec.json.decode(path.read_bytes(), type=kind)
-    version = getattr(record, "schema_version", None)
-    if version != SCHEMA_VERSION:
-        raise ValueError(f"schema version {version}, not {SCHEMA_VERSION}")
+    if record.schema_version != SCHEMA_VERSION:
+        raise ValueError(f"schema version {record.schema_version}, not {SCHEMA_VERSION}")
     return record
 
 

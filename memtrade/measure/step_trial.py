@@ -13,9 +13,9 @@ import tensorflow as tf
 
 from memtrade.measure.environment import child_environment
 from memtrade.measure.protocol import TrialSpec
-from memtrade.measure.records import Record
-from memtrade.measure.trial import run_trial
-from memtrade.models.target import Target
+from memtrade.measure.records import Record, make_record
+from memtrade.measure.trial import run_child
+from memtrade.models.target import OwnStep
 from memtrade.tf.loss import Named
 from memtrade.tf.saved import STEP_FILE, TARGET, save_step
 
@@ -26,7 +26,6 @@ def try_step(
     specs: Sequence[tf.TensorSpec],
     *,
     loss: Named = None,
-    timeout_seconds: float | None = None,
 ) -> Record:
     """Measures a concrete function of `specs` as `spec` says, whose model does not matter.
 
@@ -34,10 +33,11 @@ def try_step(
         UnsupportedGraphError: it closes over what no other process has.
     """
     sizes: list[Any] = [each.shape[0] for each in specs if each.shape.rank]
-    model = Target(target=TARGET, batch_size=sizes[0] if sizes else 1)
+    model = OwnStep(target=TARGET, batch_size=sizes[0] if sizes else 1)
     spec = msgspec.structs.replace(spec, model="target", model_options=dataclasses.asdict(model))
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "step"
         save_step(concrete, specs, path, loss)
         environment = child_environment(spec) | {STEP_FILE: str(path)}
-        return run_trial(spec, timeout_seconds=timeout_seconds, environment=environment)
+        outcome = run_child(spec, environment=environment)
+    return make_record(spec, outcome, command="")

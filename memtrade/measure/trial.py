@@ -11,14 +11,11 @@ from __future__ import annotations
 
 import contextlib
 import math
-import re
-import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import msgspec
 
@@ -42,28 +39,10 @@ from memtrade.measure.protocol import (
     TrialSpec,
     decode_event,
 )
-from memtrade.measure.records import Record, make_record
 
 WORKER = (sys.executable, "-m", "memtrade.measure")
 
 _GRACE_SECONDS = 5.0  # for a child that has said its last word to leave by itself
-
-# By these, a process ends itself.
-_FATAL_SIGNALS = frozenset({signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE})
-
-# Lines of TensorFlow's log that do not say why it ended: stack frames, information, warnings.
-_NOISE = re.compile(r"\s*@ |\*\*\* |WARNING: All log messages|[IW]\d{4} ")
-_PREFIX = re.compile(r"[EF]\d{4} \S+\s+\d+ ")
-
-
-def run_trial(spec: TrialSpec, *, command_line: str = "", **how: Any) -> Record:
-    """Measures `spec` in a child process.
-
-    Args:
-        command_line: what the user typed, for the record.
-        how: as `run_child` takes it.
-    """
-    return make_record(spec, run_child(spec, **how), command=command_line)
 
 
 def run_child(
@@ -99,7 +78,6 @@ def run_child(
         timed_out = not conversation.listen(time.monotonic() + (timeout_seconds or math.inf))
     status, reason = _classify(
         conversation,
-        exit_code=child.process.returncode,
         timeout_seconds=timeout_seconds if timed_out else None,
         oom_killed=host.oom_kills() > kills_before,
         task=spec.task,
@@ -170,7 +148,6 @@ class _Conversation:
 def _classify(
     said: _Conversation,
     *,
-    exit_code: int,
     timeout_seconds: float | None,
     oom_killed: bool,
     task: str,
@@ -188,30 +165,7 @@ def _classify(
         ):
             return "crashed", f"the worker ended without the result of {task}"
         return "ok", ""
-    where = f" in {_phase_text(said.phase)}" if said.phase else ""
+    where = f" in {said.phase.text}" if said.phase else ""
     if timeout_seconds is not None:
         return "timeout", f"no result within {timeout_seconds:g} s: stopped{where}"
-    if exit_code == -signal.SIGKILL:
-        if oom_killed:
-            return "out_of_host_memory", f"taken by the kernel's OOM killer{where}"
-        return "crashed", f"killed by SIGKILL{where}"
-    if -exit_code in _FATAL_SIGNALS:
-        if failed := said.child.failed_allocation:
-            return "out_of_memory", failed
-        if any("std::bad_alloc" in line for line in said.child.log):
-            return "out_of_host_memory", f"the process heap could not grow{where}"
-    telling = [line for line in said.child.log if not _NOISE.match(line)]
-    last_line = ": " + _PREFIX.sub("", telling[-1]) if telling else ""
-    how = f"killed by {_signal_name(-exit_code)}" if exit_code < 0 else f"exit code {exit_code}"
-    return "crashed", how + where + last_line
-
-
-def _phase_text(phase: Progress) -> str:
-    return f"{phase.phase} {phase.step} of {phase.of}" if phase.of else phase.phase
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
+    return said.child.how_it_ended(where, oom_killed=oom_killed)

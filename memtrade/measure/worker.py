@@ -10,13 +10,12 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 import psutil
@@ -34,12 +33,12 @@ from memtrade.measure.budgets import (
     leaving_margin,
     peak_op,
 )
+from memtrade.measure.child import Say
 from memtrade.measure.here import here_target, learned_target
 from memtrade.measure.protocol import (
     Calibrated,
     Corrected,
     Done,
-    Event,
     Failed,
     Measured,
     Planned,
@@ -50,7 +49,6 @@ from memtrade.measure.protocol import (
     Simulated,
     StepDone,
     TrialSpec,
-    encode_event,
 )
 from memtrade.models import DrawnModel, make_model
 from memtrade.plan import Plan, load_plan
@@ -67,35 +65,31 @@ from memtrade.tf.native import make_native_step
 from memtrade.tf.rewrite import apply_plan
 from memtrade.tf.split import split_step
 from memtrade.tf.step import TrainStep
-from memtrade.tf.verify import Step, compare_steps
+from memtrade.tf.verify import StepFunction, compare_steps
 
 
-def main() -> int:
-    # TensorFlow and its libraries may write to standard output: events get a descriptor of
-    # their own, and whatever else is printed goes to the log.
-    events = os.fdopen(os.dup(sys.stdout.fileno()), "wb", buffering=0)
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    spec = msgspec.json.decode(sys.stdin.buffer.read(), type=TrialSpec)
+def main(request: bytes, say: Say) -> int:
+    spec = msgspec.json.decode(request, type=TrialSpec)
     try:
-        _Worker(spec, events).run()
+        _Worker(spec, say).run()
     except tf.errors.ResourceExhaustedError as error:
-        _send(events, Failed("out_of_memory", _first_line(error)))
+        say(Failed("out_of_memory", _first_line(error)))
     except tf.errors.InvalidArgumentError as error:
         # What ParseTensor says where the device has no room for the tensor that comes back.
         if "Cannot parse tensor from proto" not in str(error.message):
             raise
         where = _node_of(error) or "a tensor"
-        _send(events, Failed("out_of_memory", f"no room to swap in {where}"))
+        say(Failed("out_of_memory", f"no room to swap in {where}"))
     except (BrokenBudgetError, InfeasibleBudgetError) as error:
-        _send(events, Failed("infeasible", str(error)))
+        say(Failed("infeasible", str(error)))
     except UnsupportedGraphError as error:
-        _send(events, Failed("unsupported", str(error)))
+        say(Failed("unsupported", str(error)))
     except MemtradeError as error:
-        _send(events, Failed("bad_input", str(error)))
+        say(Failed("bad_input", str(error)))
     except (OverflowError, ValueError) as error:
         if "2**63" not in str(error):  # what TensorFlow and msgpack count to
             raise
-        _send(events, Failed("unsupported", f"the step is too large: {_first_line(error)}"))
+        say(Failed("unsupported", f"the step is too large: {_first_line(error)}"))
     return 0
 
 
@@ -103,7 +97,7 @@ def main() -> int:
 class _Prepared:
     """A step that is ready to be run, and how long it took: see `Measured`."""
 
-    step: Step
+    step: StepFunction
     make_batch: Callable[[], tuple[tf.Tensor, ...]]
     trace_seconds: float
     plan_seconds: float = 0.0
@@ -131,8 +125,8 @@ class _OverBudgetError(Exception):
 class _Worker:
     """One trial, phase by phase."""
 
-    def __init__(self, spec: TrialSpec, events: BinaryIO):
-        self.spec, self.events = spec, events
+    def __init__(self, spec: TrialSpec, say: Say):
+        self.spec, self._say = spec, say
 
     def _target(self, traced: Trace) -> Target:
         """What the plan is made for: this device, and what the step's kernels do on it."""
@@ -141,7 +135,7 @@ class _Worker:
         return learned_target(
             target,
             [traced.graph],
-            on_progress=lambda i, of: self._send(Progress("ask kernel", i, of)),
+            on_progress=lambda i, of: self._say(Progress("ask kernel", i, of)),
         )
 
     def run(self) -> None:
@@ -151,18 +145,15 @@ class _Worker:
             return
         if self.spec.task == "calibrate":
             rates = measure_rates(
-                device, on_step=lambda i, of: self._send(Progress("calibrate", i, of))
+                device, on_step=lambda i, of: self._say(Progress("calibrate", i, of))
             )
-            self._send(Calibrated(rates))
-            self._send(Done())
+            self._say(Calibrated(rates))
+            self._say(Done())
             return
         if self.spec.task == "verify":
             self._verify(device)
         else:
             self._measure(device)
-
-    def _send(self, event: Event) -> None:
-        _send(self.events, event)
 
     def _start_device(self) -> LocalDevice:
         limit_bytes = self.spec.memory_limit_bytes
@@ -182,7 +173,7 @@ class _Worker:
             intra_op_threads=threads,
             inter_op_threads=threading.get_inter_op_parallelism_threads(),
         )
-        self._send(Ready(runtime))
+        self._say(Ready(runtime))
         return device
 
     def _make_step(self, construction: Construction = AS_USUAL) -> TrainStep:
@@ -201,7 +192,7 @@ class _Worker:
     def _tell(self) -> None:
         """Writes the step's graph, or what is in it, allocating nothing if it is drawn."""
         assert self.spec.graph_path
-        self._send(Progress("trace"))
+        self._say(Progress("trace"))
         model = make_model(self.spec.model, self.spec.model_options)
         in_graph = isinstance(model, DrawnModel)  # Keras makes its weights where they can be run
         with tf.Graph().as_default() if in_graph else contextlib.nullcontext():
@@ -209,14 +200,14 @@ class _Worker:
             told = trace(step).graph if self.spec.task == "extract" else inspected(step)
         encoded = told.to_bytes() if isinstance(told, StepGraph) else msgspec.json.encode(told)
         Path(self.spec.graph_path).write_bytes(encoded)
-        self._send(Done())
+        self._say(Done())
 
     def _trace(self) -> Trace:
-        self._send(Progress("trace"))
+        self._say(Progress("trace"))
         return trace(self._make_step())
 
     def _plan(self, traced: Trace, target: Target) -> Plan:
-        self._send(Progress("plan"))
+        self._say(Progress("plan"))
         if self.spec.plan_path is not None:
             plan = load_plan(Path(self.spec.plan_path))
         else:
@@ -225,7 +216,7 @@ class _Worker:
             options = host.within_room(options, traced.graph, arena_bytes or 0)
             strategy = find_planned(self.spec.strategy)
             plan = plan_sharing(strategy, traced.graph, options, target, self.spec.known_folder)
-        self._send(Planned(PlanSummary.of(plan, traced.graph)))
+        self._say(Planned(PlanSummary.of(plan, traced.graph)))
         return plan
 
     def _native_options(self) -> NativeOptions | None:
@@ -235,13 +226,13 @@ class _Worker:
         return make_options(self.spec.strategy, self.spec.strategy_options)
 
     def _make_native_step(self, options: NativeOptions) -> TrainStep:
-        self._send(Progress("trace"))
+        self._say(Progress("trace"))
         step = make_native_step(options, self._make_step)
         step.variables()  # traces, if nothing has yet
         return step
 
-    def _rewrite(self, traced: Trace, plan: Plan, device: LocalDevice) -> Step:
-        self._send(Progress("rewrite"))
+    def _rewrite(self, traced: Trace, plan: Plan, device: LocalDevice) -> StepFunction:
+        self._say(Progress("rewrite"))
         step = apply_plan(traced, plan, device.transfer)
         step.get_concrete_function()  # pyright: ignore[reportFunctionMemberAccess]
         return step
@@ -262,9 +253,9 @@ class _Worker:
         started = time.perf_counter()
         plan, target = leaving_margin(partial(self._plan, traced), target)
         planned_at = time.perf_counter()
-        self._send(Progress("simulate"))
+        self._say(Progress("simulate"))
         predicted = Predictor(traced.graph, target).predict(plan)
-        self._send(Simulated(predicted))
+        self._say(Simulated(predicted))
         simulated_at = time.perf_counter()
         step = self._rewrite(traced, plan, device)
         return _Prepared(
@@ -300,7 +291,7 @@ class _Worker:
             rewrite_seconds=prepared.rewrite_seconds,
             in_use_bytes=(before_bytes, ready_bytes, *in_use),
         )
-        self._send(Done(measured))
+        self._say(Done(measured))
 
     def _run(
         self, prepared: _Prepared, batch: tuple[tf.Tensor, ...], device: LocalDevice
@@ -312,14 +303,14 @@ class _Worker:
         done: list[StepDone] = []
         in_use: list[int] = []
         for i in range(self.spec.warmup + self.spec.steps):
-            self._send(Progress.of_step(i, warmup=self.spec.warmup, steps=self.spec.steps))
+            self._say(Progress.of_step(i, warmup=self.spec.warmup, steps=self.spec.steps))
             device.reset_peak()
             begin = time.perf_counter()
             loss = float(prepared.step(*batch))
             seconds = time.perf_counter() - begin
             done.append(StepDone(seconds, device.peak_bytes(), loss))
             in_use.append(device.in_use_bytes())
-            self._send(done[-1])
+            self._say(done[-1])
             if budget_bytes is not None and done[-1].peak_bytes > budget_bytes:
                 raise _OverBudgetError(done[-1].peak_bytes, budget_bytes)
         return done, in_use
@@ -339,9 +330,9 @@ class _Worker:
             traced.graph,
             plan,
             peak_bytes=over.peak_bytes,
-            on_progress=lambda i, of: self._send(Progress("ask kernel", i, of)),
+            on_progress=lambda i, of: self._say(Progress("ask kernel", i, of)),
         )
-        self._send(
+        self._say(
             Corrected(
                 predicted_bytes=predicted.peak_bytes,
                 measured_bytes=over.peak_bytes,
@@ -356,14 +347,14 @@ class _Worker:
         tolerance = 0.0 if self.spec.device == "arena" else ANOTHER_ORDER
         options = self._native_options()
         if options is not None:
-            self._send(Progress("trace"))
+            self._say(Progress("trace"))
             original = self._make_step()
             variables = original.variables()
             native = self._make_native_step(options)
             step, own_variables = native.function, native.variables()
             tolerance = max(tolerance, options.tolerance)
         else:
-            self._send(Progress("trace"))
+            self._say(Progress("trace"))
             original, own_variables = self._make_whole_step(), None
             traced = trace(split_step(original) if self.spec.split else original)
             variables = original.variables()
@@ -377,14 +368,10 @@ class _Worker:
             steps=self.spec.steps,
             own_variables=own_variables,
             anew=bool(self.spec.split),
-            on_step=lambda i, of: self._send(Progress("verify", i, of)),
+            on_step=lambda i, of: self._say(Progress("verify", i, of)),
         )
-        self._send(comparison.verified(tolerance))
-        self._send(Done())
-
-
-def _send(events: BinaryIO, event: Event) -> None:
-    events.write(encode_event(event))
+        self._say(comparison.verified(tolerance))
+        self._say(Done())
 
 
 def _node_of(error: Exception) -> str:

@@ -21,7 +21,7 @@ from memtrade.models.gpt2 import Gpt2
 from memtrade.models.inception_v4 import InceptionV4
 from memtrade.models.keras import KerasApplication
 from memtrade.models.resnet import ResNet
-from memtrade.models.target import Target
+from memtrade.models.target import OwnStep
 from memtrade.models.unet import UNet
 from memtrade.options import OPTIMIZERS, Option, Value, make_from_words, options_of
 
@@ -35,7 +35,7 @@ _MOST_VALUES = 1 << 46
 
 MODELS: dict[str, type[Model]] = {
     model.family: model
-    for model in (ResNet, InceptionV4, Gpt2, UNet, AmoebaNetD, KerasApplication, Target)
+    for model in (ResNet, InceptionV4, Gpt2, UNet, AmoebaNetD, KerasApplication, OwnStep)
 }
 
 

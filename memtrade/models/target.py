@@ -15,7 +15,7 @@ from memtrade.options import Value, option
 
 
 @dataclass(frozen=True, kw_only=True)
-class Target(Model):
+class OwnStep(Model):
     """A step that a function of the user makes, with its own optimizer.
 
         def make_step(batch_size):

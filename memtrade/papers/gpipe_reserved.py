@@ -19,7 +19,7 @@ from memtrade.papers.gpipe_torch import RECOMPUTE_SHARE, STEPS, Implementation, 
 from memtrade.papers.pipelines import checkpoint_of
 from memtrade.papers.published import load_published
 from memtrade.papers.torch_allocator import MIB, CachingAllocator
-from memtrade.pipeline.design.schedule import Checkpoint
+from memtrade.pipeline.design.schedule import CheckpointMode
 from memtrade.results.sheets import Sheet
 
 COMMAND = "python -m memtrade.papers.gpipe_reserved results/predicted"
@@ -27,12 +27,12 @@ COMMAND = "python -m memtrade.papers.gpipe_reserved results/predicted"
 SHARES = (0.5, 0.7, 0.8)
 
 
-class Run(NamedTuple):
+class PublishedRun(NamedTuple):
     """A published run. `parameter_bytes` are what the logs take off the devices' `peaks`."""
 
     name: str
     implementation: Implementation
-    checkpoint: Checkpoint
+    checkpoint: CheckpointMode
     partitions: int
     micro_batches: int
     parameter_bytes: int
@@ -47,11 +47,11 @@ class Run(NamedTuple):
         return (sum(peaks) - self.parameter_bytes) / (sum(self.peaks) - self.parameter_bytes) - 1
 
 
-def published_runs() -> list[Run]:
+def published_runs() -> list[PublishedRun]:
     devices = load_published("gpipe_gpt2_devices").groupby("run")["max_bytes"]
     peaks = {str(name): tuple(map(int, each)) for name, each in devices}
     return [
-        Run(
+        PublishedRun(
             line["run"],
             line["implementation"],
             checkpoint_of(line["implementation"], line["strategy"]),
@@ -64,13 +64,13 @@ def published_runs() -> list[Run]:
     ]
 
 
-def _predict(run: Run, **otherwise: object) -> list[CachingAllocator]:
+def _predict(run: PublishedRun, **otherwise: object) -> list[CachingAllocator]:
     case = run.partitions, run.micro_batches, run.checkpoint, run.implementation
     return reserved(*case, **otherwise)[0]  # pyright: ignore[reportArgumentType]  # of reserved()
 
 
 def _otherwise(
-    runs: Sequence[Run], usual: Sequence[list[CachingAllocator]], **otherwise: object
+    runs: Sequence[PublishedRun], usual: Sequence[list[CachingAllocator]], **otherwise: object
 ) -> list[list[CachingAllocator]]:
     """As usual where nothing is recomputed."""
     return [
@@ -90,11 +90,11 @@ def _in_use(devices: Sequence[CachingAllocator]) -> list[int]:
 Errors = dict[str, list[float]]
 
 
-def hypotheses_sheet(runs: Sequence[Run], errors: Errors) -> Sheet:
+def hypotheses_sheet(runs: Sequence[PublishedRun], errors: Errors) -> Sheet:
     """For each group of runs, the median error of each hypothesis."""
     groups = dict.fromkeys(run.group for run in runs)
 
-    def medians(chosen: Callable[[Run], bool]) -> tuple[str, ...]:
+    def medians(chosen: Callable[[PublishedRun], bool]) -> tuple[str, ...]:
         each = (
             [e for run, e in zip(runs, of, strict=True) if chosen(run)] for of in errors.values()
         )
@@ -122,7 +122,7 @@ def hypotheses_sheet(runs: Sequence[Run], errors: Errors) -> Sheet:
     )
 
 
-def runs_sheet(runs: Sequence[Run], predicted: Sequence[Sequence[int]]) -> Sheet:
+def runs_sheet(runs: Sequence[PublishedRun], predicted: Sequence[Sequence[int]]) -> Sheet:
     """Every device of every run."""
 
     def text(peaks: Sequence[int]) -> str:

@@ -16,7 +16,7 @@ from memtrade.errors import MemtradeError
 from memtrade.papers.pipelines import checkpoint_of
 from memtrade.pipeline.design.planned import KEEP
 from memtrade.pipeline.design.predict import PipelinePrediction
-from memtrade.pipeline.design.schedule import Checkpoint
+from memtrade.pipeline.design.schedule import CheckpointMode
 from memtrade.pipeline.measure.protocol import PipelineMeasured, PipelineTrial
 from memtrade.pipeline.measure.records import PipelineRecord
 from memtrade.pipeline.results.measured import (
@@ -49,8 +49,8 @@ _COLUMNS = (
     "predicted",
 )
 
-Settings = tuple[int, int, Checkpoint]
-Line = dict[Any, Any]
+RunKey = tuple[int, int, CheckpointMode]
+LogRow = dict[Any, Any]
 
 
 def published_sheet(
@@ -98,7 +98,7 @@ def published_sheet(
 
 
 def _row(
-    line: Line, first: Line, record: PipelineRecord | None, base: PipelineRecord
+    line: LogRow, first: LogRow, record: PipelineRecord | None, base: PipelineRecord
 ) -> tuple[str, ...]:
     """A published run over the implementation's first, and our trial over our base."""
     partitions, micro_batches, checkpoint = _settings_of(line)
@@ -138,11 +138,11 @@ def _notes(
     )
 
 
-def _settings(trial: PipelineTrial) -> Settings:
+def _settings(trial: PipelineTrial) -> RunKey:
     return trial.partitions, trial.micro_batches, trial.checkpoint
 
 
-def _settings_of(line: Line) -> Settings:
+def _settings_of(line: LogRow) -> RunKey:
     checkpoint = checkpoint_of(line["implementation"], line["strategy"])
     return int(line["partitions"]), int(line["micro_batches"]), checkpoint
 

@@ -34,8 +34,8 @@ from memtrade.papers.gpipe_torch_ops import (
     WORDS,
     read_ops,
 )
-from memtrade.papers.torch_allocator import CachingAllocator, Tensor
-from memtrade.pipeline.design.schedule import Checkpoint
+from memtrade.papers.torch_allocator import CachingAllocator, TorchTensor
+from memtrade.pipeline.design.schedule import CheckpointMode
 
 # Layers of each stage: embedding, positions, 12 blocks, norm, output matrix.
 LAYERS = ("embedding", "positions", *["block"] * 12, "norm", "head")
@@ -46,7 +46,7 @@ RECOMPUTE_SHARE = 0.6
 STEPS = 3
 
 _T = TypeVar("_T")
-Order = Literal["in turn", "ahead"]
+BackwardOrder = Literal["in turn", "ahead"]
 Implementation = Literal["self", "torchgpipe"]
 
 # What cuBLAS works in, from the same allocator, for each thread of the host that starts products.
@@ -54,7 +54,7 @@ WORKSPACE_BYTES = 8320 << 10
 # A device's side streams are so many, handed out in turn; each micro-batch asks for its own.
 STREAMS = 32
 
-Kept = list[dict[str, Tensor]]
+Kept = list[dict[str, TorchTensor]]
 
 
 class _Stage:
@@ -79,25 +79,27 @@ class _Stage:
         self.sizes = [size for name in layers for size in PARAMETER_BYTES[name]]
         self.values = self._each_parameter()
         self.loaded_bytes = self.device.reserved_bytes
-        self.gradients: list[Tensor | None] = [None] * len(self.sizes)
-        self.slots: list[Tensor] = []
-        self.workspaces: dict[str, Tensor] = {}
+        self.gradients: list[TorchTensor | None] = [None] * len(self.sizes)
+        self.slots: list[TorchTensor] = []
+        self.workspaces: dict[str, TorchTensor] = {}
 
     def started_by(self, thread: str) -> None:
         if thread not in self.workspaces:
-            self.workspaces[thread] = Tensor(self.device, WORKSPACE_BYTES)
+            self.workspaces[thread] = TorchTensor(self.device, WORKSPACE_BYTES)
 
-    def _each_parameter(self) -> list[Tensor]:
-        return [Tensor(self.device, size) for size in self.sizes]
+    def _each_parameter(self) -> list[TorchTensor]:
+        return [TorchTensor(self.device, size) for size in self.sizes]
 
-    def forward(self, x: Tensor, *, keep: bool) -> Generator[None, None, tuple[Tensor, Kept]]:
+    def forward(
+        self, x: TorchTensor, *, keep: bool
+    ) -> Generator[None, None, tuple[TorchTensor, Kept]]:
         """[micro-batch, ...] -> the stage's output, and what its backward part reads."""
         kept: Kept = []
         for name in self.layers:
             held = {"x": x}
             for op in self.forward_ops[name]:
                 yield
-                held[op.makes] = Tensor(self.device, op.size_bytes)
+                held[op.makes] = TorchTensor(self.device, op.size_bytes)
                 for gone in op.lets_go:
                     del held[gone]
             x = held.pop("y")
@@ -105,7 +107,9 @@ class _Stage:
                 kept.append(held)
         return x, kept
 
-    def backward(self, gradient: Tensor, kept: Kept) -> Generator[None, None, Tensor | None]:
+    def backward(
+        self, gradient: TorchTensor, kept: Kept
+    ) -> Generator[None, None, TorchTensor | None]:
         """The input's gradient; None where the input is words."""
         at, dy = len(self.sizes), gradient
         del gradient
@@ -117,7 +121,7 @@ class _Stage:
             for op in self.backward_ops[name]:
                 yield
                 if op.size_bytes:
-                    held[op.makes] = Tensor(self.device, op.size_bytes)
+                    held[op.makes] = TorchTensor(self.device, op.size_bytes)
                 for index in op.gradients:
                     self._add_gradient(at + index)
                 for gone in op.lets_go:
@@ -130,7 +134,7 @@ class _Stage:
 
     def _add_gradient(self, index: int) -> None:
         """A new gradient is taken over, or added to what is there and dropped."""
-        made = Tensor(self.device, self.sizes[index])
+        made = TorchTensor(self.device, self.sizes[index])
         if self.gradients[index] is None:
             self.gradients[index] = made
 
@@ -143,10 +147,10 @@ class _Stage:
 def reserved(
     partitions: int,
     micro_batches: int,
-    checkpoint: Checkpoint,
+    checkpoint: CheckpointMode,
     implementation: Implementation,
     *,
-    order: Order | None = None,
+    order: BackwardOrder | None = None,
     share: float = RECOMPUTE_SHARE,
     steps: int = STEPS,
 ) -> tuple[list[CachingAllocator], list[int]]:
@@ -174,9 +178,9 @@ class _Run:
         self,
         partitions: int,
         micro_batches: int,
-        checkpoint: Checkpoint,
+        checkpoint: CheckpointMode,
         implementation: Implementation,
-        order: Order,
+        order: BackwardOrder,
         share: float,
     ):
         self.count, self.checkpoint, self.order = micro_batches, checkpoint, order
@@ -189,9 +193,9 @@ class _Run:
         ]
         self.last = partitions - 1
         self.held: list[object] = []
-        self.inputs: dict[tuple[int, int], Tensor] = {}
+        self.inputs: dict[tuple[int, int], TorchTensor] = {}
         self.kept: dict[tuple[int, int], Kept] = {}
-        self.gradients: dict[tuple[int, int], Tensor] = {}
+        self.gradients: dict[tuple[int, int], TorchTensor] = {}
 
     def recomputes(self, micro_batch: int) -> bool:
         last = micro_batch == self.count - 1
@@ -199,17 +203,19 @@ class _Run:
 
     def step(self) -> None:
         first, last = self.stages[0].device, self.stages[-1].device
-        words, targets = (Tensor(each, 2 * FLOAT * BATCH * POSITIONS) for each in (first, last))
+        words, targets = (
+            TorchTensor(each, 2 * FLOAT * BATCH * POSITIONS) for each in (first, last)
+        )
         outputs = self._forward(words)
         logits_bytes = FLOAT * BATCH * POSITIONS * WORDS
-        joined = Tensor(last, logits_bytes)
+        joined = TorchTensor(last, logits_bytes)
         outputs.clear()
-        likelihoods = Tensor(last, logits_bytes)
+        likelihoods = TorchTensor(last, logits_bytes)
         self.held = []  # here the step before is let go of
         for stage in self.stages:
             stage.gradients = [None] * len(stage.sizes)
-        chosen = Tensor(last, logits_bytes)
-        gradient = Tensor(last, logits_bytes)
+        chosen = TorchTensor(last, logits_bytes)
+        gradient = TorchTensor(last, logits_bytes)
         del chosen, likelihoods
         self.gradients = {(i, self.last): gradient for i in range(self.count)}
         del gradient
@@ -220,12 +226,16 @@ class _Run:
             stage.update()
         del words, targets
 
-    def _forward(self, words: Tensor) -> dict[int, Tensor]:
-        outputs: dict[int, Tensor] = {}
+    def _forward(self, words: TorchTensor) -> dict[int, TorchTensor]:
+        outputs: dict[int, TorchTensor] = {}
         for clock in range(self.count + self.last):
             for j in range(max(0, clock + 1 - self.count), min(clock, self.last) + 1):
                 i, stage = clock - j, self.stages[j]
-                x = Tensor(stage.device, stage.hidden_bytes, stream=_copying(i)) if j else words
+                x = (
+                    TorchTensor(stage.device, stage.hidden_bytes, stream=_copying(i))
+                    if j
+                    else words
+                )
                 self.inputs[i, j] = x
                 stage.started_by(self.forward_thread)
                 done = _drained(stage.forward(x, keep=not self.recomputes(i)))
@@ -275,7 +285,7 @@ class _Run:
             del self.inputs[i, j]
         if j:
             before = self.stages[j - 1]
-            copied = Tensor(before.device, before.hidden_bytes, stream=_copying(i))
+            copied = TorchTensor(before.device, before.hidden_bytes, stream=_copying(i))
             self.gradients[i, j - 1] = copied
             if holds:
                 self.held.append(gradient)

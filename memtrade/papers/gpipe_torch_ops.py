@@ -90,14 +90,14 @@ PARAMETER_BYTES = {
 }
 
 
-class Op(NamedTuple):
+class TorchOp(NamedTuple):
     makes: str
     size_bytes: int
     gradients: tuple[int, ...]
     lets_go: tuple[str, ...]
 
 
-def read_ops(text: str, units: dict[str, int]) -> list[Op]:
+def read_ops(text: str, units: dict[str, int]) -> list[TorchOp]:
     found = []
     for line in text.strip().splitlines():
         words = line.split()
@@ -105,7 +105,7 @@ def read_ops(text: str, units: dict[str, int]) -> list[Op]:
         lets_go = tuple(word[1:] for word in words if word[0] == "-" and word != "-")
         made = [word for word in words if word[0] not in "+-"]
         size = _size(made[1], units) if made else 0
-        found.append(Op(made[0] if made else "", size, gradients, lets_go))
+        found.append(TorchOp(made[0] if made else "", size, gradients, lets_go))
     return found
 
 

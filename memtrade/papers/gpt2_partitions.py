@@ -19,7 +19,7 @@ from memtrade.measure.protocol import TrialSpec
 from memtrade.papers.fused import Fusion
 from memtrade.papers.published import load_published
 from memtrade.pipeline.design.partitioner import Partitioner
-from memtrade.pipeline.design.report import Balance, PartitionReport, analyse
+from memtrade.pipeline.design.report import Evenness, PartitionReport, analyse
 from memtrade.results.sheets import NONE, Sheet
 from memtrade.target import profile_target
 
@@ -90,7 +90,7 @@ def fields(line: dict[Any, Any], ours: PartitionReport) -> Iterator[Field]:
         yield Field(name, "imbalance", what, each["fastest_over_slowest"], mine)
 
 
-def _balances(ours: PartitionReport) -> dict[str, Balance]:
+def _balances(ours: PartitionReport) -> dict[str, Evenness]:
     return {"theoretical_sequential": ours.sequential, "theoretical_parallel": ours.parallel}
 
 

@@ -43,7 +43,7 @@ CHILD = (sys.executable, "-m", "memtrade.papers.keras_double_batch", "child")
 
 
 @dataclass(frozen=True)
-class Fit:
+class FitRun:
     """One call of `model.fit`, over one epoch."""
 
     model: str
@@ -58,7 +58,7 @@ class Fit:
 
 
 @dataclass(frozen=True)
-class Ran:
+class FitOutcome:
     """How it went: the peak and the loss after each step, or what was in the way."""
 
     obstacle: str | None
@@ -67,14 +67,14 @@ class Ran:
 
 
 @dataclass(frozen=True)
-class Answer:
+class ModelResult:
     """Of one model: the largest batches in both ways, and an epoch of three fits."""
 
     model: str
     original: int
     optimized: int
-    trials: tuple[tuple[Fit, Ran], ...]
-    epochs: tuple[tuple[Fit, Ran], ...]
+    trials: tuple[tuple[FitRun, FitOutcome], ...]
+    epochs: tuple[tuple[FitRun, FitOutcome], ...]
 
     @property
     def largest_difference(self) -> float:
@@ -87,7 +87,7 @@ class Answer:
 # --- the child ----------------------------------------------------------------------------------
 
 
-def train(fit: Fit) -> Ran:
+def train(fit: FitRun) -> FitOutcome:
     """Runs in a process of its own, whose environment turns the arena on."""
     import keras
     import tensorflow as tf
@@ -118,8 +118,8 @@ def train(fit: Fit) -> Ran:
     try:
         model.fit(pictures(fit.batch_size, fit.steps), verbose=0, callbacks=[each])
     except tf.errors.ResourceExhaustedError:
-        return Ran(OUT_OF_MEMORY, None, tuple(seen))
-    return Ran(None, arena.peak_bytes(), tuple(seen))
+        return FitOutcome(OUT_OF_MEMORY, None, tuple(seen))
+    return FitOutcome(None, arena.peak_bytes(), tuple(seen))
 
 
 def pictures(batch_size: int, steps: int):
@@ -147,7 +147,7 @@ def pictures(batch_size: int, steps: int):
 # --- the parent ---------------------------------------------------------------------------------
 
 
-def attempt(fit: Fit) -> Ran:
+def attempt(fit: FitRun) -> FitOutcome:
     """Trains in a child. A kernel that runs out of memory may abort, and that is an answer, too."""
     environment = child_environment(TrialSpec(memory_limit_bytes=LIMIT_BYTES))
     done = subprocess.run(
@@ -160,20 +160,20 @@ def attempt(fit: Fit) -> Ran:
     )
     if done.returncode == 0:
         found = json.loads(done.stdout.splitlines()[-1])
-        ran = Ran(found["obstacle"], found["peak_bytes"], tuple(found["losses"]))
+        ran = FitOutcome(found["obstacle"], found["peak_bytes"], tuple(found["losses"]))
     elif "ran out of memory" in done.stderr or "OOM" in done.stderr:
-        ran = Ran(OUT_OF_MEMORY, None, ())
+        ran = FitOutcome(OUT_OF_MEMORY, None, ())
     else:
         raise RuntimeError(f"{fit}: {done.stderr[-2000:]}")
     print(fit.model, fit.label, f"{fit.steps} steps:", ran.obstacle or "ran", file=sys.stderr)
     return ran
 
 
-def answer(model: str) -> Answer:
-    trials: list[tuple[Fit, Ran]] = []
+def answer(model: str) -> ModelResult:
+    trials: list[tuple[FitRun, FitOutcome]] = []
 
     def obstacle(batch_size: int, optimized: bool) -> str | None:
-        fit = Fit(model, batch_size, TRIED_STEPS, optimized)
+        fit = FitRun(model, batch_size, TRIED_STEPS, optimized)
         trials.append((fit, attempt(fit)))
         return trials[-1][1].obstacle
 
@@ -186,14 +186,14 @@ def answer(model: str) -> Answer:
         step=plain.batch,
         most=MOST_TIMES * plain.batch,
     )
-    fits = [Fit(model, plain.batch, EPOCH_STEPS, optimized) for optimized in (False, True)]
+    fits = [FitRun(model, plain.batch, EPOCH_STEPS, optimized) for optimized in (False, True)]
     if lean.batch >= 2 * plain.batch:
-        fits.append(Fit(model, 2 * plain.batch, EPOCH_STEPS // 2, True))
+        fits.append(FitRun(model, 2 * plain.batch, EPOCH_STEPS // 2, True))
     epochs = tuple((fit, attempt(fit)) for fit in fits)
-    return Answer(model, plain.batch, lean.batch, tuple(trials), epochs)
+    return ModelResult(model, plain.batch, lean.batch, tuple(trials), epochs)
 
 
-def sheet(answers: Sequence[Answer], folder: str) -> Sheet:
+def sheet(answers: Sequence[ModelResult], folder: str) -> Sheet:
     rows = []
     for each in answers:
         difference = each.largest_difference
@@ -230,7 +230,7 @@ def sheet(answers: Sequence[Answer], folder: str) -> Sheet:
     )  # fmt: skip
 
 
-def save(answers: Sequence[Answer], folder: Path) -> None:
+def save(answers: Sequence[ModelResult], folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     trials = [
         (fit.model, fit.optimized, fit.batch_size, fit.steps, ran.obstacle or "ran", ran.peak_bytes)
@@ -253,7 +253,7 @@ def save(answers: Sequence[Answer], folder: Path) -> None:
     draw(answers, folder / "double_batch.png")
 
 
-def draw(answers: Sequence[Answer], path: Path) -> None:
+def draw(answers: Sequence[ModelResult], path: Path) -> None:
     """The losses over the examples seen, so that batches of two sizes share an axis."""
     from matplotlib.figure import Figure
 
@@ -278,11 +278,11 @@ def draw(answers: Sequence[Answer], path: Path) -> None:
 def main(words: Sequence[str]) -> int:
     match words:
         case ["child", text]:
-            ran = train(Fit(**json.loads(text)))
+            ran = train(FitRun(**json.loads(text)))
             print(json.dumps(asdict(ran)))
             return 0
         case [folder]:
-            answers: list[Answer] = []
+            answers: list[ModelResult] = []
             for model in MODELS:
                 answers.append(answer(model))
                 save(answers, Path(folder))

@@ -27,7 +27,7 @@ from memtrade.measure.records import Record, load_records, options_text, unusual
 from memtrade.measure.trial import Outcome, run_child
 from memtrade.models import make_model
 from memtrade.results.sheets import NONE, Sheet, cell
-from memtrade.results.tables import number, ratio, seconds, status_text, step_text
+from memtrade.results.words import number, ratio, seconds, status_text, step_text
 from memtrade.strategies import NATIVE, STRATEGIES
 from memtrade.units import megabytes
 

@@ -1,8 +1,9 @@
 """One trial under TensorFlow 1.15 and Python 3.7, with the thesis' original tools.
 
-What `originals.py` starts; a file of its own, which imports nothing of memtrade's. It reads the
-trial's spec on stdin and says what every worker says (`memtrade/measure/protocol.py`) on stdout.
-The tools come from the checkouts that are named, and nothing of them is kept.
+What `originals.py` starts; a file of its own, which imports nothing of memtrade's but, by its path,
+one that imports nothing either (`loopback.py`). It reads the trial's spec on stdin and says what
+every worker says (`memtrade/measure/protocol.py`) on stdout. The tools come from the checkouts that
+are named, and nothing of them is kept.
 
     arena    this process: all ops and variables, in an allocator with a limit
     host     a second server process on this machine, where swapped tensors go: TensorFlow 1 has
@@ -11,7 +12,7 @@ The tools come from the checkouts that are named, and nothing of them is kept.
 
 import argparse
 import ctypes
-import importlib
+import importlib.machinery
 import json
 import os
 import re
@@ -20,8 +21,12 @@ import subprocess
 import sys
 import time
 import traceback
+import types
 
 ARENA, HOST = "/job:arena/task:0/cpu:0", "/job:host/task:0/cpu:0"
+LOOPBACK = os.path.join(
+    os.path.dirname(os.path.abspath(__file__)), os.pardir, "pipeline", "measure", "loopback.py"
+)
 
 
 class Stats(ctypes.Structure):
@@ -39,7 +44,7 @@ class Stats(ctypes.Structure):
     )
 
 
-class Allocator:
+class ArenaCounters:
     """The arena's own counters. Its ops for them know GPUs only: the library is asked itself."""
 
     def __init__(self, tf):
@@ -64,11 +69,22 @@ def free_port():
         return taken.getsockname()[1]
 
 
+def start_server(tf, cluster, job, config=None):
+    """A server of TensorFlow's, which listens on all interfaces, kept to this machine."""
+    loopback = types.ModuleType("loopback")
+    importlib.machinery.SourceFileLoader("loopback", LOOPBACK).exec_module(loopback)
+    server = tf.train.Server(cluster, job_name=job, config=config, start=False)
+    if not loopback.confine_listeners():
+        raise OSError("cannot keep TensorFlow's server to this machine: Linux can from 5.7 on")
+    server.start()
+    return server
+
+
 def serve(cluster):
     """The other process: holds what is swapped, on its heap, until its parent is gone."""
     import tensorflow as tf
 
-    tf.train.Server(cluster, job_name="host")
+    start_server(tf, cluster, "host")
     sys.stdin.read()
     os._exit(0)
 
@@ -157,7 +173,7 @@ def summary(before, graph, checkpoints):
     }  # fmt: skip
 
 
-class Trial:
+class OriginalTrial:
     """One trial, phase by phase."""
 
     def __init__(self, spec, tool, graph_path, send):
@@ -174,8 +190,8 @@ class Trial:
         config = tf.ConfigProto(inter_op_parallelism_threads=1)
         # Else the runtime would merge what runs again with what ran before.
         config.graph_options.rewrite_options.disable_meta_optimizer = True
-        server = tf.train.Server(self.cluster, job_name="arena", config=config)
-        self.allocator = Allocator(tf)
+        server = start_server(tf, self.cluster, "arena", config)
+        self.allocator = ArenaCounters(tf)
         stats = self.allocator.stats()
         runtime = {
             "tensorflow_version": tf.__version__, "device": "CPU:0",
@@ -283,7 +299,7 @@ def main():
         import tensorflow as tf
 
         try:
-            Trial(json.load(sys.stdin), given.tool, given.graph, send).run()
+            OriginalTrial(json.load(sys.stdin), given.tool, given.graph, send).run()
         except tf.errors.ResourceExhaustedError as error:
             reason = str(error.message).strip().split("\n")[0]
             send("failed", status="out_of_memory", reason=reason)

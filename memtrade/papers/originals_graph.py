@@ -56,14 +56,8 @@ class References(Variables):
 class PlainNet(Net):
     """Without gradients of memtrade's own, which only the process that defines them knows."""
 
-    def _shifted(self, x: tf.Tensor, *, epsilon: float, name: str) -> tf.Tensor:
-        size = [self.channels(x)]
-        with self.scope(name):
-            offset = self.variable("offset", size)
-            mean = self.variable("moving_mean", size, trainable=False)
-            variance = self.variable("moving_variance", size, fill=1.0, trainable=False)
-            scale = tf.math.rsqrt(variance + epsilon)
-            return x * self._along(scale) + self._along(offset - mean * scale)
+    def _times(self, x: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
+        return x * factor
 
 
 def _given(name: str, wanted: Input) -> tf.Tensor:

@@ -28,18 +28,20 @@ from memtrade.pipeline.design.predict import (
     PipelinePredictor,
     own_kernels,
 )
-from memtrade.pipeline.design.schedule import Checkpoint, make_schedule
+from memtrade.pipeline.design.schedule import CheckpointMode, make_schedule
 from memtrade.pipeline.design.timing import Hosts
 from memtrade.target import Target
 
 SLACK = 0.1
 
 # Traces a model: (family, options with the batch size, optimizer) -> the step's graph.
-Trace = Callable[[str, dict[str, Value], str], StepGraph]
+Tracer = Callable[[str, dict[str, Value], str], StepGraph]
 
 
 class PublishedRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One published row as a step of ours. `run` is the row's name in the table `published`."""
+    """One published row as a step of ours. `run` is the row's name in the table `published`;
+    `also_by` are other implementations whose figures of the same run the table has, too.
+    """
 
     published: str
     run: str
@@ -49,9 +51,10 @@ class PublishedRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     partitions: int
     micro_batches: int
     micro_batch_size: int
-    checkpoint: Checkpoint
+    checkpoint: CheckpointMode
     calibrate: bool = False
     implementation: str = "torchgpipe"
+    also_by: list[str] = []
 
 
 class Grid(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -78,19 +81,26 @@ class PublishedPipelines(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     rows: list[PublishedRow] = msgspec.field(default_factory=list, name="row")
 
     def all_rows(self) -> list[PublishedRow]:
-        found = list(self.rows)
+        found = [
+            msgspec.structs.replace(row, implementation=by, also_by=[])
+            for row in self.rows
+            for by in (row.implementation, *row.also_by)
+        ]
         if self.grid is not None:
             found += _rows_of_grid(self.grid)
         return found
 
 
 class Figures(NamedTuple):
-    """What a table says of one row; None where it does not."""
+    """What a table says of one row; None where it does not. `relative` is a ratio that the source
+    prints itself.
+    """
 
     parameter_bytes: float | None = None
     activation_bytes: float | None = None
     total_bytes: float | None = None
     samples_per_second: float | None = None
+    relative: float | None = None
 
 
 class Compared(NamedTuple):
@@ -123,7 +133,7 @@ def load_comparison(path: Path, name: str) -> PublishedPipelines:
     return found[name]
 
 
-def compare_published(comparison: PublishedPipelines, target: Target, trace: Trace) -> Compared:
+def compare_published(comparison: PublishedPipelines, target: Target, trace: Tracer) -> Compared:
     """Predicts each row, and puts what was published beside it.
 
     Args:
@@ -132,7 +142,7 @@ def compare_published(comparison: PublishedPipelines, target: Target, trace: Tra
     """
     rows = comparison.all_rows()
     oracle = _Oracle(comparison, target, trace)
-    published = [_published(row) for row in rows]
+    published = [figures_of(row) for row in rows]
     fit = _calibrate(oracle, rows, published)
     if fit is not None:
         oracle.set_device(fit.device)
@@ -141,14 +151,14 @@ def compare_published(comparison: PublishedPipelines, target: Target, trace: Tra
         for row, figures in zip(rows, published, strict=True)
     ]
     return Compared(
-        comparison, target.device, _with_relative(pd.DataFrame(lines), comparison.relative), fit
+        comparison, target.device, with_relative(pd.DataFrame(lines), comparison.relative), fit
     )
 
 
 class _Oracle:
     """Predicts rows; graphs, partitions and stages are made once for all rows that share them."""
 
-    def __init__(self, comparison: PublishedPipelines, target: Target, trace: Trace):
+    def __init__(self, comparison: PublishedPipelines, target: Target, trace: Tracer):
         self.comparison, self.target, self.trace = comparison, target, trace
         self.device = target.device
         self.graphs: dict[str, StepGraph] = {}
@@ -213,7 +223,7 @@ def _calibrate(
     return calibrate(oracle.target.device, ratios, parameters=oracle.comparison.fit)
 
 
-def checkpoint_of(implementation: str, strategy: str) -> Checkpoint:
+def checkpoint_of(implementation: str, strategy: str) -> CheckpointMode:
     """What a run of the GPT-2 logs recomputes: torchgpipe all but the last micro-batch."""
     if strategy != "checkpoints":
         return "never"
@@ -242,7 +252,7 @@ def _rows_of_grid(grid: Grid) -> list[PublishedRow]:
     return found
 
 
-def _published(row: PublishedRow) -> Figures:
+def figures_of(row: PublishedRow) -> Figures:
     """What the table says of the row.
 
     Raises MemtradeError where the table has no such row, or is none that can be read here.
@@ -291,7 +301,7 @@ def _amoebanet(line: dict[Any, Any]) -> Figures:
 
 
 def _speed(line: dict[Any, Any]) -> Figures:
-    return Figures(samples_per_second=line["samples_per_second"])
+    return Figures(samples_per_second=line["samples_per_second"], relative=line["speedup"])
 
 
 # For each table, the column that names its rows, and what reads one.
@@ -320,6 +330,7 @@ def _line(
         "micro_batch_size": row.micro_batch_size,
         "checkpoint": row.checkpoint,
         "calibrated": row.calibrate,
+        "printed_relative": published.relative,
     }
     predicted = {
         "parameter_bytes": (published.parameter_bytes, ops.parameter_bytes),
@@ -337,11 +348,15 @@ def _line(
     return line
 
 
-def _with_relative(frame: pd.DataFrame, name: str | None) -> pd.DataFrame:
-    """With both sides' figures over those of the first row of the same step and implementation."""
+def with_relative(frame: pd.DataFrame, name: str | None) -> pd.DataFrame:
+    """With both sides' figures over those of the first row of the same step: published ones over
+    the same implementation's, unless the source prints nothing but the ratio.
+    """
+    printed = frame.pop("printed_relative")
     if name is not None:
-        groups = frame.groupby(["published_table", "implementation", "model", "size"])
-        for side in ("published", "predicted"):
+        step = ["published_table", "model", "size"]
+        for side, keys in (("published", [*step, "implementation"]), ("predicted", step)):
             column = f"{side}_{name}"
-            frame[f"{side}_relative_{name}"] = frame[column] / groups[column].transform("first")
+            related = frame[column] / frame.groupby(keys)[column].transform("first")
+            frame[f"{side}_relative_{name}"] = related.fillna(printed)
     return frame

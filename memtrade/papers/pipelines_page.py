@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 
 import pandas as pd
@@ -20,7 +21,10 @@ _QUANTITIES = {
     "relative_fused_activation_bytes": "activation memory, fused, relative",
     "relative_samples_per_second": "throughput, relative",
 }
-_RELATIVE = "relative: over the first row of the same model, size and implementation"
+_RELATIVE = (
+    "relative: over the first row of the same model, size and implementation, or as printed where "
+    "the source prints nothing else"
+)
 
 
 def to_markdown(compared: Compared, *, command: str = "") -> str:
@@ -57,26 +61,29 @@ def _fit_notes(compared: Compared) -> list[str]:
     device = compared.fit.device
     rows = [line for line in compared.frame.to_dict("records") if line["calibrated"]]
     runs = ", ".join(f"{line['model']} {line['run']}" for line in rows)
+    known = compared.frame["published_samples_per_second"].notna().sum()
     shares = ", ".join(f"{name} {share:.2f}" for name, share in device.efficiency.items())
     return [
-        f"calibrated on {len(rows)} of {len(compared.frame)} throughputs ({runs}; marked *), which "
+        f"calibrated on {len(rows)} of {known} throughputs ({runs}; marked *), which "
         f"the errors above leave out. Fitted: shares of the peak rates ({shares}) and "
         f"{device.dispatch_seconds * 1e6:.0f} us for the host to start an op"
     ]
 
 
 def errors_sheet(compared: Compared) -> Sheet:
-    """Per quantity, how many rows are predicted how well."""
+    """Per quantity and implementation, how many rows are predicted how well."""
     rows = []
-    for name, words in _QUANTITIES.items():
-        known = f"published_{name}" in compared.frame
-        errors = errors_of(compared.frame, name) if known else []
+    groups = list(compared.frame.groupby("implementation", sort=False))
+    names = [name for name in _QUANTITIES if f"published_{name}" in compared.frame]
+    for name, (by, frame) in itertools.product(names, groups):
+        errors = errors_of(frame, name)
         if not errors:
             continue
         sizes = [abs(error) for error in errors]
         rows.append(
             (
-                words,
+                _QUANTITIES[name],
+                str(by),
                 str(len(errors)),
                 f"{statistics.median(sizes):.1%}",
                 f"{max(sizes):.1%}",
@@ -88,10 +95,10 @@ def errors_sheet(compared: Compared) -> Sheet:
     return Sheet(
         title=f"{compared.comparison.name}: how far the predictions are off",
         columns=(
-            "quantity", "rows", "median |error|", "largest |error|", "median error",
+            "quantity", "by", "rows", "median |error|", "largest |error|", "median error",
             "within 10%", "within 25%",
         ),
-        words=1,
+        words=2,
         rows=tuple(rows),
         notes=(_RELATIVE,) if compared.comparison.relative else (),
     )  # fmt: skip

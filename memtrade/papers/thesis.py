@@ -15,16 +15,7 @@ from dataclasses import dataclass, replace
 from memtrade.measure.max_batch_records import MaxBatchRecord
 from memtrade.measure.records import Record
 from memtrade.papers.thesis_figures import figures_beside, max_batches_beside
-from memtrade.results.figures import (
-    SOURCES,
-    Figure,
-    Ran,
-    Source,
-    device_label,
-    figures_frame,
-    step_conditions,
-    strategy_rank,
-)
+from memtrade.results.figures import SOURCES, Figure, Ran, Source, figures_frame
 from memtrade.results.machines import machine_labels
 from memtrade.results.max_batches import (
     MaxBatch,
@@ -32,7 +23,16 @@ from memtrade.results.max_batches import (
 )
 from memtrade.results.report import make_report
 from memtrade.results.sheets import DASH, Sheet
-from memtrade.results.tables import beside, beside_note, ratio, seconds, status_text
+from memtrade.results.words import (
+    beside,
+    beside_note,
+    device_label,
+    ratio,
+    seconds,
+    status_text,
+    step_conditions,
+    strategy_rank,
+)
 from memtrade.units import megabytes
 
 # Further down than this, the notes on slips of the source stay in its CSV files.
@@ -44,7 +44,7 @@ _STATUS = {"out_of_memory": "OOM", "out_of_host_memory": "host OOM"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Step:
+class ThesisStep:
     """A training step of the thesis: one table. `title` is of its table."""
 
     name: str
@@ -62,21 +62,21 @@ class Step:
 
 
 STEPS = (
-    Step(
+    ThesisStep(
         name="resnet-32",
         title="ResNet by depth, batch 32",
         family="resnet",
         batch_size=32,
         published_in="thesis_resnet.csv",
     ),
-    Step(
+    ThesisStep(
         name="resnet-128",
         title="ResNet by depth, batch 128",
         family="resnet",
         batch_size=128,
         published_in="thesis_resnet.csv",
     ),
-    Step(
+    ThesisStep(
         name="inception-v4",
         title="InceptionV4, batch 32",
         family="inception-v4",
@@ -87,7 +87,7 @@ STEPS = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Quantity:
+class ColumnGroup:
     """A group of columns: how a figure's attribute is written, and who can have it.
 
     Predicted ratios are left out: they follow from the columns beside them, and the table has to
@@ -101,21 +101,21 @@ class Quantity:
 
 
 QUANTITIES = (
-    Quantity(name="peak MB", attribute="peak_bytes", text=megabytes),
-    Quantity(
+    ColumnGroup(name="peak MB", attribute="peak_bytes", text=megabytes),
+    ColumnGroup(
         name="host MB",
         attribute="host_bytes",
         text=lambda size_bytes: f"{size_bytes / 1e6:,.0f}",
         sources=("published", "measured"),
     ),
-    Quantity(name="step s", attribute="step_seconds", text=seconds),
-    Quantity(
+    ColumnGroup(name="step s", attribute="step_seconds", text=seconds),
+    ColumnGroup(
         name="relative peak",
         attribute="relative_peak",
         text=ratio,
         sources=("published", "measured"),
     ),
-    Quantity(
+    ColumnGroup(
         name="relative time",
         attribute="relative_time",
         text=ratio,
@@ -175,7 +175,7 @@ def _of_the_thesis(batches: Iterable[MaxBatch]) -> list[MaxBatch]:
     return [batch for batch in batches if batch.model in models and not batch.conditions]
 
 
-def _records_of(step: Step, records: Iterable[Record]) -> list[Record]:
+def _records_of(step: ThesisStep, records: Iterable[Record]) -> list[Record]:
     return [
         record
         for record in records
@@ -185,8 +185,8 @@ def _records_of(step: Step, records: Iterable[Record]) -> list[Record]:
     ]
 
 
-def _sheet(step: Step, figures: Sequence[Figure], records: Sequence[Record]) -> Sheet:
-    columns: list[tuple[Quantity, Source]] = [
+def _sheet(step: ThesisStep, figures: Sequence[Figure], records: Sequence[Record]) -> Sheet:
+    columns: list[tuple[ColumnGroup, Source]] = [
         (quantity, source)
         for quantity in QUANTITIES
         for source in quantity.sources
@@ -252,7 +252,7 @@ def _by_layers(figures: Iterable[Figure]) -> dict[int | None, dict[Source, Figur
 
 
 def _cells(
-    figures: dict[Source, Figure], columns: Sequence[tuple[Quantity, Source]]
+    figures: dict[Source, Figure], columns: Sequence[tuple[ColumnGroup, Source]]
 ) -> Iterator[str]:
     for quantity, source in columns:
         figure = figures.get(source)
@@ -269,7 +269,7 @@ def _cells(
             yield (status if value is None else quantity.text(value)) + mark
 
 
-def _jobs(figure: Figure, quantity: Quantity) -> int:
+def _jobs(figure: Figure, quantity: ColumnGroup) -> int:
     """How many trials at a time disturbed what `quantity` says of the figure."""
     if quantity.attribute == "step_seconds":
         return figure.jobs
@@ -278,12 +278,12 @@ def _jobs(figure: Figure, quantity: Quantity) -> int:
     return 1
 
 
-def _has_cell(figure: Figure, quantity: Quantity) -> bool:
+def _has_cell(figure: Figure, quantity: ColumnGroup) -> bool:
     """Whether there is anything to write: under the peak, a status at least."""
     return quantity.attribute == "peak_bytes" or getattr(figure, quantity.attribute) is not None
 
 
-def _notes(step: Step, figures: Sequence[Figure], records: Sequence[Record]) -> list[str]:
+def _notes(step: ThesisStep, figures: Sequence[Figure], records: Sequence[Record]) -> list[str]:
     notes = []
     sources = {figure.source for figure in figures}
     if "published" in sources:

@@ -15,7 +15,13 @@ from pathlib import Path
 from memtrade.costs import op_cost
 from memtrade.facts.kernel import Fact, Facts, Request
 from memtrade.graph import Op, StepGraph
-from memtrade.papers.thesis_predictor import FITTED, PredictedRow, Predictor, actions_of, published
+from memtrade.papers.thesis_predictor import (
+    FITTED,
+    PredictedRow,
+    ThesisPredictor,
+    actions_of,
+    published,
+)
 from memtrade.papers.thesis_trace import trace_step
 from memtrade.rebatch import Rebatcher
 from memtrade.results.sheets import Sheet
@@ -53,7 +59,7 @@ class WithCopies:
 
 
 @dataclass(frozen=True)
-class Tried:
+class TriedRow:
     """One row as predicted, with copies, and the seconds of its long filters."""
 
     usual: PredictedRow
@@ -61,16 +67,16 @@ class Tried:
     long_seconds: float
 
 
-def try_all(graph: StepGraph, target: Target) -> list[Tried]:
+def try_all(graph: StepGraph, target: Target) -> list[TriedRow]:
     rows = [row for row in published() if row.table == "InceptionV4"]
-    usual = Predictor(lambda layers, batch_size: graph, target)
+    usual = ThesisPredictor(lambda layers, batch_size: graph, target)
     copying = target.replace(facts=WithCopies(target.facts))
-    copied = Predictor(lambda layers, batch_size: graph, copying)
+    copied = ThesisPredictor(lambda layers, batch_size: graph, copying)
     simulator = TimeSimulator(graph, target)
     seconds = target.op_seconds(graph)
     long = {op.id for op in graph.ops if is_long(op, graph)}
     return [
-        Tried(
+        TriedRow(
             usual.row(row),
             copied.row(row),
             sum(
@@ -90,7 +96,7 @@ def is_long(op: Op, graph: StepGraph) -> bool:
     )
 
 
-def tried_sheet(tried: Sequence[Tried]) -> Sheet:
+def tried_sheet(tried: Sequence[TriedRow]) -> Sheet:
     """Times, with long filters so slow that `original` is right; peaks, with copies."""
     first = next(each for each in tried if each.usual.strategy == "original")
     missing = (first.usual.published_seconds or 0.0) - first.usual.predicted_seconds

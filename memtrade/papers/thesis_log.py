@@ -22,20 +22,20 @@ from collections.abc import Iterable
 from itertools import accumulate
 
 from memtrade.errors import MemtradeError
-from memtrade.measure.protocol import Checkpoint, Measured, PlanSummary
+from memtrade.measure.protocol import Measured, NamedCheckpoint, PlanSummary
 from memtrade.measure.records import Record
 
 # How many steps the benchmark ran, counted ones and its first alike.
 STEPS = 9
 
-_HEADS = {
+HEADS = {
     "original": "Running without checkpoints",
     "checkpoints": "Running with checkpoints",
     "lms": "Running with tensorflow_large_model_support",
     "ome": "Running with OME",
 }
 # What the benchmark prints as the size of a net that has no depth.
-_NO_DEPTH = 50
+NO_DEPTH = 50
 
 
 def thesis_log(records: Iterable[Record]) -> str:
@@ -48,13 +48,13 @@ def thesis_log(records: Iterable[Record]) -> str:
     running = ""
     for record in records:
         strategy = record.spec.strategy
-        if strategy in _HEADS:
-            parts += [f"{_HEADS[strategy]}\n"] if strategy != running else []
+        if strategy in HEADS:
+            parts += [f"{HEADS[strategy]}\n"] if strategy != running else []
             parts.append("\n".join(_run(record)) + "\n")
             running = strategy
     if not parts:
         raise MemtradeError(
-            f"the thesis' log knows {', '.join(_HEADS)}: there is no record of one of them"
+            f"the thesis' log knows {', '.join(HEADS)}: there is no record of one of them"
         )
     return "".join(parts)
 
@@ -65,17 +65,16 @@ def _run(record: Record) -> list[str]:
     if strategy == "lms" and plan is not None:
         lines += _edits(record, plan)
     if strategy == "ome" and plan is not None:
-        lines += _disconnected(plan.checkpoints or ())
-    size = record.spec.model_options.get("layers", _NO_DEPTH)
+        lines += disconnected_lines(plan.checkpoints or ())
+    size = record.spec.model_options.get("layers", NO_DEPTH)
     if measured is None:  # as the benchmark leaves a step that does not fit
         return [*lines, f"--- Size:{size}", "sleep 5 sec"]
     lines += _memory(measured, record.filename)
     lines.append(f"--- Size:{size}")
-    bar = "|_____" if strategy in ("lms", "ome") else "|______"
     seconds = (*measured.warmup_seconds, *measured.step_seconds)
     for peak_bytes, took in zip(measured.peak_bytes_by_step, seconds, strict=True):
         cost = (peak_bytes - measured.persistent_bytes) / 1e6
-        lines.append(f"{bar} memory_cost:{cost!r}, execute_time:{took:.3f}")
+        lines.append(step_line(strategy, cost, took))
     return [*lines, "sleep 5 sec", f"cpu used :{measured.host_bytes / 1e9:.2f}"]
 
 
@@ -88,9 +87,18 @@ def _memory(measured: Measured, name: str) -> list[str]:
     before, ready, *after = measured.in_use_bytes
     most = [before, *accumulate((ready, *measured.peak_bytes_by_step), max)]
     return [
-        f"('max_mem:', {high / 1e6!r}, 'mem_used:', {used / 1e6!r})"
+        memory_line(high / 1e6, used / 1e6)
         for high, used in zip(most, (before, ready, *after), strict=True)
     ]
+
+
+def memory_line(most_mb: float, used_mb: float) -> str:
+    return f"('max_mem:', {most_mb!r}, 'mem_used:', {used_mb!r})"
+
+
+def step_line(strategy: str, cost_mb: float, seconds: float) -> str:
+    bar = "|_____" if strategy in ("lms", "ome") else "|______"
+    return f"{bar} memory_cost:{cost_mb!r}, execute_time:{seconds:.3f}"
 
 
 def _edits(record: Record, plan: PlanSummary) -> list[str]:
@@ -112,7 +120,7 @@ def _edits(record: Record, plan: PlanSummary) -> list[str]:
     return [f"INFO:tensorflow:[LMS][0] {line}" for line in said]
 
 
-def _disconnected(checkpoints: tuple[Checkpoint, ...]) -> list[str]:
+def disconnected_lines(checkpoints: tuple[NamedCheckpoint, ...]) -> list[str]:
     lines = [f"total checkpoints disconnected count : {len(checkpoints)}"]
     for each in checkpoints:
         what = "swap out" if each.decision == "swap" else "checkpoints but not swap out"

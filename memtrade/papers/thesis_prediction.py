@@ -34,8 +34,8 @@ from memtrade.papers.thesis_predictor import (
     TABLES,
     Graphs,
     PredictedRow,
-    Predictor,
     Published,
+    ThesisPredictor,
     fit,
     lms_otherwise,
     published,
@@ -99,6 +99,19 @@ def _cell(value: object) -> object:
     return "" if value is None else f"{value:.4g}" if isinstance(value, float) else value
 
 
+_MISSED = (
+    "## What is missed",
+    "",
+    "InceptionV4's steps take far longer than predicted, all four by about the same share; the",
+    "log does not say why. Its checkpointed peaks are missed as well. The largest batches take",
+    "longer than predicted, that of `original` too: near its limit the card may have",
+    "lacked the room for its faster convolutions. LMS's largest batch is missed by far: in the",
+    "simulator requests wait for copies out until there is room, in the thesis the step ends.",
+    "LMS's peaks are predicted too high, and printed as the lowest of nine steps.",
+    "",
+)
+
+
 def markdown(
     rows: Sequence[PredictedRow],
     device: Device,
@@ -135,6 +148,25 @@ def markdown(
     for table in TABLES:
         lines += [f"## {table[0].upper()}{table[1:]}", "", *_table(rows, table), ""]
     lines += [
+        *_about_lms(lms),
+        *_MISSED,
+        "## What hangs on the choices",
+        "",
+        "| | median error: time | peak | time by table: " + ", ".join(TABLES) + " |",
+        "|---|--:|--:|---|",
+        *(_choice(name, choice) for name, choice in {"as above": rows, **others}.items()),
+        "",
+        "The shares of the card's rates (`gtx-1070.toml`) were set with the thesis' figures for",
+        "batch 128 in view, and that a step's overhead is that of `original` and `lms` alone was",
+        "seen from ResNet-18, whose checkpointed step is printed as the faster one: the rows above",
+        "say what both are worth.",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _about_lms(lms: Mapping[str, Mapping[str, tuple[float, float]]]) -> list[str]:
+    return [
         "## What decides over LMS",
         "",
         "In the thesis LMS saves little and is slowest; in memtrade's arena it saves most. The",
@@ -149,28 +181,7 @@ def markdown(
             for what in next(iter(lms.values()))
         ),
         "",
-        "## What is missed",
-        "",
-        "InceptionV4's steps take far longer than predicted, all four by about the same share; the",
-        "log does not say why. Its checkpointed peaks are missed as well. The largest batches take",
-        "longer than predicted, that of `original` too: near its limit the card may have",
-        "lacked the room for its faster convolutions. LMS's largest batch is missed by far: in the",
-        "simulator requests wait for copies out until there is room, in the thesis the step ends.",
-        "LMS's peaks are predicted too high, and printed as the lowest of nine steps.",
-        "",
-        "## What hangs on the choices",
-        "",
-        "| | median error: time | peak | time by table: " + ", ".join(TABLES) + " |",
-        "|---|--:|--:|---|",
-        *(_choice(name, choice) for name, choice in {"as above": rows, **others}.items()),
-        "",
-        "The shares of the card's rates (`gtx-1070.toml`) were set with the thesis' figures for",
-        "batch 128 in view, and that a step's overhead is that of `original` and `lms` alone was",
-        "seen from ResNet-18, whose checkpointed step is printed as the faster one: the rows above",
-        "say what both are worth.",
-        "",
     ]
-    return "\n".join(lines)
 
 
 def _order_by_time(rows: Sequence[PredictedRow]) -> dict[str, list[tuple[str, str]]]:
@@ -262,7 +273,7 @@ def scaled(card: Target, factor: float) -> Target:
 
 def _again(graph: Graphs, target: Target, rows: Sequence[Published]) -> list[PredictedRow]:
     """All rows with another profile; their largest batches are not looked for."""
-    predictor = Predictor(graph, target)
+    predictor = ThesisPredictor(graph, target)
     return [predictor.row(row, largest=False) for row in rows]
 
 
@@ -294,7 +305,7 @@ def main(folder: Path) -> int:
     card = profile_target(CARD)
     rows = published()
     fitted = fit(graph, rows, card)
-    predictor = Predictor(graph, fitted)
+    predictor = ThesisPredictor(graph, fitted)
     predicted = [predictor.row(row) for row in rows]
     slow, fast = (fit(graph, rows, scaled(card, factor)) for factor in (0.9, 1.1))
     strategies = frozenset(row.strategy for row in rows)

@@ -108,7 +108,7 @@ def _number(value: float) -> float | None:
     return None if math.isnan(value) else float(value)
 
 
-class Predictor:
+class ThesisPredictor:
     """Predicts rows with one profile, and with a step's overhead where `aged` says so."""
 
     def __init__(self, graph: Graphs, traced: Target, aged: frozenset[str] = AGED):

@@ -8,14 +8,14 @@
     the thesis' way, its GPU the same at batch 32, predicted (results/predicted/thesis.csv)
     memtrade's own rules     the same networks under memtrade's rules in a pinned order, measured
 
-Batches differ, so what compares is the ratio to `original` in the same column.
+Batches differ, so what compares is the ratio to `original` of the same source.
 """
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +26,9 @@ from memtrade.measure.records import Record, planned_options, unusual_model_opti
 from memtrade.options import Value
 from memtrade.papers.thesis_nets import INCEPTION, OPTIMIZER, ORDER, RESNET, TOOLS, rules_of
 from memtrade.papers.thesis_predictor import Published, published
-from memtrade.results.sheets import NONE, Sheet
-from memtrade.results.tables import ratio, seconds
+from memtrade.results.sheets import Sheet
+from memtrade.results.sheets import cell as text
+from memtrade.results.words import ratio, seconds
 from memtrade.strategies import make_options
 from memtrade.units import megabytes
 
@@ -39,20 +40,20 @@ PREDICTED = Path("results") / "predicted" / "thesis.csv"
 
 @dataclass(frozen=True)
 class Cell:
-    """A peak and a step time of one column."""
+    """A peak and a step time of one source."""
 
     peak_bytes: float | None = None
     step_seconds: float | None = None
 
 
-Column = dict[str, Cell]
+CellByStrategy = dict[str, Cell]
 
 
 def tools_sheets(records: Sequence[Record], *, predicted: Path = PREDICTED) -> list[Sheet]:
     """A sheet for each network and batch size that was measured.
 
     Args:
-        predicted: where the predictions are; without that file their column is empty.
+        predicted: where the predictions are; without that file their rows are empty.
 
     Raises:
         MemtradeError: no record is of the thesis' networks.
@@ -86,7 +87,7 @@ def _sheet(layers: int | None, batch: int, records: Sequence[Record], predicted:
     theirs = _measured(records, layers, own=False)
     ours = _measured(records, layers, own=True)
     originals = _originals(records)
-    columns: dict[str, Column] = {
+    sources: dict[str, CellByStrategy] = {
         f"published, batch {BATCH}": _published(layers),
         f"the thesis' way, here, batch {batch}": theirs,
         **({f"the originals, TensorFlow 1, here, batch {batch}": originals} if originals else {}),
@@ -94,41 +95,39 @@ def _sheet(layers: int | None, batch: int, records: Sequence[Record], predicted:
         f"memtrade's own rules, here, batch {batch}": ours,
     }
     rows = [
-        (strategy, *(text for column in columns.values() for text in _texts(column, strategy)))
+        (strategy, name, cells.get(strategy, Cell()), cells.get("original", Cell()))
         for strategy in STRATEGIES
+        for name, cells in sources.items()
     ]
     name = "InceptionV4" if layers is None else f"ResNet-{layers} v2"
     machine = records[-1].machine
-    return Sheet(
+    return Sheet.of(
+        rows,
+        [
+            ("source", lambda it: it[1]),
+            ("peak MB", lambda it: text(lambda size: megabytes(round(size)), it[2].peak_bytes)),
+            ("of original's", lambda it: _over(it[2].peak_bytes, it[3].peak_bytes)),
+            ("step s", lambda it: text(seconds, it[2].step_seconds)),
+            ("of original's time", lambda it: _over(it[2].step_seconds, it[3].step_seconds)),
+        ],
+        sections=tuple(strategy for strategy, *_ in rows),
         title=f"{name}: published, measured, predicted",
-        columns=(
-            "strategy",
-            *(
-                f"{column}: {what}"
-                for column in columns
-                for what in ("peak MB", "of original's", "step s", "of original's time")
-            ),
-        ),
-        words=1,
-        rows=tuple(rows),
         notes=(*_notes(records, layers), f"here: {machine.cpu_model}, {machine.cores} cores"),
-        command="\n    ".join(dict.fromkeys(record.command for record in records)),
+        command="\n".join(dict.fromkeys(record.command for record in records)),
+        frame=pd.DataFrame(
+            [
+                {"net": name, "strategy": strategy, "source": source, **asdict(cell)}
+                for strategy, source, cell, _ in rows
+            ]
+        ),
     )
 
 
-def _texts(column: Column, strategy: str) -> Iterable[str]:
-    cell, original = column.get(strategy, Cell()), column.get("original", Cell())
-
-    def over(one: float | None, other: float | None) -> str:
-        return ratio(one / other if one is not None and other else None)
-
-    yield NONE if cell.peak_bytes is None else megabytes(round(cell.peak_bytes))
-    yield over(cell.peak_bytes, original.peak_bytes)
-    yield NONE if cell.step_seconds is None else seconds(cell.step_seconds)
-    yield over(cell.step_seconds, original.step_seconds)
+def _over(one: float | None, other: float | None) -> str:
+    return ratio(one / other if one is not None and other else None)
 
 
-def _published(layers: int | None) -> Column:
+def _published(layers: int | None) -> CellByStrategy:
     def of_step(row: Published) -> bool:
         return row.layers == layers and row.batch_size == BATCH and row.table != "max batch"
 
@@ -139,7 +138,7 @@ def _published(layers: int | None) -> Column:
     }
 
 
-def _predicted(frame: Any, layers: int | None) -> Column:
+def _predicted(frame: Any, layers: int | None) -> CellByStrategy:
     if frame is None:
         return {}
     chosen = frame["layers"].isna() if layers is None else frame["layers"] == layers
@@ -150,9 +149,9 @@ def _predicted(frame: Any, layers: int | None) -> Column:
     }
 
 
-def _measured(records: Iterable[Record], layers: int | None, *, own: bool) -> Column:
+def _measured(records: Iterable[Record], layers: int | None, *, own: bool) -> CellByStrategy:
     """Of several records of the same trial, the newest."""
-    column: Column = {}
+    column: CellByStrategy = {}
     for record in records:
         if is_original(record) or rule_of(record, layers) == ("own" if own else "theirs"):
             assert record.measured is not None
@@ -162,7 +161,7 @@ def _measured(records: Iterable[Record], layers: int | None, *, own: bool) -> Co
     return column
 
 
-def _originals(records: Iterable[Record]) -> Column:
+def _originals(records: Iterable[Record]) -> CellByStrategy:
     return {
         TOOLS[record.spec.strategy]: Cell(
             record.measured.peak_bytes, record.measured.median_seconds

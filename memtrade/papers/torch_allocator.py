@@ -2,7 +2,7 @@
 
 The idea. Memory comes from CUDA in *segments*, and is kept: a freed block waits for the next
 request of its stream. What logs call reserved is the sum of all segments, whether anything lies in
-them or not, and it only grows. The rules, as in PyTorch's `CUDACachingAllocator` by default:
+them or not. The rules, as in PyTorch's `CUDACachingAllocator` by default:
 
 - A request is rounded up to 512 bytes. Up to 1 MiB it is small; small and large ones, and every
   stream, have pools of their own.
@@ -11,9 +11,9 @@ them or not, and it only grows. The rules, as in PyTorch's `CUDACachingAllocator
 - If none does, a segment is asked for: 2 MiB for a small request, 20 MiB for one below 10 MiB, else
   the request rounded up to 2 MiB.
 - A freed block merges with its free neighbours in the segment.
+- Where the card has no more, segments in which nothing lies are given back first, all of them.
 
-Not modelled: that a block which another stream used waits for its event, and that cached segments
-are given back where the card is full.
+Not modelled: that a block which another stream used waits for its event.
 """
 
 from __future__ import annotations
@@ -38,10 +38,19 @@ class _Block:
 
 
 class CachingAllocator:
-    """One device's. `reserved_bytes`: of all segments; `peak_bytes`: most in use at once."""
+    """One device's.
 
-    def __init__(self) -> None:
-        self.reserved_bytes = self.used_bytes = self.peak_bytes = 0
+    Args:
+        limit_bytes: what the card has; without end unless given.
+
+    Attributes:
+        reserved_bytes: of all segments; `most_reserved_bytes` at once.
+        used_bytes: in use; `peak_bytes` at once.
+    """
+
+    def __init__(self, limit_bytes: int | None = None) -> None:
+        self.limit_bytes = limit_bytes
+        self.reserved_bytes = self.most_reserved_bytes = self.used_bytes = self.peak_bytes = 0
         self._free: dict[tuple[int, bool], list[tuple[int, int]]] = {}
         self._blocks: dict[int, _Block] = {}
         self._segments = 0
@@ -81,11 +90,26 @@ class CachingAllocator:
     def _segment(self, size: int, pool: tuple[int, bool]) -> int:
         unit = 2 * MIB
         whole = unit if pool[1] else 20 * MIB if size < 10 * MIB else -(-size // unit) * unit
+        if self.limit_bytes is not None and self.reserved_bytes + whole > self.limit_bytes:
+            self._give_back()
+            if self.reserved_bytes + whole > self.limit_bytes:
+                raise MemoryError(f"{self.reserved_bytes + whole:,} of {self.limit_bytes:,} bytes")
         self.reserved_bytes += whole
+        self.most_reserved_bytes = max(self.most_reserved_bytes, self.reserved_bytes)
         self._segments += 1
         address = self._segments * _SEGMENT_STRIDE
         self._blocks[address] = _Block(whole, pool)
         return address
+
+    def _give_back(self) -> None:
+        """All segments in which nothing lies."""
+        for free in self._free.values():
+            for size, address in list(free):
+                block = self._blocks[address]
+                if block.before is None and block.behind is None:
+                    free.remove((size, address))
+                    del self._blocks[address]
+                    self.reserved_bytes -= size
 
     def _merged(self, first: int, freed: int) -> int:
         """Joins the block and the one behind it where both are free; `freed` is in no list yet."""
@@ -104,14 +128,16 @@ class CachingAllocator:
         return first
 
 
-class Tensor:
+class TorchTensor:
     """Holds a block until nothing refers to it any more, as in PyTorch."""
 
     __slots__ = ("_address", "_device")
 
     def __init__(self, device: CachingAllocator, size_bytes: int, *, stream: int = 0):
         self._device = device
+        self._address = -1  # of none, where the device has no more
         self._address = device.allocate(size_bytes, stream)
 
     def __del__(self) -> None:
-        self._device.free(self._address)
+        if self._address >= 0:
+            self._device.free(self._address)

@@ -35,7 +35,7 @@ from memtrade.tf.step import TrainStep
 from memtrade.tf.verify import compare_steps
 from memtrade.units import megabytes
 
-Row = dict[str, Any]
+CaseRow = dict[str, Any]
 
 BATCH, CLASSES, STEPS = 4, 10, 2
 ROOMY_BYTES = 1 << 42
@@ -102,7 +102,7 @@ def state(model: keras.Model) -> list[tf.Variable]:
     return list(every.values())
 
 
-def verify(name: str, strategy: str = "ome") -> Row:
+def verify(name: str, strategy: str = "ome") -> CaseRow:
     """One row of the table."""
     model = compiled(name)
     batch = batch_for(model)
@@ -134,14 +134,14 @@ def verify(name: str, strategy: str = "ome") -> Row:
     return dict(zip(COLUMNS, row, strict=True))
 
 
-def sheet(rows: Sequence[Row], folder: str) -> Sheet:
+def sheet(rows: Sequence[CaseRow], folder: str) -> Sheet:
     """The rows as a table."""
 
-    def difference(row: Row) -> str:
+    def difference(row: CaseRow) -> str:
         size = float(row["max_difference"])
         return f"{size:.3g}" if size else "0 (to the bit)"
 
-    def count(name: str) -> tuple[str, Callable[[Row], str]]:
+    def count(name: str) -> tuple[str, Callable[[CaseRow], str]]:
         return name, lambda row: f"{int(row[name]):,}"
 
     return Sheet.of(
@@ -173,7 +173,7 @@ def main(folder: str, names: Sequence[str]) -> int:
     # original, whose results then differ in the last bit.
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
     path = Path(folder, "verify.csv")
-    known: dict[str, Row] = {}
+    known: dict[str, CaseRow] = {}
     if names and path.exists():
         with path.open(newline="") as file:
             known = {row["model"]: row for row in csv.DictReader(file)}

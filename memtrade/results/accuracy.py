@@ -11,7 +11,8 @@ import pandas as pd
 from memtrade.measure.records import Record, options_text, unusual_strategy_options
 from memtrade.models import make_model
 from memtrade.results.sheets import NONE, Sheet, cell
-from memtrade.results.tables import AFTERWARDS, BESIDE
+from memtrade.results.tables import AFTERWARDS
+from memtrade.results.words import BESIDE
 from memtrade.units import megabytes, parse_bytes
 
 

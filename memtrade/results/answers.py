@@ -116,7 +116,7 @@ def summarize_batches(batches: Sequence[MaxBatch]) -> list[tuple[str, str]]:
     for place in dict.fromkeys((batch.step_name, batch.where) for batch in measured):
         own = [batch for batch in measured if (batch.step_name, batch.where) == place]
         best = max(own, key=lambda batch: batch.batch_size)
-        times = f", {best.relative:.2f} × original's" if best.relative else ""
+        times = f", {best.relative_batch:.2f} × original's" if best.relative_batch else ""
         name = ", ".join(part for part in place if part)
         sentences.append((f"largest batch of {name}", f"{best.variant}: {best.batch_size}{times}"))
     return sentences

@@ -11,7 +11,7 @@ from memtrade.measure.records import Record
 from memtrade.results.compare import Change, Pair, ResultChanges
 from memtrade.results.machines import unlike
 from memtrade.results.sheets import NONE, Sheet
-from memtrade.results.tables import seconds, step_text, strategy_label
+from memtrade.results.words import seconds, step_text, strategy_label
 from memtrade.units import megabytes
 
 _COLUMNS = ("step", "strategy", "verdict", "peak MB", "change %", "step s", "change %", "noise %")
@@ -64,7 +64,7 @@ def _frame(changes: ResultChanges) -> pd.DataFrame:
         {
             "model": pair.after.model,
             "step": step_text(pair.after.spec),
-            "strategy": strategy_label(pair.after),
+            "strategy": strategy_label(pair.after.spec),
             "where": pair.where,
             "quantity": change.quantity,
             "before": change.before,
@@ -85,7 +85,7 @@ def _frame(changes: ResultChanges) -> pd.DataFrame:
 def _row(pair: Pair) -> tuple[str, ...]:
     by_quantity = {change.quantity: change for change in pair.changes}
     step = ", ".join(part for part in (step_text(pair.after.spec), pair.where) if part)
-    head = (step, strategy_label(pair.after), pair.verdict)
+    head = (step, strategy_label(pair.after.spec), pair.verdict)
     if "status" in by_quantity:
         status = by_quantity["status"]
         return *head, _arrow(str(status.before), str(status.after)), *(NONE,) * 4
@@ -127,5 +127,5 @@ def _by_step(records: Sequence[Record]) -> list[str]:
     """ "checkpoints, lms on resnet-50, batch 32, ...", a text per step."""
     steps: dict[str, list[str]] = {}
     for record in records:
-        steps.setdefault(step_text(record.spec), []).append(strategy_label(record))
+        steps.setdefault(step_text(record.spec), []).append(strategy_label(record.spec))
     return [f"{', '.join(strategies)} on {step}" for step, strategies in steps.items()]

@@ -9,15 +9,15 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from memtrade.graph import StepGraph
-from memtrade.results.slices import CHANNELS, DEVICE_COUNTER, HOST_COUNTER, Step, slices
+from memtrade.results.slices import CHANNELS, DEVICE_COUNTER, HOST_COUNTER, SimulatedStep, slices
 from memtrade.simulate.usage import GROUPS, Usage
 
-Event = dict[str, Any]
+Entry = dict[str, Any]
 
 
-def to_chrome(graph: StepGraph, steps: Sequence[Step], *, compressed: bool) -> bytes:
+def to_chrome(graph: StepGraph, steps: Sequence[SimulatedStep], *, compressed: bool) -> bytes:
     """The trace of all steps, which all begin at 0; gzipped or not."""
-    events: list[Event] = []
+    events: list[Entry] = []
     for pid, step in enumerate(steps, start=1):
         events.append(_named("process_name", pid, 0, step.label))
         events += (_named("thread_name", pid, i, name) for i, name in enumerate(CHANNELS))
@@ -27,11 +27,11 @@ def to_chrome(graph: StepGraph, steps: Sequence[Step], *, compressed: bool) -> b
     return gzip.compress(text, mtime=0) if compressed else text
 
 
-def _named(what: str, pid: int, tid: int, name: str) -> Event:
+def _named(what: str, pid: int, tid: int, name: str) -> Entry:
     return {"ph": "M", "name": what, "pid": pid, "tid": tid, "args": {"name": name}}
 
 
-def _slices(graph: StepGraph, usage: Usage, pid: int) -> Iterable[Event]:
+def _slices(graph: StepGraph, usage: Usage, pid: int) -> Iterable[Entry]:
     for each in slices(graph, usage):
         yield {
             "ph": "X",
@@ -45,7 +45,7 @@ def _slices(graph: StepGraph, usage: Usage, pid: int) -> Iterable[Event]:
         }
 
 
-def _counters(usage: Usage, pid: int) -> Iterable[Event]:
+def _counters(usage: Usage, pid: int) -> Iterable[Entry]:
     for moment in usage.moments:
         by_group = dict(zip(GROUPS, moment.by_group, strict=True))
         for name, values in ((DEVICE_COUNTER, by_group), (HOST_COUNTER, {"": moment.host_bytes})):

@@ -34,10 +34,10 @@ from memtrade.measure.records import (
 )
 from memtrade.results.figures import places
 from memtrade.results.machines import Hardware, hardware, machine_labels
-from memtrade.results.tables import status_text
+from memtrade.results.words import status_text
 
-Verdict = Literal["same", "better", "worse"]
-Quantity = Literal["status", "peak", "time"]
+Judgement = Literal["same", "better", "worse"]
+Judged = Literal["status", "peak", "time"]
 
 # The median absolute deviation times this is a normal distribution's standard deviation.
 _DEVIATION = 1.4826
@@ -66,11 +66,11 @@ class Change:
         noise: what a difference must exceed, in the same unit; None where nothing is judged.
     """
 
-    quantity: Quantity
+    quantity: Judged
     before: float | str
     after: float | str
     noise: float | None
-    verdict: Verdict
+    verdict: Judgement
 
     @property
     def relative(self) -> float | None:
@@ -90,7 +90,7 @@ class Pair:
     changes: tuple[Change, ...]
 
     @property
-    def verdict(self) -> Verdict:
+    def verdict(self) -> Judgement:
         """ "worse" if anything is, else "better" if anything is."""
         verdicts = {change.verdict for change in self.changes}
         return "worse" if "worse" in verdicts else "better" if "better" in verdicts else "same"
@@ -172,7 +172,7 @@ def judge(
     """The changes of one trial. Without `times`, step times are there but are not judged."""
     old, new = before.measured, after.measured
     if before.status != after.status or old is None or new is None:
-        verdict: Verdict = "same"
+        verdict: Judgement = "same"
         if before.status != after.status and "ok" in (before.status, after.status):
             verdict = "worse" if before.status == "ok" else "better"
         names = status_text(before.status), status_text(after.status)
@@ -201,7 +201,7 @@ def judge(
     return peak, time
 
 
-def _verdict(before: float, after: float, noise: float | None) -> Verdict:
+def _verdict(before: float, after: float, noise: float | None) -> Judgement:
     if noise is None or abs(after - before) <= noise:
         return "same"
     return "worse" if after > before else "better"

@@ -92,52 +92,17 @@ def _title(found: Explanation) -> str:
 
 
 def _why(found: Explanation) -> str:
-    limit, needed = megabytes(found.limit_bytes), megabytes(found.needed_bytes)
-    beside = found.beside
-    if found.kind == "batch":
-        return (
-            f"the batch is too large: the step takes {needed} MB"
-            + (_OWN_ORDER if found.needed_bytes <= found.limit_bytes else "")
-            + f", the device has {limit} MB"
-            + _beside_data(found)
-            + (
-                f"; about {found.fitting_batch:,} of {found.batch_size:,} examples would fit"
-                if found.fitting_batch
-                else ""
-            )
-        )
-    if found.kind == "need":
-        if not found.needed_bytes:
-            return f"need: more was asked for than the device's {limit} MB have left"
-        return (
-            f"the step needs more than there is, whatever its batch: {needed} MB of {limit} MB, "
-            f"of which {megabytes(found.fixed_bytes)} MB are weights and slots"
-        )
-    if found.kind == "fragmentation":
-        piece = f"{megabytes(found.requested_bytes)} MB in one piece were not"
-        if found.largest_free_bytes is not None:
-            piece = f"the largest piece had {megabytes(found.largest_free_bytes)} MB"
-        return f"fragmentation: {megabytes(found.free_bytes)} MB were free, but {piece}"
-    if found.kind == "scratch":
-        without = ""
-        if found.needed_bytes:
-            without = (
-                f": the step takes {needed} MB of {limit} MB, of which kernels ask for up to "
-                f"{megabytes(found.scratch_bytes)} MB beside their outputs"
-            )
-        return f"scratch memory of a kernel{without}"
-    if found.kind == "another model":
-        return (
-            f"something else in the process: the step takes {needed} MB and fits alone, but "
-            f"{megabytes(beside.variable_bytes)} MB are variables that it does not use"
-            + (f" ({beside.where})" if beside.where else "")
-        )
-    if found.kind == "leak":
-        return (
-            f"tensors that stay between steps: the step takes {needed} MB and fits alone, but "
-            f"Python holds {beside.tensors:,} tensors with {megabytes(beside.tensor_bytes)} MB"
-            + (f" ({beside.where})" if beside.where else "")
-        )
+    needed, limit = megabytes(found.needed_bytes), megabytes(found.limit_bytes)
+    told = {
+        "batch": _too_large,
+        "need": _too_much,
+        "fragmentation": _in_pieces,
+        "scratch": _kernels_scratch,
+        "another model": _something_else,
+        "leak": _tensors_that_stay,
+    }.get(found.kind)
+    if told is not None:
+        return told(found, needed, limit)
     if found.needed_bytes:
         return (
             f"nothing that the step does: it takes {needed} MB of {limit} MB. Something else in "
@@ -147,6 +112,63 @@ def _why(found: Explanation) -> str:
         "not told by this text alone: it has no dump of the allocator (TF_CPP_MIN_LOG_LEVEL=0 "
         "logs one). Name the step to have it simulated: --model or --target, and --batch-size"
     )
+
+
+def _too_large(found: Explanation, needed: str, limit: str) -> str:
+    fitting = f"; about {found.fitting_batch:,} of {found.batch_size:,} examples would fit"
+    return (
+        f"the batch is too large: the step takes {needed} MB"
+        + (_OWN_ORDER if found.needed_bytes <= found.limit_bytes else "")
+        + f", the device has {limit} MB"
+        + _beside_data(found)
+        + (fitting if found.fitting_batch else "")
+    )
+
+
+def _too_much(found: Explanation, needed: str, limit: str) -> str:
+    if not found.needed_bytes:
+        return f"need: more was asked for than the device's {limit} MB have left"
+    return (
+        f"the step needs more than there is, whatever its batch: {needed} MB of {limit} MB, "
+        f"of which {megabytes(found.fixed_bytes)} MB are weights and slots"
+    )
+
+
+def _in_pieces(found: Explanation, needed: str, limit: str) -> str:
+    piece = f"{megabytes(found.requested_bytes)} MB in one piece were not"
+    if found.largest_free_bytes is not None:
+        piece = f"the largest piece had {megabytes(found.largest_free_bytes)} MB"
+    return f"fragmentation: {megabytes(found.free_bytes)} MB were free, but {piece}"
+
+
+def _kernels_scratch(found: Explanation, needed: str, limit: str) -> str:
+    if not found.needed_bytes:
+        return "scratch memory of a kernel"
+    return (
+        f"scratch memory of a kernel: the step takes {needed} MB of {limit} MB, of which kernels "
+        f"ask for up to {megabytes(found.scratch_bytes)} MB beside their outputs"
+    )
+
+
+def _something_else(found: Explanation, needed: str, limit: str) -> str:
+    return (
+        f"something else in the process: the step takes {needed} MB and fits alone, but "
+        f"{megabytes(found.beside.variable_bytes)} MB are variables that it does not use"
+        + _where(found)
+    )
+
+
+def _tensors_that_stay(found: Explanation, needed: str, limit: str) -> str:
+    beside = found.beside
+    return (
+        f"tensors that stay between steps: the step takes {needed} MB and fits alone, but "
+        f"Python holds {beside.tensors:,} tensors with {megabytes(beside.tensor_bytes)} MB"
+        + _where(found)
+    )
+
+
+def _where(found: Explanation) -> str:
+    return f" ({found.beside.where})" if found.beside.where else ""
 
 
 def _beside_data(found: Explanation) -> str:

@@ -10,27 +10,26 @@ names what differs: the machine, the device and its limit, the optimizer.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol, Self, TypeVar
 
 import pandas as pd
 
 from memtrade.measure.host import Machine
 from memtrade.measure.protocol import TrialSpec
-from memtrade.measure.records import Record, options_text, unusual_model_options
-from memtrade.models import MODELS, options_of
+from memtrade.measure.records import Record
 from memtrade.results.machines import hardware, machine_labels
-from memtrade.results.tables import strategy_label
-from memtrade.strategies import STRATEGIES
+from memtrade.results.words import device_label, step_conditions, strategy_label, strategy_rank
 
 Source = Literal["published", "measured", "predicted"]
 SOURCES: tuple[Source, ...] = ("published", "measured", "predicted")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Figure:
-    """What one source says of one step under one strategy.
+class Claim(ABC):
+    """What one source says of one model under one strategy.
 
     Attributes:
         where: see above; of a published one, what published it.
@@ -38,11 +37,6 @@ class Figure:
         layers: the depth, or None where the model has no such option.
         strategy: the registered name. variant: with what is not the default ("lms (lb=3)").
         conditions: what else about the step is not the default.
-        status: of the trial; of a prediction, whether the step fits under the limit.
-        host_bytes: of host memory, without that of an idle process.
-        relative_peak, relative_time: to `original` of the same source, place and step.
-        jobs, original_jobs: if measured, how many trials ran at a time, this one and the original.
-            Above 1 they disturbed each other's times.
         origin: the command that measured it, the device profile, or where it is published.
         note: slips of the published source.
     """
@@ -56,21 +50,60 @@ class Figure:
     strategy: str
     variant: str
     conditions: str = ""
-    status: str = "ok"
     peak_bytes: int | None = None
-    host_bytes: int | None = None
     step_seconds: float | None = None
-    relative_peak: float | None = None
-    relative_time: float | None = None
-    jobs: int = 1
-    original_jobs: int = 1
     origin: str = ""
     note: str = ""
 
     @property
     def step(self) -> tuple[str, int | None, str]:
-        """What two figures must share to be of the same training step."""
+        """What two of them must share to be of the same training step."""
         return self.model, self.batch_size, self.conditions
+
+    @property
+    def order(self) -> tuple[object, ...]:
+        """Where it stands among others: by source, place, model and strategy."""
+        return (
+            *(SOURCES.index(self.source), self.where, self.family, self.layers or 0),
+            *(self.step[0], self.step[1] or 0, self.step[2]),
+            *(strategy_rank(self.strategy), self.variant),
+        )
+
+    @abstractmethod
+    def related_to(self, original: Any) -> Self:
+        """The same with its ratios to the original of the same source, place and step."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figure(Claim):
+    """A step: what it took or takes.
+
+    Attributes:
+        status: of the trial; of a prediction, whether the step fits under the limit.
+        host_bytes: of host memory, without that of an idle process.
+        relative_peak, relative_time: to `original` of the same source, place and step.
+        jobs, original_jobs: if measured, how many trials ran at a time, this one and the original.
+            Above 1 they disturbed each other's times.
+    """
+
+    status: str = "ok"
+    host_bytes: int | None = None
+    relative_peak: float | None = None
+    relative_time: float | None = None
+    jobs: int = 1
+    original_jobs: int = 1
+
+    def related_to(self, original: Any) -> Self:
+        return replace(
+            self,
+            relative_peak=ratio_of(self.peak_bytes, original.peak_bytes),
+            relative_time=ratio_of(self.step_seconds, original.step_seconds),
+            original_jobs=original.jobs,
+        )
+
+
+AnyClaim = TypeVar("AnyClaim", bound=Claim)
+AnyRan = TypeVar("AnyRan", bound="Ran")
 
 
 def make_figures(records: Sequence[Record], published: Iterable[Figure] = ()) -> list[Figure]:
@@ -78,30 +111,44 @@ def make_figures(records: Sequence[Record], published: Iterable[Figure] = ()) ->
 
     Of two records of the same step, strategy and place (two versions, say), the newer one counts.
     """
-    found: dict[tuple[object, ...], Figure] = {}
-    for figure in published:
-        found[_identity(figure)] = figure
+    return beside_published(records, _of_record, published)
+
+
+def beside_published(
+    records: Sequence[AnyRan],
+    of_record: Callable[[AnyRan, str], Iterable[AnyClaim]],
+    published: Iterable[AnyClaim],
+) -> list[AnyClaim]:
+    """What `of_record` says of each record and its place, beside what is published, in order and
+    with ratios. Of two that say the same thing, that of the newer record counts."""
+    found = {_identity(each): each for each in published}
     pairs = sorted(zip(records, places(records), strict=True), key=lambda pair: pair[0].created)
     for record, where in pairs:
-        for figure in _of_record(record, where):
-            found.pop(_identity(figure), None)
-            found[_identity(figure)] = figure
-    ordered = sorted(found.values(), key=_order)
-    return _with_ratios(ordered)
+        for each in of_record(record, where):
+            found[_identity(each)] = each
+    originals = {_place(each): each for each in found.values() if each.strategy == "original"}
+    return [
+        each.related_to(originals[_place(each)]) if _place(each) in originals else each
+        for each in sorted(found.values(), key=lambda each: each.order)
+    ]
 
 
-def figures_frame(figures: Iterable[Figure]) -> pd.DataFrame:
-    """One row per figure, units in the columns' names; what a figure does not have is missing."""
-    names = [field.name for field in fields(Figure)]
-    frame = pd.DataFrame([asdict(figure) for figure in figures], columns=pd.Index(names))
+def figures_frame(found: Iterable[Claim], kind: type[Claim] = Figure) -> pd.DataFrame:
+    """One row each, units in the columns' names; what there is not is missing."""
+    names = [field.name for field in fields(kind)]
+    frame = pd.DataFrame([asdict(each) for each in found], columns=pd.Index(names))
     integers = dict.fromkeys(("layers", "batch_size", "peak_bytes", "host_bytes"), "Int64")
-    numbers = dict.fromkeys(("step_seconds", "relative_peak", "relative_time"), "Float64")
-    return frame.astype(integers | numbers)
+    ratios = ("relative_peak", "relative_time", "relative_batch")
+    numbers = dict.fromkeys(("step_seconds", *ratios), "Float64")
+    types = {name: dtype for name, dtype in (integers | numbers).items() if name in names}
+    return frame.astype(types)
 
 
 class Ran(Protocol):
     """A record of whatever ran somewhere: of a trial, or of a search for the largest batch."""
 
+    @property
+    def created(self) -> str: ...
     @property
     def machine(self) -> Machine: ...
     @property
@@ -126,26 +173,6 @@ def places(records: Sequence[Ran]) -> list[str]:
     ]
 
 
-def step_conditions(spec: TrialSpec) -> str:
-    """The model's options that are not the default, without depth and batch size."""
-    unusual = unusual_model_options(spec)
-    defaults = {each.name: each.default for each in options_of(MODELS[spec.model])}
-    size = spec.model_options.get("image_size")
-    if size != defaults.get("image_size"):
-        unusual = {"image_size": size} | unusual
-    return options_text(unusual)
-
-
-def strategy_rank(name: str) -> int:
-    """The position in the registry; a saved plan's own strategy comes last."""
-    return list(STRATEGIES).index(name) if name in STRATEGIES else len(STRATEGIES)
-
-
-def device_label(device: str, limit_bytes: int | None) -> str:
-    """The device with its limit: "arena of 7,254 MiB"."""
-    return f"{device} of {limit_bytes / 2**20:,.0f} MiB" if limit_bytes else device
-
-
 def _of_record(record: Record, where: str) -> list[Figure]:
     spec = record.spec
     base = Figure(
@@ -156,7 +183,7 @@ def _of_record(record: Record, where: str) -> list[Figure]:
         layers=spec.model_options.get("layers"),
         batch_size=spec.model_options.get("batch_size"),
         strategy=spec.strategy,
-        variant=strategy_label(record),
+        variant=strategy_label(record.spec),
         conditions=step_conditions(spec),
         status=record.status,
         jobs=record.jobs,
@@ -189,43 +216,14 @@ def _of_record(record: Record, where: str) -> list[Figure]:
     return figures
 
 
-def _identity(figure: Figure) -> tuple[object, ...]:
-    return figure.source, figure.where, figure.step, figure.variant
+def _place(found: Claim) -> tuple[object, ...]:
+    return found.source, found.where, found.step
 
 
-def _order(figure: Figure) -> tuple[object, ...]:
-    return (
-        SOURCES.index(figure.source),
-        figure.where,
-        figure.family,
-        figure.layers or 0,
-        figure.model,
-        figure.batch_size or 0,
-        figure.conditions,
-        strategy_rank(figure.strategy),
-        figure.variant,
-    )
+def _identity(found: Claim) -> tuple[object, ...]:
+    return *_place(found), found.variant
 
 
-def _with_ratios(figures: Sequence[Figure]) -> list[Figure]:
-    originals = {
-        (figure.source, figure.where, figure.step): figure
-        for figure in figures
-        if figure.strategy == "original"
-    }
-    related = []
-    for figure in figures:
-        original = originals.get((figure.source, figure.where, figure.step))
-        if original is not None:
-            figure = replace(
-                figure,
-                relative_peak=_ratio(figure.peak_bytes, original.peak_bytes),
-                relative_time=_ratio(figure.step_seconds, original.step_seconds),
-                original_jobs=original.jobs,
-            )
-        related.append(figure)
-    return related
-
-
-def _ratio(value: float | None, reference: float | None) -> float | None:
+def ratio_of(value: float | None, reference: float | None) -> float | None:
+    """None where one of them is not there, or the reference is nothing."""
     return value / reference if value is not None and reference else None

@@ -7,60 +7,58 @@ to `original` of the same source and place.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, fields, replace
-
-import pandas as pd
+from dataclasses import dataclass, replace
+from typing import Any, Self
 
 from memtrade.measure.max_batch_records import MaxBatchRecord
 from memtrade.measure.protocol import Measured
 from memtrade.measure.records import Record
-from memtrade.results.figures import SOURCES, Source, places, step_conditions, strategy_rank
+from memtrade.results.figures import (
+    SOURCES,
+    Claim,
+    Source,
+    beside_published,
+    figures_frame,
+    ratio_of,
+)
 from memtrade.results.sheets import DASH, Sheet
-from memtrade.results.tables import ratio, seconds, spec_label
+from memtrade.results.words import ratio, seconds, step_conditions, strategy_label, strategy_rank
 from memtrade.units import megabytes
 
 MAX_BATCH_SHEET = "max-batch"
 
 _QUANTITIES: tuple[tuple[str, str, Callable[..., str]], ...] = (
     ("largest batch", "batch_size", str),
-    ("relative batch", "relative", ratio),
+    ("relative batch", "relative_batch", ratio),
     ("peak MB", "peak_bytes", megabytes),
     ("step s", "step_seconds", seconds),
 )
 
 
 @dataclass(frozen=True, kw_only=True)
-class MaxBatch:
-    """What one source says of the largest batch of one model under one strategy.
+class MaxBatch(Claim):
+    """The largest batch, 0 where none runs, and the step at that batch.
 
     Attributes:
-        where, conditions: as in `Figure`.
-        batch_size: the largest that ran, or that was predicted to; 0 where none does.
         bound: what is in the way of a larger one; "" where that is not told.
-        peak_bytes, step_seconds: at that batch.
-        relative: to the largest batch of `original` of the same source and place.
+        relative_batch: to the largest batch of `original` of the same source and place.
     """
 
-    source: Source
-    where: str
-    model: str
-    family: str
-    layers: int | None
-    strategy: str
-    variant: str
     batch_size: int
-    conditions: str = ""
     bound: str = ""
-    peak_bytes: int | None = None
-    step_seconds: float | None = None
-    relative: float | None = None
-    origin: str = ""
-    note: str = ""
+    relative_batch: float | None = None
+
+    @property
+    def step(self) -> tuple[str, int | None, str]:
+        return self.model, None, self.conditions
 
     @property
     def step_name(self) -> str:
         """The model, with what about it is not the default."""
         return ", ".join(part for part in (self.model, self.conditions) if part)
+
+    def related_to(self, original: Any) -> Self:
+        return replace(self, relative_batch=ratio_of(self.batch_size, original.batch_size))
 
 
 def make_max_batches(
@@ -72,14 +70,11 @@ def make_max_batches(
     counts.
     """
     measured = {record.id: record.measured for record in trials}
-    found: dict[tuple[object, ...], MaxBatch] = {}
-    for batch in published:
-        found[_identity(batch)] = batch
-    pairs = sorted(zip(searches, places(searches), strict=True), key=lambda pair: pair[0].created)
-    for search, where in pairs:
-        for batch in _of_search(search, where, measured.get(search.best_trial or "")):
-            found[_identity(batch)] = batch
-    return _with_ratios(sorted(found.values(), key=_order))
+
+    def of_search(search: MaxBatchRecord, where: str) -> list[MaxBatch]:
+        return _of_search(search, where, measured.get(search.best_trial or ""))
+
+    return beside_published(searches, of_search, published)
 
 
 def _of_search(search: MaxBatchRecord, where: str, best: Measured | None) -> list[MaxBatch]:
@@ -91,7 +86,7 @@ def _of_search(search: MaxBatchRecord, where: str, best: Measured | None) -> lis
         family=spec.model,
         layers=spec.model_options.get("layers"),
         strategy=spec.strategy,
-        variant=spec_label(spec),
+        variant=strategy_label(spec),
         batch_size=search.batch_size,
         conditions=step_conditions(spec),
         bound=search.bound,
@@ -110,16 +105,6 @@ def _of_search(search: MaxBatchRecord, where: str, best: Measured | None) -> lis
         step_seconds=None,
     )
     return [batch, foreseen]
-
-
-def max_batches_frame(batches: Iterable[MaxBatch]) -> pd.DataFrame:
-    """One row each, units in the columns' names; what there is not is missing. `relative` becomes
-    `relative_batch`, so that the frame can stand below one of figures."""
-    names = [field.name for field in fields(MaxBatch)]
-    frame = pd.DataFrame([asdict(batch) for batch in batches], columns=pd.Index(names))
-    integers = dict.fromkeys(("layers", "batch_size", "peak_bytes"), "Int64")
-    numbers = dict.fromkeys(("step_seconds", "relative"), "Float64")
-    return frame.astype(integers | numbers).rename(columns={"relative": "relative_batch"})
 
 
 def max_batch_sheet(batches: Sequence[MaxBatch], *, published_in: str = "") -> Sheet:
@@ -152,7 +137,7 @@ def max_batch_sheet(batches: Sequence[MaxBatch], *, published_in: str = "") -> S
         notes=tuple(_notes(batches, published_in)),
         command="\n".join(dict.fromkeys(b.origin for b in batches if b.source == "measured")),
         expendable=("relative batch", "step s"),
-        frame=max_batches_frame(batches),
+        frame=figures_frame(batches, MaxBatch),
     )
 
 
@@ -200,27 +185,3 @@ def _notes(batches: Sequence[MaxBatch], published_in: str) -> list[str]:
         notes += [f"bound by {bound}: {', '.join(labels)}" for bound, labels in bounds.items()]
     notes.append("peak and step time at that batch; relative: to original of the same source")
     return notes
-
-
-def _identity(batch: MaxBatch) -> tuple[object, ...]:
-    return batch.source, batch.where, batch.model, batch.conditions, batch.variant
-
-
-def _order(batch: MaxBatch) -> tuple[object, ...]:
-    place = (SOURCES.index(batch.source), batch.where)
-    return *place, batch.model, batch.conditions, strategy_rank(batch.strategy), batch.variant
-
-
-def _with_ratios(batches: Sequence[MaxBatch]) -> list[MaxBatch]:
-    originals = {
-        (batch.source, batch.where, batch.model, batch.conditions): batch.batch_size
-        for batch in batches
-        if batch.strategy == "original"
-    }
-    related = []
-    for batch in batches:
-        reference = originals.get((batch.source, batch.where, batch.model, batch.conditions))
-        if reference:
-            batch = replace(batch, relative=batch.batch_size / reference)
-        related.append(batch)
-    return related

@@ -15,7 +15,7 @@ from typing import Any
 
 from memtrade.graph import StepGraph
 from memtrade.simulate.bfc import GRAIN_BYTES
-from memtrade.simulate.history import Event, History
+from memtrade.simulate.history import History, MemoryEvent
 
 # The viewer reads pickles of protocols 2 to 4.
 _PROTOCOL = 4
@@ -51,7 +51,7 @@ def _trace(graph: StepGraph, history: History) -> list[dict[str, Any]]:
 
 
 def _segments(graph: StepGraph, history: History, device: int) -> list[dict[str, Any]]:
-    left: dict[int, Event] = {}
+    left: dict[int, MemoryEvent] = {}
     ends = [event.address + _chunk_bytes(event) for event in history.events]
     for event in history.events:
         if event.is_free:
@@ -105,11 +105,11 @@ def _block(
     }
 
 
-def _chunk_bytes(event: Event) -> int:
+def _chunk_bytes(event: MemoryEvent) -> int:
     return -(-event.size_bytes // GRAIN_BYTES) * GRAIN_BYTES
 
 
-def _frames(graph: StepGraph, history: History, event: Event) -> list[dict[str, Any]]:
+def _frames(graph: StepGraph, history: History, event: MemoryEvent) -> list[dict[str, Any]]:
     """The innermost first, as PyTorch has them."""
     if event.op < 0:
         return [_frame(event.group, 0, event.label)]

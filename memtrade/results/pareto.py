@@ -11,8 +11,10 @@ from typing import Any
 
 from matplotlib.figure import Figure as Canvas
 
+from memtrade.results.drawings import drawn, packed_plotly
 from memtrade.results.paper import PAGE_INK, canvas_of, colour_of, finish, in_style, line_look
 from memtrade.results.series import SYMBOLS, style_of
+from memtrade.results.sheets import templates
 
 
 @dataclass(frozen=True)
@@ -89,7 +91,11 @@ def to_html(pareto: Pareto) -> str:
         hoverlabel={"align": "left"},
         margin={"t": 110},
     )
-    return drawing.to_html(include_plotlyjs=True, config={"responsive": True}, div_id="pareto")
+    return (
+        templates()
+        .get_template("pareto.html")
+        .render(title=pareto.title, plotly=packed_plotly(), drawing=drawn(drawing, "pareto"))
+    )
 
 
 def _tip(point: Point) -> str:

@@ -17,7 +17,7 @@ from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import (  # pyright: igno
 from perfetto.trace_builder.proto_builder import TraceProtoBuilder
 
 from memtrade.graph import StepGraph
-from memtrade.results.slices import CHANNELS, DEVICE_COUNTER, HOST_COUNTER, Step, slices
+from memtrade.results.slices import CHANNELS, DEVICE_COUNTER, HOST_COUNTER, SimulatedStep, slices
 from memtrade.simulate.usage import Usage
 
 # Of whoever writes packets; there is one.
@@ -25,7 +25,7 @@ _SEQUENCE = 1
 _TRACKS_EACH = 8  # numbers of tracks set aside for each strategy
 
 
-def to_trace(graph: StepGraph, steps: Sequence[Step]) -> bytes:
+def to_trace(graph: StepGraph, steps: Sequence[SimulatedStep]) -> bytes:
     """The trace of all steps, which all begin at 0."""
     builder = TraceProtoBuilder()
     packets: list[tuple[int, int, TracePacket]] = []  # (nanoseconds, rank, packet)

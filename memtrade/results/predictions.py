@@ -14,9 +14,9 @@ import pandas as pd
 from memtrade.devices import Device
 from memtrade.measure.protocol import PlanSummary, TrialSpec
 from memtrade.results.sheets import Sheet, cell
-from memtrade.results.tables import ratio, seconds, step_text
+from memtrade.results.words import ratio, seconds, step_text
 from memtrade.simulate.predict import Predicted
-from memtrade.units import megabytes
+from memtrade.units import mebibytes, megabytes
 
 PredictionStatus = Literal["ok", "infeasible", "unsupported"]
 
@@ -102,7 +102,7 @@ def to_sheet(foreseen: Foreseen) -> Sheet:
             ),
         ],
         title=f"Predicted, not measured: {step_text(predictions[0].spec)}; device profile "
-        f"{device.name}, {foreseen.limit_bytes / 2**20:,.0f} MiB",
+        f"{device.name}, {mebibytes(foreseen.limit_bytes)}",
         words=2,
         weak=lambda it: it.fits_text != "yes",
         notes=tuple(notes),

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
-from markupsafe import Markup
 
 from memtrade.measure.records import Record
 from memtrade.results.answers import make_answers, step_name, summarize, summarize_batches
-from memtrade.results.figures import Figure, device_label
+from memtrade.results.drawings import packed_plotly, within_script
+from memtrade.results.figures import Figure
 from memtrade.results.machines import hardware, machine_labels
 from memtrade.results.max_batches import MaxBatch
 from memtrade.results.series import (
@@ -30,7 +30,8 @@ from memtrade.results.series import (
     trade_panels,
 )
 from memtrade.results.sheets import DASH, Sheet, templates
-from memtrade.results.tables import COLUMNS, compare, status_text
+from memtrade.results.tables import COLUMNS, compare
+from memtrade.results.words import device_label, status_text
 
 _DASHES = ("solid", "dash", "dot", "dashdot")
 
@@ -45,7 +46,7 @@ class Plot:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Page:
+class ReportPage:
     """What the template shows.
 
     Attributes:
@@ -77,7 +78,7 @@ def make_report(
     them. `sheets`, each with the command that prints it, go before the table of all trials.
     `folder` and `command` are shown as they are given."""
     data = _data(figures, batches)
-    page = Page(
+    page = ReportPage(
         title="Memory-saving strategies, measured",
         subtitle=_subtitle(records, folder),
         command=command,
@@ -87,16 +88,9 @@ def make_report(
         environment=_environment(records),
         commands=tuple(dict.fromkeys(r.command for r in sorted(records, key=_by_model))),
     )
-    # Inside a script element, "<" could end it or open a comment.
-    encoded = msgspec.json.encode(data).decode().replace("<", "\\u003c")
+    encoded = within_script(msgspec.json.encode(data).decode())
     template = templates().get_template("report.html")
-    return template.render(page=page, data=Markup(encoded), plotly=Markup(_plotly_js()))
-
-
-def _plotly_js() -> str:
-    from plotly.offline import get_plotlyjs  # slow to import, and only the page needs it
-
-    return get_plotlyjs()
+    return template.render(page=page, data=encoded, plotly=packed_plotly())
 
 
 def _data(figures: Sequence[Figure], batches: Sequence[MaxBatch]) -> dict[str, Any]:

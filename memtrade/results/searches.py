@@ -11,19 +11,18 @@ from memtrade.measure.max_batch_records import MaxBatchRecord
 from memtrade.measure.protocol import Measured
 from memtrade.measure.records import Record
 from memtrade.results.sheets import Sheet, cell
-from memtrade.results.tables import ratio, seconds, spec_label, step_text
+from memtrade.results.words import device_label, ratio, seconds, step_text, strategy_label
 from memtrade.units import megabytes
 
-Search = tuple[MaxBatchRecord, Measured | None]
+SearchAndBest = tuple[MaxBatchRecord, Measured | None]
 
 
 def searches_sheet(searches: Sequence[MaxBatchRecord], trials: Sequence[Record]) -> Sheet:
     """Searches on one step and device, side by side. `trials` holds the records of their trials."""
     measured = {record.id: record.measured for record in trials}
-    found: list[Search] = [(each, measured.get(each.best_trial or "")) for each in searches]
+    found: list[SearchAndBest] = [(each, measured.get(each.best_trial or "")) for each in searches]
     original = next((s.batch_size for s in searches if s.spec.strategy == "original"), 0)
     first = searches[0]
-    limit_bytes = first.spec.memory_limit_bytes or 0
     notes = [
         "largest batch and fails at: by trials"
         + (f", multiples of {first.step}" if first.step > 1 else "")
@@ -32,7 +31,7 @@ def searches_sheet(searches: Sequence[MaxBatchRecord], trials: Sequence[Record])
         f"{first.machine.cpu_model}, {first.machine.cores} cores, "
         f"TensorFlow {first.machine.tensorflow_version}",
         *(
-            f"{spec_label(s.spec)} at {s.failing_batch_size}: {s.bound}: "
+            f"{strategy_label(s.spec)} at {s.failing_batch_size}: {s.bound}: "
             + " ".join(s.reason.split())
             for s in searches
             if s.failing_batch_size is not None and s.bound != "device memory"
@@ -41,7 +40,7 @@ def searches_sheet(searches: Sequence[MaxBatchRecord], trials: Sequence[Record])
     return Sheet.of(
         found,
         [
-            ("strategy", lambda it: spec_label(it[0].spec)),
+            ("strategy", lambda it: strategy_label(it[0].spec)),
             ("bound", lambda it: it[0].bound),
             ("largest batch", lambda it: f"{it[0].batch_size:,}"),
             ("relative", lambda it: ratio(it[0].batch_size / original if original else None)),
@@ -56,8 +55,8 @@ def searches_sheet(searches: Sequence[MaxBatchRecord], trials: Sequence[Record])
             ),
             ("trials", lambda it: str(len(it[0].trials))),
         ],
-        title=f"Largest batch: {step_text(first.spec)}, {first.spec.device} of "
-        f"{limit_bytes / 2**20:,.0f} MiB",
+        title=f"Largest batch: {step_text(first.spec)}, "
+        f"{device_label(first.spec.device, first.spec.memory_limit_bytes)}",
         words=2,
         weak=lambda it: not it[0].batch_size,
         notes=tuple(notes),
@@ -72,7 +71,7 @@ def _row(search: MaxBatchRecord, measured: Measured | None) -> dict[str, Any]:
         "id": search.id,
         "model": search.model,
         "strategy": search.spec.strategy,
-        "label": spec_label(search.spec),
+        "label": strategy_label(search.spec),
         "device": search.spec.device,
         "memory_limit_bytes": search.spec.memory_limit_bytes,
         "batch_size": search.batch_size,

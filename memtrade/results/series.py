@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from memtrade.errors import MemtradeError
-from memtrade.results.figures import SOURCES, Figure, Source, strategy_rank
+from memtrade.results.figures import SOURCES, Figure, Source
+from memtrade.results.words import strategy_rank
 
 Quantity = Literal["peak", "time"]
 

@@ -27,7 +27,7 @@ DASH = "–"
 # A column's name, or its group's ("peak MB") and its own in it ("measured").
 Heading = str | tuple[str, str]
 
-Item = TypeVar("Item")
+T = TypeVar("T")
 
 # Where there is little room, in narrow terminals and on paper.
 _SHORT = {"published": "publ.", "measured": "meas.", "predicted": "pred.", "relative": "rel."}
@@ -79,10 +79,10 @@ class Sheet:
     @classmethod
     def of(
         cls,
-        items: Sequence[Item],
-        columns: Iterable[tuple[Heading, Callable[[Item], str]]],
+        items: Sequence[T],
+        columns: Iterable[tuple[Heading, Callable[[T], str]]],
         *,
-        weak: Callable[[Item], object] = lambda _: False,
+        weak: Callable[[T], object] = lambda _: False,
         **about: Any,
     ) -> Sheet:
         """A row for each item. `columns` say what stands over a cell and how it is written, `weak`
@@ -139,11 +139,23 @@ class Sheet:
     def to_rich(self, *, width: int | None = None) -> Group:
         """For a terminal, of `width` columns if that is given. Print it without markup.
 
-        What does not fit gets headings of a word a line, and then leaves out columns.
+        What does not fit gets headings of a word a line, then leaves out columns, and what is too
+        wide even so goes on below, with its words again.
         """
         stacked, missing = self._fit(width)
         gap = 0 if stacked and self._width(1, missing=missing) > (width or 0) else 1
         shown = [i for i, names in enumerate(self.headings) if not missing & set(names)]
+        abreast = self._abreast(shown, gap, width, stacked=stacked)
+        tables = [self._table(columns, gap, stacked=stacked) for columns in abreast]
+        notes = list(self.notes)
+        if missing:
+            left_out = [name for name in self.expendable if name in missing]
+            notes.append(f"a wider terminal also shows: {', '.join(left_out)}")
+        parts = [part for table in tables for part in (table, "")]
+        return Group(Text(self.title, style="bold"), *parts, *map(Text, notes))
+
+    def _table(self, shown: Sequence[int], gap: int, *, stacked: bool) -> Table:
+        """Of these columns, with all rows."""
         table = Table(box=box.SIMPLE_HEAD, padding=(0, gap, 0, 0), pad_edge=False, show_edge=False)
         for i in shown:
             table.add_column(
@@ -161,17 +173,10 @@ class Sheet:
                 cells = [row[column] for column in shown]
                 cells[0] = f"  {cells[0]}" if title else cells[0]
                 table.add_row(*cells, style="yellow" if i in self.weak else None)
-        notes = list(self.notes)
-        if missing:
-            left_out = [name for name in self.expendable if name in missing]
-            notes.append(f"a wider terminal also shows: {', '.join(left_out)}")
-        return Group(Text(self.title, style="bold"), table, "", *map(Text, notes))
+        return table
 
     def _fit(self, width: int | None) -> tuple[bool, set[str]]:
-        """Whether it helps to stack headings, and which columns and groups do not fit even so.
-
-        What is still too wide is left to rich, which folds cells.
-        """
+        """Whether headings are stacked, and which columns and groups are left out."""
         missing: set[str] = set()
         if width is None or self._width(1, stacked=False) <= width:
             return False, missing
@@ -179,17 +184,34 @@ class Sheet:
             if self._width(0, missing=missing) <= width:
                 break
             missing.add(name)
-        return self._width(0, missing=missing) <= width, missing
+        return True, missing
+
+    def _abreast(
+        self, shown: Sequence[int], gap: int, width: int | None, *, stacked: bool
+    ) -> list[list[int]]:
+        """The columns that stand beside each other: all of them, or as many as fit with those of
+        words in front. What is too wide alone is left to rich, which folds cells."""
+        widths = {i: self._column_width(i, stacked=stacked) + gap + 1 for i in shown}
+        if width is None or sum(widths.values()) - 1 <= width:
+            return [list(shown)]
+        words = [i for i in shown if i < self.words]
+        while len(words) > 1 and sum(widths[i] for i in words) > width / 2:
+            words.pop()
+        found = [list(words)]
+        for i in shown[len(words) :]:
+            if sum(widths[each] for each in (*found[-1], i)) - 1 > width and found[-1] != words:
+                found.append(list(words))
+            found[-1].append(i)
+        return found
 
     def _width(self, gap: int, *, stacked: bool = True, missing: Iterable[str] = ()) -> int:
         """Of all columns that are not missing, with a space and `gap` more between them."""
-        total = 0
-        for i, names in enumerate(self.headings):
-            if not set(missing) & set(names):
-                lines = [*self._heading(i, stacked=stacked), *(row[i] for row in self.rows)]
-                own = max(map(len, lines))
-                total += 1 + gap + (max(own, self._stub_width) if i == 0 else own)
-        return total - 1
+        shown = [i for i, names in enumerate(self.headings) if not set(missing) & set(names)]
+        return sum(self._column_width(i, stacked=stacked) + 1 + gap for i in shown) - 1
+
+    def _column_width(self, i: int, *, stacked: bool) -> int:
+        lines = [*self._heading(i, stacked=stacked), *(row[i] for row in self.rows)]
+        return max([*map(len, lines), *[self._stub_width] * (i == 0)])
 
     @property
     def _stub_width(self) -> int:

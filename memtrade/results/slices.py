@@ -13,7 +13,7 @@ CHANNELS = (COMPUTE, COPY_OUT, COPY_IN)
 DEVICE_COUNTER, HOST_COUNTER = "device memory in use", "host memory in use"
 
 
-class Step(NamedTuple):
+class SimulatedStep(NamedTuple):
     """One strategy's simulated step; `label` names its process."""
 
     label: str

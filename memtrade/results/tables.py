@@ -14,18 +14,25 @@ from collections.abc import Iterable, Sequence
 import msgspec
 import pandas as pd
 
-from memtrade.measure.protocol import TrialSpec
 from memtrade.measure.records import (
     Record,
-    options_text,
     to_frame,
-    unusual_model_options,
-    unusual_strategy_options,
 )
 from memtrade.models import make_model
 from memtrade.results.machines import hardware, machine_labels, unlike
 from memtrade.results.sheets import NONE, Sheet, cell
-from memtrade.strategies import STRATEGIES
+from memtrade.results.words import (
+    beside,
+    beside_note,
+    device_label,
+    percent,
+    ratio,
+    seconds,
+    status_text,
+    step_text,
+    strategy_label,
+    strategy_rank,
+)
 from memtrade.units import megabytes
 
 PREDICTED = "predicted peak MB"
@@ -45,8 +52,6 @@ COLUMNS: tuple[str, ...] = (
 )
 _REASON_LENGTH = 160
 
-# Stands behind a time that was measured beside other trials, and behind a ratio to or of such.
-BESIDE = "†"
 
 # What a narrow terminal leaves out, in this order, until the rest fits; CSV has everything.
 _EXPENDABLE = ("kept / recomputed / swapped", "relative peak", "host MB", ERROR, PREDICTED)
@@ -89,7 +94,7 @@ def _cells(record: Record, original: Record | None) -> tuple[str, ...]:
     relative_peak, relative_time = _ratios(record, original)
     jobs = max(record.jobs, original.jobs if original else 1)
     return (
-        strategy_label(record),
+        strategy_label(record.spec),
         status_text(record.status),
         *figures,
         ratio(relative_peak),
@@ -121,60 +126,6 @@ def _frame(records: Sequence[Record], original: Record | None) -> pd.DataFrame:
     return frame
 
 
-def strategy_label(record: Record) -> str:
-    """The strategy with what is not the default: "lms (lb=3)", "ome (dataflow)"."""
-    return spec_label(record.spec)
-
-
-def spec_label(spec: TrialSpec) -> str:
-    """The same of a trial that has not run."""
-    words = [
-        options_text(unusual_strategy_options(spec)),
-        spec.order if spec.order != "pinned" else "",
-        "saved plan" if spec.plan_path else "",
-    ]
-    inside = ", ".join(word for word in words if word)
-    return f"{spec.strategy} ({inside})" if inside else spec.strategy
-
-
-def status_text(status: str) -> str:
-    return status.replace("_", " ")
-
-
-def number(value: float | None) -> str:
-    return "no number" if value is None else f"{value:.3g}"
-
-
-def seconds(value: float) -> str:
-    return f"{value:,.2f}" if value >= 1 else f"{value:.3f}"
-
-
-def percent(share: float) -> str:
-    """Signed, without the sign of the unit; what rounds to nothing is +0.00."""
-    return f"{round(100 * share, 2) + 0.0:+.2f}"
-
-
-def ratio(value: float | None) -> str:
-    return cell("{:.2f}".format, value)
-
-
-def beside(text: str, jobs: int) -> str:
-    """The text of a time, marked if so many trials ran at a time that it compares to no other.
-
-    >>> beside("2.32", jobs=1), beside("4.10", jobs=2), beside(NONE, jobs=2)
-    ('2.32', '4.10†', '-')
-    """
-    return text + BESIDE if jobs > 1 and text != NONE else text
-
-
-def beside_note(jobs: int) -> str:
-    """What the mark says, where up to so many trials ran at a time."""
-    return (
-        f"{BESIDE} measured beside other trials, up to {jobs} at a time, which slow each other "
-        "down: compare no times with it; memtrade sweep --retry parallel measures it alone"
-    )
-
-
 def _group_key(record: Record) -> bytes:
     spec = record.spec
     key = (
@@ -192,10 +143,7 @@ def _group_key(record: Record) -> bytes:
 
 def _comparison(records: Sequence[Record], place: str = "") -> Sheet:
     """`place` names the machine where the tables are of several."""
-    registry = {name: position for position, name in enumerate(STRATEGIES)}
-    ordered = sorted(
-        records, key=lambda r: (registry.get(r.spec.strategy, len(registry)), r.created)
-    )
+    ordered = sorted(records, key=lambda r: (strategy_rank(r.spec.strategy), r.created))
     # The graph of `original` stays untouched, so the order of the others does not touch it.
     originals = [record for record in ordered if record.spec.strategy == "original"]
     original = next((each for each in reversed(originals) if each.measured is not None), None)
@@ -215,11 +163,13 @@ def _comparison(records: Sequence[Record], place: str = "") -> Sheet:
         )
         notes.append(f"{why}, so there is nothing to relate the others to")
     notes += [
-        f"{strategy_label(r)}: {status_text(r.status)}: {_shorten(r.reason)}"
+        f"{strategy_label(r.spec)}: {status_text(r.status)}: {_shorten(r.reason)}"
         for r in ordered
         if r.status != "ok"
     ]
-    title = ", ".join(part for part in (_title(ordered[0]), place) if part)
+    spec = ordered[0].spec
+    device = device_label(spec.device, spec.memory_limit_bytes)
+    title = ", ".join(part for part in (step_text(spec), device, place) if part)
     return Sheet(
         title=title,
         columns=COLUMNS,
@@ -231,27 +181,6 @@ def _comparison(records: Sequence[Record], place: str = "") -> Sheet:
         expendable=_EXPENDABLE,
         frame=_frame(ordered, original),
     )
-
-
-def _title(record: Record) -> str:
-    spec = record.spec
-    limit_bytes = spec.memory_limit_bytes
-    limit = f" of {limit_bytes / (1 << 20):,.0f} MiB" if limit_bytes else ""
-    return f"{step_text(spec)}, {spec.device}{limit}"
-
-
-def step_text(spec: TrialSpec) -> str:
-    """The step: "resnet-50, batch 32, 224 × 224 pixels, sgd", as far as it is decided."""
-    batch, size = (spec.model_options.get(name) for name in ("batch_size", "image_size"))
-    parts = [
-        make_model(spec.model, spec.model_options).name,
-        f"batch {batch}" if batch else "",
-        f"{size} × {size} pixels" if size else "",
-        options_text(unusual_model_options(spec)),
-        spec.optimizer,
-        f"in parts ({spec.split})" if spec.split else "",
-    ]
-    return ", ".join(part for part in parts if part)
 
 
 def _conditions(records: Sequence[Record]) -> str:
@@ -275,7 +204,7 @@ def _prediction(records: Sequence[Record]) -> str:
     if afterwards:
         note += f"; {AFTERWARDS}: after the step ran, by memtrade {', '.join(afterwards)}"
     shown = [(r, r.shown_prediction) for r in records]
-    unfit = [strategy_label(r) for r, said in shown if said and not said.fits]
+    unfit = [strategy_label(r.spec) for r, said in shown if said and not said.fits]
     if unfit:
         note += f"; what it would take, beyond the limit: {', '.join(unfit)}"
     return note

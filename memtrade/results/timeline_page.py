@@ -5,10 +5,11 @@ from __future__ import annotations
 import html
 from typing import Any
 
+from memtrade.results.drawings import drawn, packed_plotly
 from memtrade.results.sheets import NONE, Sheet, templates
 from memtrade.results.slices import CHANNELS
-from memtrade.results.tables import seconds
 from memtrade.results.timeline_view import COLOURS, MEANINGS, Strip, Timelines
+from memtrade.results.words import seconds
 from memtrade.simulate.usage import GROUPS
 from memtrade.units import megabytes
 
@@ -26,9 +27,8 @@ def to_html(timelines: Timelines) -> str:
         .get_template("timeline.html")
         .render(
             timelines=timelines,
-            drawing=drawing(timelines).to_html(
-                full_html=False, config={"responsive": True}, div_id="memory"
-            ),
+            plotly=packed_plotly(),
+            drawing=drawn(drawing(timelines), "memory"),
             sheets=sheets,
         )
     )

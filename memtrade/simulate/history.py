@@ -11,7 +11,7 @@ from memtrade.simulate.timeline import TimeSimulator
 from memtrade.simulate.usage import Lives, Usage, walk_twice
 
 
-class Event(NamedTuple):
+class MemoryEvent(NamedTuple):
     """A request that was granted, or its memory given back.
 
     Attributes:
@@ -40,7 +40,7 @@ class History(NamedTuple):
 
     actions: Sequence[Action]
     regions: tuple[tuple[int, int], ...]
-    events: list[Event]
+    events: list[MemoryEvent]
 
 
 def history(clock: TimeSimulator, usage: Usage) -> History:
@@ -52,12 +52,12 @@ def history(clock: TimeSimulator, usage: Usage) -> History:
     told = Lives(clock.graph, usage.actions, program, walk)
     seconds = {moment.action: moment.seconds for moment in usage.moments}
 
-    def event(row: int, buffer: int, *, is_free: bool) -> Event:
+    def event(row: int, buffer: int, *, is_free: bool) -> MemoryEvent:
         life = told.lives[buffer]
         action = program.rows[row].action if row >= 0 else -1
         group = told.group(life.born, life.owner, life.always)
         nobodys = bool(life.always) or group == "padding"
-        return Event(
+        return MemoryEvent(
             is_free=is_free,
             address=walk.place(buffer),
             size_bytes=life.size_bytes,

@@ -10,9 +10,10 @@ and a buffer is no more than its bytes and its references. What is in use during
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
-from memtrade.simulate.program import Code, Linker, Program
+from memtrade.simulate.program import Code, Linker, Program, Request
 from memtrade.simulate.walk import MAX_SLICE_BYTES, STRING_BYTES, Walk
 
 
@@ -39,31 +40,11 @@ def laid(linker: Linker) -> Laid:
 
 def live_rows(program: Program, before: Laid) -> list[int]:
     """For each row, the most bytes in use while it runs. O(rows + what they read and make)."""
-    rows, tensor_of, readers, _ = program
-    sizes, refs, variables = before.sizes.copy(), before.refs.copy(), before.variables.copy()
-    buffer_of = before.sources + [0] * (len(tensor_of) - len(before.sources))
+    buffers = _Buffers(program, before)
+    sizes, refs, buffer_of = buffers.sizes, buffers.refs, buffers.buffer_of
     live, reserved = before.live, 0
     series: list[int] = []
-
-    def made(version: int, size: int) -> int:
-        """A new buffer of a version that somebody reads."""
-        buffer_of[version] = len(sizes)
-        sizes.append(size)
-        refs.append(readers[version])
-        return size
-
-    def replaced(handle: int, size: int) -> int:
-        """An update's own copy where a read value is held; what it adds."""
-        old = variables.get(handle, 0)
-        if not old or refs[old] == 1:
-            return 0
-        refs[old] -= 1
-        variables[handle] = len(sizes)
-        sizes.append(size)
-        refs.append(1)
-        return size
-
-    for _, code, wanted, inputs, outputs, handles in rows:
+    for _, code, wanted, inputs, outputs, handles in program.rows:
         if code == Code.RESERVE:
             reserved += wanted[0][0]
             series.append(live + reserved)
@@ -71,67 +52,122 @@ def live_rows(program: Program, before: Laid) -> list[int]:
         passing, reserved = reserved, 0
         taken: list[int] = []
         if code == Code.COMPUTE:
-            for size, slot, forwarded in wanted:
-                if slot < 0:
-                    for position in forwarded:
-                        buffer = buffer_of[inputs[position]]
-                        if refs[buffer] == 1:  # scratch takes its place
-                            refs[buffer] += 1
-                            taken.append(buffer)
-                            break
-                    else:
-                        passing += size
-                    continue
-                version = outputs[slot]
-                for position in forwarded:
-                    buffer = buffer_of[inputs[position]]
-                    if refs[buffer] == 1:
-                        refs[buffer] += readers[version]
-                        buffer_of[version] = buffer
-                        break
-                else:
-                    if readers[version]:
-                        live += made(version, size)
-                    else:
-                        passing += size
+            kept, gone = buffers.compute(wanted, inputs, outputs, taken)
+            live += kept
+            passing += gone
         elif code == Code.ALIAS:
-            for version, source in zip(outputs, inputs, strict=False):
-                buffer = buffer_of[version] = buffer_of[source]
-                refs[buffer] += readers[version]
+            buffers.alias(inputs, outputs)
         elif code == Code.READ:
-            buffer = variables.get(handles[0][0], 0) if handles else 0
-            buffer_of[outputs[0]] = buffer
-            refs[buffer] += readers[outputs[0]]
+            buffers.read(handles, outputs[0])
         elif code == Code.UPDATE:
             for handle, size in handles:
-                live += replaced(handle, size)
+                live += buffers.replace(handle, size)
         elif code == Code.ASSIGN:
-            handle, size = handles[0]
-            value, old = buffer_of[inputs[0]], variables.get(handle, 0)
-            if refs[value] == 1:
-                refs[value] += 1
-                variables[handle] = value
-                if old:
-                    refs[old] -= 1
-                    live -= 0 if refs[old] else sizes[old]
-            else:
-                live += replaced(handle, size)
+            live += buffers.assign(*handles[0], inputs[0])
         else:
-            version, size = outputs[0], wanted[0][0]
+            size = wanted[0][0]
             if code == Code.SWAP_OUT:
                 size = STRING_BYTES
             elif size > MAX_SLICE_BYTES:
                 passing += size // math.ceil(size / MAX_SLICE_BYTES)
-            if readers[version]:
-                live += made(version, size)
-            else:
-                passing += size
+            kept, gone = buffers.make(outputs[0], size)
+            live += kept
+            passing += gone
         series.append(live + passing)
         for buffer in [buffer_of[version] for version in inputs] + taken:
             refs[buffer] -= 1
             if not refs[buffer]:
                 live -= sizes[buffer]
     return series
+
+
+class _Buffers:
+    """Bytes and references of the buffers along a program, and whose they are.
+
+    Attributes:
+        buffer_of: of versions of tensors. variables: of handles.
+    """
+
+    def __init__(self, program: Program, before: Laid):
+        self.sizes, self.refs = before.sizes.copy(), before.refs.copy()
+        self.variables, self.readers = before.variables.copy(), program.readers
+        self.buffer_of = before.sources + [0] * (len(program.tensor_of) - len(before.sources))
+
+    def make(self, version: int, size: int) -> tuple[int, int]:
+        """A new buffer. The bytes that stay, and those that nobody reads."""
+        if not self.readers[version]:
+            return 0, size
+        self.buffer_of[version] = len(self.sizes)
+        self.sizes.append(size)
+        self.refs.append(self.readers[version])
+        return size, 0
+
+    def compute(
+        self,
+        wanted: Sequence[Request],
+        inputs: Sequence[int],
+        outputs: Sequence[int],
+        taken: list[int],
+    ) -> tuple[int, int]:
+        """A kernel's outputs and scratch, in inputs' places where nobody else holds those. The
+        bytes that stay, and those that do not; `taken` gets the places that scratch took."""
+        refs, buffer_of = self.refs, self.buffer_of
+        kept = gone = 0
+        for size, slot, forwarded in wanted:
+            for position in forwarded:
+                buffer = buffer_of[inputs[position]]
+                if refs[buffer] == 1:
+                    break
+            else:
+                if slot < 0:
+                    gone += size
+                else:
+                    stays, passes = self.make(outputs[slot], size)
+                    kept += stays
+                    gone += passes
+                continue
+            if slot < 0:
+                refs[buffer] += 1
+                taken.append(buffer)
+            else:
+                refs[buffer] += self.readers[outputs[slot]]
+                buffer_of[outputs[slot]] = buffer
+        return kept, gone
+
+    def alias(self, inputs: Sequence[int], outputs: Sequence[int]) -> None:
+        for version, source in zip(outputs, inputs, strict=False):
+            buffer = self.buffer_of[version] = self.buffer_of[source]
+            self.refs[buffer] += self.readers[version]
+
+    def read(self, handles: Sequence[tuple[int, int]], version: int) -> None:
+        """A variable's value is read where it lies."""
+        buffer = self.variables.get(handles[0][0], 0) if handles else 0
+        self.buffer_of[version] = buffer
+        self.refs[buffer] += self.readers[version]
+
+    def replace(self, handle: int, size: int) -> int:
+        """An update's own copy where a read value is held; what it adds."""
+        old = self.variables.get(handle, 0)
+        if not old or self.refs[old] == 1:
+            return 0
+        self.refs[old] -= 1
+        self.variables[handle] = len(self.sizes)
+        self.sizes.append(size)
+        self.refs.append(1)
+        return size
+
+    def assign(self, handle: int, size: int, source: int) -> int:
+        """A variable takes the buffer of its new value, if nobody else holds that; what it adds."""
+        refs = self.refs
+        value, old = self.buffer_of[source], self.variables.get(handle, 0)
+        if refs[value] != 1:
+            return self.replace(handle, size)
+        refs[value] += 1
+        self.variables[handle] = value
+        if not old:
+            return 0
+        refs[old] -= 1
+        return 0 if refs[old] else -self.sizes[old]
 
 
 class _Nothing:

@@ -36,7 +36,7 @@ from memtrade.simulate.live import Laid, laid, live_rows
 from memtrade.simulate.program import Code, Linker, Program
 from memtrade.simulate.unplanned import executor_order, merged_tensors
 from memtrade.simulate.walk import Holder, Lag, Peak, Walk
-from memtrade.target import Allocator, Target
+from memtrade.target import AllocatorKind, Target
 
 # More than any step needs: what a step that does not fit would take.
 ROOMY_BYTES = 1 << 42
@@ -110,7 +110,7 @@ class Simulator:
         self.ahead_bytes = max((op.attrs.get("ahead_bytes", 0) for op in graph.ops), default=0)
         self._base: tuple[Action, ...] | None = None
         self._same: dict[int, int] = {}
-        self._started: dict[tuple[int, Allocator], tuple[Walk, BfcAllocator]] = {}
+        self._started: dict[tuple[int, AllocatorKind], tuple[Walk, BfcAllocator]] = {}
 
     def actions(self, plan: Plan | Sequence[Action]) -> Sequence[Action]:
         """The plan's actions; for an empty plan, the ops as TensorFlow runs them."""
@@ -133,7 +133,7 @@ class Simulator:
         plan: Plan | Sequence[Action],
         *,
         limit_bytes: int | None = None,
-        allocator: Allocator | None = None,
+        allocator: AllocatorKind | None = None,
         steps: int | None = None,
         series: bool = False,
         lag: Lag | None = None,
@@ -188,7 +188,7 @@ class Simulator:
         program: Program,
         steps: int,
         limit_bytes: int | None,
-        allocator: Allocator | None,
+        allocator: AllocatorKind | None,
         lag: Lag | None,
     ) -> _Walked:
         """So many steps, or as far as they come."""
@@ -211,7 +211,7 @@ class Simulator:
         program: Program,
         *,
         limit_bytes: int | None = None,
-        allocator: Allocator | None = None,
+        allocator: AllocatorKind | None = None,
         lag: Lag | None = None,
     ) -> Walk:
         """A walk to which all that persists has been laid down, which is done once.
@@ -228,7 +228,7 @@ class Simulator:
         return walk.fork(program, arena.fork(), lag)
 
     def allocator(
-        self, limit_bytes: int | None = None, kind: Allocator | None = None
+        self, limit_bytes: int | None = None, kind: AllocatorKind | None = None
     ) -> BfcAllocator:
         """The target's, fresh."""
         limit_bytes, kind = limit_bytes or self.target.limit_bytes, kind or self.target.allocator

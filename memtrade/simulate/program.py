@@ -198,23 +198,17 @@ class Linker:
             if kind == "reserve":
                 rows.append(Row(index, Code.RESERVE, (Request(id_),), (), (), ()))
                 continue
-            if kind == "swap_out":
-                source = latest[id_]
+            if kind in ("swap_out", "swap_in"):
+                leaves, made = kind == "swap_out", len(tensor_of)
+                source = latest[id_] if leaves else outside[id_]
                 readers[source] += 1
-                outside[id_] = len(tensor_of)
+                (outside if leaves else latest)[id_] = made
                 tensor_of.append(id_)
                 readers.append(0)
-                request = (Request(sizes[id_], 0),)
-                rows.append(Row(index, Code.SWAP_OUT, request, (source,), (outside[id_],), ()))
-                continue
-            if kind == "swap_in":
-                readers[outside[id_]] += 1
-                latest[id_] = len(tensor_of)
-                tensor_of.append(id_)
-                readers.append(0)
-                request = (Request(sizes[id_], 0),)
-                rows.append(Row(index, Code.SWAP_IN, request, (outside[id_],), (latest[id_],), ()))
-                lost.add(self.hidden_of.get(id_, SCRATCH))
+                code, request = Code.SWAP_OUT if leaves else Code.SWAP_IN, Request(sizes[id_], 0)
+                rows.append(Row(index, code, (request,), (source,), (made,), ()))
+                if not leaves:
+                    lost.add(self.hidden_of.get(id_, SCRATCH))
                 continue
             spec = specs[id_]
             if spec is None:

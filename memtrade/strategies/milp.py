@@ -6,7 +6,7 @@
 Columns and rows are added in blocks, as arrays; a block's entries are triplets, and entries of the
 same row and column add up.
 
-    >>> model = Model()
+    >>> model = Milp()
     >>> x = model.columns(3, cost=[1, 2, 3], upper=1, integer=True)
     >>> _ = model.rows(1, rows=[0, 0, 0], columns=x, values=[4, 3, 2], lower=5)
     >>> model.solve().values.tolist()
@@ -31,7 +31,7 @@ from numpy.typing import ArrayLike, NDArray
 from memtrade.errors import MemtradeError
 from memtrade.strategies.deadline import CancelledError, Deadline
 
-Status = Literal["optimal", "feasible", "infeasible", "unbounded", "unknown"]
+SolverStatus = Literal["optimal", "feasible", "infeasible", "unbounded", "unknown"]
 Indices = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
@@ -59,7 +59,7 @@ class Solution:
         bound: no solution costs less than this. Minus infinity where nothing is known.
     """
 
-    status: Status
+    status: SolverStatus
     values: Floats
     objective: float
     bound: float
@@ -76,7 +76,7 @@ class Solution:
         return max(0.0, self.objective - self.bound) / max(abs(self.objective), 1e-12)
 
 
-class Model:
+class Milp:
     """Columns and rows, collected in blocks until `solve`."""
 
     def __init__(self) -> None:
@@ -205,7 +205,7 @@ class Model:
 
 
 class NearRelaxation:
-    """Solutions about as cheap as `Model.solve` finds, sooner, for one model with changing bounds.
+    """Solutions about as cheap as `Milp.solve` finds, sooner, for one model with changing bounds.
 
     What is whole in the linear relaxation stays as it is, and what is not is solved for (RENS: T.
     Berthold, "RENS - the optimal rounding", Math. Prog. Comp. 6, 2014). Columns that decide one
@@ -224,7 +224,7 @@ class NearRelaxation:
 
     def __init__(
         self,
-        model: Model,
+        model: Milp,
         groups: Sequence[Sequence[int]],
         beside: Sequence[Collection[int]],
         deadline: Deadline = _NEVER,

@@ -28,10 +28,10 @@ from memtrade.measure.children import signals_raise
 from memtrade.measure.environment import child_environment
 from memtrade.measure.flags import DeviceFlags
 from memtrade.measure.protocol import TrialSpec
-from memtrade.measure.records import Record
-from memtrade.measure.trial import run_trial
+from memtrade.measure.records import Record, make_record
+from memtrade.measure.trial import run_child
 from memtrade.sweep.grid import Trial
-from memtrade.sweep.needs import Need, need_of
+from memtrade.sweep.needs import Demand, need_of
 from memtrade.sweep.watch import End, NoRecord, Watch
 from memtrade.units import megabytes
 
@@ -238,7 +238,7 @@ class _Sweep:
         """The resources of the nodes that are alive, by id."""
         return {node["NodeID"]: node["Resources"] for node in self._ray.nodes() if node["Alive"]}
 
-    def _cpus_of(self, need: Need) -> int:
+    def _cpus_of(self, need: Demand) -> int:
         """A step on a GPU leaves the cores to others; in the arena it computes on them."""
         return 1 if need.gpus else self._cpus
 
@@ -298,12 +298,9 @@ def run_task(
     began = time.monotonic()
     record, refused = None, ""
     try:
-        record = run_trial(
-            spec,
-            timeout_seconds=timeout_seconds,
-            command_line=command_line,
-            environment=child_environment(spec, base),
-        )
+        environment = child_environment(spec, base)
+        outcome = run_child(spec, timeout_seconds=timeout_seconds, environment=environment)
+        record = make_record(spec, outcome, command=command_line)
     except MemtradeError as error:
         refused = str(error)
     seconds = time.monotonic() - began

@@ -41,10 +41,10 @@ from memtrade.measure.protocol import TrialSpec
 from memtrade.measure.records import (
     options_text,
     trial_id,
-    unusual_model_options,
     unusual_strategy_options,
 )
-from memtrade.models import MODELS, make_model, options_of
+from memtrade.models import make_model, options_of
+from memtrade.results.words import step_conditions
 from memtrade.strategies import find_strategy
 from memtrade.sweep.positions import Positions
 
@@ -94,14 +94,9 @@ class Trial:
     @property
     def step(self) -> str:
         """Which training step: "resnet-50 batch 32"."""
-        spec = self.spec
-        unusual = unusual_model_options(spec)
-        size = spec.model_options.get("image_size")
-        defaults = {each.name: each.default for each in options_of(MODELS[spec.model])}
-        if size != defaults.get("image_size"):
-            unusual = {"image_size": size} | unusual
-        name = make_model(spec.model, spec.model_options).name
-        return f"{name} batch {spec.model_options['batch_size']} {options_text(unusual)}".strip()
+        options = self.spec.model_options
+        name = make_model(self.spec.model, options).name
+        return f"{name} batch {options['batch_size']} {step_conditions(self.spec)}".strip()
 
     @property
     def strategy(self) -> str:

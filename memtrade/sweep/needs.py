@@ -20,7 +20,7 @@ LEAST_HOST_BYTES = 1 << 30
 
 
 @dataclass(frozen=True, kw_only=True)
-class Need:
+class Demand:
     """Of one trial. `memory_bytes` is the machine's own memory, which in the arena is the
     device's, too."""
 
@@ -28,11 +28,11 @@ class Need:
     gpus: int
 
 
-def need_of(spec: TrialSpec) -> Need:
+def need_of(spec: TrialSpec) -> Demand:
     limit_bytes = spec.memory_limit_bytes or 0
     on_gpu = spec.device != "arena"
     host_bytes = max(int(limit_bytes * HOST_SHARE), LEAST_HOST_BYTES)
-    return Need(memory_bytes=host_bytes + (0 if on_gpu else limit_bytes), gpus=int(on_gpu))
+    return Demand(memory_bytes=host_bytes + (0 if on_gpu else limit_bytes), gpus=int(on_gpu))
 
 
 def jobs_that_fit(asked: int, specs: Sequence[TrialSpec]) -> tuple[int, str]:

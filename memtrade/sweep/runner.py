@@ -20,7 +20,8 @@ import msgspec
 from memtrade.errors import MemtradeError
 from memtrade.measure.children import signals_raise
 from memtrade.measure.protocol import Event
-from memtrade.measure.trial import run_trial
+from memtrade.measure.records import make_record
+from memtrade.measure.trial import run_child
 from memtrade.sweep.budgets import leaner_first
 from memtrade.sweep.grid import Trial
 from memtrade.sweep.watch import End, NoRecord, Watch
@@ -96,14 +97,15 @@ def _measure(
 
     began = time.monotonic()
     try:
-        record = run_trial(
-            msgspec.structs.replace(trial.spec, known_folder=str(known) if known else None),
+        spec = msgspec.structs.replace(trial.spec, known_folder=str(known) if known else None)
+        outcome = run_child(
+            spec,
             timeout_seconds=trial.timeout_seconds,
             on_event=tell,
             on_log=watch.log,
             on_wait=check,
-            command_line=command_line,
         )
+        record = make_record(spec, outcome, command=command_line)
         end = msgspec.structs.replace(record, jobs=jobs)
     except MemtradeError as error:
         end = NoRecord(kind="refused", reason=str(error))

@@ -6,9 +6,9 @@ For each kernel a stretch of one function, held in order by control edges:
 
 The inputs are read once more behind the end, so that no output can take their place; a second
 form without that shows whose place is taken, and how long that takes. Kernels prepare themselves
-in the first run of the function, the second is read off the log; what a kernel takes is the median
-of that and some more runs, less what two looks at the clock take with nothing between them, and
-less what writing the log takes, which an op with many outputs and no work tells.
+in the first run of the function, the second is read off the log; what a kernel takes is the lower
+median of that and some more runs, less what two looks at the clock take with nothing between them,
+and less what writing the log takes, which an op with many outputs and no work tells.
 
 Started by `memtrade.measure.learning`.
 """
@@ -19,35 +19,42 @@ import itertools
 import math
 import os
 import statistics
-import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any, BinaryIO
+from typing import Any
 
 import msgspec
 import numpy as np
 import psutil
 import tensorflow as tf
 
-from memtrade.facts.asking import Answer, Asking, CopyRates, Question, Refused, Said
+from memtrade.facts.asking import (
+    QUIET_SHARE,
+    Answer,
+    Asking,
+    CopyRates,
+    Question,
+    Refused,
+    Said,
+)
 from memtrade.facts.shipped import reuse
 from memtrade.facts.signature import Operand, Signature
 from memtrade.tf.calibrate import copies, median_seconds
 from memtrade.tf.device import LocalDevice, make_device
-from memtrade.tf.kernel_log import Event, Granted, Output, between, read_events, requests_of
+from memtrade.tf.kernel_log import Granted, LogLine, Output, between, read_events, requests_of
+from memtrade.tf.nodes import set_attributes
 
 # Of floats, whole numbers and truth values: what an input holds. Nothing overflows, and an index
 # of 0 is always there.
 _FILLINGS = {"bool": True}
 _FLOAT, _WHOLE = 0.5, 0
 
-# A group is run again, after the run that prepares it, until it has taken so long.
-_MOST_RUNS, _ENOUGH_SECONDS = 5, 0.3
+# A group is run again, after the run that prepares it, until it has taken so long; at least twice,
+# of which the shorter time counts: now and then a thread comes late.
+_FEWEST_RUNS, _MOST_RUNS, _ENOUGH_SECONDS = 2, 5, 0.3
 # What is left of a kernel that takes no longer than writing the log.
 _LEAST_SECONDS = 1e-6
-# Times count as disturbed where others use more than this share of the processor.
-_QUIET = 0.1
 # Ops in a row whose time is that of starting one.
 _NOTHING = 1000
 # The outputs of the op that tells what a line of the log takes.
@@ -56,20 +63,18 @@ _RULER = 64
 _COPY_BYTES, _SECONDS_EACH = 64 << 20, 0.1
 
 
-def main() -> int:
-    said = os.fdopen(os.dup(sys.stdout.fileno()), "wb", buffering=0)
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    question = msgspec.json.decode(sys.stdin.buffer.read(), type=Question)
+def main(request: bytes, say: Callable[[msgspec.Struct], None]) -> int:
+    question = msgspec.json.decode(request, type=Question)
     device = make_device(question.device, question.limit_bytes)
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
     device.start()
-    _Asker(device, said).ask(question)
+    _Asker(device, say).ask(question)
     return 0
 
 
 class _Asker:
-    def __init__(self, device: LocalDevice, said: BinaryIO):
-        self.device, self.said = device, said
+    def __init__(self, device: LocalDevice, say: Callable[[Said], None]):
+        self.device, self._say = device, say
 
     def ask(self, question: Question) -> None:
         if question.rates:
@@ -78,9 +83,6 @@ class _Asker:
             for group in question.groups:
                 self._say(Asking(tuple(each.key for each in group)))
                 self._group(group, log)
-
-    def _say(self, said: Said) -> None:
-        self.said.write(msgspec.json.encode(said) + b"\n")
 
     def _group(self, group: Sequence[Signature], log: _Log) -> None:
         """Asks all at once, or one by one where one of them cannot be run."""
@@ -120,7 +122,7 @@ class _Log:
         os.ftruncate(self._file.fileno(), 0)
         os.lseek(self._file.fileno(), 0, os.SEEK_SET)
 
-    def events(self) -> list[Event]:
+    def events(self) -> list[LogLine]:
         length = os.lseek(self._file.fileno(), 0, os.SEEK_CUR)
         text = os.pread(self._file.fileno(), length, 0).decode(errors="replace")
         return list(read_events(text.splitlines()))
@@ -139,12 +141,14 @@ def _answers(group: Sequence[Signature], log: _Log) -> list[Answer]:
     idle = _Others()
     times = [run()]
     events = log.events()
-    while len(times) < _MOST_RUNS and sum(times[0]) * len(times) < _ENOUGH_SECONDS:
+    while len(times) < _FEWEST_RUNS or (
+        len(times) < _MOST_RUNS and sum(times[0]) * len(times) < _ENOUGH_SECONDS
+    ):
         times.append(run())
     log.forget()
     disturbed = idle.were_busy()
     took = dict(
-        zip(stretches.timed[::2], map(statistics.median, zip(*times, strict=True)), strict=True)
+        zip(stretches.timed[::2], map(statistics.median_low, zip(*times, strict=True)), strict=True)
     )
     gap, ruler = took["empty/begin"], took["ruler/begin"]
     line = max(ruler - gap, 0.0) / len(between(events, "ruler/begin", "ruler/end"))
@@ -188,7 +192,7 @@ class _Others:
 
     def were_busy(self) -> bool:
         used, own, whole = (b - a for a, b in zip(self._before, self._now(), strict=True))
-        return whole > 0 and (used - own) / whole > _QUIET
+        return whole > 0 and (used - own) / whole > QUIET_SHARE
 
 
 def _may_reuse(signature: Signature) -> bool:
@@ -200,8 +204,8 @@ def _may_reuse(signature: Signature) -> bool:
 
 
 def _reused(
-    events: list[Event],
-    own: list[Event],
+    events: list[LogLine],
+    own: list[LogLine],
     name: str,
     signature: Signature,
     held: Sequence[tuple[int, int]],
@@ -293,13 +297,12 @@ class _Stretches:
 
     def _const(self, name: str, values: np.ndarray, dtype: str) -> str:
         node = self._node("Const", name, dtype=dtype)
-        node.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(values))
+        set_attributes(node, {"value": values})
         return name
 
     def _node(self, op: str, name: str, **types: str) -> Any:
         node = self.graph_def.node.add(op=op, name=name)
-        for key, dtype in types.items():
-            node.attr[key].type = tf.as_dtype(dtype).as_datatype_enum
+        set_attributes(node, {key: tf.as_dtype(dtype) for key, dtype in types.items()})
         return node
 
     def _stamp(self, name: str) -> None:
@@ -360,13 +363,16 @@ def _nothing(x: tf.Tensor) -> tf.Tensor:
 
 
 def _rates(device: LocalDevice) -> CopyRates:
+    idle = _Others()
     rows = tf.zeros([_COPY_BYTES // 4096, 1024])
     leave, come = copies(device)
     out = median_seconds(leave, [rows], _SECONDS_EACH)
     back = median_seconds(come, [leave(rows)], _SECONDS_EACH)
+    nothing = median_seconds(_nothing, [tf.zeros([])], _SECONDS_EACH)
     return CopyRates(
-        overhead_seconds=median_seconds(_nothing, [tf.zeros([])], _SECONDS_EACH) / _NOTHING,
+        overhead_seconds=nothing / _NOTHING,
         device_to_host_bytes_per_s=_COPY_BYTES / out,
         host_to_device_bytes_per_s=_COPY_BYTES / back,
         onednn=device.runs_onednn(),
+        disturbed=idle.were_busy(),
     )

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from memtrade.tf.inline import Inlined
+from memtrade.tf.nodes import NodeDef, make_call, make_node
 
-GraphDef = Any  # protobuf classes, which type checkers cannot see
 _CALL = "body"
 # Ops that take an element out of a list, and which of their outputs that is.
 _TAKES = {"TensorListPopBack": 1, "TensorListGetItem": 0}
@@ -45,11 +45,10 @@ def draw_body(library: Any, function: str, arguments: Sequence[Argument]) -> Bod
     graph_def.library.CopyFrom(library)
     names = [f"argument{i}" for i in range(len(arguments))]
     for name, argument in zip(names, arguments, strict=True):
-        graph_def.node.append(_placeholder(name, argument.dtype, argument.shape))
-    call = graph_def.node.add(op="PartitionedCall", name=_CALL, input=names)
-    call.attr["f"].func.name = function
-    call.attr["Tin"].list.type.extend(each.dtype.as_datatype_enum for each in arguments)
-    call.attr["Tout"].list.type.extend(a.type for a in signature.output_arg)
+        graph_def.node.append(_placeholder(name, argument))
+    call = make_call("PartitionedCall", _CALL, signature)
+    call.input.extend(names)
+    graph_def.node.append(call)
     inlined = Inlined(graph_def)
     renamed: dict[str, str] = {}
     drawn = tf.compat.v1.GraphDef(versions=graph_def.versions)
@@ -69,7 +68,7 @@ def draw_body(library: Any, function: str, arguments: Sequence[Argument]) -> Bod
         ):
             index = _TAKES.get(node.op, 0)
             name = f"{node.name}/content"
-            drawn.node.append(_placeholder(name, content.dtype, content.shape))
+            drawn.node.append(_placeholder(name, content))
             contents[f"{node.name}:{index}"] = name
             renamed[node.name if index == 0 else f"{node.name}:{index}"] = name
         drawn.node.append(node)
@@ -85,8 +84,5 @@ def draw_body(library: Any, function: str, arguments: Sequence[Argument]) -> Bod
     return Body(graph, tensors[: len(names)], tensors[len(names) :], contents)
 
 
-def _placeholder(name: str, dtype: tf.DType, shape: tf.TensorShape) -> Any:
-    node = tf.compat.v1.NodeDef(op="Placeholder", name=name)
-    node.attr["dtype"].type = dtype.as_datatype_enum
-    node.attr["shape"].shape.CopyFrom(shape.as_proto())
-    return node
+def _placeholder(name: str, like: Any) -> NodeDef:
+    return make_node("Placeholder", name, dtype=like.dtype, shape=like.shape)

@@ -14,7 +14,7 @@ from memtrade.target import ARENA, profile_target
 from memtrade.tf.bodies import Body
 
 
-class Learned(NamedTuple):
+class BodyBytes(NamedTuple):
     """Of tensors by name: bytes, how they are known, and what lists hold; of ops, their scratch,
     and how many iterations of a loop TensorFlow may run at once."""
 
@@ -26,7 +26,7 @@ class Learned(NamedTuple):
     unsized: list[str]
 
 
-def shared_bytes(body: Body, learned: Learned, result: tf.Tensor, held: set[str]) -> int:
+def shared_bytes(body: Body, learned: BodyBytes, result: tf.Tensor, held: set[str]) -> int:
     """Of what a loop's body appends to a list: what another list holds, too, or never changes.
 
     Args:
@@ -71,7 +71,7 @@ def leading_to(body: Body) -> list[tf.Operation]:
     return [each for each in operations if each.name in alive]
 
 
-def peak_bytes(operations: Sequence[tf.Operation], body: Body, learned: Learned) -> int:
+def peak_bytes(operations: Sequence[tf.Operation], body: Body, learned: BodyBytes) -> int:
     """Most bytes in use beside the arguments; lists are counted where they are handed on."""
     number = {operation.name: i for i, operation in enumerate(operations)}
     ops: list[Op] = []

@@ -11,7 +11,7 @@ import tensorflow as tf
 from memtrade.errors import UnsupportedGraphError
 from memtrade.models.base import DrawnModel, Input, Model
 from memtrade.models.keras import KerasApplication
-from memtrade.models.target import Target
+from memtrade.models.target import OwnStep
 from memtrade.tf.construction import (
     AS_USUAL,
     Construction,
@@ -51,7 +51,7 @@ def make_step(
         UnsupportedGraphError: the model cannot be built that way; on tracing, the loss does not
             depend on a weight.
     """
-    if isinstance(model, Target):
+    if isinstance(model, OwnStep):
         if construction != AS_USUAL:
             raise UnsupportedGraphError(
                 f"{model.target} builds its step itself: strategies that build it in another way "

@@ -7,8 +7,7 @@ from typing import Any
 
 from memtrade.graph import CALL_TYPES
 from memtrade.tf.inline import called_body, op_defs
-
-NodeDef = Any  # tf.compat.v1.NodeDef, a protobuf class that type checkers cannot see
+from memtrade.tf.nodes import NodeDef
 
 _CONVOLVES = ("Conv2D", "Conv2DBackpropInput")
 _FILTER_GRADIENT = "Conv2DBackpropFilter"

@@ -125,7 +125,7 @@ class Arena(LocalDevice):
         return int(np.count_nonzero(np.ctypeslib.as_array(resident) & 1)) * page
 
 
-class Gpu(LocalDevice):
+class GpuDevice(LocalDevice):
     """A GPU under a limit of its own."""
 
     def __init__(self, limit_bytes: int):
@@ -154,4 +154,4 @@ class Gpu(LocalDevice):
 
 def make_device(name: str, limit_bytes: int) -> LocalDevice:
     """The device of a trial. Only one GPU is visible to it, whichever was asked for."""
-    return Arena(limit_bytes) if name == "arena" else Gpu(limit_bytes)
+    return Arena(limit_bytes) if name == "arena" else GpuDevice(limit_bytes)

@@ -26,7 +26,7 @@ from memtrade.graph import (
     StepGraph,
     Tensor,
 )
-from memtrade.tf.body_bytes import Learned
+from memtrade.tf.body_bytes import BodyBytes
 from memtrade.tf.calls import Calls
 from memtrade.tf.captured import captures
 from memtrade.tf.findings import meeting_nodes, of_trace, refusals
@@ -38,6 +38,7 @@ from memtrade.tf.nodes import Constant, folded, is_few
 from memtrade.tf.origins import with_origins
 from memtrade.tf.sizes import learn_sizes
 from memtrade.tf.step import CHECKPOINTS, TrainStep
+from memtrade.tf.sums import in_groups, parts_of
 from memtrade.tf.unroll import shapes_kept, unrolled
 
 
@@ -60,7 +61,8 @@ def trace(step: TrainStep) -> Trace:
 
 def trace_concrete(step: TrainStep, concrete: Any) -> Trace:
     """The trace of a concrete function of `step.specs`, in their order."""
-    traced, concrete = concrete, unrolled(opened(concrete, step.specs), step.specs)
+    traced = concrete
+    concrete = in_groups(unrolled(opened(concrete, step.specs), step.specs), step.specs)
     data = with_origins(read_graph(step.name, concrete, step.laid, step.loss), traced)
     repeated = {data.inputs[i]: data.inputs[first] for i, first in step.repeated.items()}
     data = msgspec.structs.replace(data, batch_first=step.batch_first, repeated=repeated)
@@ -160,9 +162,9 @@ def read_graph(
         nodes=tuple(definitions.places),
         values=_known_values(operations, tensor_ids),
         gathered=tuple(
-            living(operation.inputs)
+            living(group)
             for operation in func_graph.get_operations()
-            if operation.type == "IdentityN"
+            if (group := _gathered(operation))
         ),
         sized={tensor_ids[name]: how for name, how in learned.how.items()},
         unsized=tuple(learned.unsized),
@@ -174,7 +176,7 @@ def _read_ops(
     op_ids: Mapping[str, int],
     graph_def: Any,
     definitions: _Definitions,
-    learned: Learned,
+    learned: BodyBytes,
 ) -> tuple[list[Op], list[Tensor], dict[str, int]]:
     """The ops and their outputs as plain data, and the tensors' ids by name."""
     calls = Calls(graph_def)
@@ -244,6 +246,14 @@ def _alive(func_graph: Any) -> list[tf.Operation]:
     return list(ordered.values())
 
 
+def _gathered(operation: tf.Operation) -> list[tf.Tensor]:
+    """What the step as it came hands on together at this op."""
+    if operation.type == "IdentityN":
+        return list(operation.inputs)
+    graph: Any = operation.graph
+    return [graph.get_tensor_by_name(name) for name in parts_of(operation)]
+
+
 def _before(operation: tf.Operation) -> list[tf.Operation]:
     return [*(t.op for t in operation.inputs), *operation.control_inputs]
 
@@ -257,7 +267,7 @@ def _read_tensor(
     return Tensor(tensor_id, op_id, index, output.dtype.name, shape, size_bytes)
 
 
-def _scratch(learned: Learned, operation: tf.Operation) -> dict[str, int]:
+def _scratch(learned: BodyBytes, operation: tf.Operation) -> dict[str, int]:
     """What the body of a loop or a branch takes while it runs, and more of them at once."""
     taken = learned.scratch.get(operation.name)
     if taken is None:

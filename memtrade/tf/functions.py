@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from memtrade.graph import READ_TYPES
 from memtrade.tf.inline import Inlined, functions_named, op_defs, still_called
-from memtrade.tf.nodes import KNOWN_TYPES, MOST_VALUES, Constant, NodeDef
+from memtrade.tf.nodes import KNOWN_TYPES, MOST_VALUES, Constant, NodeDef, make_call
 
 # The NoOp in a body that stands for what its ops with a state wait for.
 START = "start"
@@ -85,10 +85,7 @@ def _with_calls_of_all(graph_def: Any) -> Any:
 
 def _opened(function: str, library: Mapping[str, Any], versions: Any) -> Template:
     signature = library[function].signature
-    call = tf.compat.v1.NodeDef(op="PartitionedCall", name=_BODY)
-    call.attr["f"].func.name = function
-    call.attr["Tin"].list.type.extend(each.type for each in signature.input_arg)
-    call.attr["Tout"].list.type.extend(each.type for each in signature.output_arg)
+    call = make_call("PartitionedCall", _BODY, signature)
     around = tf.compat.v1.GraphDef(versions=versions)
     around.library.function.extend(still_called([call], library))
     around.node.add(op="NoOp", name=START)

@@ -24,9 +24,7 @@ from typing import Any
 import tensorflow as tf
 
 from memtrade.graph import CALL_TYPES
-
-GraphDef = Any  # tf.compat.v1.GraphDef and its parts are protobuf classes, unseen by type checkers
-NodeDef = Any
+from memtrade.tf.nodes import GraphDef, NodeDef, make_node
 
 
 class Inlined:
@@ -204,7 +202,7 @@ def functions_named(node: NodeDef) -> Iterable[str]:
 
 
 def _no_op(name: str, waits: list[str]) -> NodeDef:
-    return tf.compat.v1.NodeDef(op="NoOp", name=name, input=waits)
+    return make_node("NoOp", name, waits)
 
 
 def _op_of(reference: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -66,17 +66,8 @@ def make_keras_step(
 
     def gradients_of(batch: Sequence[tf.Tensor]) -> Gradients:
         images, labels = batch
-        with tf.GradientTape() as tape:
-            try:
-                loss: Any = cross_entropy(labels, forward(images))
-            except ValueError as error:
-                if construction.remat is None:
-                    raise
-                # As of Keras 3.15 any wrapped layer that knows training from inference does this.
-                raise UnsupportedGraphError(
-                    f"keras.RematScope(mode={construction.remat.mode!r}) does not work on "
-                    f"{model.name} in a tf.function: {_keras_reason(error)}"
-                ) from error
+        with tf.GradientTape() as tape, _told_of_remat(model, construction):
+            loss: Any = cross_entropy(labels, forward(images))
         gradients: Any = tape.gradient(loss, network.trainable_variables)
         return loss, gradients
 
@@ -100,6 +91,21 @@ def make_keras_step(
         variables=variables,
         laid=laid,
     )
+
+
+@contextlib.contextmanager
+def _told_of_remat(model: KerasApplication, construction: Construction) -> Iterator[None]:
+    """Raises UnsupportedGraphError for what Keras's rematerialization cannot do."""
+    try:
+        yield
+    except ValueError as error:
+        if construction.remat is None:
+            raise
+        # As of Keras 3.15 any wrapped layer that knows training from inference does this.
+        raise UnsupportedGraphError(
+            f"keras.RematScope(mode={construction.remat.mode!r}) does not work on {model.name} "
+            f"in a tf.function: {_keras_reason(error)}"
+        ) from error
 
 
 def make_network(model: KerasApplication, remat: Remat | None = None) -> keras.Model:

@@ -48,10 +48,10 @@ class Other(NamedTuple):
     """A line that says nothing of use here, but took its time to be written."""
 
 
-Event = Granted | Returned | Output | Other
+LogLine = Granted | Returned | Output | Other
 
 
-def read_events(lines: Iterable[str]) -> Iterator[Event]:
+def read_events(lines: Iterable[str]) -> Iterator[LogLine]:
     for line in lines:
         found = _LINE.search(line)
         if found is None:
@@ -64,7 +64,7 @@ def read_events(lines: Iterable[str]) -> Iterator[Event]:
             yield Output(found["kernel"], int(found["index"] or 0), int(found["ptr"] or 0))
 
 
-def between(events: list[Event], first: str, last: str) -> list[Event]:
+def between(events: list[LogLine], first: str, last: str) -> list[LogLine]:
     """The events after kernel `first` has handed its output on, and before `last` asks for its."""
     names = [event.kernel if isinstance(event, Output) else "" for event in events]
     start = names.index(first) + 1
@@ -76,7 +76,7 @@ def between(events: list[Event], first: str, last: str) -> list[Event]:
     return own
 
 
-def requests_of(events: list[Event], kernel: str) -> list[tuple[int, int]]:
+def requests_of(events: list[LogLine], kernel: str) -> list[tuple[int, int]]:
     """(bytes, output or -1 for scratch) of each request, in order.
 
     Scratch counts as held until the kernel ends. Where one piece was given back before another

@@ -178,7 +178,16 @@ class Net:
             mean = self.variable("moving_mean", size, trainable=False)
             variance = self.variable("moving_variance", size, fill=1.0, trainable=False)
             scale = tf.math.rsqrt(variance + epsilon)
-            return _times_constant(x, self._along(scale)) + self._along(offset - mean * scale)
+            return self._times(x, self._along(scale)) + self._along(offset - mean * scale)
+
+    def _times(self, x: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
+        """x * factor without a gradient for `factor`, which would read x."""
+
+        @tf.custom_gradient
+        def scaled(x: tf.Tensor):
+            return x * factor, lambda upstream: upstream * factor
+
+        return scaled(x)  # pyright: ignore[reportReturnType]  # the decorator takes the gradient off
 
     def _along(self, channels: tf.Tensor) -> tf.Tensor:
         """[C] as it is added to images."""
@@ -386,13 +395,3 @@ def _standardized(x: tf.Tensor, mean: tf.Tensor, variance: tf.Tensor, epsilon: f
     """(x - mean) / sqrt(variance + epsilon) as x * r - mean * r: of x's size, only x is kept."""
     r = tf.math.rsqrt(variance + epsilon)
     return x * r - mean * r
-
-
-def _times_constant(x: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
-    """x * factor without a gradient for `factor`, which would read x."""
-
-    @tf.custom_gradient
-    def scaled(x: tf.Tensor):
-        return x * factor, lambda upstream: upstream * factor
-
-    return scaled(x)  # pyright: ignore[reportReturnType]  # the decorator takes the gradient off

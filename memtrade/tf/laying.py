@@ -21,16 +21,16 @@ import tensorflow as tf
 from memtrade.tf.swap import MAX_SLICE_BYTES
 
 
-class Laid(list[tf.Variable]):
+class LaidVariables(list[tf.Variable]):
     """Variables in order of creation. `before_bytes`: what the device held before the first."""
 
     before_bytes: int = 0
 
 
 @contextlib.contextmanager
-def laid_down() -> Iterator[Laid]:
+def laid_down() -> Iterator[LaidVariables]:
     """Within it, variables that are made lie side by side. Yields them, in order of creation."""
-    made = Laid()
+    made = LaidVariables()
 
     def create(make: Callable[..., tf.Variable], **options: Any) -> tf.Variable:
         if not made:

@@ -18,8 +18,6 @@ from memtrade.graph import GraphData
 from memtrade.parts import groups_of, is_collective
 from memtrade.tf.captured import captures
 
-NodeDef = Any  # tf.compat.v1.NodeDef, a protobuf class that type checkers cannot see
-
 # The jobs of a cluster that hold variables for the others, and what tf.distribute calls them.
 _SERVERS = frozenset({"ps"})
 

@@ -10,16 +10,49 @@ A *value* is a tensor as the writer knows it:
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-NodeDef = Any  # tf.compat.v1.NodeDef, a protobuf class that type checkers cannot see
+NodeDef = GraphDef = Any  # of tf.compat.v1: protobuf classes, which type checkers cannot see
 
 # More elements are nothing that a loop counts by.
 MOST_VALUES = 64
+
+
+def make_node(
+    op: str, name: str = "", inputs: Iterable[str] = (), *, device: str = "", **attrs: Any
+) -> NodeDef:
+    """A node with these attributes: dtypes and shapes of TensorFlow, arrays, numbers, texts."""
+    node = tf.compat.v1.NodeDef(op=op, name=name, device=device, input=inputs)
+    set_attributes(node, attrs)
+    return node
+
+
+def set_attributes(node: NodeDef, attrs: Mapping[str, Any]) -> None:
+    for key, value in attrs.items():
+        made = node.attr[key]
+        if isinstance(value, tf.DType):
+            made.type = value.as_datatype_enum
+        elif isinstance(value, tf.TensorShape):
+            made.shape.CopyFrom(value.as_proto())
+        elif isinstance(value, str):
+            made.s = value.encode()
+        elif isinstance(value, int):
+            made.i = value
+        else:
+            made.tensor.CopyFrom(tf.make_tensor_proto(value))
+
+
+def make_call(op: str, name: str, signature: Any) -> NodeDef:
+    """A call of a function of the library, without its inputs."""
+    call = make_node(op, name)
+    call.attr["f"].func.name = signature.name
+    call.attr["Tin"].list.type.extend(each.type for each in signature.input_arg)
+    call.attr["Tout"].list.type.extend(each.type for each in signature.output_arg)
+    return call
 
 
 class Constant:
@@ -41,7 +74,7 @@ class Late(ABC):
         """A reference to it; each call gives the same."""
 
 
-Value = str | Constant | Late
+NodeInput = str | Constant | Late
 
 
 class Writer:
@@ -64,7 +97,7 @@ class Writer:
         self,
         like: NodeDef,
         name: str,
-        inputs: Sequence[Value],
+        inputs: Sequence[NodeInput],
         controls: Iterable[str] = (),
         *,
         own_name: bool = False,
@@ -84,17 +117,10 @@ class Writer:
         self.nodes.append(node)
         return node.name
 
-    def make(self, op: str, name: str, inputs: Sequence[Value], **attrs: Any) -> str:
-        """A node with these attributes: whole numbers, and dtypes of TensorFlow."""
-        like = tf.compat.v1.NodeDef(op=op)
-        for key, value in attrs.items():
-            if isinstance(value, tf.DType):
-                like.attr[key].type = value.as_datatype_enum
-            else:
-                like.attr[key].i = value
-        return self.add(like, name, inputs)
+    def make(self, op: str, name: str, inputs: Sequence[NodeInput], **attrs: Any) -> str:
+        return self.add(make_node(op, **attrs), name, inputs)
 
-    def reference(self, value: Value) -> str:
+    def reference(self, value: NodeInput) -> str:
         """The tensor, written now if it was not before."""
         if isinstance(value, str):
             return value
@@ -110,9 +136,7 @@ class Writer:
         if self.dry:
             return ""
         if key not in self._constants:
-            like = tf.compat.v1.NodeDef(op="Const")
-            like.attr["dtype"].type = tf.as_dtype(array.dtype).as_datatype_enum
-            like.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(array))
+            like = make_node("Const", dtype=tf.as_dtype(array.dtype), value=array)
             self._constants[key] = self.add(like, f"constant{len(self._constants)}", ())
         return self._constants[key]
 
@@ -165,7 +189,7 @@ _DECIDED = {"LogicalAnd": False, "LogicalOr": True}
 KNOWN_TYPES = (tf.bool, tf.int32, tf.int64)
 
 
-def folded(node: NodeDef, inputs: Sequence[Value]) -> Constant | None:
+def folded(node: NodeDef, inputs: Sequence[NodeInput]) -> Constant | None:
     """What `node` computes, if its inputs are known and whole."""
     known = [each.array for each in inputs if isinstance(each, Constant)]
     decided = _DECIDED.get(node.op)

@@ -24,7 +24,7 @@ from memtrade.graph import (
     RESERVING_TYPES,
 )
 from memtrade.tf.bodies import Argument, Body, draw_body
-from memtrade.tf.body_bytes import Learned, leading_to, peak_bytes, shared_bytes
+from memtrade.tf.body_bytes import BodyBytes, leading_to, peak_bytes, shared_bytes
 
 Library = Any  # tf.compat.v1.FunctionDefLibrary, a protobuf class that type checkers cannot see
 
@@ -49,7 +49,7 @@ def learn_sizes(
     operations: Sequence[tf.Operation],
     library: Library,
     known: Mapping[str, tuple[int, tf.TensorSpec | None]],
-) -> Learned:
+) -> BodyBytes:
     """The sizes of all outputs of `operations`, which stand in a topological order.
 
     Args:
@@ -62,10 +62,10 @@ class _Sizes:
     def __init__(self, library: Library, known: Mapping[str, tuple[int, tf.TensorSpec | None]]):
         self.library = library
         self.known = known
-        self.found = Learned({}, {}, {}, {}, {}, [])
+        self.found = BodyBytes({}, {}, {}, {}, {}, [])
         self.trips: dict[str, int] = {}  # of loops, by the names of their outputs
 
-    def learn(self, operations: Sequence[tf.Operation]) -> Learned:
+    def learn(self, operations: Sequence[tf.Operation]) -> BodyBytes:
         for operation in operations:
             outputs: Sequence[tf.Tensor] = operation.outputs
             if operation.type in LOOP_TYPES:
@@ -215,7 +215,7 @@ class _Sizes:
         contents = self.found.contents
         return [Argument(t.dtype, t.shape, contents.get(t.name)) for t in inputs]
 
-    def _body(self, function: str, inputs: Sequence[tf.Tensor]) -> tuple[Body, Learned, int]:
+    def _body(self, function: str, inputs: Sequence[tf.Tensor]) -> tuple[Body, BodyBytes, int]:
         """The body, what is known of its tensors, and the most that it takes while it runs."""
         body = draw_body(self.library, function, self._arguments(inputs))
         contents = self.found.contents

@@ -2,20 +2,22 @@
 
     FusedBatchNormGradV3      reads dy and x whole, and writes dx: three tensors of one size
 
-    sums      for each part: slice dy, x ─► sum dy, sum dy (x - mean)      views, one part at a time
-    dx        for each part: slice dy, x ─► dx of the part ─► written over the part of x
+    sums      for each part: slice dy, x ─► sum of dy (x - mean)           views, one part at a time
+    dx        x - mean ─► times a factor ─► dy less that ─► ... ─► dx      each in x's buffer
 
-x is nobody else's by then, so that its buffer becomes dx, part by part: two tensors and some parts.
-The sums are added up in another order than the fused kernel's, so the step is equal to the
-original within rounding, not to the bit (`--split reordered`).
+x is nobody else's by then, so that its buffer becomes dx, op by op: two tensors and some parts. The
+sums are added up in another order than the fused kernel's, so the step is equal to the original
+within rounding, not to the bit (`--split reordered`).
 
-    MaxPoolGrad, ReluGrad     read x, the one for the maxima and the other as a mask: of x's size,
-                              x itself, the gradient between them, and a workspace
+    MaxPoolGrad ──┐           of x's size: x itself, that the one reads for the maxima and the other
+    a convolution's ─ AddN    as a mask, a gradient of each of its readers, their sum, and the
+              └── ReluGrad    pool's workspace
 
-    in parts                  for each part of x: both gradients ─► written over the part of x
+    in parts                  for each part of x: all these gradients ─► written over the part of x
 
-That is the same to the bit. After TSPLIT (Nie et al., ICDE 2022), which splits tensors as a fourth
-decision beside keep, recompute and swap; here which ops are split follows from the graph alone.
+That is the same to the bit, where convolutions of a part are. After TSPLIT (Nie et al., ICDE 2022),
+which splits tensors as a fourth decision beside keep, recompute and swap; here which ops are split
+follows from the graph alone.
 
 Only ops that TensorFlow has. StridedSlice of the first dimension is a view. ScatterNdNonAliasingAdd
 adds in place where nobody else reads its input: first what was there, negative, and then what is to
@@ -28,7 +30,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -42,6 +44,18 @@ PARTS = 8
 _WIDE = 2 / 3
 
 _BATCH_NORM, _BATCH_NORM_GRADIENT = "FusedBatchNormV3", "FusedBatchNormGradV3"
+_MASK, _POOL_GRADIENT = "ReluGrad", "MaxPoolGrad"
+
+# Ops that make each example of an example of their inputs, from the one of this position on.
+_BY_EXAMPLE = {
+    "AddN": 0,
+    "AvgPoolGrad": 1,
+    "Conv2DBackpropInput": 2,
+    "Identity": 0,
+    _POOL_GRADIENT: 0,
+}
+# What these read first is the shape of what they make.
+_TOLD_SHAPES = ("AvgPoolGrad", "Conv2DBackpropInput")
 
 
 def split_step(step: TrainStep, parts: int = PARTS) -> TrainStep:
@@ -58,24 +72,28 @@ def split_step(step: TrainStep, parts: int = PARTS) -> TrainStep:
             f"{step.name} has no gradient of a batch norm (NHWC, float32, training): "
             "nothing can be split, leave --split out"
         )
-    if any(op.inputs[1].shape[0] == 1 for op in wide.values()):
+    if any(op.inputs[1].shape[0] == 1 for op, _ in wide.values()):
         raise UnsupportedGraphError("a batch of 1 has no parts: leave --split out")
     graph_def = concrete.graph.as_graph_def()
     made = tf.compat.v1.GraphDef(library=graph_def.library, versions=graph_def.versions)
     renamed: dict[Any, Any] = {}  # references
+    whole = {each.name for _, masked in wide.values() for each in masked}
     for node in graph_def.node:
-        op = wide.get(node.name)
-        if op is None:
+        if node.name in whole:
+            continue
+        if node.name not in wide:
             made.node.append(node)
-        elif op.type == _BATCH_NORM_GRADIENT:
+            continue
+        op, masked = wide[node.name]
+        if op.type == _BATCH_NORM_GRADIENT:
             made.node.extend(_batch_norm_in_parts(node, op, parts))
             for index, name in ((1, "scale"), (2, "offset")):
                 renamed[f"{node.name}:{index}"] = f"{node.name}/split/{name}"
         else:
-            made.node.extend(_max_pool_in_parts(node, op, parts))
+            made.node.extend(_mask_in_parts(node, op, masked, parts))
     for node in made.node:
-        for i, reference in enumerate(node.input):
-            node.input[i] = renamed.get(reference, reference)
+        kept = [each for each in node.input if each.removeprefix("^") not in whole]
+        node.input[:] = [renamed.get(reference, reference) for reference in kept]
     function = graft(
         concrete,
         made,
@@ -86,15 +104,26 @@ def split_step(step: TrainStep, parts: int = PARTS) -> TrainStep:
     return dataclasses.replace(step, name=f"{step.name} in parts", function=function)
 
 
-def _widest(func_graph: Any) -> dict[str, tf.Operation]:
-    """By name, the batch norms' gradients that hold most, and as wide ReluGrads behind a pool's."""
+class _Wide(NamedTuple):
+    """An op that holds most, and, where that is a mask, what makes the gradient that it masks."""
+
+    op: tf.Operation
+    masked: Sequence[tf.Operation] = ()
+
+
+def _widest(func_graph: Any) -> dict[str, _Wide]:
+    """By name, the batch norms' gradients that hold most, and as wide ReluGrads of what is made by
+    example."""
     operations = func_graph.get_operations()
     norms = [op for op in operations if _is_splittable(op)]
     least = _WIDE * max((_elements(op) for op in norms), default=0)
-    found = {op.name: op for op in norms if _elements(op) > least}
+    found = {op.name: _Wide(op) for op in norms if _elements(op) > least}
     if found:
-        pools = [op for op in operations if _masks_a_pool(op)]
-        found |= {op.name: op for op in pools if _elements(op) > least}
+        masks = (
+            op for op in operations if op.type == _MASK and op.inputs[1].shape.is_fully_defined()
+        )
+        wide = (_Wide(op, _masked(op)) for op in masks if _elements(op) > least)
+        found |= {each.op.name: each for each in wide if each.masked}
     return found
 
 
@@ -102,17 +131,40 @@ def _elements(op: tf.Operation) -> int:
     return op.inputs[1].shape.num_elements()
 
 
-def _masks_a_pool(op: tf.Operation) -> bool:
-    """Whether `op` is a ReluGrad of what a MaxPoolGrad makes, and of the same x."""
-    if op.type != "ReluGrad" or op.inputs[0].op.type != "MaxPoolGrad":
-        return False
-    pool = op.inputs[0].op
-    return (
-        op.inputs[1] is pool.inputs[0]
-        and len(op.inputs[0].consumers()) == 1
-        and op.inputs[1].shape.is_fully_defined()
-        and pool.get_attr("data_format") == b"NHWC"
-    )
+def _masked(op: tf.Operation) -> list[tf.Operation]:
+    """The ops of x's size that make nothing but the gradient that a ReluGrad masks, example by
+    example, from inputs to outputs; none where no pool's is among them, as sums alone run in place.
+    """
+    found: list[tf.Operation] = []
+    waiting = [op.inputs[0]]
+    while waiting:
+        tensor = waiting.pop()
+        own = len(tensor.consumers()) == 1 and tensor.shape == op.inputs[1].shape
+        if own and tensor.op.type in _BY_EXAMPLE and _in_rows(tensor.op):
+            found.append(tensor.op)
+            waiting += _rows(tensor.op)
+    pools = any(each.type == _POOL_GRADIENT for each in found)
+    return found[::-1] if pools and not _is_read_behind(op) else []
+
+
+def _is_read_behind(op: tf.Operation) -> bool:
+    """Whether anybody reads x who needs the output of `op`: then x cannot be written over."""
+    behind, waiting = set(), [op]
+    while waiting:
+        readers = {each for t in waiting.pop().outputs for each in t.consumers()}
+        waiting += readers - behind
+        behind |= readers
+    return any(each in behind for each in op.inputs[1].consumers())
+
+
+def _in_rows(op: tf.Operation) -> bool:
+    """Whether the images' channels come last, as far as the op looks at them."""
+    return op.type in ("AddN", "Identity") or op.get_attr("data_format") == b"NHWC"
+
+
+def _rows(op: tf.Operation) -> list[tf.Tensor]:
+    """The inputs of which an example of the output reads just its own."""
+    return list(op.inputs)[_BY_EXAMPLE[op.type] :]
 
 
 def _is_splittable(op: tf.Operation) -> bool:
@@ -143,32 +195,53 @@ def _batch_norm_in_parts(node: Any, op: tf.Operation, parts: int) -> list[Any]:
     return _spliced(graph, node, references)
 
 
-def _max_pool_in_parts(node: Any, op: tf.Operation, parts: int) -> list[Any]:
-    pool = op.inputs[0].op
-    attributes = {
-        name: pool.get_attr(name) for name in ("ksize", "strides", "padding", "explicit_paddings")
-    }
+def _mask_in_parts(
+    node: Any, op: tf.Operation, made: Sequence[tf.Operation], parts: int
+) -> list[Any]:
+    """`made`: see `_masked`."""
+    own = {each.outputs[0].name for each in made}
+    outside = {t.name: t for each in made for t in each.inputs if t.name not in own}
+    x = op.inputs[1]
+    outside[x.name] = x
+    rows = {t.name for each in made for t in _rows(each)} | {x.name}
     with tf.Graph().as_default() as graph:
-        x, y, dy = _placeholders(pool.inputs)
+        given = dict(zip(outside, _placeholders(list(outside.values())), strict=True))
+        written = given[x.name]
         for start, end in _ranges(x, parts):
-            given = x[start:end]
-            part = tf.raw_ops.MaxPoolGrad(
-                orig_input=given, orig_output=y[start:end], grad=dy[start:end], **attributes
-            )
-            x = _written(x, tf.raw_ops.ReluGrad(gradients=part, features=given), start, end)
-        tf.identity(x, "dx")
-    return _spliced(graph, node, [t.name for t in pool.inputs])
+            here = {
+                name: (t if name != x.name else written)[start:end] if name in rows else t
+                for name, t in given.items()
+            }
+            for each in made:
+                here[each.outputs[0].name] = _on_part(graph, each, here, end - start)
+            part = tf.raw_ops.ReluGrad(gradients=here[op.inputs[0].name], features=here[x.name])
+            written = _written(written, part, start, end)
+        tf.identity(written, "dx")
+    # Who else reads x must have: it is written over.
+    others = [each.name for each in x.consumers() if each is not op and each not in made]
+    return _spliced(graph, node, list(outside), waits=others)
+
+
+def _on_part(graph: Any, op: Any, here: dict[str, tf.Tensor], examples: int) -> tf.Tensor:
+    """The same op on some examples; the shape that it may be told says how many."""
+    inputs = [here[t.name] for t in op.inputs]
+    if op.type in _TOLD_SHAPES:
+        inputs[0] = tf.constant([examples, *op.outputs[0].shape.as_list()[1:]])
+    attributes = dict(op.node_def.attr)
+    return graph.create_op(op.type, inputs, [op.outputs[0].dtype], attrs=attributes).outputs[0]
 
 
 def _placeholders(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     return [tf.compat.v1.placeholder(t.dtype, t.shape, f"given{i}") for i, t in enumerate(tensors)]
 
 
-def _spliced(graph: Any, node: Any, references: Sequence[str]) -> list[Any]:
+def _spliced(
+    graph: Any, node: Any, references: Sequence[str], waits: Sequence[str] = ()
+) -> list[Any]:
     """The nodes of `graph` in place of `node`: the last one, dx, has its name. Placeholders become
-    the references."""
+    the references; what else must have run is in `waits`."""
     outside = {f"given{i}": reference for i, reference in enumerate(references)}
-    waits = [reference for reference in node.input if reference.startswith("^")]
+    waits = [each for each in node.input if each.startswith("^")] + [f"^{each}" for each in waits]
     made = []
     for each in graph.as_graph_def().node:
         if each.op == "Placeholder":
@@ -206,18 +279,18 @@ def _batch_norm_gradient(
     """Of `x`, of the scale, of the offset."""
     dy, x, weight, mean, variance = given
     values = x.shape.num_elements() // x.shape[-1]
-    sums, moments = [], []
-    for start, end in _ranges(x, parts):
-        part = dy[start:end]
-        sums.append(tf.reduce_sum(part, [0, 1, 2]))
-        moments.append(tf.reduce_sum((x[start:end] - mean) * part, [0, 1, 2]))
-    offset, moment = tf.add_n(sums), tf.add_n(moments)
+    offset = tf.reduce_sum(dy, [0, 1, 2])
+    moments = [
+        tf.reduce_sum((x[start:end] - mean) * dy[start:end], [0, 1, 2])
+        for start, end in _ranges(x, parts)
+    ]
+    moment = tf.add_n(moments)
     # What is returned is corrected for moving averages (n / (n - 1)).
     inverse = tf.math.rsqrt(variance * ((values - 1) / values) + epsilon)
-    # dx = weight / sigma (dy - mean of dy - (x - mean) / sigma^2 x mean of dy (x - mean))
+    # dx = weight / sigma (dy - mean of dy - (x - mean) / sigma^2 x mean of dy (x - mean)), from
+    # the inside out, so that each op finds x's buffer free for what it makes.
     slope, shift = inverse * inverse * moment / values, offset / values
-    factor = weight * inverse
-    for start, end in _ranges(x, parts):
-        part = (dy[start:end] - shift - (x[start:end] - mean) * slope) * factor
-        x = _written(x, part, start, end)
-    return x, moment * inverse, offset
+    with tf.control_dependencies([offset, moment]):
+        dx = x - mean
+    dx = (dy - dx * slope - shift) * (weight * inverse)
+    return dx, moment * inverse, offset

@@ -40,7 +40,7 @@ def named_leaves(structure: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 @dataclass(frozen=True)
-class Held:
+class HeldVariable:
     """A variable among a step's arguments. It is captured, so that its shape stays known."""
 
     variable: tf.Variable
@@ -57,19 +57,19 @@ def packed(structure: Any, values: Sequence[Any]) -> Any:
 def held(structure: Any) -> Any:
     """`structure` with its variables held."""
     return tf.nest.map_structure(
-        lambda leaf: Held(leaf) if isinstance(leaf, tf.Variable) else leaf, structure
+        lambda leaf: HeldVariable(leaf) if isinstance(leaf, tf.Variable) else leaf, structure
     )
 
 
 def released(structure: Any) -> Any:
     """`structure` with the variables that are held in it."""
     return tf.nest.map_structure(
-        lambda leaf: leaf.variable if isinstance(leaf, Held) else leaf, structure
+        lambda leaf: leaf.variable if isinstance(leaf, HeldVariable) else leaf, structure
     )
 
 
 def holds_variables(structure: Any) -> bool:
-    return any(isinstance(leaf, Held) for leaf in tf.nest.flatten(structure))
+    return any(isinstance(leaf, HeldVariable) for leaf in tf.nest.flatten(structure))
 
 
 def is_tensor(leaf: Any) -> bool:
@@ -108,7 +108,7 @@ def specs_of(structure: Any) -> Any:
 
     def spec(leaf: Any) -> Any:
         if isinstance(leaf, tf.Variable):
-            return Held(leaf)
+            return HeldVariable(leaf)
         if isinstance(leaf, (*_COMPOSITES, _PerReplica)):
             return tf.type_spec_from_value(leaf)
         if isinstance(leaf, (tf.Tensor, np.ndarray, np.generic)):

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import tensorflow as tf
@@ -21,8 +21,7 @@ import tensorflow as tf
 from memtrade.errors import UnsupportedGraphError
 from memtrade.graph import Tensor
 from memtrade.target import ARENA
-
-NodeDef = Any  # tf.compat.v1.NodeDef, a protobuf class that type checkers cannot see
+from memtrade.tf.nodes import NodeDef, make_node
 
 # Below protobuf's 2 GiB limit on a message, with room for the header.
 MAX_SLICE_BYTES = (1 << 31) - (1 << 20)
@@ -146,14 +145,10 @@ def _ranges(starts: Sequence[int], tensor: Tensor) -> list[tuple[int, int]]:
 
 
 def _node(op: str, name: str, inputs: list[str], *, device: str = "", **types: str) -> NodeDef:
-    node = tf.compat.v1.NodeDef(op=op, name=name, device=device, input=inputs)
-    for key, dtype in types.items():
-        node.attr[key].type = tf.as_dtype(dtype).as_datatype_enum
-    return node
+    dtypes = {key: tf.as_dtype(dtype) for key, dtype in types.items()}
+    return make_node(op, name, inputs, device=device, **dtypes)
 
 
 def const_node(name: str, values: list[int]) -> NodeDef:
     """Whole numbers, as int32."""
-    node = _node("Const", name, [], dtype="int32")
-    node.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(np.asarray(values, np.int32)))
-    return node
+    return make_node("Const", name, dtype=tf.int32, value=np.asarray(values, np.int32))

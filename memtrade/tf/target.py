@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from memtrade.errors import MemtradeError
-from memtrade.models.target import Target
+from memtrade.models.target import OwnStep
 from memtrade.tf.handles import captured_variables
 from memtrade.tf.laying import laid_down
 from memtrade.tf.loss import returned_loss
@@ -35,7 +35,7 @@ from memtrade.tf.structure import (
 _MOST_WORDS = 300
 
 
-def make_target_step(model: Target) -> TrainStep:
+def make_target_step(model: OwnStep) -> TrainStep:
     """The step of the batch's tensors that returns one number, its loss if it has one.
 
     The user's step is called in it, with the arguments of its example batch. It is traced here.
@@ -100,7 +100,7 @@ def _held_bytes(arguments: tuple[Any, ...]) -> int:
     return sum(part.shape.num_elements() * (part.dtype.size or 0) for part in parts.values())
 
 
-def _made(model: Target) -> tuple[Any, Any]:
+def _made(model: OwnStep) -> tuple[Any, Any]:
     """What the target returns: the step as a tf.function, and an example of its batch."""
     module_name, _, path = model.target.partition(":")
     folder = str(Path.cwd())
@@ -128,7 +128,7 @@ def _made(model: Target) -> tuple[Any, Any]:
     return function, example
 
 
-def _check_size(model: Target, specs: list[tf.TensorSpec]) -> None:
+def _check_size(model: OwnStep, specs: list[tf.TensorSpec]) -> None:
     """Records say the batch size, so it must be the one that was asked for."""
     sizes: set[Any] = {spec.shape[0] for spec in specs if spec.shape.rank}
     if model.batch_size not in sizes:

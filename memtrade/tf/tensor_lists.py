@@ -15,11 +15,11 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow as tf
 
-from memtrade.tf.nodes import KNOWN_TYPES, Constant, Late, NodeDef, Value, Writer
+from memtrade.tf.nodes import KNOWN_TYPES, Constant, Late, NodeDef, NodeInput, Writer
 
-Outputs = list[Value] | None
-Made = tuple[NodeDef, str, Sequence[Value]]  # an op, the name for it, and its inputs
-Updates = dict[int, Value | None]  # None where there is no item any more
+Outputs = list[NodeInput] | None
+Made = tuple[NodeDef, str, Sequence[NodeInput]]  # an op, the name for it, and its inputs
+Updates = dict[int, NodeInput | None]  # None where there is no item any more
 
 
 class TensorList(Late):
@@ -34,14 +34,14 @@ class TensorList(Late):
         loop: the loop that it was made in.
     """
 
-    def __init__(self, length: int, dtype: tf.DType, shape: Value, made: Made, loop: str):
+    def __init__(self, length: int, dtype: tf.DType, shape: NodeInput, made: Made, loop: str):
         self.length, self.dtype, self.shape = length, dtype, shape
         self.made, self.loop, self.reference = made, loop, ""
-        self._items: dict[int, Value] | None = {}
+        self._items: dict[int, NodeInput] | None = {}
         self._differs: tuple[TensorList, Updates] | None = None
 
     @property
-    def items(self) -> dict[int, Value]:
+    def items(self) -> dict[int, NodeInput]:
         """By their places; one without was never written to."""
         way: list[TensorList] = [self]
         while way[-1]._differs is not None:
@@ -91,7 +91,7 @@ class Optional(Late):
         return self.reference
 
 
-class Row(Late):
+class RowOf(Late):
     """Row `index` of a tensor."""
 
     def __init__(self, source: str, index: int, dtype: tf.DType):
@@ -111,7 +111,7 @@ class Row(Late):
 class Zeros(Late):
     """Zeros, of the shape of another tensor or of a known one."""
 
-    def __init__(self, like: Value, dtype: tf.DType):
+    def __init__(self, like: NodeInput, dtype: tf.DType):
         self.like, self.dtype, self.reference = like, dtype, ""
 
     def written(self, writer: Writer) -> str:
@@ -131,25 +131,27 @@ class Lists:
         self.writer = writer
         self.loop = ""  # the loop that is being unrolled
 
-    def outputs(self, node: NodeDef, name: str, inputs: Sequence[Value]) -> Outputs:
+    def outputs(self, node: NodeDef, name: str, inputs: Sequence[NodeInput]) -> Outputs:
         """What stands for the outputs of `node`, which would be called `name`; None where it has
         to be written."""
         handler = _HANDLERS.get(node.op)
         return handler(self, node, name, inputs) if handler else None
 
-    def _made(self, node: NodeDef, name: str, inputs: Sequence[Value], length: int) -> TensorList:
+    def _made(
+        self, node: NodeDef, name: str, inputs: Sequence[NodeInput], length: int
+    ) -> TensorList:
         dtype = tf.as_dtype(node.attr["element_dtype"].type)
         shape = inputs[1] if node.op == "TensorListFromTensor" else inputs[0]
         return TensorList(length, dtype, shape, (node, name, inputs), self.loop)
 
-    def _empty(self, node: NodeDef, name: str, inputs: Sequence[Value]) -> Outputs:
+    def _empty(self, node: NodeDef, name: str, inputs: Sequence[NodeInput]) -> Outputs:
         return [self._made(node, name, inputs, 0)]
 
-    def _reserve(self, node: NodeDef, name: str, inputs: Sequence[Value]) -> Outputs:
+    def _reserve(self, node: NodeDef, name: str, inputs: Sequence[NodeInput]) -> Outputs:
         length = _number(inputs[1])
         return None if length is None else [self._made(node, name, inputs, length)]
 
-    def _from_tensor(self, node: NodeDef, name: str, inputs: Sequence[Value]) -> Outputs:
+    def _from_tensor(self, node: NodeDef, name: str, inputs: Sequence[NodeInput]) -> Outputs:
         known = inputs[0]
         if isinstance(known, Constant) and known.array.ndim:
             made = self._made(node, name, inputs, len(known.array))
@@ -160,24 +162,24 @@ class Lists:
         if rows is None or self.writer.dry:
             return None
         made = self._made(node, name, inputs, rows)
-        made.items.update({i: Row(source, i, made.dtype) for i in range(rows)})
+        made.items.update({i: RowOf(source, i, made.dtype) for i in range(rows)})
         return [made]
 
-    def _push_back(self, node: NodeDef, name: str, inputs: Sequence[Value]) -> Outputs:
+    def _push_back(self, node: NodeDef, name: str, inputs: Sequence[NodeInput]) -> Outputs:
         before, item = inputs
         if not isinstance(before, TensorList):
             return None
         updates: Updates = {before.length: item}
         return [before.changed((node, name, inputs), self.loop, updates, before.length + 1)]
 
-    def _set_item(self, node: NodeDef, name: str, inputs: Sequence[Value]) -> Outputs:
+    def _set_item(self, node: NodeDef, name: str, inputs: Sequence[NodeInput]) -> Outputs:
         before, place, item = inputs
         index = _number(place)
         if not isinstance(before, TensorList) or index is None or not 0 <= index < before.length:
             return None
         return [before.changed((node, name, inputs), self.loop, {index: item}, before.length)]
 
-    def _pop_back(self, node: NodeDef, name: str, inputs: Sequence[Value]) -> Outputs:
+    def _pop_back(self, node: NodeDef, name: str, inputs: Sequence[NodeInput]) -> Outputs:
         before = inputs[0]
         if not isinstance(before, TensorList) or not before.length:
             return None
@@ -186,7 +188,7 @@ class Lists:
         shorter = before.changed((node, name, inputs), self.loop, last, before.length - 1)
         return None if item is None else [shorter, item]
 
-    def _get_item(self, node: NodeDef, name: str, inputs: Sequence[Value]) -> Outputs:
+    def _get_item(self, node: NodeDef, name: str, inputs: Sequence[NodeInput]) -> Outputs:
         before, place, shape = inputs
         index = _number(place)
         if not isinstance(before, TensorList) or index is None or not 0 <= index < before.length:
@@ -194,20 +196,20 @@ class Lists:
         item = self._item(before, index, shape)
         return None if item is None else [item]
 
-    def _length(self, node: NodeDef, name: str, inputs: Sequence[Value]) -> Outputs:
+    def _length(self, node: NodeDef, name: str, inputs: Sequence[NodeInput]) -> Outputs:
         source = inputs[0]
         if not isinstance(source, TensorList):
             return None
         return [Constant(np.asarray(source.length, np.int32))]
 
-    def _element_shape(self, node: NodeDef, name: str, inputs: Sequence[Value]) -> Outputs:
+    def _element_shape(self, node: NodeDef, name: str, inputs: Sequence[NodeInput]) -> Outputs:
         source = inputs[0]
         if not isinstance(source, TensorList) or not isinstance(source.shape, Constant):
             return None
         dtype = tf.as_dtype(node.attr["shape_type"].type).as_numpy_dtype
         return [Constant(source.shape.array.astype(dtype))]
 
-    def _stack(self, node: NodeDef, name: str, inputs: Sequence[Value]) -> Outputs:
+    def _stack(self, node: NodeDef, name: str, inputs: Sequence[NodeInput]) -> Outputs:
         source, shape = inputs
         if not isinstance(source, TensorList) or not source.length or self.writer.dry:
             return None
@@ -222,23 +224,23 @@ class Lists:
         self.writer.rows[made] = len(items)
         return [made]
 
-    def _optional(self, node: NodeDef, name: str, inputs: Sequence[Value]) -> Outputs:
+    def _optional(self, node: NodeDef, name: str, inputs: Sequence[NodeInput]) -> Outputs:
         return [Optional((node, name, inputs))]
 
-    def _optional_value(self, node: NodeDef, name: str, inputs: Sequence[Value]) -> Outputs:
+    def _optional_value(self, node: NodeDef, name: str, inputs: Sequence[NodeInput]) -> Outputs:
         source = inputs[0]
         if not isinstance(source, Optional) or source.made[0].op == "OptionalNone":
             return None
         return list(source.made[2])
 
-    def _zeros_like(self, node: NodeDef, name: str, inputs: Sequence[Value]) -> Outputs:
+    def _zeros_like(self, node: NodeDef, name: str, inputs: Sequence[NodeInput]) -> Outputs:
         source = inputs[0]
         if not isinstance(source, TensorList) or _nested(source):
             return None
         zeros: Updates = {i: Zeros(each, source.dtype) for i, each in source.items.items()}
         return [source.changed((node, name, inputs), self.loop, zeros, source.length)]
 
-    def _add(self, node: NodeDef, name: str, inputs: Sequence[Value]) -> Outputs:
+    def _add(self, node: NodeDef, name: str, inputs: Sequence[NodeInput]) -> Outputs:
         """Element by element, in TensorFlow's order: in pairs, then pairs of these, and so on."""
         lists = [each for each in inputs if isinstance(each, TensorList)]
         if not lists or len(lists) < len(inputs) or any(map(_nested, lists)):
@@ -270,7 +272,7 @@ class Lists:
                 updates[i] = self._plus(*pair, left.dtype, f"{made[1]}/{i}")
         return larger.changed(made, self.loop, updates, larger.length)
 
-    def _plus(self, left: Value, right: Value, dtype: tf.DType, name: str) -> Value:
+    def _plus(self, left: NodeInput, right: NodeInput, dtype: tf.DType, name: str) -> NodeInput:
         if isinstance(left, Zeros) and isinstance(right, Zeros):
             return left
         # A sum with zeros is still one: 0 - 0 is +0. But there is no need for all the zeros.
@@ -278,7 +280,7 @@ class Lists:
         terms = [zero if isinstance(each, Zeros) else each for each in (left, right)]
         return self.writer.make("AddV2", name, terms, T=dtype)
 
-    def _item(self, source: TensorList, index: int, shape: Value) -> Value | None:
+    def _item(self, source: TensorList, index: int, shape: NodeInput) -> NodeInput | None:
         """What is at a place; zeros where nothing was written."""
         if index in source.items:
             return source.items[index]
@@ -311,7 +313,7 @@ _HANDLERS = {
 }
 
 
-def _number(value: Value) -> int | None:
+def _number(value: NodeInput) -> int | None:
     return int(value.array) if isinstance(value, Constant) and value.array.ndim == 0 else None
 
 
@@ -319,9 +321,9 @@ def _nested(source: TensorList) -> bool:
     return source.dtype == tf.variant
 
 
-def _whole(items: Sequence[Value | None]) -> str:
+def _whole(items: Sequence[NodeInput | None]) -> str:
     """The tensor that `items` are all rows of, from the first on; "" if they are not."""
-    sources = {each.source if isinstance(each, Row) else "" for each in items}
-    if len(sources) > 1 or any(isinstance(e, Row) and e.index != i for i, e in enumerate(items)):
+    sources = {each.source if isinstance(each, RowOf) else "" for each in items}
+    if len(sources) > 1 or any(isinstance(e, RowOf) and e.index != i for i, e in enumerate(items)):
         return ""
     return sources.pop()

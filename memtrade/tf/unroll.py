@@ -32,7 +32,16 @@ from memtrade.graph import LOOP_TYPES, READ_TYPES
 from memtrade.tf.functions import START, Functions, kernel_function, ordered
 from memtrade.tf.graft import graft
 from memtrade.tf.inline import functions_named, still_called
-from memtrade.tf.nodes import Constant, NodeDef, Value, Writer, first_sizes, folded, known_values
+from memtrade.tf.nodes import (
+    Constant,
+    NodeDef,
+    NodeInput,
+    Writer,
+    first_sizes,
+    folded,
+    known_values,
+    make_call,
+)
 from memtrade.tf.tensor_lists import Lists, TensorList
 
 # No loop is unrolled in a step that would have more ops.
@@ -46,7 +55,7 @@ _CIRCLE_TYPES = frozenset({"NextIteration", "RefNextIteration"})
 _FEW_WAITS = 8
 
 # Functions with one random kernel each, by the loop's body and the op.
-Kernels = dict[tuple[str, str], Any]
+RandomKernels = dict[tuple[str, str], Any]
 _KERNELS = "memtrade_kernels"  # a graph's collection of them
 
 
@@ -55,7 +64,7 @@ def unrolled(concrete: Any, specs: Sequence[tf.TensorSpec]) -> Any:
 
     In rounds: what stands in an unrolled loop has, in the next, shapes that are known.
     """
-    kernels: Kernels = {}
+    kernels: RandomKernels = {}
     while True:
         further = _one_round(concrete, specs, kernels)
         if further is None:
@@ -63,7 +72,7 @@ def unrolled(concrete: Any, specs: Sequence[tf.TensorSpec]) -> Any:
         concrete = further
 
 
-def _one_round(concrete: Any, specs: Sequence[tf.TensorSpec], kernels: Kernels) -> Any:
+def _one_round(concrete: Any, specs: Sequence[tf.TensorSpec], kernels: RandomKernels) -> Any:
     """None where there is nothing to unroll."""
     func_graph = concrete.graph
     operations = func_graph.get_operations()
@@ -101,7 +110,7 @@ def _one_round(concrete: Any, specs: Sequence[tf.TensorSpec], kernels: Kernels) 
     ).get_concrete_function()  # pyright: ignore[reportFunctionMemberAccess]
 
 
-def _imported(graph: Any, before: Any, kernels: Kernels) -> None:
+def _imported(graph: Any, before: Any, kernels: RandomKernels) -> None:
     shapes_kept(before)(graph)
     for kernel in kernels.values():  # TensorFlow forgets a function that nobody holds
         graph.add_to_collection(_KERNELS, kernel)
@@ -140,10 +149,10 @@ class _Scope:
 
     def __init__(self, prefix: str, function: str = ""):
         self.prefix, self.function = prefix, function
-        self.values: dict[str, str | list[Value]] = {}
+        self.values: dict[str, str | list[NodeInput]] = {}
         self.waits: dict[str, tuple[str, ...]] = {}
 
-    def value(self, reference: str) -> Value:
+    def value(self, reference: str) -> NodeInput:
         name, _, index = reference.partition(":")
         made = self.values[name]
         if isinstance(made, str):
@@ -167,7 +176,7 @@ class _Walk:
         graph_def: Any,
         operations: Sequence[tf.Operation],
         kept: frozenset[str],
-        kernels: Kernels,
+        kernels: RandomKernels,
     ):
         self.graph_def, self.kept, self.kernels = graph_def, kept, kernels
         self.functions = Functions(graph_def)
@@ -181,7 +190,7 @@ class _Walk:
         self.reads: dict[tuple[str, int], str] | None = None  # in a loop that does not write
         self.drawn: dict[tuple[str, str], tuple[str, ...]] = {}  # the last call of each kernel
         self.hoisted: dict[tuple[Any, ...], str] = {}  # constants of bodies, by nodes and inputs
-        self.constants: set[Value] = set()
+        self.constants: set[NodeInput] = set()
 
     def top(self) -> None:
         for node in ordered(self.graph_def.node):
@@ -208,8 +217,8 @@ class _Walk:
         scope.values[node.name] = made
 
     def _stand_in(
-        self, node: NodeDef, inputs: list[Value], controls: tuple[str, ...], scope: _Scope
-    ) -> str | list[Value] | None:
+        self, node: NodeDef, inputs: list[NodeInput], controls: tuple[str, ...], scope: _Scope
+    ) -> str | list[NodeInput] | None:
         """What stands for the outputs of `node`; None where it is written as it is."""
         if node.op in LOOP_TYPES:
             return self._loop(node, inputs, controls, scope)
@@ -235,7 +244,7 @@ class _Walk:
             return self._drawn(node, inputs, controls, scope)
         return None
 
-    def _is_constant(self, node: NodeDef, inputs: Sequence[Value]) -> bool:
+    def _is_constant(self, node: NodeDef, inputs: Sequence[NodeInput]) -> bool:
         """Whether each iteration would make the same of constants, as a Fill with zeros does.
         TensorFlow computes such ops before the first step, and keeps what each of them makes."""
         definition = self.functions.op_defs.get(node.op)
@@ -246,7 +255,9 @@ class _Walk:
             and all(isinstance(each, Constant) or each in self.constants for each in inputs)
         )
 
-    def _hoisted(self, node: NodeDef, inputs: Sequence[Value], scope: _Scope) -> list[Value]:
+    def _hoisted(
+        self, node: NodeDef, inputs: Sequence[NodeInput], scope: _Scope
+    ) -> list[NodeInput]:
         """A constant of a body: one for all iterations."""
         scope.waits[node.name] = ()
         if self.writer.dry:
@@ -258,7 +269,7 @@ class _Walk:
         return [self.hoisted[key]]
 
     def _read(
-        self, node: NodeDef, inputs: list[Value], controls: tuple[str, ...], scope: _Scope
+        self, node: NodeDef, inputs: list[NodeInput], controls: tuple[str, ...], scope: _Scope
     ) -> str:
         assert self.reads is not None
         key = (self.writer.reference(inputs[0]), node.attr["dtype"].type)
@@ -271,8 +282,8 @@ class _Walk:
         return self.reads[key]
 
     def _drawn(
-        self, node: NodeDef, inputs: list[Value], controls: tuple[str, ...], scope: _Scope
-    ) -> list[Value]:
+        self, node: NodeDef, inputs: list[NodeInput], controls: tuple[str, ...], scope: _Scope
+    ) -> list[NodeInput]:
         """Random numbers of a kernel that counts on from one iteration to the next: all call one
         function, which has one kernel. Each kernel of its own would start anew."""
         definition = self.functions.op_defs[node.op]
@@ -280,27 +291,22 @@ class _Walk:
         if key not in self.kernels:
             self.kernels[key] = kernel_function(node, definition)
         made = self.kernels[key].function_def
-        like = tf.compat.v1.NodeDef(op="StatefulPartitionedCall")
-        like.attr["f"].func.name = made.signature.name
-        like.attr["Tin"].list.type.extend(each.type for each in made.signature.input_arg)
-        like.attr["Tout"].list.type.extend(each.type for each in made.signature.output_arg)
+        like = make_call("StatefulPartitionedCall", "", made.signature)
         waits = dict.fromkeys((*controls, *self.drawn.get(key, ())))  # one after the other
         call = self.writer.add(like, scope.prefix + node.name, inputs, waits)
         self.drawn[key] = scope.waits[node.name] = (call,)
         if not isinstance(inputs[0], Constant) or definition.input_arg[0].name != "shape":
             return [call]
         # A call does not say what shape it returns.
-        shape = tf.TensorShape(inputs[0].array.tolist()).as_proto()
-        like = tf.compat.v1.NodeDef(op="EnsureShape")
-        like.attr["T"].type = made.signature.output_arg[0].type
-        like.attr["shape"].shape.CopyFrom(shape)
-        return [self.writer.add(like, f"{call}/shape", [call])]
+        shape = tf.TensorShape(inputs[0].array.tolist())
+        dtype = tf.as_dtype(made.signature.output_arg[0].type)
+        return [self.writer.make("EnsureShape", f"{call}/shape", [call], T=dtype, shape=shape)]
 
     # Loops and branches
 
     def _loop(
-        self, node: NodeDef, inputs: list[Value], controls: tuple[str, ...], scope: _Scope
-    ) -> list[Value] | None:
+        self, node: NodeDef, inputs: list[NodeInput], controls: tuple[str, ...], scope: _Scope
+    ) -> list[NodeInput] | None:
         """The loop's results, iteration after iteration; None where its end is not known."""
         function = node.attr["body"].func.name
         if self.writer.dry or function in self.kept:
@@ -341,8 +347,8 @@ class _Walk:
         return variables
 
     def _branch(
-        self, node: NodeDef, inputs: list[Value], controls: tuple[str, ...], scope: _Scope
-    ) -> list[Value] | None:
+        self, node: NodeDef, inputs: list[NodeInput], controls: tuple[str, ...], scope: _Scope
+    ) -> list[NodeInput] | None:
         predicate = inputs[0]
         if self.writer.dry or not isinstance(predicate, Constant) or predicate.array.ndim:
             return None
@@ -353,7 +359,7 @@ class _Walk:
         self.opened += 1
         return results
 
-    def _goes_on(self, node: NodeDef, variables: list[Value]) -> bool | None:
+    def _goes_on(self, node: NodeDef, variables: list[NodeInput]) -> bool | None:
         """The loop's condition, if it is known."""
         self.writer.dry = True
         (found,), _ = self._walked(node.attr["cond"].func.name, variables, (), "condition/")
@@ -361,8 +367,8 @@ class _Walk:
         return bool(found.array) if isinstance(found, Constant) else None
 
     def _walked(
-        self, function: str, arguments: list[Value], waits: tuple[str, ...], prefix: str
-    ) -> tuple[list[Value], tuple[str, ...]]:
+        self, function: str, arguments: list[NodeInput], waits: tuple[str, ...], prefix: str
+    ) -> tuple[list[NodeInput], tuple[str, ...]]:
         """The function's results, and what stands for the end of its effects."""
         template = self.functions.template(function)
         scope = _Scope(prefix, function)

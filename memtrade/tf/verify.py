@@ -15,12 +15,12 @@ import tensorflow as tf
 from memtrade.comparison import LOSS, Comparison, Values, by_name
 from memtrade.tf.step import TrainStep
 
-Step = Callable[..., tf.Tensor]
+StepFunction = Callable[..., tf.Tensor]
 
 
 def compare_steps(
-    original: Step,
-    rewritten: Step,
+    original: StepFunction,
+    rewritten: StepFunction,
     variables: Sequence[tf.Variable],
     batch: Sequence[tf.Tensor],
     *,
@@ -42,29 +42,58 @@ def compare_steps(
     changed = variables if own_variables is None else own_variables
     if len(changed) != len(variables):
         names = [variable.name for variable in changed]
-    histories = []
-    for number, (step, own) in enumerate(
-        (
-            (original, dict(zip(initial, variables, strict=True))),
-            (rewritten, by_name(names, changed)),
-        )
-    ):
-        _restore(own, initial)
-        # Random ops keep a state in their kernels. This makes both steps start with fresh ones.
-        tf.random.set_seed(0)
-        history = []
-        for i in range(steps):
-            if anew and number and i:
-                _restore(own, histories[0][i - 1])
-            on_step(number * steps + i + 1, 2 * steps)
-            loss = np.asarray(step(*batch))
-            history.append({LOSS: loss, **{name: each.numpy() for name, each in own.items()}})
-        histories.append(history)
-        _restore(own, initial)
+    expected = history(
+        original,
+        dict(zip(initial, variables, strict=True)),
+        initial,
+        batch,
+        steps=steps,
+        on_step=lambda step: on_step(step, 2 * steps),
+    )
+    found = history(
+        rewritten,
+        by_name(names, changed),
+        initial,
+        batch,
+        steps=steps,
+        starts=expected if anew else None,
+        on_step=lambda step: on_step(steps + step, 2 * steps),
+    )
     comparison = Comparison(initial)
-    for expected, found in zip(*histories, strict=True):
-        comparison.add(expected, found)
+    for each in zip(expected, found, strict=True):
+        comparison.add(*each)
     return comparison
+
+
+def history(
+    step: StepFunction,
+    variables: dict[str, tf.Variable],
+    initial: Values,
+    batch: Sequence[tf.Tensor],
+    *,
+    steps: int,
+    starts: Sequence[Values] | None = None,
+    on_step: Callable[[int], None] = lambda step: None,
+) -> list[Values]:
+    """What a step returns and its variables are, each time that it has run.
+
+    Args:
+        initial: what the variables hold at first, and again in the end.
+        starts: what they hold before each step but the first; unless given, what the one before
+            has left there.
+    """
+    _restore(variables, initial)
+    # Random ops keep a state in their kernels. So each history starts with fresh ones.
+    tf.random.set_seed(0)
+    found = []
+    for i in range(steps):
+        if starts is not None and i:
+            _restore(variables, starts[i - 1])
+        on_step(i + 1)
+        loss = np.asarray(step(*batch))
+        found.append({LOSS: loss, **{name: each.numpy() for name, each in variables.items()}})
+    _restore(variables, initial)
+    return found
 
 
 def compare_values(

@@ -22,7 +22,7 @@ class Child:
         self.outcome = Outcome(status="ok", rates=RATES)
         self.specs: list[TrialSpec] = []
 
-    def run(self, spec: TrialSpec, **_: Any) -> Outcome:
+    def run(self, spec: TrialSpec, *_: Any, **__: Any) -> Outcome:
         self.specs.append(spec)
         return self.outcome
 
@@ -30,7 +30,7 @@ class Child:
 @pytest.fixture
 def child(monkeypatch: pytest.MonkeyPatch) -> Child:
     made = Child()
-    monkeypatch.setattr(module, "run_child", made.run)
+    monkeypatch.setattr(module, "watched", made.run)
     return made
 
 

@@ -12,7 +12,7 @@ from memtrade import cli
 from memtrade.commands import max_batch as module
 from memtrade.measure.max_batch_records import load_max_batches
 from memtrade.measure.protocol import Measured, Outcome, Status, StepDone, TrialSpec
-from memtrade.measure.records import Record, load_records, make_record
+from memtrade.measure.records import load_records
 from tests.commands.conftest import SMALL, Run
 
 LIMITED = [*SMALL, "--memory-limit", "100MiB", "--strategy", "original,lms"]
@@ -28,14 +28,13 @@ class Trials:
         self.batches: list[tuple[str, int]] = []
         self.stop_at: int | None = None
 
-    def run(self, spec: TrialSpec, *, command_line: str = "", **_: Any) -> Record:
+    def run(self, spec: TrialSpec, *_: Any, **__: Any) -> Outcome:
         if len(self.batches) == self.stop_at:
             raise KeyboardInterrupt
         batch = spec.model_options["batch_size"]
         self.batches.append((spec.strategy, batch))
         if batch > self.truth:
-            failed = Outcome(status=self.failure, reason="no room")
-            return make_record(spec, failed, command=command_line)
+            return Outcome(status=self.failure, reason="no room")
         measured = Measured.of(
             [StepDone(2.0, batch * 1_000_000, 1.0)],
             warmup=0,
@@ -45,13 +44,13 @@ class Trials:
             plan_seconds=0.0,
             rewrite_seconds=0.0,
         )
-        return make_record(spec, Outcome(measured=measured), command=command_line)
+        return Outcome(measured=measured)
 
 
 @pytest.fixture
 def trials(monkeypatch: pytest.MonkeyPatch) -> Trials:
     made = Trials(60)
-    monkeypatch.setattr(module, "run_trial", made.run)
+    monkeypatch.setattr(module, "watched", made.run)
     return made
 
 

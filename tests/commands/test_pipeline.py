@@ -64,6 +64,18 @@ def test_a_partition_is_theoretical_unless_iterations_are_asked_for(run: Run) ->
     assert json.loads(out)["report"]["real_times"] is None
 
 
+def test_a_partition_keeps_layers_whole_from_a_depth_on(run: Run) -> None:
+    found = []
+    for depth in ("1", "2"):
+        wanted = ("--partitions", "4", "--slack", "0", "--depth", depth, "--json")
+        status, out, _ = run("partition", *MODEL, *wanted)
+        assert status == 0
+        found.append(json.loads(out)["partition"]["boundaries"])
+    blocks, layers = found
+    assert len({name.split("/")[0] for name in blocks}) == 3
+    assert len({name.split("/")[0] for name in layers}) < 3, layers
+
+
 def test_a_pipeline_with_swapping_stages_is_a_record(run: Run) -> None:
     wanted = ("--micro-batches", "2", "--checkpoint", "never", "--strategy", "lms")
     limits = ("--memory-limit", "200MiB", "--steps", "1", "--verify", "--results", "out")
@@ -117,6 +129,7 @@ def test_a_table_over_records_says_what_was_measured_and_what_predicted(run: Run
 BAD = [
     ("partition --model gpt2 --partitions 100000", "can be cut into 1 to"),
     ("partition --model gpt2 --boundary block1/nothing", "'block1/nothing' is no op of"),
+    ("partition --model gpt2 --depth 0", "--depth is a number from 1 on, not 0"),
     ("partition --model gpt2 --iterations -1", "--iterations is a number from 0 on, not -1"),
     ("pipeline run --model gpt2 --batch-size 8 --micro-batches 3", "take 1 or 2 or 4"),
     ("pipeline run --model gpt2 --batch-size 8 --strategy lms,ome", "one strategy, not lms, ome"),

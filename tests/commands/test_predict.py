@@ -84,7 +84,7 @@ def test_a_budget_that_no_plan_reaches_is_a_row_with_the_floor(run: Run) -> None
     assert status == 3
     assert "| original | yes |" in out
     assert "| optimal (budget=1MB) | no plan | - | - |" in out
-    assert "infeasible: no plan fits a budget of 1.0 MB" in out
+    assert "optimal (budget=1MB): infeasible: no plan fits a budget of 1.0 MB" in out
     assert f"the smallest peak found is {floor_bytes / 1e6:,.1f} MB, bound by " in out
 
 
@@ -109,6 +109,8 @@ BAD = [
     ("timeline --output nowhere/t.html", "there is no folder 'nowhere'"),
     ("timeline --device gpu:0", "unknown device 'gpu:0'"),
     ("trace --output nowhere/t.pftrace", "there is no folder 'nowhere'"),
+    ("trace --output /proc/t.pickle", "cannot write /proc/t.pickle: No such file or directory"),
+    ("timeline --output folder.html", "cannot write folder.html: Is a directory"),
     ("trace --strategy lms --option lb=0", "'lb' must be at least 1"),
 ]
 
@@ -117,6 +119,7 @@ BAD = [
 def test_bad_input_is_one_line_and_writes_nothing(run: Run, command: str, message: str) -> None:
     Path("missing.toml").write_text(ARENA.replace("flops_per_s", "# flops_per_s", 1))
     Path("negative.toml").write_text(ARENA.replace("memory_bytes = 7", "memory_bytes = -1 # 7"))
+    Path("folder.html").mkdir()
     before = sorted(Path().iterdir())
     status, out, err = run(*command.split())
     assert (status, out, err.count("\n")) == (2, "", 1)

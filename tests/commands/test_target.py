@@ -55,6 +55,7 @@ def _traced_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(profiles, "extract_graph", trace_here)
 
 
+@pytest.mark.usefixtures("started_anew")
 def test_run_measures_it_in_children(run: Run, tmp_path: Path) -> None:
     chosen = ["--strategy", "original,checkpoints", "--steps", "1"]
     status, out, err = run("run", *TARGET, *ON_THE_ARENA, *chosen)

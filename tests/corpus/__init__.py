@@ -2,8 +2,8 @@
 
 A step is a function that makes it, as `memtrade.apply` and `--target` take them:
 
-    step, batch = CORPUS["generative/dcgan"]()
-    memtrade run --target tests.corpus.generative:dcgan
+    step, batch = CORPUS["adversarial/dcgan"]()
+    memtrade run --target tests.corpus.adversarial:dcgan
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tests.corpus import (
+    adversarial,
     control,
     generative,
     graphs,
@@ -26,7 +27,7 @@ from tests.corpus.parts import Made
 CORPUS: dict[str, Callable[[], Made]] = {
     f"{module.__name__.rpartition('.')[2]}/{make.__name__}": make
     for module in (
-        vision, generative, text, tables, graphs, training, optimizers, control, inputs
+        vision, adversarial, generative, text, tables, graphs, training, optimizers, control, inputs
     )
     for make in module.STEPS
 }  # fmt: skip

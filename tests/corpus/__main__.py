@@ -9,6 +9,7 @@ steps' rows are made anew; with the name "missing", those of steps that have non
 
 from __future__ import annotations
 
+import argparse
 import collections
 import csv
 import importlib
@@ -18,11 +19,12 @@ import statistics
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from memtrade.measure.environment import child_environment
 from memtrade.measure.protocol import TrialSpec
 from memtrade.results.sheets import Sheet
+from tests.corpus import CORPUS
 
 LIMIT_BYTES = 3 << 30
 TIMEOUT_SECONDS = 300
@@ -33,24 +35,44 @@ COLUMNS: tuple[str, ...] = (
     "seconds", "trace_seconds", "apply_seconds", "said",
 )  # fmt: skip
 STRATEGIES = ("ome", "optimal")
+MISSING = "missing"
 SHARE = 0.6  # the budget of `optimal`, of the original's peak
 
 Row = dict[str, Any]
 
 
-def main(folder: str, *chosen: str) -> int:
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """What is wrong, in one line."""
+        self.exit(2, f"tests.corpus: {message}\n")
+
+
+def main(words: Sequence[str]) -> int:
+    parser = _Parser(prog="python -m tests.corpus", description="The corpus' table.")
+    parser.add_argument("folder", help="where corpus.csv and corpus.md go")
+    parser.add_argument(
+        "names", nargs="*", help="of steps, or how they begin; missing: those without a row"
+    )
+    given = parser.parse_args(words)
+    for name in given.names:
+        if name != MISSING and not any(each.startswith(name) for each in CORPUS):
+            families = sorted({each.partition("/")[0] for each in CORPUS})
+            parser.error(f"no step begins with {name!r}; families are {', '.join(families)}")
     if ARENA_VARIABLE not in os.environ:  # what TensorFlow reads when it is imported
         spec = TrialSpec(device="arena", memory_limit_bytes=LIMIT_BYTES)
         environment = {**child_environment(spec), "PYTHONPATH": os.pathsep.join(sys.path)}
-        command = [sys.executable, "-m", "tests.corpus", folder, *chosen]
-        os.execve(sys.executable, command, environment)
+        os.execve(sys.executable, [sys.executable, "-m", "tests.corpus", *words], environment)
+    return _make(given.folder, given.names)
+
+
+def _make(folder: str, chosen: Sequence[str]) -> int:
+    """Makes the rows of the steps that are `chosen`, or of all."""
     trial = importlib.import_module("tests.corpus.trial")  # once, for all children
     path = Path(folder, "corpus.csv")
     path.parent.mkdir(parents=True, exist_ok=True)
     rows = _read(path)
-    for name in trial.CORPUS:
-        done = {row["step"] for row in rows}
-        left = name not in done and "missing" in chosen
+    for name in CORPUS:
+        left = MISSING in chosen and all(row["step"] != name for row in rows)
         if left or not chosen or any(name.startswith(each) for each in chosen):
             made = _tried(trial, name)
             print(name, *(f"{row['strategy']} {row['outcome']}," for row in made), flush=True)
@@ -202,4 +224,4 @@ def _summary(strategy: str, rows: Sequence[Row]) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+    sys.exit(main(sys.argv[1:]))

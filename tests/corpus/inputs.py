@@ -71,6 +71,25 @@ def ragged_inside() -> Made:
     return train_step, (whole(4 * ROWS, below=WORDS), tf.fill([ROWS], 4), whole(ROWS, below=WIDTH))
 
 
+def ragged_mean() -> Made:
+    """Rows of different lengths are averaged: nothing tells the size of what comes between."""
+    (table,), layers = weights([WORDS, WIDTH]), _layers()
+    lengths = 3 + tf.range(ROWS) % 9
+
+    @tf.function
+    def train_step(flat, splits, y):
+        with tf.GradientTape() as tape:
+            rows = tf.RaggedTensor.from_row_splits(flat, splits, validate=False)
+            found = tf.ragged.map_flat_values(tf.nn.embedding_lookup, table, rows)
+            x = tf.ensure_shape(tf.reduce_mean(found, 1), [ROWS, WIDTH])
+            loss = sparse_loss(y, _head(x, layers))
+        descend(tape, loss, [table, *layers])
+        return loss
+
+    splits = tf.concat([[0], tf.cumsum(lengths)], 0)
+    return train_step, (whole(int(splits[-1]), below=WORDS), splits, whole(ROWS, below=WIDTH))
+
+
 def sparse() -> Made:
     """Bags of words as a SparseTensor."""
     (table,), layers = weights([WORDS, WIDTH]), _layers()
@@ -222,6 +241,6 @@ def tiny_batch() -> Made:
 
 
 STEPS = (
-    ragged, ragged_inside, sparse, hash_table, mutable_table, tokenizer, augmentation,
-    variable_as_argument, structured, tiny_batch,
+    ragged, ragged_inside, ragged_mean, sparse, hash_table, mutable_table, tokenizer,
+    augmentation, variable_as_argument, structured, tiny_batch,
 )  # fmt: skip

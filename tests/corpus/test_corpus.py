@@ -2,8 +2,6 @@
 
 import json
 import logging
-import subprocess
-import sys
 import warnings
 
 import pytest
@@ -11,7 +9,9 @@ import pytest
 import memtrade
 from memtrade.measure.environment import child_environment
 from memtrade.measure.protocol import TrialSpec
+from tests import forks
 from tests.corpus import CORPUS
+from tests.corpus.__main__ import main as table
 from tests.corpus.running import differing
 from tests.corpus.trial import LIMIT_BYTES
 
@@ -54,6 +54,16 @@ def test_the_comparison_notices_a_difference():
     assert differing(step, disturbed, batch)
 
 
+@pytest.mark.parametrize("words", [["--halp"], [], ["out", "no/step"]])
+def test_the_tables_command_says_what_is_wrong_in_one_line(words, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as ended:
+        table(words)
+    assert ended.value.code == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1
+    assert not list(tmp_path.iterdir())
+
+
 MEASURED = """
 import json, sys
 from tests.corpus.trial import run
@@ -65,15 +75,15 @@ run(sys.argv[1], sys.argv[2], json.loads(sys.argv[3]), Printed())
 
 def measured(name, strategy, **options):
     environment = child_environment(TrialSpec(device="arena", memory_limit_bytes=LIMIT_BYTES))
-    command = [sys.executable, "-c", MEASURED, name, strategy, json.dumps(options)]
-    ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    return json.loads(ran.stdout.splitlines()[-1])
+    child = forks.ran(["-c", MEASURED, name, strategy, json.dumps(options)], env=environment)
+    assert child.returncode == 0, child.stderr[-2000:]
+    return json.loads(child.stdout.splitlines()[-1])
 
 
 def test_what_is_left_as_it_is_takes_no_more():
     """Inlined into its caller, CycleGAN's step takes 1.5 to 1.9 times its own peak."""
-    original = measured("generative/cyclegan", "original")
-    left = measured("generative/cyclegan", "auto", budget="1GB")
+    original = measured("adversarial/cyclegan", "original")
+    left = measured("adversarial/cyclegan", "auto", budget="1GB")
     assert left["peak_bytes"] < 1.25 * original["peak_bytes"]
 
 

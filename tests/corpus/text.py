@@ -177,6 +177,58 @@ def written_out_lstm() -> Made:
     return train_step, (normal(BATCH, LENGTH, WIDTH), labels())
 
 
+def sliced_gru() -> Made:
+    """A GRU written out over slices, its gradients clipped by their norm: each weight's gradient is
+    the sum of as many as there are steps."""
+    update, reset, new = weights(*[[3 * WIDTH + WIDTH, 3 * WIDTH]] * 3)
+    (head,) = weights([3 * WIDTH, 10])
+    variables = [update, reset, new, head]
+
+    @tf.function
+    def train_step(x, y):
+        with tf.GradientTape() as tape:
+            h = tf.zeros([BATCH, 3 * WIDTH])
+            for t in range(LENGTH):
+                both = tf.concat([h, x[:, t]], 1)
+                z, r = tf.sigmoid(both @ update), tf.sigmoid(both @ reset)
+                h = (1.0 - z) * h + z * tf.tanh(tf.concat([r * h, x[:, t]], 1) @ new)
+            loss = sparse_loss(y, h @ head)
+        gradients, norm = tf.clip_by_global_norm(tape.gradient(loss, variables), 1.0)
+        for variable, gradient in zip(variables, gradients, strict=True):
+            variable.assign_sub(0.1 * gradient)
+        return loss, norm
+
+    return train_step, (normal(BATCH, LENGTH, WIDTH), labels())
+
+
+class _Cell(layers.Layer):
+    """A recurrent cell with layer norm."""
+
+    def __init__(self, units: int) -> None:
+        super().__init__()
+        self.units = self.state_size = units
+        self.norm = layers.LayerNormalization()
+
+    def build(self, input_shape):
+        self.kernel = self.add_weight(shape=(input_shape[-1], self.units))
+        self.recurrent = self.add_weight(shape=(self.units, self.units))
+        self.norm.build((None, self.units))
+
+    def call(self, x, states):
+        h = self.norm(tf.tanh(x @ self.kernel + states[0] @ self.recurrent))
+        return h, [h]
+
+
+def own_cell() -> Made:
+    """keras.layers.RNN with a cell of one's own, and a layer for each time behind it, which reads
+    slices of what the loop made."""
+    seeded()
+    x = inputs = keras.Input([LENGTH, WIDTH])
+    x = layers.RNN(_Cell(4 * WIDTH), return_sequences=True)(x)
+    model = keras.Model(inputs, layers.TimeDistributed(layers.Dense(10))(x))
+    return supervised(model), (normal(BATCH, LENGTH, WIDTH), whole(BATCH, LENGTH))
+
+
 def text_cnn() -> Made:
     seeded()
     tokens = keras.Input([LENGTH], dtype="int32")
@@ -250,5 +302,5 @@ def wavenet() -> Made:
 
 STEPS = (
     transformer, bert_like, gpt_like, nmt_with_attention, lstm_classifier, bidirectional_gru,
-    written_out_lstm, text_cnn, rnn_transducer, ctc_speech, wavenet,
+    written_out_lstm, sliced_gru, own_cell, text_cnn, rnn_transducer, ctc_speech, wavenet,
 )  # fmt: skip

@@ -111,4 +111,5 @@ def _measured(arena: Arena, step: Callable[..., Any], batch: tuple[Any, ...]) ->
         peaks.append(arena.peak_bytes())
         flat(returned).numpy()
         times.append(time.perf_counter() - begun)
+        del returned  # what a caller keeps is not the step's
     return max(peaks), statistics.median(times[WARMUP:])

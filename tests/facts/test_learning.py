@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -80,6 +81,19 @@ def children(asker: Asker) -> int:
     return len(path.read_text()) if path.exists() else 0
 
 
+def busily(asker: Asker) -> Callable[[], None]:
+    """From now on the children say that others were busy, until what is returned is called."""
+    script = Path(asker.command[1])
+    at_rest = script.read_text()
+    busy = at_rest.replace("seconds=float(examples)", "seconds=9.0, disturbed=True")
+    script.write_text(busy.replace("onednn=True", "onednn=True, disturbed=True"))
+
+    def rest() -> None:
+        script.write_text(at_rest)
+
+    return rest
+
+
 def sources(graph: StepGraph, asker: Asker, folder: Path) -> list[str]:
     table, _ = learn([graph], HERE, asker, folder=folder)
     found = {each.kernel.split()[0]: each.source for each in table.values()}
@@ -144,18 +158,39 @@ def test_a_fit_that_does_not_hold_is_none(tmp_path, asker):
 
 
 def test_what_was_timed_on_a_busy_machine_is_asked_again_at_rest(tmp_path, asker, monkeypatch):
-    busy = asker.command[1]
-    text = Path(busy).read_text()
-    Path(busy).write_text(text.replace("seconds=float(examples)", "seconds=9.0, disturbed=True"))
+    at_rest = busily(asker)
     graph = chain("Relu")
-    table, _ = learn([graph], HERE, asker, folder=tmp_path)
-    assert [each.disturbed for each in table.values()] == [True]
-    Path(busy).write_text(text)
     monkeypatch.setattr(learning, "_is_quiet", lambda: False)
-    assert learn([graph], HERE, asker, folder=tmp_path)[0] == table
+    table, rates = learn([graph], HERE, asker, folder=tmp_path)
+    assert [each.disturbed for each in table.values()] == [True]
+    assert rates is not None
+    assert rates.disturbed
+    at_rest()
+    assert learn([graph], HERE, asker, folder=tmp_path) == (table, rates)
+    assert children(asker) == 1
     monkeypatch.setattr(learning, "_is_quiet", lambda: True)
-    table, _ = learn([graph], HERE, asker, folder=tmp_path)
+    table, rates = learn([graph], HERE, asker, folder=tmp_path)
     assert [each.seconds for each in table.values()] == [4.0]
+    assert rates is not None
+    assert not rates.disturbed
+    assert children(asker) == 2
+
+
+def test_what_others_disturbed_is_asked_again_at_once_where_they_have_ended(
+    tmp_path, asker, monkeypatch
+):
+    at_rest = busily(asker)
+    monkeypatch.setattr(learning, "_is_quiet", lambda: at_rest() or True)
+    table, _ = learn([chain("Relu")], HERE, asker, folder=tmp_path)
+    assert [each.seconds for each in table.values()] == [4.0]
+    assert children(asker) == 2
+
+
+def test_a_machine_that_stays_busy_is_asked_twice_and_no_more(tmp_path, asker):
+    busily(asker)
+    table, _ = learn([chain("Relu")], HERE, asker, folder=tmp_path)
+    assert [each.disturbed for each in table.values()] == [True]
+    assert children(asker) == 2
 
 
 def test_a_batch_that_nobody_asked_for_is_on_the_line_of_three(tmp_path, asker, monkeypatch):
@@ -166,7 +201,7 @@ def test_a_batch_that_nobody_asked_for_is_on_the_line_of_three(tmp_path, asker, 
         def at(self, batch: int) -> StepGraph:
             return chain("Relu", "Square", "Refuse", batch=batch)
 
-    def learned(target, graphs, environment, on_progress):
+    def learned(target, graphs, environment):
         table, _ = learn(graphs, HERE, asker, folder=tmp_path)
         return target.replace(facts=LearnedFacts(target.facts, table))
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
+
 import msgspec
 import pytest
 
@@ -10,7 +13,7 @@ from memtrade.facts.cache import FactsFile, all_files
 from memtrade.facts.surroundings import ONEDNN
 from memtrade.measure.budgets import leaving_margin
 from memtrade.measure.protocol import TrialSpec
-from memtrade.measure.trial import run_trial
+from memtrade.measure.trial import run_child
 from memtrade.target import Target, profile_target
 
 # Eigen's gradient of a filter asks for more scratch than for anything else.
@@ -19,7 +22,7 @@ NET = {"layers": 18, "image_size": 64, "num_classes": 10, "batch_size": 16}
 
 
 def trial(budget: str):
-    return run_trial(
+    return run_child(
         TrialSpec(
             model="resnet",
             model_options=NET,
@@ -31,11 +34,30 @@ def trial(budget: str):
     )
 
 
+@pytest.fixture(scope="module")
+def asked(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int]:
+    """A cache of what the step's kernels ask for, and the smallest peak by these facts."""
+    folder = tmp_path_factory.mktemp("asked")
+    with pytest.MonkeyPatch.context() as patch:
+        use(folder, patch)
+        least = trial("")
+    assert least.measured is not None, least.reason
+    assert not least.corrections
+    return folder, least.measured.peak_bytes
+
+
+def use(folder: Path, patch: pytest.MonkeyPatch) -> None:
+    patch.setenv("MEMTRADE_ASK", "1")
+    patch.setenv("XDG_CACHE_HOME", str(folder))
+    patch.setenv(ONEDNN, KERNELS)
+
+
 @pytest.fixture
-def own_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("MEMTRADE_ASK", "1")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setenv(ONEDNN, KERNELS)
+def least_bytes(asked: tuple[Path, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> int:
+    """The smallest peak; the test has a copy of the cache."""
+    shutil.copytree(asked[0], tmp_path, dirs_exist_ok=True)
+    use(tmp_path, monkeypatch)
+    return asked[1]
 
 
 def forget_scratch() -> int:
@@ -50,11 +72,8 @@ def forget_scratch() -> int:
     return len(wrong)
 
 
-def test_a_wrong_fact_breaks_the_first_plan_and_not_the_second(own_cache):
-    least = trial("")
-    assert least.measured is not None, least.reason
-    assert not least.corrections
-    budget_bytes = int(least.measured.peak_bytes * 1.02)
+def test_a_wrong_fact_breaks_the_first_plan_and_not_the_second(least_bytes: int):
+    budget_bytes = int(least_bytes * 1.02)
     assert forget_scratch()
     record = trial(f"{budget_bytes}B")
     assert record.status == "ok", record.reason
@@ -65,11 +84,9 @@ def test_a_wrong_fact_breaks_the_first_plan_and_not_the_second(own_cache):
     assert "asked anew" in first.remedy
 
 
-def test_a_budget_that_nothing_holds_is_refused_with_the_op(own_cache):
-    least = trial("")
-    assert least.measured is not None
-    forget_scratch()
-    record = trial(f"{int(least.measured.peak_bytes * 0.97)}B")
+def test_a_budget_that_nothing_holds_is_refused_with_the_op(least_bytes: int):
+    assert forget_scratch()
+    record = trial(f"{int(least_bytes * 0.97)}B")
     assert record.status == "infeasible"
     assert "MB" in record.reason
 

@@ -21,7 +21,8 @@ from memtrade.measure.environment import (
     default_limit_bytes,
 )
 from memtrade.measure.protocol import Event, Progress, StepDone, TrialSpec
-from memtrade.measure.trial import Outcome, run_child, run_trial
+from memtrade.measure.records import make_record
+from memtrade.measure.trial import Outcome, run_child
 
 SPEC = TrialSpec(model_options={"layers": 18, "batch_size": 2}, memory_limit_bytes=1 << 30, steps=2)
 
@@ -94,15 +95,15 @@ def wait_for_text(path: Path, *, seconds: float = 10.0) -> str:
 
 def test_a_trial_that_goes_well(workers: Workers) -> None:
     events: list[Event] = []
-    record = run_trial(
+    outcome = run_child(
         SPEC,
         timeout_seconds=20,
         on_event=events.append,
-        command_line="memtrade run",
         worker=workers.command("""
             ready(); say("progress", phase="step", step=1, of=2); planned(); step(0.5, None); done()
         """),
     )
+    record = make_record(SPEC, outcome, command="memtrade run")
     assert (record.status, record.reason) == ("ok", "")
     assert record.measured is not None
     assert record.measured.memory_cost_bytes == 600
@@ -167,7 +168,7 @@ def test_a_child_killed_from_outside_is_a_crash(workers: Workers, tmp_path: Path
         if isinstance(event, StepDone):
             os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
 
-    record = run_trial(
+    record = run_child(
         SPEC,
         timeout_seconds=20,
         on_event=kill,

@@ -2,17 +2,17 @@
 
 import pytest
 
-from memtrade.papers.gpipe_reserved import Run, hypotheses_sheet, published_runs
+from memtrade.papers.gpipe_reserved import PublishedRun, hypotheses_sheet, published_runs
 from memtrade.papers.gpipe_torch import reserved
 from memtrade.papers.published import load_published
-from memtrade.papers.torch_allocator import MIB, CachingAllocator, Tensor
+from memtrade.papers.torch_allocator import MIB, CachingAllocator, TorchTensor
 
 
 def test_segments_are_of_their_sizes_and_kept():
     device = CachingAllocator()
     for size, segment in ((1, 2), (MIB, 2), (MIB + 1, 20), (10 * MIB, 10), (10 * MIB + 1, 12)):
         before = device.reserved_bytes
-        tensor = Tensor(device, size, stream=size)
+        tensor = TorchTensor(device, size, stream=size)
         assert device.reserved_bytes - before == segment * MIB
         del tensor
     assert device.used_bytes == 0
@@ -21,14 +21,14 @@ def test_segments_are_of_their_sizes_and_kept():
 
 def test_free_blocks_are_split_and_merge():
     device = CachingAllocator()
-    parts = [Tensor(device, 5 * MIB) for _ in range(4)]
+    parts = [TorchTensor(device, 5 * MIB) for _ in range(4)]
     assert device.reserved_bytes == 20 * MIB
     del parts[1:3]
-    between = Tensor(device, 9 * MIB)  # fits only where two neighbours have merged
+    between = TorchTensor(device, 9 * MIB)  # fits only where two neighbours have merged
     assert device.reserved_bytes == 20 * MIB
     del between, parts
     assert device.used_bytes == 0
-    whole = Tensor(device, 19 * MIB)
+    whole = TorchTensor(device, 19 * MIB)
     assert device.reserved_bytes == 20 * MIB
     assert device.used_bytes == 20 * MIB  # what is left, 1 MiB, is not worth a block
     del whole
@@ -36,9 +36,9 @@ def test_free_blocks_are_split_and_merge():
 
 def test_streams_do_not_share():
     device = CachingAllocator()
-    first = Tensor(device, MIB, stream=1)
+    first = TorchTensor(device, MIB, stream=1)
     del first
-    second = Tensor(device, MIB, stream=2)
+    second = TorchTensor(device, MIB, stream=2)
     assert device.reserved_bytes == 4 * MIB
     del second
 
@@ -74,9 +74,9 @@ def test_recomputing_ahead_is_what_one_device_shows():
 
 def test_medians_are_of_their_groups():
     runs = [
-        Run("a", "self", "never", 1, 1, 0, (100,)),
-        Run("b", "self", "never", 1, 2, 0, (100,)),
-        Run("c", "torchgpipe", "never", 1, 1, 0, (100,)),
+        PublishedRun("a", "self", "never", 1, 1, 0, (100,)),
+        PublishedRun("b", "self", "never", 1, 2, 0, (100,)),
+        PublishedRun("c", "torchgpipe", "never", 1, 1, 0, (100,)),
     ]
     sheet = hypotheses_sheet(runs, {"x": [run.error([110]) for run in runs[:2]] + [-0.5]})
     assert [row[-1] for row in sheet.rows] == ["10.0%", "50.0%", "10.0%"]

@@ -2,13 +2,19 @@
 
 from memtrade.papers.gpt2_partitions import CARDS, fields, summary_sheet
 from memtrade.papers.published import load_published
-from memtrade.pipeline.design.report import Balance, Imbalance, PartitionReport, PhaseTimes, Traffic
+from memtrade.pipeline.design.report import (
+    Evenness,
+    Imbalance,
+    PartitionReport,
+    PhaseTimes,
+    Traffic,
+)
 
 
 def report() -> PartitionReport:
     """Of two stages: 0.04 s forward, 0.1 s backward each."""
     even = Imbalance(1.0, 1.0)
-    balance = Balance(PhaseTimes((0.04, 0.04), (0.1, 0.1)), even, even)
+    balance = Evenness(PhaseTimes((0.04, 0.04), (0.1, 0.1)), even, even)
     return PartitionReport(
         step="s", device_profile="gtx-1070", partitions=2, boundaries=("b",), balanced_by="time",
         heaviest_over_optimum=1.0, cutting_edges=3, op_edges=3, recomputation=True,

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import ast
+import importlib.util
 import re
+import socket
 import sys
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -18,6 +21,7 @@ from memtrade.measure.records import Record, load_record, save_record
 from memtrade.papers.originals import CHILD, PROOF, Tools, main, make_spec, measure, record_of
 from memtrade.papers.thesis_nets import TOOLS
 from memtrade.papers.thesis_tools import is_thesis_net, rule_of, tools_sheets
+from memtrade.pipeline.measure import loopback
 
 MakeRecord = Callable[..., Record]
 VERSIONS = ("3.7.16", "1.15.5")
@@ -108,11 +112,11 @@ def test_a_childs_answer_is_a_record_beside_ours(
 
     ours = make_record("original", spec={**_fields(spec), "strategy_options": {}})
     [sheet] = tools_sheets([ours, record], predicted=tmp_path / "none.csv")
-    rows = {row[0]: dict(zip(sheet.columns, row, strict=True)) for row in sheet.rows}
-    column = "the originals, TensorFlow 1, here, batch 2"
-    assert rows["ome"][f"{column}: peak MB"] == "500.0"
-    assert rows["lms"][f"{column}: peak MB"] == "-"
-    assert rows["ome"]["the thesis' way, here, batch 2: peak MB"] == "-"
+    peaks = {(s, row[0]): row[1] for s, row in zip(sheet.sections, sheet.rows, strict=True)}
+    originals = "the originals, TensorFlow 1, here, batch 2"
+    assert peaks["ome", originals] == "500.0"
+    assert peaks["lms", originals] == "-"
+    assert peaks["ome", "the thesis' way, here, batch 2"] == "-"
     assert any(note.startswith("tf1-ome, here: 7 ops added, 1 tensors") for note in sheet.notes)
     assert "the losses of the 1 trials under TensorFlow 1 are the same to the bit" in sheet.notes
     another = msgspec.structs.replace(
@@ -121,7 +125,7 @@ def test_a_childs_answer_is_a_record_beside_ours(
     [sheet] = tools_sheets([record, another], predicted=tmp_path / "none.csv")
     assert any(note.endswith("TensorFlow 1 are not the same") for note in sheet.notes)
     [without] = tools_sheets([ours], predicted=tmp_path / "none.csv")
-    assert not any("originals" in name for name in without.columns)
+    assert not any("originals" in row[0] for row in without.rows)
 
 
 def _fields(spec: Any) -> dict[str, Any]:
@@ -138,6 +142,38 @@ def test_the_child_is_one_file_for_python_3_7():
     assert "tensorflow" in imported
     assert not any(isinstance(node, ast.ImportFrom) for node in ast.walk(tree))
     assert not any(name.startswith("memtrade") for name in imported)
+
+
+def test_the_childs_servers_are_confined_before_they_answer(monkeypatch: pytest.MonkeyPatch):
+    tree = ast.parse(Path(loopback.__file__).read_text("utf-8"), feature_version=(3, 7))
+    [future] = {node.module for node in tree.body if isinstance(node, ast.ImportFrom)} - {
+        "collections.abc", "pathlib"
+    }  # fmt: skip
+    assert future == "__future__"
+    loaded = importlib.util.spec_from_file_location("originals_child", CHILD)
+    assert loaded
+    assert loaded.loader
+    child = importlib.util.module_from_spec(loaded)
+    loaded.loader.exec_module(child)
+    assert Path(child.LOOPBACK).resolve() == Path(loopback.__file__).resolve()
+    held: list[Any] = []
+
+    class Server:
+        def __init__(self, cluster: Any, *, job_name: str, config: Any, start: bool):
+            assert not start
+            held.append(socket.create_server(("", 0)))
+
+        def start(self):
+            bound = held[0].getsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, 16)
+            held.append(bound.rstrip(b"\0"))
+
+    child.start_server(SimpleNamespace(train=SimpleNamespace(Server=Server)), {}, "arena")
+    held[0].close()
+    assert held[1] == b"lo"
+    monkeypatch.delattr(socket, "SO_BINDTODEVICE")
+    with pytest.raises(OSError, match=r"Linux can from 5\.7 on"):
+        child.start_server(SimpleNamespace(train=SimpleNamespace(Server=Server)), {}, "arena")
+    held[2].close()
 
 
 def test_what_no_child_can_run_is_refused(checkouts: dict[str, Path], capfd: Any):

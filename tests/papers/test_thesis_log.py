@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from memtrade.errors import MemtradeError
-from memtrade.measure.protocol import Checkpoint, Measured, StepDone
+from memtrade.measure.protocol import Measured, NamedCheckpoint, StepDone
 from memtrade.measure.records import Record
 from memtrade.papers.published import load_published
 from memtrade.papers.thesis_log import STEPS, thesis_log
@@ -105,8 +105,8 @@ def test_what_lms_and_ome_say_of_themselves(make_record: MakeRecord) -> None:
     ome = make_record(
         "ome", measured=measured(PEAKS),
         plan=msgspec.structs.replace(plan, checkpoints=(
-            Checkpoint("Mixed_5d/concat:0", shape, "float32", "keep"),
-            Checkpoint("Logits/Reshape:0", (32, 1536), "float32", "swap"),
+            NamedCheckpoint("Mixed_5d/concat:0", shape, "float32", "keep"),
+            NamedCheckpoint("Logits/Reshape:0", (32, 1536), "float32", "swap"),
         )),
     )  # fmt: skip
     log = thesis_log([lms, ome])

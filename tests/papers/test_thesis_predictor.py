@@ -70,7 +70,7 @@ def test_the_published_predictions_are_what_the_tool_says_today(graph: Any):
 
 
 def _predictor(graph: Any) -> Any:
-    return thesis_predictor.Predictor(graph, target("gtx-1070-traced"))
+    return thesis_predictor.ThesisPredictor(graph, target("gtx-1070-traced"))
 
 
 def test_no_more_rows_are_fitted_to_than_said_and_the_others_keep_the_bounds():

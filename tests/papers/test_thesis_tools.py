@@ -31,7 +31,7 @@ def of_net(make: MakeRecord, strategy: str, *, order: str = ORDER, peak_mb: floa
     return make(strategy, peak_mb=peak_mb, step_seconds=2.0, spec=spec)
 
 
-def test_the_four_columns_say_what_they_are(make_record: MakeRecord):
+def test_the_four_sources_say_what_they_are(make_record: MakeRecord):
     theirs: Any = rules_of(50)
     records = [
         of_net(make_record, "original", order="pinned", peak_mb=1000.0),
@@ -42,17 +42,22 @@ def test_the_four_columns_say_what_they_are(make_record: MakeRecord):
     ]
     assert [rule_of(r, 50) for r in records[1:]] == ["theirs", "own", "theirs", ""]
     [sheet] = tools_sheets(records, predicted=ROOT / PREDICTED)
-    cells = {row[0]: dict(zip(sheet.columns, row, strict=True)) for row in sheet.rows}
     way, own = "the thesis' way, here, batch 8", "memtrade's own rules, here, batch 8"
-    assert cells["checkpoints"][f"{way}: peak MB"] == "450.0"
-    assert cells["checkpoints"][f"{way}: of original's"] == "0.45"
-    assert cells["checkpoints"][f"{way}: of original's time"] == "1.00"
-    assert cells["checkpoints"][f"{own}: peak MB"] == "300.0"
-    assert cells["lms"][f"{way}: peak MB"] == "900.0"
-    assert cells["lms"][f"{own}: peak MB"] == "-"
-    assert cells["ome"][f"{way}: peak MB"] == "-"
-    assert cells["checkpoints"]["published, batch 32: peak MB"] == "1,381.7"
-    assert cells["original"]["published, batch 32: step s"] == "0.538"
+    cells = {
+        (strategy, row[0]): dict(zip(sheet.columns, row, strict=True))
+        for strategy, row in zip(sheet.sections, sheet.rows, strict=True)
+    }
+    assert cells["checkpoints", way]["peak MB"] == "450.0"
+    assert cells["checkpoints", way]["of original's"] == "0.45"
+    assert cells["checkpoints", way]["of original's time"] == "1.00"
+    assert cells["checkpoints", own]["peak MB"] == "300.0"
+    assert cells["lms", way]["peak MB"] == "900.0"
+    assert cells["lms", own]["peak MB"] == "-"
+    assert cells["ome", way]["peak MB"] == "-"
+    assert cells["checkpoints", "published, batch 32"]["peak MB"] == "1,381.7"
+    assert cells["original", "published, batch 32"]["step s"] == "0.538"
+    frame = sheet.figures.set_index(["strategy", "source"])
+    assert frame.loc[("lms", way), "peak_bytes"] == 900e6
 
 
 def test_other_networks_are_not_the_thesis(make_record: MakeRecord):

@@ -165,3 +165,20 @@ def test_boundaries_that_are_none(given: list[str], said: str):
 def test_a_negative_slack_is_refused():
     with pytest.raises(MemtradeError, match=r"at least 0, not -0\.1"):
         Partitioner(network(5)).by_memory(2, slack=-0.1)
+
+
+def test_nested_layers_stay_whole_from_a_depth_on(small_gpt2: StepGraph):
+    blocks = Partitioner(small_gpt2, depth=1)
+    # Behind the embedding and each of four blocks, behind the head, and the loss.
+    scopes = [name.split("/")[0] for name in names(small_gpt2, blocks.places)]
+    assert [s for s in scopes if "block" in s or s in ("embedding", "head")] == [
+        "embedding", "block1", "block2", "block3", "block4", "head"
+    ]  # fmt: skip
+    layers = Partitioner(small_gpt2, depth=2)
+    assert set(blocks.places) < set(layers.places)
+    made = layers.by_time(3, DEVICE)
+    assert any(name.startswith("block") and "mlp" in name for name in made.boundaries)
+    ends = {name.split("/")[0] for name in blocks.by_time(3, DEVICE).boundaries}
+    assert len(ends) == 2
+    with pytest.raises(MemtradeError, match="can be cut into 1 to"):
+        blocks.by_time(len(layers.places), DEVICE)

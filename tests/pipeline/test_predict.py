@@ -9,7 +9,7 @@ from memtrade.papers.fused import fused_kernels
 from memtrade.pipeline.design.memory import stage_memory
 from memtrade.pipeline.design.partitioner import Partitioner
 from memtrade.pipeline.design.predict import PipelinePredictor, own_kernels
-from memtrade.pipeline.design.schedule import Checkpoint, Schedule, ScheduleName, make_schedule
+from memtrade.pipeline.design.schedule import CheckpointMode, Schedule, ScheduleName, make_schedule
 from memtrade.pipeline.design.stages import stage_graphs
 from memtrade.pipeline.design.timing import Hosts, Timing, simulate_timing
 from memtrade.pipeline.design.work import (
@@ -36,7 +36,7 @@ def peak(
     *,
     stages: int = 2,
     micro_batches: int = 4,
-    checkpoint: Checkpoint = "never",
+    checkpoint: CheckpointMode = "never",
     stage: int = 0,
 ) -> int:
     schedule = make_schedule(

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from memtrade.explain.cause import Kind
+from memtrade.explain.cause import Cause
 
-LIMITS: dict[str, tuple[Kind, int]] = {
+LIMITS: dict[str, tuple[Cause, int]] = {
     "a batch of 16000 rows": ("batch", 160),
     "a batch of 128 images": ("batch", 200),
     "a batch for a step of ones own": ("batch", 128),

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from memtrade.explain.cause import Kind
+from memtrade.explain.cause import Cause
 from memtrade.measure.environment import child_environment
 from memtrade.measure.protocol import TrialSpec
 from memtrade.results.sheets import NONE
@@ -23,7 +23,7 @@ OUT_OF_MEMORY = 3  # the exit status of `tests.planted.child`
 ROOT = Path(__file__).resolve().parents[2]
 
 # What a page says of each cause; tests/explain holds that it does.
-WORDS: dict[Kind, str] = {
+WORDS: dict[Cause, str] = {
     "batch": "the batch is too large",
     "need": "whatever its batch",
     "fragmentation": "fragmentation:",
@@ -43,7 +43,7 @@ class Trial:
     whether it ran."""
 
     way: str
-    kind: Kind
+    kind: Cause
     attempt: Attempt
 
 
@@ -151,7 +151,7 @@ _FILTERS = (
     "8",
 )
 
-RECORDED: tuple[tuple[str, Kind, Attempt], ...] = (
+RECORDED: tuple[tuple[str, Cause, Attempt], ...] = (
     (
         "a batch of ResNet-18",
         "batch",

@@ -8,12 +8,7 @@ import msgspec
 
 from memtrade.measure.records import Record
 from memtrade.papers.thesis_figures import figures_beside
-from memtrade.results.figures import (
-    Figure,
-    figures_frame,
-    make_figures,
-    places,
-)
+from memtrade.results.figures import Figure, figures_frame, make_figures, places
 from memtrade.results.machines import hardware, machine_labels
 from memtrade.simulate.predict import Predicted
 from tests.results.conftest import MACHINE, MODEL_OPTIONS

@@ -65,8 +65,8 @@ def test_a_search_has_the_figures_of_its_best_trial(make_record: MakeRecord) -> 
 
 def test_ratios_relate_to_the_original_of_the_same_source() -> None:
     batches = max_batches_beside([make_search("original", 80), make_search("lms", 200)], [])
-    assert by_source(batches, "measured")["lms"].relative == 2.5
-    assert by_source(batches, "published")["lms"].relative == pytest.approx(111 / 87)
+    assert by_source(batches, "measured")["lms"].relative_batch == 2.5
+    assert by_source(batches, "published")["lms"].relative_batch == pytest.approx(111 / 87)
 
 
 def test_the_newer_search_counts() -> None:

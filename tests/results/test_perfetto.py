@@ -11,7 +11,7 @@ from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import (  # pyright: igno
 )
 
 from memtrade.results.perfetto import to_trace
-from memtrade.results.slices import DEVICE_COUNTER, HOST_COUNTER, Step
+from memtrade.results.slices import DEVICE_COUNTER, HOST_COUNTER, SimulatedStep
 from memtrade.simulate.timeline import TimeSimulator
 from memtrade.simulate.usage import Usage, use_of_memory
 from memtrade.strategies import PLANNED, make_options
@@ -26,12 +26,12 @@ def usage(strategy: str, device: str) -> Usage:
 
 
 @pytest.fixture(scope="module", params=["arena", "gtx-1070"])
-def steps(request: pytest.FixtureRequest) -> list[Step]:
-    return [Step(name, usage(name, request.param)) for name in ("original", "lms")]
+def steps(request: pytest.FixtureRequest) -> list[SimulatedStep]:
+    return [SimulatedStep(name, usage(name, request.param)) for name in ("original", "lms")]
 
 
 @pytest.fixture(scope="module")
-def trace(steps: list[Step]) -> Trace:
+def trace(steps: list[SimulatedStep]) -> Trace:
     return Trace.FromString(to_trace(GRAPH, steps))
 
 
@@ -60,7 +60,7 @@ def test_every_strategy_has_its_tracks(trace: Trace) -> None:
 
 
 def test_slices_follow_each_other_and_last_what_was_simulated(
-    trace: Trace, steps: list[Step]
+    trace: Trace, steps: list[SimulatedStep]
 ) -> None:
     for step in steps:
         for channel, busy in step.usage.timeline.busy_seconds.items():
@@ -86,7 +86,7 @@ def test_copies_are_named_after_their_tensors(trace: Trace) -> None:
     assert ("original", "copy-out") not in events(trace)
 
 
-def test_the_counters_peak_where_the_memory_does(trace: Trace, steps: list[Step]) -> None:
+def test_the_counters_peak_where_the_memory_does(trace: Trace, steps: list[SimulatedStep]) -> None:
     for step in steps:
         device = events(trace)[step.label, DEVICE_COUNTER]
         assert max(e.counter_value for _, e in device) == step.usage.peak_bytes

@@ -44,7 +44,7 @@ def report(records: list[Record], **changes: Any) -> str:
 
 def without_plotly(page: str) -> str:
     """The page without its longest script."""
-    scripts = re.findall(r"<script>.*?</script>", page, flags=re.DOTALL)
+    scripts = re.findall(r"<script.*?</script>", page, flags=re.DOTALL)
     return page.replace(max(scripts, key=len), "")
 
 

@@ -116,6 +116,20 @@ def test_what_does_not_fit_even_so_is_folded() -> None:
     assert terminal(wide, 12).replace("\n", "").endswith("0123456789" * 3 + " " * 6)
 
 
+def test_what_does_not_fit_goes_on_below_with_its_words() -> None:
+    columns = ("strategy", "status", *(f"figure {i}" for i in range(18)))
+    rows = tuple(
+        (f"strategy-{k}", "ok", *(f"{k}{i:02d}{i:02d}.5" for i in range(18))) for k in "12"
+    )
+    wide = Sheet(title="Wide", columns=columns, rows=rows, words=2)
+    lines = terminal(wide, 80).splitlines()
+    assert max(map(len, lines)) <= 80
+    for row in rows:
+        words = [line.split() for line in lines if line.startswith(row[0])]
+        assert {tuple(each[:2]) for each in words} == {row[:2]}
+        assert [cell for each in words for cell in each[2:]] == list(row[2:])
+
+
 def test_latex_has_a_caption_a_label_and_rules_under_groups() -> None:
     latex = SHEET.to_latex()
     assert r"\label{tab:toy}" in latex

@@ -15,7 +15,7 @@ import pytest
 from memtrade.graph import StepGraph
 from memtrade.results.chrome import to_chrome
 from memtrade.results.memory_viz import to_snapshot
-from memtrade.results.slices import DEVICE_COUNTER, Step
+from memtrade.results.slices import DEVICE_COUNTER, SimulatedStep
 from memtrade.simulate.history import history
 from memtrade.simulate.timeline import TimeSimulator
 from memtrade.simulate.usage import use_of_memory
@@ -45,16 +45,17 @@ OPCODES = {
 
 
 @pytest.fixture(scope="module", params=["arena", "gtx-1070"])
-def made(request: pytest.FixtureRequest) -> tuple[TimeSimulator, list[Step]]:
+def made(request: pytest.FixtureRequest) -> tuple[TimeSimulator, list[SimulatedStep]]:
     clock = TimeSimulator(GRAPH, target(request.param))
     plans = [PLANNED[name].plan(GRAPH, make_options(name), ARENA) for name in NAMES]
     return clock, [
-        Step(name, use_of_memory(clock, plan)) for name, plan in zip(NAMES, plans, strict=True)
+        SimulatedStep(name, use_of_memory(clock, plan))
+        for name, plan in zip(NAMES, plans, strict=True)
     ]
 
 
 @pytest.fixture(scope="module")
-def encoded(made: tuple[TimeSimulator, list[Step]]) -> bytes:
+def encoded(made: tuple[TimeSimulator, list[SimulatedStep]]) -> bytes:
     clock, steps = made
     return to_snapshot(GRAPH, [history(clock, step.usage) for step in steps])
 
@@ -115,7 +116,7 @@ def test_the_trace_can_be_walked_back_from_the_blocks(encoded: bytes) -> None:
 
 
 def test_the_trace_peaks_where_the_step_does(
-    encoded: bytes, made: tuple[TimeSimulator, list[Step]]
+    encoded: bytes, made: tuple[TimeSimulator, list[SimulatedStep]]
 ) -> None:
     found = pickle.loads(encoded)
     for device, step in enumerate(made[1]):
@@ -147,7 +148,9 @@ def test_frames_say_the_layer_and_the_line(encoded: bytes) -> None:
     assert (entry["frames"][2]["filename"], entry["frames"][2]["line"]) == ("train.py", 1)
 
 
-def test_a_chrome_trace_lasts_what_was_simulated(made: tuple[TimeSimulator, list[Step]]) -> None:
+def test_a_chrome_trace_lasts_what_was_simulated(
+    made: tuple[TimeSimulator, list[SimulatedStep]],
+) -> None:
     _, steps = made
     zipped = to_chrome(GRAPH, steps, compressed=True)
     assert zipped == to_chrome(GRAPH, steps, compressed=True)

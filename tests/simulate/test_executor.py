@@ -4,7 +4,7 @@ import pytest
 
 from memtrade.errors import UnsupportedGraphError
 from memtrade.graph import StepGraph
-from memtrade.plan import Action, Kind
+from memtrade.plan import Action, ActionKind
 from memtrade.simulate.bfc import MIB
 from memtrade.simulate.executor import Task, run_order, tasks_of
 from memtrade.simulate.timeline import TimeSimulator
@@ -99,7 +99,7 @@ def test_a_plan_s_tasks_wait_as_the_rewriter_wires_them():
     assert [task.action for task in given] == actions
     place = {(task.action.kind, task.action.id): i for i, task in enumerate(given)}
 
-    def waits(kind: Kind, id_: int) -> set[tuple[str, int]]:
+    def waits(kind: ActionKind, id_: int) -> set[tuple[str, int]]:
         after = given[place[kind, id_]].after
         return {(given[i].action.kind, given[i].action.id) for i in after}
 

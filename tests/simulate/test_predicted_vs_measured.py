@@ -7,19 +7,19 @@ every request is known, and what is left is a handful of constants.
 import importlib
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from memtrade.facts import reuse
 from memtrade.graph import StepGraph
+from memtrade.measure.environment import child_environment
+from memtrade.measure.protocol import TrialSpec
 from memtrade.plan import Plan, load_plan
-from memtrade.simulate import memory
 from memtrade.simulate.bfc import MIB
 from memtrade.simulate.memory import Simulator
 from memtrade.target import profile_target
+from tests import forks
 
 ARENA = profile_target("arena")
 LIMIT_MIB = 1000
@@ -29,17 +29,9 @@ LIMIT_MIB = 1000
 def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[StepGraph, Plan, list[int]]:
     folder = tmp_path_factory.mktemp("step")
     script = Path(__file__).with_name("drive_step.py")
-    done = subprocess.run(
-        [sys.executable, str(script), str(folder), str(LIMIT_MIB)],
-        env=os.environ
-        | {
-            "PYTHONPATH": str(Path(memory.__file__).parents[2]),
-            "TF_ENABLE_ONEDNN_OPTS": "1",  # what the shipped facts are of
-        },
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    # The shipped facts are oneDNN's.
+    environment = child_environment(TrialSpec(), os.environ | {"TF_ENABLE_ONEDNN_OPTS": "1"})
+    done = forks.ran([str(script), str(folder), str(LIMIT_MIB)], env=environment)
     assert done.returncode == 0, done.stderr
     return (
         StepGraph.from_bytes((folder / "graph").read_bytes()),

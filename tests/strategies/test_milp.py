@@ -5,14 +5,14 @@ import numpy as np
 import pytest
 
 from memtrade.errors import MemtradeError
-from memtrade.strategies.milp import Model
+from memtrade.strategies.milp import Milp
 
 
-def knapsack(seed: int, items: int = 12) -> tuple[Model, np.ndarray, np.ndarray, int]:
+def knapsack(seed: int, items: int = 12) -> tuple[Milp, np.ndarray, np.ndarray, int]:
     rng = np.random.default_rng(seed)
     values, weights = rng.integers(1, 50, items), rng.integers(1, 30, (2, items))
     limit = int(weights.sum() // 5)
-    model = Model()
+    model = Milp()
     taken = model.columns(items, cost=-values, upper=1, integer=True)
     model.rows(
         2,
@@ -56,20 +56,20 @@ def test_a_start_is_taken_and_a_wrong_one_ignored():
 
 
 def test_infeasible_and_unbounded():
-    model = Model()
+    model = Milp()
     x = model.columns(2, cost=1, upper=1, integer=True)
     model.rows(1, rows=[0, 0], columns=x, values=1.0, lower=3)
     found = model.solve()
     assert (found.status, found.found, found.gap) == ("infeasible", False, math.inf)
     assert found.values.size == 0
-    model = Model()
+    model = Milp()
     model.columns(1, cost=-1)
     assert model.solve().status == "unbounded"
 
 
 def test_a_limit_leaves_the_best_so_far_and_a_bound(capfd):
     rng = np.random.default_rng(0)
-    model = Model()
+    model = Milp()
     n, rows = 60, 8
     x = model.columns(n, cost=-rng.integers(100, 999, n), upper=1, integer=True)
     model.rows(
@@ -89,14 +89,14 @@ def test_a_limit_leaves_the_best_so_far_and_a_bound(capfd):
 
 
 def test_entries_of_one_place_add_up():
-    model = Model()
+    model = Milp()
     x = model.columns(1, cost=1)
     model.rows(1, rows=[0, 0], columns=[x[0], x[0]], values=[1.0, 2.0], lower=6)
     assert model.solve().values.tolist() == [2.0]
 
 
 def test_what_is_no_model_is_refused():
-    model = Model()
+    model = Milp()
     model.columns(1)
     with pytest.raises(IndexError, match="from 0 to 0"):
         model.rows(1, rows=0, columns=1, values=1.0)

@@ -159,6 +159,16 @@ def test_a_short_graph_has_nothing_to_cut_and_is_left_alone():
         assert no_worse(left, Peaks(graph, ARENA)) == left
 
 
+@pytest.mark.parametrize(("unsized", "kept"), [((), True), (("op:0",), False)])
+def test_a_plan_must_save_a_third_where_nothing_tells_some_sizes(unsized, kept):
+    graph = chain(6)
+    graph = StepGraph(msgspec.structs.replace(graph.data, unsized=unsized))
+    peaks = Peaks(graph, ARENA)
+    made = plan(graph, "lms", n_tensors=1)
+    assert 2 / 3 * peaks.original < peaks.of(made) < peaks.original
+    assert bool(no_worse(made, peaks).actions) == kept
+
+
 def test_without_any_place_to_cut_other_rules_save():
     """What is trained is the input (a picture, a prompt): nothing comes from a batch."""
     graph = StepGraph(msgspec.structs.replace(chain(16).data, inputs=()))

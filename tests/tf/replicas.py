@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import socket
-import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any
 from memtrade.measure.environment import child_environment
 from memtrade.measure.protocol import TrialSpec
 from memtrade.results.sheets import Sheet
+from tests import forks
 
 TIMEOUT_SECONDS = 240
 
@@ -26,21 +26,13 @@ ARENA = TrialSpec(device="arena", memory_limit_bytes=1 << 28)
 Found = dict[str, Any]
 
 
-def start(case: str, **environment: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "tests.tf.replicas_child", case]
+def said(case: str, **environment: str) -> Found:
+    """What a process of that case says."""
     environment = {**child_environment(ARENA, os.environ), **environment}
-    return subprocess.Popen(
-        command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
-
-
-def said(child: subprocess.Popen[str]) -> Found:
-    try:
-        stdout, stderr = child.communicate(timeout=TIMEOUT_SECONDS)
-    finally:
-        child.kill()
-    assert child.returncode == 0, stderr[-3000:]
-    return json.loads(stdout.splitlines()[-1])
+    command = ["-m", "tests.tf.replicas_child", case]
+    child = forks.ran(command, env=environment, timeout=TIMEOUT_SECONDS)
+    assert child.returncode == 0, child.stderr[-3000:]
+    return json.loads(child.stdout.splitlines()[-1])
 
 
 def two_workers() -> list[Found]:
@@ -52,23 +44,19 @@ def two_workers() -> list[Found]:
             ports.append(f"localhost:{free.getsockname()[1]}")
     tasks = [{"type": "worker", "index": index} for index in range(2)]
     cluster = {"worker": ports}
-    children = [
-        start("worker", TF_CONFIG=json.dumps({"cluster": cluster, "task": task})) for task in tasks
-    ]
-    try:
-        with ThreadPoolExecutor(len(children)) as pool:
-            return list(pool.map(said, children))
-    finally:
-        for child in children:
-            child.kill()
+    told = [json.dumps({"cluster": cluster, "task": task}) for task in tasks]
+    with ThreadPoolExecutor(len(told)) as pool:
+        return list(pool.map(lambda each: said("worker", TF_CONFIG=each), told))
 
 
 def main(folder: str) -> int:
-    cases = {"2 logical CPUs, ome": said(start("2"))["two"]}
-    cases["4 logical CPUs, lms"] = said(start("4"))["four"]
+    forks.install()
+    cases = {"2 logical CPUs, ome": said("2")["two"]}
+    cases["4 logical CPUs, lms"] = said("4")["four"]
     for number, worker in enumerate(two_workers()):
         cases |= {f"worker {number} of 2, {strategy}": worker[strategy] for strategy in worker}
     rows = [row for name, found in cases.items() for row in _rows(name, found)]
+    forks.remove()
     sheet = Sheet(
         title="A step on several devices, before and after memtrade.apply",
         columns=("devices", "replica", "equal", "losses of three steps", "and rewritten",

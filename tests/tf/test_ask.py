@@ -9,7 +9,7 @@ import pytest
 from memtrade.facts.surroundings import ONEDNN
 from memtrade.measure.here import here_target, learned_target
 from memtrade.measure.protocol import TrialSpec
-from memtrade.measure.trial import run_trial
+from memtrade.measure.trial import run_child
 from memtrade.tf.kernel_log import (
     Granted,
     Other,
@@ -60,14 +60,16 @@ def test_what_another_gives_back_meanwhile_is_not_the_kernels():
 @pytest.mark.parametrize("onednn", ["0", "1"])
 @pytest.mark.parametrize("strategy", ["lms", "checkpoints"])
 @pytest.mark.usefixtures("asking")
-def test_pinned_peaks_are_predicted_with_either_kernels(monkeypatch, onednn, strategy):
+def test_pinned_peaks_are_predicted_with_either_kernels(request, monkeypatch, onednn, strategy):
     """To within 1%, and 0.2% below at the most, whichever kernels run."""
+    if (strategy, onednn) == ("lms", "1"):
+        request.getfixturevalue("started_anew")
     monkeypatch.setenv(ONEDNN, onednn)
     spec = TrialSpec(
         model="resnet", model_options=RESNET, strategy=strategy, steps=1,
         memory_limit_bytes=1 << 30,
     )  # fmt: skip
-    record = run_trial(spec)
+    record = run_child(spec)
     assert record.measured is not None, record.reason
     assert record.predicted is not None, record.reason
     assert record.runtime is not None

@@ -15,7 +15,7 @@ from memtrade.batch import NoBatchFitsError, largest
 from memtrade.batch.fitting import accumulate
 from memtrade.errors import MemtradeError, UnsupportedGraphError
 from memtrade.keras import TrainFunction, fit
-from memtrade.measure.protocol import Outcome, TrialSpec
+from memtrade.measure.protocol import Outcome, Status, TrialSpec
 from memtrade.measure.records import Record, make_record
 
 WIDTH, LAYERS = 64, 12
@@ -55,15 +55,16 @@ def data(count: int, units: int = WIDTH) -> tuple[np.ndarray, np.ndarray]:
 
 
 class Children:
-    """Stands for the children: batches up to `truth` run."""
+    """Stands for the children: batches up to `truth` run, and others end with `failure`."""
 
     def __init__(self, truth: int):
         self.truth, self.batches = truth, []
+        self.failure: Status = "out_of_memory"
 
     def __call__(self, spec: TrialSpec, concrete, specs, *, loss=None) -> Record:
         self.batches.append(spec.model_options["batch_size"])
         runs = self.batches[-1] <= self.truth
-        status = "ok" if runs else "out_of_memory"
+        status = "ok" if runs else self.failure
         outcome = Outcome(status=status, reason="" if runs else "too large")
         return make_record(spec, outcome, command="")
 
@@ -91,7 +92,10 @@ def test_the_batch_runs_in_a_child_and_a_larger_one_does_not() -> None:
         np.testing.assert_array_equal(weight, value)  # nothing was trained
 
 
-def test_trials_overrule_the_prediction(children: Children) -> None:
+@pytest.mark.parametrize("failure", ["out_of_memory", "infeasible"])
+def test_trials_overrule_the_prediction(children: Children, failure: Status) -> None:
+    """Also where the step breaks the budget that its plan was made for, below the limit."""
+    children.failure = failure
     step, _ = make_step()
     predicted = memtrade.largest_batch(step, batch_of, budget="24MiB", trials=0)
     assert predicted.trials == ()
@@ -234,7 +238,12 @@ def test_data_that_is_none(given, said: str) -> None:
 def test_sizes_and_models_that_are_none() -> None:
     with pytest.raises(MemtradeError, match=r"call model.compile"):
         fit(keras.Sequential([keras.Input([4]), keras.layers.Dense(1)]), data(4, 4))
-    for sizes in ({"batch_size": 0}, {"batch_size": "large"}, {"effective_batch": -1}):
+    for sizes in (
+        {"batch_size": 0},
+        {"batch_size": True},
+        {"batch_size": "large"},
+        {"effective_batch": -1},
+    ):
         with pytest.raises(MemtradeError, match="a whole number from 1 on"):
             fit(model_of(), data(8), **sizes)
     with pytest.raises(MemtradeError, match="multiple of batch_size, not 10 of 4"):

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 import tensorflow as tf
 
+from memtrade.comparison import Comparison, Values, by_name
 from memtrade.graph import StepGraph
 from memtrade.plan import Decision, Plan
 from memtrade.schedule import lower
@@ -18,7 +19,7 @@ from memtrade.strategies import PLANNED, make_options
 from memtrade.tf.extract import trace
 from memtrade.tf.rewrite import apply_plan, import_step, rewrite
 from memtrade.tf.swap import SerializeTransfer
-from memtrade.tf.verify import compare_steps
+from memtrade.tf.verify import history
 from tests.graphs import ARENA, target
 from tests.tf.small_models import SMALL, small_step
 
@@ -56,9 +57,23 @@ def traced(name: str):
     return found, step.variables(), step.make_batch()
 
 
-def compare(name: str, rewritten, steps: int = 2):
+@functools.lru_cache(maxsize=1)
+def original(name: str) -> tuple[Values, list[Values]]:
+    """The variables as they are, and what two steps make of them: the same for all cases."""
     found, variables, batch = traced(name)
-    return compare_steps(found.step.function, rewritten, variables, batch, steps=steps)
+    initial = by_name([each.name for each in variables], [each.numpy() for each in variables])
+    own = dict(zip(initial, variables, strict=True))
+    return initial, history(found.step.function, own, initial, batch, steps=2)
+
+
+def compare(name: str, rewritten) -> Comparison:
+    _, variables, batch = traced(name)
+    initial, expected = original(name)
+    own = dict(zip(initial, variables, strict=True))
+    comparison = Comparison(initial)
+    for each in zip(expected, history(rewritten, own, initial, batch, steps=2), strict=True):
+        comparison.add(*each)
+    return comparison
 
 
 def matrix():

@@ -42,7 +42,7 @@ class CustomStep(keras.Model):
 def make(kind=keras.Model, optimizer="adam", **compiling) -> keras.Model:
     keras.utils.set_random_seed(0)
     x = inputs = keras.Input([8, 8, 3])
-    for _ in range(4):
+    for _ in range(2):
         x = keras.layers.Conv2D(16, 3, padding="same")(x)
         x = keras.layers.BatchNormalization()(x)
         x = keras.layers.ReLU()(x)

@@ -3,12 +3,12 @@ nothing hangs. In processes of their own, with a time-out: see `replicas_child`.
 
 import pytest
 
-from tests.tf.replicas import said, start, two_workers
+from tests.tf.replicas import said, two_workers
 
 
 @pytest.fixture(scope="module")
 def mirrored() -> dict:
-    return said(start("2"))
+    return said("2")
 
 
 def check(found: dict, parts: int) -> None:
@@ -42,12 +42,13 @@ def test_fit_in_a_strategys_scope_trains_the_same(mirrored):
 
 def test_two_processes_of_multi_worker_mirrored_strategy_train_as_before():
     """Each has an allocator of its own, which says that no replica is made worse."""
-    # What the other worker sends may come early, and lms leaves little else.
-    most = {"ome": 1.1, "lms": 1.4}
+    # On a busy machine one gradient of the other worker may come before it is waited for.
+    early_bytes = 128 * 1024
+    most = {"ome": 1.1, "lms": 1.2}
     for worker in two_workers():
         for strategy, found in worker.items():
             check(found, parts=1)
             assert found["losses"][0] == found["losses"][1]
             (predicted, _), (original, peak) = found["peaks"][0], found["measured"]
-            assert peak < 0.9 * original
-            assert peak < most[strategy] * predicted
+            assert peak - early_bytes < 0.9 * original
+            assert peak - early_bytes < most[strategy] * predicted

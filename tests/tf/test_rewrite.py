@@ -1,6 +1,4 @@
 import itertools
-import subprocess
-import sys
 
 import msgspec
 import pytest
@@ -8,11 +6,14 @@ import tensorflow as tf
 
 from memtrade.errors import InvalidPlanError
 from memtrade.graph import Tensor
+from memtrade.measure.environment import child_environment
+from memtrade.measure.protocol import TrialSpec
 from memtrade.plan import Action, Order, Plan
 from memtrade.strategies import PLANNED, make_options
 from memtrade.tf.extract import trace
 from memtrade.tf.rewrite import apply_plan, rewrite
 from memtrade.tf.swap import DeviceCopyTransfer, SerializeTransfer
+from tests import forks
 from tests.graphs import target
 from tests.tf.small_models import small_step
 
@@ -145,9 +146,7 @@ print("differing", len(comparison.beyond(0.0)), "swaps", len(plan.tensors("swap"
 
 
 def test_the_gpu_form_gives_the_same_gradient_on_two_logical_devices():
-    done = subprocess.run(
-        [sys.executable, "-c", TWO_DEVICES], capture_output=True, text=True, check=False
-    )
+    done = forks.ran(["-c", TWO_DEVICES], env=child_environment(TrialSpec()))
     assert done.returncode == 0, done.stderr[-2000:]
     words = done.stdout.split()
     assert words[:2] == ["differing", "0"]

@@ -16,7 +16,7 @@ from cyclopts import Parameter
 
 from memtrade.commands.extract import extract_graph
 from memtrade.commands.progress import ignore, log, reporting
-from memtrade.commands.reading import check_folder, write_output
+from memtrade.commands.reading import picture_format, write_output
 from memtrade.commands.screen import Form, show, show_json
 from memtrade.errors import MemtradeError
 from memtrade.graph import StepGraph
@@ -44,8 +44,8 @@ from memtrade.pipeline.measure.protocol import PipelineTrial
 from memtrade.pipeline.measure.trial import run_pipeline
 from memtrade.pipeline.results.picture import draw_partition
 from memtrade.pipeline.results.tables import report_sheets
-from memtrade.results.paper import format_of, render
-from memtrade.results.tables import status_text
+from memtrade.results.paper import render
+from memtrade.results.words import status_text
 from memtrade.target import ARENA, Target
 from memtrade.units import parse_bytes
 
@@ -63,6 +63,9 @@ class CutFlags:
         balance: time, forward and backward on the device, or memory, of variables, gradients
             and activations.
         slack: How much heavier than in the best balance a stage may be, to send less: 0.1 is 10%.
+        depth: Cut anywhere between layers, but within none that is nested so deep: 1 keeps whole
+            what the model is made of (a block of GPT-2), 2 the layers in that, and so on. Unless
+            given, cut at the narrow places.
         boundary: The name of the op that ends a stage, in place of a balance; repeatable, one
             less than there are partitions.
         bandwidth: Between stages, such as 12GB/s. Unless given: the profile's from the device.
@@ -71,6 +74,7 @@ class CutFlags:
     size: str | None = None
     balance: Literal["time", "memory"] = "time"
     slack: float = 0.1
+    depth: int | None = None
     boundary: Pairs = field(default_factory=list)
     bandwidth: str | None = None
 
@@ -111,7 +115,9 @@ class CutFlags:
 
         Raises MemtradeError for too many partitions, or boundaries that do not exist.
         """
-        partitioner = Partitioner(graph)
+        if self.depth is not None and self.depth < 1:
+            raise MemtradeError(f"--depth is a number from 1 on, not {self.depth}")
+        partitioner = Partitioner(graph, depth=self.depth)
         if self.boundary:
             made = len(self.boundary) + 1
             if partitions not in (None, made):
@@ -247,10 +253,7 @@ def partition(
     flags, cutting, where = model or ModelFlags(), cut or CutFlags(), device or DeviceFlags()
     target = where.target()
     link = cutting.link_bytes_per_s(target)
-    kind = None
-    if picture is not None:
-        kind = format_of(picture)
-        check_folder(picture)
+    kind = picture_format(picture)
     if results is not None:
         check_writable(results)
     if iterations < 0:
@@ -273,11 +276,10 @@ def partition(
     )
     if results is not None:
         _write(results, graph, made, report, command_line)
-    if picture is not None and kind is not None:
+    if picture is not None:
         write_output(picture, render(draw_partition(graph, made, report), kind))
     if json:
-        encoded = msgspec.json.encode({"report": report, "partition": made})
-        show_json(encoded)
+        show_json({"report": report, "partition": made})
         return 0
     show(report_sheets(report, command=command_line), format)
     return 0

@@ -7,10 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from cyclopts import App, Parameter
 
-from memtrade.commands.reading import check_folder, write_output
+from memtrade.commands.reading import check_folder, picture_format, write_output
 from memtrade.commands.screen import Form, show, show_json
 from memtrade.errors import MemtradeError, UnknownNameError
 from memtrade.graph import StepGraph
@@ -40,12 +39,13 @@ from memtrade.pipeline.design.stages import stage_graphs
 from memtrade.pipeline.design.timing import Hosts
 from memtrade.pipeline.measure.records import load_pipeline_records
 from memtrade.pipeline.results.measured import schedules_sheet
-from memtrade.pipeline.results.picture import Strip, draw_schedules
+from memtrade.pipeline.results.picture import ScheduleStrip, draw_schedules
 from memtrade.pipeline.results.tables import prediction_sheet, stages_sheet
-from memtrade.results.paper import format_of, render
+from memtrade.results.paper import render
 from memtrade.strategies import find_planned
 from memtrade.sweep.shipped import sweep_file
 from memtrade.target import Target, profile_target
+from memtrade.units import mebibytes
 
 pipeline = App(name="pipeline", help="Pipelined training: GPipe and 1F1B over stages of a model.")
 for _measured in (run, sweep, serve):
@@ -150,11 +150,7 @@ def predict(
     cases = wanted.cases(batch_size=batch_size, boundaries=len(cutting.boundary), strategies=names)
     target = where.target(planning.order)
     link = cutting.link_bytes_per_s(target)
-    kind = None
-    if picture is not None:
-        kind = format_of(picture)
-        check_folder(picture)
-
+    kind = picture_format(picture)
     predictors = _Predictors(
         model=sized,
         cutting=cutting,
@@ -170,15 +166,15 @@ def predict(
             schedule_of(case), micro_batch_size=size, link_bytes_per_s=link, hosts=wanted.hosts
         )
         predictions.append((case, predicted))
-    if picture is not None and kind is not None:
+    if picture is not None:
         write_output(picture, render(draw_schedules([_strip(*each) for each in predictions]), kind))
     if json:
-        show_json(msgspec.json.encode([{"case": c, "predicted": p} for c, p in predictions]))
+        show_json([{"case": c, "predicted": p} for c, p in predictions])
         return 0
     title = (
         f"Predicted, not measured: {sized.make_model().name}, batch {batch_size}, "
         f"{sized.optimizer}; device profile {target.name}, "
-        f"{target.limit_bytes / 2**20:,.0f} MiB a stage"
+        f"{mebibytes(target.limit_bytes)} a stage"
     )
     sheets = [prediction_sheet(title, predictions, command=command_line)]
     if len(predictions) == 1:
@@ -322,11 +318,11 @@ class _Predictors:
         return self.graphs[size]
 
 
-def _strip(case: Case, predicted: PipelinePrediction) -> Strip:
+def _strip(case: Case, predicted: PipelinePrediction) -> ScheduleStrip:
     words = [case.schedule, f"{case.micro_batches} micro-batches", case.checkpoint]
     words += [case.strategy] if case.strategy != "original" else []
     title = f"{', '.join(words)}: bubble {predicted.timing.bubble:.3f}"
-    return Strip(title, schedule_of(case), predicted.timing)
+    return ScheduleStrip(title, schedule_of(case), predicted.timing)
 
 
 def _fitting(batch_size: int, partitions: int) -> int:

@@ -19,7 +19,7 @@ from memtrade.pipeline.commands.partition import CutFlags
 from memtrade.pipeline.commands.runner import PipelineRunner, StageFlags, exit_code, show_records
 from memtrade.pipeline.design.planned import KEEP
 from memtrade.pipeline.design.schedule import (
-    Checkpoint,
+    CheckpointMode,
     ScheduleName,
     make_schedule,
     micro_batch_size,
@@ -36,7 +36,7 @@ def run(
     partitions: int = 2,
     micro_batches: int = 8,
     schedule: ScheduleName = "gpipe",
-    checkpoint: Checkpoint = "always",
+    checkpoint: CheckpointMode = "always",
     strategy: StrategyFlags | None = None,
     deferred_batch_norm: Flag = False,
     steps: int = 5,

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 from dataclasses import dataclass, field
 from typing import Any
 
-import msgspec
 from cyclopts import Parameter
 
-from memtrade.commands.progress import ignore, log
+from memtrade.commands.progress import ignore, log, say
 from memtrade.commands.screen import show, show_json
 from memtrade.commands.verify import differing
 from memtrade.comparison import Verified
@@ -21,7 +19,9 @@ from memtrade.measure.environment import default_limit_bytes
 from memtrade.measure.flags import DeviceFlags, ModelFlags
 from memtrade.measure.here import here_target, learned_target
 from memtrade.measure.protocol import Progress
+from memtrade.models import Model
 from memtrade.pipeline.commands.partition import CutFlags, trace_step
+from memtrade.pipeline.design.partition import Partition
 from memtrade.pipeline.design.planned import KEEP, plan_stages
 from memtrade.pipeline.design.predict import PipelinePredictor
 from memtrade.pipeline.design.schedule import Schedule, micro_batch_size
@@ -31,7 +31,7 @@ from memtrade.pipeline.measure.protocol import PipelineEvent, PipelineTrial, Ser
 from memtrade.pipeline.measure.records import PipelineRecord, make_pipeline_record
 from memtrade.pipeline.measure.trial import run_pipeline
 from memtrade.pipeline.results.measured import device_sheet, runs_sheet
-from memtrade.results.tables import number
+from memtrade.results.words import number
 from memtrade.target import ARENA, Target, profile_target
 from memtrade.units import parse_bytes
 
@@ -127,34 +127,14 @@ class PipelineRunner:
         target = learned_target(self.where.target(schedule.stages), [graph])
         if self.verify:
             _check_draws_nothing(graph)
-        mode = schedule.checkpoint[0]
-        in_flight = schedule.micro_batches if mode == "never" else 1
+        in_flight = schedule.micro_batches if schedule.checkpoint[0] == "never" else 1
         partition = self.cutting.cut(graph, schedule.stages, target, in_flight=in_flight)
-        stages, options = stage_graphs(graph, partition), self.options
-        plans = plan_stages(stages, self.strategy, options, target)
+        stages = stage_graphs(graph, partition)
+        plans = plan_stages(stages, self.strategy, self.options, target)
         predicted = PipelinePredictor(graph, partition, target, stages=stages, plans=plans).predict(
             schedule, micro_batch_size=size, arenas=True
         )
-        trial = PipelineTrial(
-            model=self.model.model,
-            model_options=dataclasses.asdict(model),
-            optimizer=self.model.optimizer,
-            learning_rate=self.model.learning_rate,
-            partitions=schedule.stages,
-            micro_batches=schedule.micro_batches,
-            schedule=schedule.name,
-            checkpoint=mode,
-            boundaries=partition.boundaries,
-            strategy=self.strategy,
-            strategy_options=dataclasses.asdict(options) if options is not None else {},
-            deferred_batch_norm=self.deferred_batch_norm,
-            device=self.where.device,
-            memory_limit_bytes=target.limit_bytes,
-            cluster=self.where.addresses(),
-            steps=self.steps,
-            warmup=self.warmup,
-            verify=self.verify,
-        )
+        trial = self._trial(model, schedule, partition, target)
         outcome = run_pipeline(
             trial,
             partition,
@@ -166,6 +146,30 @@ class PipelineRunner:
         )
         return make_pipeline_record(trial, outcome, predicted, command=self.command_line)
 
+    def _trial(
+        self, model: Model, schedule: Schedule, partition: Partition, target: Target
+    ) -> PipelineTrial:
+        return PipelineTrial(
+            model=self.model.model,
+            model_options=dataclasses.asdict(model),
+            optimizer=self.model.optimizer,
+            learning_rate=self.model.learning_rate,
+            partitions=schedule.stages,
+            micro_batches=schedule.micro_batches,
+            schedule=schedule.name,
+            checkpoint=schedule.checkpoint[0],
+            boundaries=partition.boundaries,
+            strategy=self.strategy,
+            strategy_options=dataclasses.asdict(self.options) if self.options is not None else {},
+            deferred_batch_norm=self.deferred_batch_norm,
+            device=self.where.device,
+            memory_limit_bytes=target.limit_bytes,
+            cluster=self.where.addresses(),
+            steps=self.steps,
+            warmup=self.warmup,
+            verify=self.verify,
+        )
+
 
 def _progress(event: PipelineEvent) -> None:
     if isinstance(event, Serving) and event.exposed:
@@ -175,10 +179,6 @@ def _progress(event: PipelineEvent) -> None:
         )
     if isinstance(event, Progress):
         say(f"{event.phase} {event.step}/{event.of}" if event.of else event.phase)
-
-
-def say(text: str) -> None:
-    print(f"memtrade: {text}", file=sys.stderr, flush=True)
 
 
 def _check_draws_nothing(graph: StepGraph) -> None:
@@ -193,8 +193,7 @@ def _check_draws_nothing(graph: StepGraph) -> None:
 
 def show_records(records: list[PipelineRecord], json: bool) -> None:
     if json:
-        encoded: Any = msgspec.json.encode(records, order="sorted")
-        show_json(encoded)
+        show_json(records)
         return
     if not records:
         return

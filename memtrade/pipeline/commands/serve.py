@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from memtrade.commands.progress import ignore, log
+from memtrade.commands.progress import ignore, log, say
 from memtrade.measure.flags import DeviceFlags, Verbose
-from memtrade.pipeline.commands.runner import StageFlags, say
+from memtrade.pipeline.commands.runner import StageFlags
 from memtrade.pipeline.measure.protocol import PipelineEvent, Serving
 from memtrade.pipeline.measure.trial import serve_stage
 

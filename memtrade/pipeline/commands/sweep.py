@@ -24,7 +24,7 @@ from memtrade.pipeline.commands.runner import (
 )
 from memtrade.pipeline.design.planned import KEEP
 from memtrade.pipeline.design.schedule import (
-    Checkpoint,
+    CheckpointMode,
     Schedule,
     ScheduleName,
     make_schedule,
@@ -124,7 +124,7 @@ class PipelineGrid(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     partitions: tuple[int, ...]
     micro_batches: tuple[int, ...]
     schedule: ScheduleName = "gpipe"
-    checkpoint: tuple[Checkpoint, ...] = ("always",)
+    checkpoint: tuple[CheckpointMode, ...] = ("always",)
     strategy: str = KEEP
     strategy_options: dict[str, Value] = {}
 

@@ -30,7 +30,7 @@ from dataclasses import dataclass
 from memtrade.errors import UnsupportedGraphError
 from memtrade.graph import ALIAS_TYPES, READ_TYPES, Op, StepGraph
 
-Candidates = frozenset[int] | None  # ops of the line; None: no constraint
+Allowed = frozenset[int] | None  # ops of the line; None: no constraint
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class _Search:
         self.constants = self._from_constants()
         self.at: list[int | None] = [None] * len(graph.ops)
         # For each tensor, the ops of the line that may own a gradient op that reads it.
-        self.candidates: list[Candidates] = [None] * len(graph.tensors)
+        self.candidates: list[Allowed] = [None] * len(graph.tensors)
 
     def anchors(self) -> Anchors:
         loss = self.graph.tensors[self.graph.loss].op
@@ -193,7 +193,7 @@ class _Search:
                 self.at[op_id] = max(homes)
 
 
-def _intersect(constraints: Iterable[Candidates]) -> Candidates:
+def _intersect(constraints: Iterable[Allowed]) -> Allowed:
     """What all constraints allow; their union where nothing is."""
     given = [each for each in constraints if each is not None]
     if not given:

@@ -25,7 +25,7 @@ SMALLEST_SECONDS = 1e-7
 _FIRST_STEP, _LAST_STEP = 0.5, 0.004  # of the search, in logarithms
 
 Parameter = Literal["compute", "memory", "dispatch"]
-Point = tuple[float, ...]
+Coordinates = tuple[float, ...]
 
 
 class Calibration(NamedTuple):
@@ -43,7 +43,7 @@ def calibrate(
 ) -> Calibration:
     """`device` with `parameters` so that `ratios`, predicted over given speeds, come close to 1."""
 
-    def loss(point: Point) -> float:
+    def loss(point: Coordinates) -> float:
         misses = sum(math.log(each) ** 2 for each in ratios(_changed(device, parameters, point)))
         factors = [x for name, x in zip(parameters, point, strict=True) if name != "dispatch"]
         return misses + PRIOR * sum(x**2 for x in factors)
@@ -54,7 +54,7 @@ def calibrate(
     return Calibration(fitted, ratios(fitted))
 
 
-def _changed(device: Device, parameters: Sequence[Parameter], point: Point) -> Device:
+def _changed(device: Device, parameters: Sequence[Parameter], point: Coordinates) -> Device:
     values = {name: math.exp(x) for name, x in zip(parameters, point, strict=True)}
     compute, memory = values.get("compute", 1.0), values.get("memory", 1.0)
     return msgspec.structs.replace(
@@ -67,7 +67,7 @@ def _changed(device: Device, parameters: Sequence[Parameter], point: Point) -> D
     )
 
 
-def _search(loss: Callable[[Point], float], point: Point) -> Point:
+def _search(loss: Callable[[Coordinates], float], point: Coordinates) -> Coordinates:
     """Steps along each axis while that helps; then halves the step."""
     lowest, step = loss(point), _FIRST_STEP
     while step > _LAST_STEP:

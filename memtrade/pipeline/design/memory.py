@@ -11,6 +11,8 @@ leaves when its task ends; a stage receives a tensor when it starts the task tha
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 from memtrade.pipeline.design.schedule import Schedule, StageTask
@@ -36,6 +38,24 @@ class StageMemory(msgspec.Struct, frozen=True, kw_only=True):
     in_flight: int
     host_bytes: int
     allocator: bool = False
+
+
+class StageTotals(msgspec.Struct, frozen=True, kw_only=True):
+    """What several stages take together, each at its own peak, as published totals are."""
+
+    stages: tuple[Any, ...]
+
+    @property
+    def peak_bytes(self) -> int:
+        return sum(stage.peak_bytes for stage in self.stages)
+
+    @property
+    def parameter_bytes(self) -> int:
+        return sum(stage.parameter_bytes for stage in self.stages)
+
+    @property
+    def activation_bytes(self) -> int:
+        return sum(stage.activation_bytes for stage in self.stages)
 
 
 def stage_memory(work: StageBytes, schedule: Schedule, stage: int) -> StageMemory:

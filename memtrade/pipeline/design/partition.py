@@ -52,7 +52,7 @@ class Stage(msgspec.Struct, frozen=True):
         variables: handles of the variables that live here, by the tensor ids of their captures:
             weights, moving averages, and the optimizer's slots.
         trainable: those of `variables` that get a gradient.
-        cost: of this stage in the partition's unit.
+        cost: of this stage, in picoseconds (forward and backward) or, of memory, bytes.
     """
 
     ops: tuple[int, ...]
@@ -72,7 +72,6 @@ class Partition(msgspec.Struct, frozen=True):
     Attributes:
         fingerprint: of the graph that it was made for.
         balance: what was balanced; "explicit" for given boundaries.
-        cost_unit: of the stages' costs, "ps" (forward and backward) or "bytes".
         slack: how much heavier than the optimum the heaviest stage was allowed to be.
         optimum: the smallest possible cost of the heaviest stage, with cuts at narrow places.
         boundaries: for each stage but the last, the name of the op of the line that ends it. Given
@@ -85,7 +84,6 @@ class Partition(msgspec.Struct, frozen=True):
 
     fingerprint: str
     balance: Balance
-    cost_unit: Literal["ps", "bytes"]
     slack: float
     optimum: int
     boundaries: tuple[str, ...]

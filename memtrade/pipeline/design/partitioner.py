@@ -1,8 +1,9 @@
 """Where a step is cut into stages: balanced first, then with the least traffic.
 
-The line may be cut at its narrow places (`strategies.segments.frontiers`), so it is
-a sequence of segments, each with a cost: the time of its ops, forward and backward, or the bytes
-that it keeps. Block partition of a sequence is then exact, by dynamic programming over the cuts,
+The line may be cut at its narrow places (`strategies.segments.frontiers`), or with a depth between
+its layers, so it is a sequence of segments, each with a cost: the time of its ops, forward and
+backward, or the bytes that it keeps. Block partition of a sequence is then exact, by dynamic
+programming over the cuts,
 
     best(k, j) = min over i < j of max(best(k - 1, i), cost(i..j)),        O(stages x cuts^2)
 
@@ -26,6 +27,7 @@ Costs are whole numbers (picoseconds, bytes): the same graph gives the same part
 from __future__ import annotations
 
 import difflib
+import itertools
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from functools import cached_property
@@ -45,10 +47,15 @@ _FAR = np.int64(1) << 60  # more than any cost
 
 
 class Partitioner:
-    """Cuts one graph in whatever way. What does not depend on the cuts is worked out once."""
+    """Cuts one graph in whatever way. What does not depend on the cuts is worked out once.
 
-    def __init__(self, graph: StepGraph):
-        self.graph = graph
+    Args:
+        depth: cut anywhere between layers, but within none that is nested so deep, as name scopes
+            tell them. Unless given, at the narrow places, within layers or not.
+    """
+
+    def __init__(self, graph: StepGraph, *, depth: int | None = None):
+        self.graph, self.depth = graph, depth
         self.anchors = find_anchors(graph)
         self._capture_bytes = dict(zip(graph.data.captures, graph.data.capture_bytes, strict=True))
         self._homes = self._find_homes()
@@ -57,8 +64,15 @@ class Partitioner:
     @cached_property
     def places(self) -> tuple[int, ...]:
         """The ops of the line behind which it may be cut, ascending."""
-        end = self.anchors.line[-1]
-        return tuple(place.op for place in frontiers(self.graph) if place.op < end)
+        line = self.anchors.line
+        if self.depth is None:
+            return tuple(place.op for place in frontiers(self.graph) if place.op < line[-1])
+        pairs = itertools.pairwise(line)
+        return tuple(op for op, behind in pairs if self._layer(op) != self._layer(behind))
+
+    def _layer(self, op_id: int) -> list[str]:
+        """The layer of the given depth that the op is part of, as a path of names."""
+        return self.graph.ops[op_id].name.split("/")[:-1][: self.depth]
 
     @property
     def most_stages(self) -> int:
@@ -278,7 +292,6 @@ class Partitioner:
         return Partition(
             fingerprint=graph.fingerprint,
             balance=balance,
-            cost_unit="bytes" if balance == "memory" else "ps",
             slack=slack,
             optimum=optimum,
             boundaries=tuple(graph.ops[end].name for end in ends),

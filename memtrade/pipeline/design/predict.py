@@ -15,9 +15,9 @@ import msgspec
 from memtrade.devices import Device
 from memtrade.graph import StepGraph
 from memtrade.pipeline.design.arena import arena_peak
-from memtrade.pipeline.design.memory import StageMemory, stage_memory
+from memtrade.pipeline.design.memory import StageMemory, StageTotals, stage_memory
 from memtrade.pipeline.design.partition import Partition
-from memtrade.pipeline.design.schedule import Checkpoint, Schedule, ScheduleName
+from memtrade.pipeline.design.schedule import CheckpointMode, Schedule, ScheduleName
 from memtrade.pipeline.design.stages import StageGraph, stage_graphs
 from memtrade.pipeline.design.timing import Hosts, Timing, simulate_timing
 from memtrade.pipeline.design.work import StageBytes, StageTimer, Timer, stage_bytes
@@ -34,11 +34,11 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     partitions: int
     micro_batches: int
     schedule: ScheduleName
-    checkpoint: Checkpoint
+    checkpoint: CheckpointMode
     strategy: str = "original"
 
 
-class PipelinePrediction(msgspec.Struct, frozen=True, kw_only=True):
+class PipelinePrediction(StageTotals, frozen=True, kw_only=True):
     """One step of one schedule, as the simulator sees it.
 
     Attributes:
@@ -53,19 +53,6 @@ class PipelinePrediction(msgspec.Struct, frozen=True, kw_only=True):
     stages: tuple[StageMemory, ...]
     fits: tuple[bool, ...]
     timing: Timing
-
-    @property
-    def peak_bytes(self) -> int:
-        """Of all stages together, each at its own peak, as published totals are."""
-        return sum(stage.peak_bytes for stage in self.stages)
-
-    @property
-    def parameter_bytes(self) -> int:
-        return sum(stage.parameter_bytes for stage in self.stages)
-
-    @property
-    def activation_bytes(self) -> int:
-        return sum(stage.activation_bytes for stage in self.stages)
 
     @property
     def samples_per_second(self) -> float:

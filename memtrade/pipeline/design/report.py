@@ -73,7 +73,7 @@ class RealTimes(msgspec.Struct, frozen=True):
     mean_deviation: PhaseTimes
 
 
-class Balance(msgspec.Struct, frozen=True):
+class Evenness(msgspec.Struct, frozen=True):
     """One kind of times, and how even they are.
 
     Attributes:
@@ -116,9 +116,9 @@ class PartitionReport(msgspec.Struct, frozen=True, kw_only=True):
     cutting_edges: int
     op_edges: int
     recomputation: bool
-    sequential: Balance
-    parallel: Balance
-    real: Balance | None
+    sequential: Evenness
+    parallel: Evenness
+    real: Evenness | None
     real_times: RealTimes | None
     volumes: Volumes
     link_bytes_per_s: float
@@ -242,14 +242,14 @@ def _mean_deviation(runs: Sequence[float]) -> float:
     return statistics.fmean(abs(run - mean) for run in runs)
 
 
-def _balance(times: PhaseTimes, connected: Sequence[tuple[int, int]]) -> Balance:
+def _balance(times: PhaseTimes, connected: Sequence[tuple[int, int]]) -> Evenness:
     def over(pairs: Iterable[Sequence[float]]) -> float:
         return min((_over(min(each), max(each)) for each in pairs), default=1.0)
 
     def worst(seconds: Sequence[float]) -> float:
         return over((seconds[u], seconds[v]) for u, v in connected)
 
-    return Balance(
+    return Evenness(
         times=times,
         imbalance=Imbalance(over([times.forward]), over([times.backward])),
         topology_aware=Imbalance(worst(times.forward), worst(times.backward)),

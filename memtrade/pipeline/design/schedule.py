@@ -38,7 +38,7 @@ from memtrade.pipeline.design.partition import Crossing, Partition
 
 TaskKind = Literal["forward", "recompute", "backward"]
 ScheduleName = Literal["gpipe", "1f1b"]
-Checkpoint = Literal["always", "except_last", "never"]
+CheckpointMode = Literal["always", "except_last", "never"]
 
 
 class StageTask(msgspec.Struct, frozen=True, order=True):
@@ -88,7 +88,7 @@ class Schedule(msgspec.Struct, frozen=True):
     name: ScheduleName
     stages: int
     micro_batches: int
-    checkpoint: tuple[Checkpoint, ...]
+    checkpoint: tuple[CheckpointMode, ...]
     tasks: tuple[tuple[StageTask, ...], ...]
 
     @property
@@ -127,7 +127,7 @@ def make_schedule(
     *,
     stages: int,
     micro_batches: int,
-    checkpoint: Checkpoint | Sequence[Checkpoint] = "except_last",
+    checkpoint: CheckpointMode | Sequence[CheckpointMode] = "except_last",
 ) -> Schedule:
     """The schedule of one step.
 
@@ -145,8 +145,8 @@ def make_schedule(
             raise MemtradeError(f"there must be at least 1 of the {what}, not {count}")
     modes = (checkpoint,) * stages if isinstance(checkpoint, str) else tuple(checkpoint)
     for mode in modes:
-        if mode not in get_args(Checkpoint):
-            raise UnknownNameError("checkpoint mode", mode, get_args(Checkpoint))
+        if mode not in get_args(CheckpointMode):
+            raise UnknownNameError("checkpoint mode", mode, get_args(CheckpointMode))
     if len(modes) != stages:
         raise MemtradeError(
             f"give one checkpoint mode, or one per partition: not {len(modes)} for {stages}"

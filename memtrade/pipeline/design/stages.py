@@ -106,27 +106,11 @@ class _Builder:
         values = [t for t in stage.variables if t in read]
         late = {t for op_id in self.backward for t in self._inputs(op_id)}
         return StageGraph(
-            graph=StepGraph(
-                GraphData(
-                    name=f"{whole.name}, stage {self.number + 1}",
-                    ops=tuple(self.ops),
-                    tensors=tuple(self.tensors),
-                    inputs=tuple(self.new_tensor[t] for t in (*batch, *received)),
-                    captures=(*(self.new_tensor[t] for t in captures), *accumulators),
-                    capture_bytes=tuple(sizes[t] for t in (*captures, *stage.trainable)),
-                    outputs=(loss, *(self.new_tensor[t] for t in self._gradients_to_send())),
-                    control_outputs=tuple(o.id for o in self.ops if o.stateful and not o.outputs),
-                    loss=loss,
-                    collection=tuple(
-                        self.new_tensor[t] for t in whole.data.collection if t in self.new_tensor
-                    ),
-                    nodes=whole.data.nodes,
-                    values={
-                        self.new_tensor[t]: known
-                        for t, known in whole.data.values.items()
-                        if t in self.new_tensor
-                    },
-                )
+            graph=self._graph(
+                loss,
+                inputs=tuple(self.new_tensor[t] for t in (*batch, *received)),
+                captures=(*(self.new_tensor[t] for t in captures), *accumulators),
+                capture_bytes=tuple(sizes[t] for t in (*captures, *stage.trainable)),
             ),
             batch_bytes=self._bytes(batch),
             received_bytes=self._bytes(received),
@@ -135,6 +119,33 @@ class _Builder:
             gradient_bytes=sum(sizes[t] for t in stage.trainable),
             slot_bytes=sum(sizes[t] for t in stage.variables if t not in values),
             updates=tuple(sorted(self.gradient_of)),
+        )
+
+    def _graph(
+        self,
+        loss: int,
+        *,
+        inputs: tuple[int, ...],
+        captures: tuple[int, ...],
+        capture_bytes: tuple[int, ...],
+    ) -> StepGraph:
+        """What has been added, as a step's graph."""
+        data, new = self.whole.data, self.new_tensor
+        return StepGraph(
+            GraphData(
+                name=f"{self.whole.name}, stage {self.number + 1}",
+                ops=tuple(self.ops),
+                tensors=tuple(self.tensors),
+                inputs=inputs,
+                captures=captures,
+                capture_bytes=capture_bytes,
+                outputs=(loss, *(new[t] for t in self._gradients_to_send())),
+                control_outputs=tuple(o.id for o in self.ops if o.stateful and not o.outputs),
+                loss=loss,
+                collection=tuple(new[t] for t in data.collection if t in new),
+                nodes=data.nodes,
+                values={new[t]: known for t, known in data.values.items() if t in new},
+            )
         )
 
     def _gradients_of_updates(self) -> dict[int, int]:

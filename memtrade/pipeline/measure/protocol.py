@@ -1,7 +1,7 @@
 """What the processes of a pipelined trial say to each other. No TensorFlow here.
 
     parent ──StageSpec──► each stage's process ──► Serving                       one per stage
-    parent ──DriverSpec─► the driver ──► Progress*  StepDone*  Finished | Failed  one
+    parent ──DriverSpec─► the driver ──► Progress* StepDone* PipelineFinished|Failed one
     driver ◄──TensorFlow, gRPC──► stages
 
 Each is one JSON document on the child's standard input, and JSON lines on its standard output. A
@@ -16,8 +16,9 @@ import msgspec
 
 from memtrade.comparison import Verified
 from memtrade.measure.protocol import Failed, Progress, Runtime, Status
+from memtrade.pipeline.design.memory import StageTotals
 from memtrade.pipeline.design.partition import Partition
-from memtrade.pipeline.design.schedule import Checkpoint, Schedule, ScheduleName
+from memtrade.pipeline.design.schedule import CheckpointMode, Schedule, ScheduleName
 from memtrade.plan import Action
 
 StageDevice = Literal["arena", "gpu"]
@@ -47,7 +48,7 @@ class PipelineTrial(msgspec.Struct, frozen=True, kw_only=True):
     partitions: int
     micro_batches: int
     schedule: ScheduleName = "gpipe"
-    checkpoint: Checkpoint = "always"
+    checkpoint: CheckpointMode = "always"
     boundaries: tuple[str, ...] = ()
     strategy: str = "original"
     strategy_options: dict[str, Any] = {}
@@ -126,7 +127,7 @@ class StageMeasured(msgspec.Struct, frozen=True, kw_only=True):
         return self.variable_bytes + self.gradient_bytes + self.slot_bytes
 
 
-class PipelineMeasured(msgspec.Struct, frozen=True, kw_only=True):
+class PipelineMeasured(StageTotals, frozen=True, kw_only=True):
     """All stages, and the times of the counted steps (medians).
 
     Attributes:
@@ -154,18 +155,6 @@ class PipelineMeasured(msgspec.Struct, frozen=True, kw_only=True):
     def parameters(self) -> int:
         return sum(stage.parameters for stage in self.stages)
 
-    @property
-    def parameter_bytes(self) -> int:
-        return sum(stage.parameter_bytes for stage in self.stages)
-
-    @property
-    def activation_bytes(self) -> int:
-        return sum(stage.activation_bytes for stage in self.stages)
-
-    @property
-    def peak_bytes(self) -> int:
-        return sum(stage.peak_bytes for stage in self.stages)
-
 
 class Serving(msgspec.Struct, frozen=True, tag="serving"):
     """A stage's server takes orders. `exposed`: from other machines, too."""
@@ -189,11 +178,11 @@ class Lost(msgspec.Struct, frozen=True, tag="lost"):
     stage: int | None
 
 
-class Finished(msgspec.Struct, frozen=True, tag="finished"):
+class PipelineFinished(msgspec.Struct, frozen=True, tag="finished"):
     measured: PipelineMeasured
 
 
-PipelineEvent = Serving | Progress | PipelineStepDone | Lost | Finished | Failed
+PipelineEvent = Serving | Progress | PipelineStepDone | Lost | PipelineFinished | Failed
 
 _EVENT = msgspec.json.Decoder(PipelineEvent)
 

@@ -6,18 +6,17 @@ trial, the machine's versions and the schema, so the same trial run again replac
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from pathlib import Path
+from typing import ClassVar
 
-import msgspec
-
-from memtrade.measure.host import Machine, describe_machine
+from memtrade.measure.host import describe_machine
 from memtrade.measure.protocol import Runtime, Status
 from memtrade.measure.records import (
     PIPELINE_PREFIX,
     SCHEMA_VERSION,
-    json_name,
-    load_json,
+    AnyRecord,
+    load_kind,
+    now,
     short_hash,
 )
 from memtrade.models import make_model
@@ -25,20 +24,16 @@ from memtrade.pipeline.design.predict import PipelinePrediction
 from memtrade.pipeline.measure.protocol import PipelineMeasured, PipelineOutcome, PipelineTrial
 
 
-class PipelineRecord(msgspec.Struct, frozen=True, kw_only=True):
+class PipelineRecord(AnyRecord, frozen=True, kw_only=True):
     """One finished pipelined trial, whichever way it ended.
 
     Attributes:
-        model: its display name.
         stage: that failed, from 0, where one did.
         predicted: what the simulator said of it before it ran.
     """
 
-    schema_version: int
-    id: str
-    created: str
-    command: str
-    model: str
+    prefix: ClassVar[str] = PIPELINE_PREFIX
+
     trial: PipelineTrial
     status: Status
     reason: str = ""
@@ -46,20 +41,12 @@ class PipelineRecord(msgspec.Struct, frozen=True, kw_only=True):
     measured: PipelineMeasured | None = None
     predicted: PipelinePrediction
     runtime: Runtime | None = None
-    machine: Machine
 
     @property
-    def filename(self) -> str:
+    def words(self) -> tuple[str, ...]:
         trial = self.trial
-        return PIPELINE_PREFIX + json_name(
-            self.model,
-            f"b{trial.batch_size}",
-            f"k{trial.partitions}",
-            f"m{trial.micro_batches}",
-            trial.schedule,
-            trial.checkpoint,
-            self.id,
-        )
+        sizes = (f"b{trial.batch_size}", f"k{trial.partitions}", f"m{trial.micro_batches}")
+        return self.model, *sizes, trial.schedule, trial.checkpoint
 
     @property
     def peak_errors(self) -> tuple[float, ...]:
@@ -75,11 +62,10 @@ def make_pipeline_record(
 ) -> PipelineRecord:
     """The record of a trial that ends now, driven from this machine."""
     machine = describe_machine()
-    identity = (SCHEMA_VERSION, trial, *machine.identity)
     return PipelineRecord(
         schema_version=SCHEMA_VERSION,
-        id=short_hash(identity),
-        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        id=short_hash((SCHEMA_VERSION, trial, *machine.identity)),
+        created=now(),
         command=command,
         model=make_model(trial.model, trial.model_options).name,
         trial=trial,
@@ -95,4 +81,4 @@ def make_pipeline_record(
 
 def load_pipeline_records(folder: str | Path) -> list[PipelineRecord]:
     """All records of pipelined trials below a folder, in the order of their file names."""
-    return load_json(folder, PipelineRecord, lambda name: name.startswith(PIPELINE_PREFIX))
+    return load_kind(folder, PipelineRecord)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import signal
 import socket
 import sys
 import time
@@ -22,14 +21,14 @@ from memtrade.errors import MemtradeError
 from memtrade.measure import host
 from memtrade.measure.children import Child, children, start, supervise
 from memtrade.measure.environment import child_environment
-from memtrade.measure.protocol import Failed, Progress, Runtime, Status, TrialSpec
+from memtrade.measure.protocol import Failed, Progress, Runtime, TrialSpec
 from memtrade.pipeline.design.partition import Partition
 from memtrade.pipeline.design.schedule import Schedule
 from memtrade.pipeline.measure.protocol import (
     DriverSpec,
-    Finished,
     Lost,
     PipelineEvent,
+    PipelineFinished,
     PipelineMeasured,
     PipelineOutcome,
     PipelineTrial,
@@ -39,7 +38,7 @@ from memtrade.pipeline.measure.protocol import (
 )
 from memtrade.plan import Action
 
-CHILD = (sys.executable, "-m", "memtrade.pipeline.measure.child")
+CHILD = (sys.executable, "-m", "memtrade.measure")
 
 _REACH_SECONDS = 4.0  # for a server to accept a connection; two addresses may be out of reach
 _GRACE_SECONDS = 2.0  # for the process to be seen that made the driver fail
@@ -228,12 +227,15 @@ class _Watch:
             return PipelineOutcome(status="ok", measured=self.finished, runtime=self.runtime)
         if self.noise is not None:
             return PipelineOutcome(status="crashed", reason=self.noise)
-        where = f" in {self.phase.phase}" if self.phase else ""
+        where = f" in {self.phase.text}" if self.phase else ""
         ended = self._ended()
         if ended is not None:
-            status, reason = _how_it_ended(ended, where, oom_killed=oom_killed)
+            status, reason = ended.how_it_ended(where, oom_killed=oom_killed)
             return PipelineOutcome(
-                status=status, reason=reason, stage=ended.stage, runtime=self.runtime
+                status=status,
+                reason=f"{ended.name}: {reason}",
+                stage=ended.stage,
+                runtime=self.runtime,
             )
         if self.lost is not None:
             named = "" if self.lost.stage is None else f"stage {self.lost.stage + 1}: "
@@ -272,7 +274,7 @@ class _Watch:
                 self.runtime = runtime
             case Progress():
                 self.phase = event
-            case Finished(measured=measured):
+            case PipelineFinished(measured=measured):
                 self.finished = measured
             case Lost():
                 self.lost, self._lost_at = event, time.monotonic()
@@ -281,15 +283,3 @@ class _Watch:
             case _:
                 pass
         self._on_event(event)
-
-
-def _how_it_ended(child: Child, where: str, *, oom_killed: bool) -> tuple[Status, str]:
-    """The status and the reason of a child that ended by itself."""
-    code = child.process.returncode
-    if code < 0 and code != -signal.SIGKILL and (failed := child.failed_allocation):
-        return "out_of_memory", f"{child.name}: {failed}"
-    if code == -signal.SIGKILL and oom_killed:
-        return "out_of_host_memory", f"{child.name} was taken by the kernel's OOM killer{where}"
-    how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
-    told = f": {child.log[-1]}" if code > 0 and child.log else ""
-    return "crashed", f"{child.name} {how}{where}{told}"

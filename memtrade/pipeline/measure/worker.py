@@ -20,10 +20,9 @@ import math
 import os
 import re
 import statistics
-import sys
 import time
 from collections.abc import Sequence
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -31,14 +30,15 @@ import tensorflow as tf
 
 from memtrade.comparison import ANOTHER_ORDER, Verified
 from memtrade.errors import MemtradeError, UnsupportedGraphError
+from memtrade.measure.child import Say
 from memtrade.measure.protocol import Failed, Progress, Runtime
 from memtrade.models import make_model
 from memtrade.pipeline.design.stages import StageGraph, stage_graphs
 from memtrade.pipeline.measure import loopback
 from memtrade.pipeline.measure.protocol import (
     DriverSpec,
-    Finished,
     Lost,
+    PipelineFinished,
     PipelineMeasured,
     PipelineStepDone,
     Serving,
@@ -60,22 +60,18 @@ _RELEASE_MILLISECONDS = 5_000
 _TASK = re.compile(rf"/job:{JOB}/replica:\d+/task:(\d+)")
 
 
-def main(role: str) -> int:
-    # Events get a descriptor of their own; whatever else is printed goes to the log.
-    events = os.fdopen(os.dup(sys.stdout.fileno()), "wb", buffering=0)
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    request = sys.stdin.buffer.read()
+def main(role: str, request: bytes, say: Say) -> int:
     try:
         if role == "stage":
-            _serve(msgspec.json.decode(request, type=StageSpec), events)
+            _serve(msgspec.json.decode(request, type=StageSpec), say)
         else:
-            _Driver(msgspec.json.decode(request, type=DriverSpec), events).run()
+            _Driver(msgspec.json.decode(request, type=DriverSpec), say).run()
     except UnsupportedGraphError as error:
-        _send(events, Failed("unsupported", str(error)))
+        say(Failed("unsupported", str(error)))
     except MemtradeError as error:
-        _send(events, Failed("bad_input", str(error)))
+        say(Failed("bad_input", str(error)))
     except tf.errors.OpError as error:
-        _send(events, _lost(error))
+        say(_lost(error))
     return 0
 
 
@@ -87,7 +83,7 @@ def stage_device(stage: int, device: StageDevice = "arena") -> str:
 # A stage
 
 
-def _serve(spec: StageSpec, events: BinaryIO) -> None:
+def _serve(spec: StageSpec, say: Say) -> None:
     """Serves the stage, and answers questions about its memory, until the process is ended."""
     device = make_device(spec.device, spec.memory_limit_bytes)
     device.start()
@@ -120,7 +116,7 @@ def _serve(spec: StageSpec, events: BinaryIO) -> None:
         config = session_config()
         config.device_filters.append(f"/job:{JOB}/task:{spec.stage}")  # waits for nobody else
         with v1.Session(server.target, config=config) as session:
-            _send(events, Serving(spec.stage, runtime, exposed))
+            say(Serving(spec.stage, runtime, exposed))
             while True:
                 asked = session.run(question)
                 bytes_seen = [device.peak_bytes(), device.in_use_bytes()]
@@ -141,12 +137,12 @@ def _queues(stage: int) -> tuple[Any, Any]:
 
 
 class _Driver:
-    def __init__(self, spec: DriverSpec, events: BinaryIO):
-        self.spec, self.trial, self.events = spec, spec.trial, events
+    def __init__(self, spec: DriverSpec, say: Say):
+        self.spec, self.trial, self._say = spec, spec.trial, say
 
     def run(self) -> None:
         trial, started = self.trial, time.perf_counter()
-        _send(self.events, Progress("trace"))
+        self._say(Progress("trace"))
         whole = make_model(trial.model, trial.model_options)
         size = whole.batch_size // trial.micro_batches
         step = draw_step(
@@ -155,7 +151,7 @@ class _Driver:
             optimizer=trial.optimizer,
             learning_rate=trial.learning_rate,
         )
-        _send(self.events, Progress("build"))
+        self._say(Progress("build"))
         stages = stage_graphs(step.trace.graph, self.spec.partition)
         count = len(stages)
         devices = [stage_device(i, trial.device) for i in range(count)]
@@ -172,7 +168,7 @@ class _Driver:
             self.questions = [self._question(i) for i in range(count)]
         build_seconds = time.perf_counter() - started
         target = f"grpc://{self.spec.addresses[0]}"
-        _send(self.events, Progress("connect"))
+        self._say(Progress("connect"))
         made = v1.Session(target, graph=pipeline.graph, config=session_config())
         with contextlib.closing(made) as session:  # not made the default: verifying is eager
             try:
@@ -182,7 +178,7 @@ class _Driver:
                     patience = v1.RunOptions(timeout_in_ms=_RELEASE_MILLISECONDS)
                     with contextlib.suppress(tf.errors.OpError):
                         session.run(pipeline.release, options=patience)
-        _send(self.events, Finished(measured))
+        self._say(PipelineFinished(measured))
 
     def _measure(
         self,
@@ -196,7 +192,7 @@ class _Driver:
         ran = self._run_steps(session, pipeline)
         verified = None
         if self.trial.verify:
-            _send(self.events, Progress("verify"))
+            self._say(Progress("verify"))
             losses = [step.loss for step in ran]
             verified = self._verified(session.run(pipeline.values), losses, pipeline.averages)
         counted = ran[self.trial.warmup :]
@@ -220,7 +216,7 @@ class _Driver:
             bubble=statistics.median(phase.bubble for phase in phases),
             samples_per_second=self.trial.batch_size / statistics.median(seconds),
             build_seconds=build_seconds,
-            losses=tuple(_finite(step.loss) for step in ran),
+            losses=tuple(step.loss for step in ran),
             verified=verified,
         )
 
@@ -231,7 +227,7 @@ class _Driver:
         look = session.make_callable([pipeline.loss, pipeline.times])
         ran: list[_Step] = []
         for i in range(trial.warmup + trial.steps):
-            _send(self.events, Progress.of_step(i, warmup=trial.warmup, steps=trial.steps))
+            self._say(Progress.of_step(i, warmup=trial.warmup, steps=trial.steps))
             self._ask(session, "reset")
             begin = time.perf_counter()
             step()
@@ -240,7 +236,7 @@ class _Driver:
             loss, clocks = look()
             peaks, in_use = zip(*seen, strict=True)
             ran.append(_Step(seconds, float(loss), peaks, in_use, clocks))
-            _send(self.events, PipelineStepDone(seconds, peaks, _finite(float(loss))))
+            self._say(PipelineStepDone(seconds, peaks, float(loss)))
         return ran
 
     def _verified(self, values: Any, losses: Sequence[float], averages: frozenset[str]) -> Verified:
@@ -368,11 +364,3 @@ def _lost(error: tf.errors.OpError) -> Lost:
 def _stage_of(text: str) -> int | None:
     found = _TASK.search(text)
     return int(found[1]) if found else None
-
-
-def _finite(loss: float) -> float | None:
-    return loss if math.isfinite(loss) else None
-
-
-def _send(events: BinaryIO, event: msgspec.Struct) -> None:
-    events.write(msgspec.json.encode(event) + b"\n")

@@ -17,7 +17,7 @@ from memtrade.pipeline.design.schedule import make_schedule
 from memtrade.pipeline.measure.protocol import PipelineMeasured, PipelineTrial
 from memtrade.pipeline.measure.records import PipelineRecord
 from memtrade.results.sheets import NONE, Sheet, cell
-from memtrade.results.tables import status_text
+from memtrade.results.words import status_text
 
 MIB = 1 << 20
 
@@ -85,7 +85,7 @@ def schedules_sheet(records: Sequence[PipelineRecord], *, command: str = "") -> 
     )
 
 
-def runs_sheet(records: Sequence[PipelineRecord], *, command: str = "") -> Sheet:
+def runs_sheet(records: Sequence[PipelineRecord]) -> Sheet:
     """A row for each trial: what the published logs print of theirs, in their order."""
 
     def within(trial: PipelineTrial) -> str:
@@ -122,7 +122,6 @@ def runs_sheet(records: Sequence[PipelineRecord], *, command: str = "") -> Sheet
             "Worst peak error: of a stage's predicted peak, as a share of the measured one.",
             *(record.reason for record in records if record.reason),
         ),
-        command=command,
     )
 
 

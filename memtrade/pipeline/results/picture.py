@@ -28,7 +28,7 @@ _THICKEST = 4.0  # points, of the arc that carries most
 _NUMBERED = 24  # micro-batches; with more, the tasks have no numbers
 
 
-class Strip(NamedTuple):
+class ScheduleStrip(NamedTuple):
     """One schedule, with what stands above it."""
 
     title: str
@@ -68,7 +68,7 @@ def draw_partition(graph: StepGraph, partition: Partition, report: PartitionRepo
     return figure
 
 
-def draw_schedules(strips: Sequence[Strip]) -> Figure:
+def draw_schedules(strips: Sequence[ScheduleStrip]) -> Figure:
     """When each stage works on what: a strip per schedule, on one axis of time."""
     stages = sum(len(strip.schedule.tasks) for strip in strips)
     with in_style(grid=False):
@@ -132,7 +132,7 @@ def _arcs(axis: Axes, partition: Partition, centres: Sequence[float]) -> float:
     return highest
 
 
-def _strip(axis: Axes, strip: Strip) -> None:
+def _strip(axis: Axes, strip: ScheduleStrip) -> None:
     schedule, timing = strip.schedule, strip.timing
     for stage, tasks in enumerate(schedule.tasks):
         spans = zip(tasks, timing.start_seconds[stage], timing.end_seconds[stage], strict=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from memtrade.pipeline.design.predict import Case, PipelinePrediction
-from memtrade.pipeline.design.report import Balance, PartitionReport, PhaseTimes, RealTimes
+from memtrade.pipeline.design.report import Evenness, PartitionReport, PhaseTimes, RealTimes
 from memtrade.results.sheets import Sheet
-from memtrade.results.tables import seconds
+from memtrade.results.words import seconds
 from memtrade.units import megabytes
 
 _DEFINITIONS = {
@@ -104,7 +104,7 @@ def _real(real: RealTimes) -> Sheet:
 
 
 def _imbalances(report: PartitionReport, command: str) -> Sheet:
-    kinds: dict[str, Balance] = {
+    kinds: dict[str, Evenness] = {
         "theoretical sequential": report.sequential,
         "theoretical parallel": report.parallel,
     }

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
-NodeDef = Any  # a protobuf class, unseen by type checkers
+from memtrade.tf.nodes import NodeDef, set_attributes
 
 
 class NodeWriter:
@@ -48,8 +49,7 @@ class NodeWriter:
         node.name = name
         node.device = host_of(self.devices[stage]) if on_host else self.devices[stage]
         node.input.extend(inputs)
-        for key, value in (attrs or {}).items():
-            node.attr[key].CopyFrom(_attr(value))
+        set_attributes(node, attrs or {})
         self.nodes[name] = node
         return node
 
@@ -104,20 +104,4 @@ def output(name: str, index: int) -> str:
 
 def const(value: Any, dtype: tf.DType) -> dict[str, Any]:
     """The attributes of a Const."""
-    return {"dtype": dtype, "value": tf.make_tensor_proto(value, dtype)}
-
-
-def _attr(value: Any) -> Any:
-    """An AttrValue of a dtype, shape, tensor, string or whole number."""
-    made = tf.compat.v1.AttrValue()
-    if isinstance(value, tf.DType):
-        made.type = value.as_datatype_enum
-    elif isinstance(value, tf.TensorShape):
-        made.shape.CopyFrom(value.as_proto())
-    elif isinstance(value, str):
-        made.s = value.encode()
-    elif isinstance(value, int):
-        made.i = value
-    else:
-        made.tensor.CopyFrom(value)
-    return made
+    return {"dtype": dtype, "value": np.asarray(value, dtype.as_numpy_dtype)}

@@ -254,4 +254,4 @@ depthPlots("time", "step time in s", (value) => `${seconds(value)} s a step`);
 tradePlot();
 maxBatchPlot();
 ask();
-drawAll();
+plotly.then(drawAll);

@@ -36,7 +36,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from memtrade.strategies.milp import Floats, Indices, Model
+from memtrade.strategies.milp import Floats, Indices, Milp
 
 Bits = NDArray[np.bool_]
 
@@ -192,7 +192,7 @@ class _Program:
         self.sizes = [size / unit for size in dag.sizes]
         self.scratch = [size / unit for size in dag.scratch]
         self.last, self.readers = dag.last_stages, dag.readers
-        self.model = Model()
+        self.model = Milp()
         self.r, self.s = self._columns_of_schedule(costs=budget is not None)
         # q[i][r][t]: output i is there until its r-th reader has run in stage t.
         self.q = [[self.model.columns(n, upper=1.0) for _ in self.readers[i]] for i in range(n)]

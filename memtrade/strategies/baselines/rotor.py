@@ -105,8 +105,8 @@ class Costs:
         return len(self.walk)
 
 
-def costs_of(chain: Chain, slots: int = SLOTS) -> Costs:
-    """The numbers of a chain. `slots` hold all stashes and the largest backward part."""
+def costs_of(chain: Chain) -> Costs:
+    """The numbers of a chain. The slots hold all stashes and the largest backward part."""
     segments, n = chain.segments, len(chain)
     stash = np.array([chain.size(s.stash) for s in segments], float)
     backward = np.array([s.backward_bytes for s in segments], float)
@@ -118,7 +118,7 @@ def costs_of(chain: Chain, slots: int = SLOTS) -> Costs:
             stored = frontier[a, j - 1] if j > a + 1 else 0
             forward[a, j] = max(forward[a, j - 1], stored + segments[j - 1].forward_bytes)
     gradient = np.array([*(chain.size(chain.nodes[s]) for s in range(1, n)), 0], float)
-    slot_bytes = (stash[:-1].sum() + max(backward.max(), forward.max())) / slots
+    slot_bytes = (stash[:-1].sum() + max(backward.max(), forward.max())) / SLOTS
 
     def rounded(sizes: NDArray[np.float64]) -> NDArray[np.int64]:
         return np.rint(sizes / slot_bytes).astype(np.int64)
@@ -133,7 +133,7 @@ def costs_of(chain: Chain, slots: int = SLOTS) -> Costs:
         gradient=rounded(gradient),
         frontier=rounded(frontier),
         forward=rounded(forward),
-        slots=slots,
+        slots=SLOTS,
     )
 
 

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from memtrade.graph import StepGraph
-from memtrade.plan import Action, Decision, Fate, Kind
+from memtrade.plan import Action, ActionKind, Decision, Fate
 from memtrade.schedule import lower
 from memtrade.strategies.base import worth_deciding
 
@@ -76,7 +76,7 @@ def emit(graph: StepGraph, stages: Iterable[BackwardStage]) -> tuple[Action, ...
     def is_gone(tensor: int) -> bool:
         return tensor not in held and graph.root[tensor] in may_drop
 
-    def do(kind: Kind, op_id: int) -> None:
+    def do(kind: ActionKind, op_id: int) -> None:
         made.append(Action(kind, op_id))
         held.update(graph.ops[op_id].outputs)
 

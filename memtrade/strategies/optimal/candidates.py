@@ -177,9 +177,9 @@ class Candidates:
         """Whether it is the best now. To finish it takes long, so that comes last."""
         if verdict.peak_bytes > budget:
             return False
-        if self.best is not None and (
-            verdict.least_seconds >= self.best.seconds
-            or self.judge.seconds(verdict, self._copies_bytes) >= self.best.seconds
+        if not self._may_be_faster(verdict) or (
+            self.best is not None
+            and self.judge.seconds(verdict, self._copies_bytes) >= self.best.seconds
         ):
             return False
         self._offer(verdict, budget)
@@ -187,9 +187,11 @@ class Candidates:
 
     def _offer_spilled(self, verdict: Verdict, budget: int) -> bool:
         """Whether it is the best now, with copies to the host where it does not fit without."""
-        if self.best is not None and verdict.least_seconds >= self.best.seconds:
-            return False
-        return self._offer_if_faster(self._fitted(verdict, budget), budget)
+        may_be = self._may_be_faster(verdict)
+        return may_be and self._offer_if_faster(self._fitted(verdict, budget), budget)
+
+    def _may_be_faster(self, verdict: Verdict) -> bool:
+        return self.best is None or verdict.least_seconds < self.best.seconds
 
     def _fitted(self, verdict: Verdict, budget: int) -> Verdict:
         return self._spilled(verdict, budget) if verdict.peak_bytes > budget else verdict

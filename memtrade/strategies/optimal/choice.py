@@ -46,7 +46,7 @@ from typing import Literal
 from memtrade.devices import Device
 from memtrade.plan import Decision
 from memtrade.strategies.deadline import Deadline
-from memtrade.strategies.milp import Model, NearRelaxation, Solution
+from memtrade.strategies.milp import Milp, NearRelaxation, Solution
 from memtrade.strategies.optimal.problem import MB, Problem
 from memtrade.strategies.optimal.rows import Rows
 
@@ -108,7 +108,7 @@ class Chooser:
     ):
         self.problem, self.device, self.items = problem, device, problem.items
         self.minimize = minimize
-        self.model, self.rows = Model(), Rows()
+        self.model, self.rows = Milp(), Rows()
         window = COLUMNS // max(1, len(self.items))
         window = min(max(window, SHORTEST_WINDOW), LONGEST_WINDOW)
         self.start = [max(0, item.first - window) for item in self.items]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from memtrade.strategies.milp import Model
+from memtrade.strategies.milp import Milp
 
 
 class Rows:
@@ -35,7 +35,7 @@ class Rows:
         self.upper.append(at_most)
         return row
 
-    def hand_to(self, model: Model) -> None:
+    def hand_to(self, model: Milp) -> None:
         model.rows(
             len(self.lower),
             rows=self.where,

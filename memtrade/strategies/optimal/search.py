@@ -129,8 +129,9 @@ class Search(Neighbourhood):
         chooser = self._chooser(self.problem, "time", awaited=True)
         for room in ROOMS:
             self._choose(chooser, int(room * budget), rough=MOSTLY)
-        verdicts = [self._fitted(self.judge.judge(each), budget) for each in self.chosen]
-        for verdict in sorted(verdicts, key=attrgetter("least_seconds")):
+        verdicts = filter(self._may_be_faster, map(self.judge.judge, self.chosen))
+        fitted = [self._fitted(verdict, budget) for verdict in verdicts]
+        for verdict in sorted(fitted, key=attrgetter("least_seconds")):
             self._offer_if_faster(verdict, budget)
 
     def _without_search(self) -> Finished:

@@ -1,0 +1,171 @@
+"""The thesis' log of InceptionV4 under OME, and ours of the same, one below the other.
+
+    python -m memtrade.papers.thesis_log_beside results/predicted
+
+Reads the record in results/thesis_log, which `RUN` makes, and those of results/thesis; writes
+thesis_log_ome.md into the folder.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from memtrade.errors import MemtradeError
+from memtrade.measure.protocol import NamedCheckpoint
+from memtrade.measure.records import Record, load_records
+from memtrade.papers.published import load_published
+from memtrade.papers.thesis_log import (
+    HEADS,
+    NO_DEPTH,
+    disconnected_lines,
+    memory_line,
+    step_line,
+    thesis_log,
+)
+from memtrade.papers.thesis_tools import is_original, is_thesis_net
+from memtrade.results.sheets import NONE, Sheet
+
+COMMAND = "python -m memtrade.papers.thesis_log_beside results/predicted"
+RUN = (
+    "memtrade run --model inception-v4 --batch-size 8 --optimizer adam --order dataflow "
+    "--model-option num_classes=1001 --model-option batch_norm=inference --model-option dropout=0 "
+    "--model-option head=pool --strategy ome --option rule=openai --option select=read_once "
+    "--log thesis --results results/thesis_log"
+)
+RECORDS = Path("results") / "thesis_log"
+OTHERS = Path("results") / "thesis"
+MODEL, STRATEGY = "inception_v4", "ome"
+
+
+def _lines_of(name: str, strategy: str = STRATEGY) -> list[dict[Any, Any]]:
+    frame: Any = load_published(name)
+    chosen = (frame["model"] == MODEL) & (frame["strategy"] == strategy)
+    return frame[chosen].to_dict("records")
+
+
+def published_log() -> str:
+    """The published run as the thesis printed it, but for the times beside the memory lines."""
+    checkpoints = tuple(
+        NamedCheckpoint(
+            line["tensor"], tuple(map(int, line["shape"].split("x"))), line["dtype"], line["action"]
+        )
+        for line in _lines_of("thesis_log_ome_tensors")
+    )
+    lines = [
+        HEADS[STRATEGY],
+        *disconnected_lines(checkpoints),
+        *(memory_line(m["max_mem_mb"], m["mem_used_mb"]) for m in _lines_of("thesis_log_memory")),
+        f"--- Size:{NO_DEPTH}",
+        *(
+            step_line(STRATEGY, step["memory_cost_mb"], step["step_seconds"])
+            for step in _lines_of("thesis_log_steps")
+        ),
+        "sleep 5 sec",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def beside_sheet(record: Record, original: Record | None) -> Sheet:
+    """What the two logs come to."""
+    plan, measured = record.plan, record.measured
+    if plan is None or measured is None:
+        raise MemtradeError(f"the run of {record.filename} did not end: {record.reason}")
+    tensors, steps = _lines_of("thesis_log_ome_tensors"), _lines_of("thesis_log_steps")
+    costs = [step["memory_cost_mb"] for step in steps]
+    before = max(step["memory_cost_mb"] for step in _lines_of("thesis_log_steps", "original"))
+    own = original and original.measured
+    seconds = [step["step_seconds"] for step in steps]
+    checkpoints = plan.checkpoints or ()
+    times = [*measured.warmup_seconds, *measured.step_seconds]
+    rows = (
+        ("checkpoints", str(len(tensors)), str(len(checkpoints))),
+        (
+            "of which swapped",
+            str(sum(each["action"] == "swap" for each in tensors)),
+            str(sum(each.decision == "swap" for each in checkpoints)),
+        ),
+        (
+            "in use between steps, MB",
+            f"{_lines_of('thesis_log_memory')[-1]['mem_used_mb']:,.1f}",
+            f"{measured.persistent_bytes / 1e6:,.1f}",
+        ),
+        (
+            "memory cost of a step, MB",
+            f"{max(costs):,.1f}",
+            f"{measured.memory_cost_bytes / 1e6:,.1f}",
+        ),
+        (
+            "of original's",
+            f"{max(costs) / before:.2f}",
+            f"{measured.memory_cost_bytes / own.memory_cost_bytes:.2f}" if own else NONE,
+        ),
+        (
+            "step, s",
+            f"{min(seconds):.3f} to {max(seconds):.3f}",
+            f"{min(times):.3f} to {max(times):.3f}",
+        ),
+    )
+    batch = record.spec.model_options["batch_size"]
+    return Sheet(
+        title="InceptionV4 under OME: the thesis' log and ours",
+        columns=("", "the thesis, batch 32, GTX 1070", f"here, batch {batch}, an arena"),
+        rows=rows,
+        notes=(
+            "the thesis' max_mem is its original's, never reset",
+            "of original's: cost over that of `original` at the same batch (results/thesis)",
+            f"here: {record.machine.cpu_model}, {record.machine.cores} cores, which did other work",
+        ),
+        command=f"{RUN}\n{COMMAND}",
+    )
+
+
+def page(records: Sequence[Record], others: Sequence[Record]) -> str:
+    """Raises MemtradeError where the record is missing."""
+    found = [r for r in records if (r.spec.model, r.spec.strategy) == ("inception-v4", STRATEGY)]
+    if not found:
+        raise MemtradeError(f"there is no record of InceptionV4 under OME in {RECORDS}: {RUN}")
+    record = max(found, key=lambda record: record.created)
+    batch = record.spec.model_options["batch_size"]
+    originals = [
+        other
+        for other in others
+        if is_thesis_net(other)
+        and is_original(other)
+        and other.spec.model == record.spec.model
+        and other.spec.model_options["batch_size"] == batch
+    ]
+    blocks = [
+        "# InceptionV4 under OME: two logs",
+        "",
+        beside_sheet(record, originals[-1] if originals else None).to_markdown(),
+        "The thesis' (without the seconds between its memory lines, which its steps say again):",
+        "",
+        "```text",
+        published_log() + "```",
+        "",
+        f"Ours, at batch {batch}:",
+        "",
+        "```text",
+        thesis_log([record]) + "```",
+        "",
+    ]
+    return "\n".join(blocks)
+
+
+def main(folder: Path) -> int:
+    try:
+        text = page(load_records(RECORDS), load_records(OTHERS))
+    except MemtradeError as error:
+        print(f"memtrade: {error}", file=sys.stderr)
+        return 2
+    (folder / "thesis_log_ome.md").write_text(text, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit(__doc__)
+    sys.exit(main(Path(sys.argv[1])))

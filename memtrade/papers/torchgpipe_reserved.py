@@ -1,0 +1,314 @@
+"""What torchgpipe's published bytes of U-Net and AmoebaNet-D count, beside what is predicted.
+
+    python -m memtrade.papers.torchgpipe_reserved results/predicted
+
+Writes torchgpipe_reserved.md and .csv into the folder. A minute; nothing is traced or run. What was
+measured comes from results/pipeline/torchgpipe_at_size.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import pandas as pd
+
+from memtrade.devices import load_device
+from memtrade.models import make_model
+from memtrade.options import Value
+from memtrade.papers.published import load_published
+from memtrade.papers.torch_allocator import MIB, CachingAllocator
+from memtrade.papers.torch_pipeline import Update, reserved
+from memtrade.papers.torch_tape import FLOAT, Tape, TapeOp, draw
+from memtrade.pipeline.design.memory import StageMemory
+from memtrade.pipeline.measure.protocol import StageMeasured
+from memtrade.pipeline.measure.records import PipelineRecord, load_pipeline_records
+from memtrade.results.sheets import NONE, Sheet, cell
+from memtrade.results.words import status_text
+from memtrade.units import megabytes
+
+COMMAND = "python -m memtrade.papers.torchgpipe_reserved results/predicted"
+CARD = "p40"
+MEASURED = Path("results") / "pipeline" / "torchgpipe_at_size"
+
+
+@dataclass(frozen=True)
+class ReservedRow:
+    """A published row as a step. `balance`: modules of each stage; none for the plain net."""
+
+    table: str
+    run: str
+    model: str
+    options: dict[str, Value]
+    batch: int
+    balance: tuple[int, ...] = ()
+
+    @property
+    def is_unet(self) -> bool:
+        return self.model == "unet"
+
+    @property
+    def micro_batches(self) -> int:
+        return self.batch if self.balance else 1
+
+    @property
+    def values(self) -> int:
+        """Per parameter, as the benchmarks count: values, gradients, of AmoebaNet-D slots."""
+        return 2 if self.is_unet else 3
+
+    @property
+    def update(self) -> Update:
+        return "sgd" if self.is_unet else "rmsprop"
+
+    @property
+    def size(self) -> str:
+        return "{} ({}, {})".format(self.model, *self.options.values())
+
+    def tape(self) -> Tape:
+        given = {"data_format": "NCHW", "batch_size": self.batch // self.micro_batches}
+        modules: Literal["blocks", "layers"] = "layers" if self.is_unet else "blocks"
+        return draw(make_model(self.model, self.options | given), modules)
+
+
+def _unet(run: str, blocks: int, channels: int, *balance: int) -> ReservedRow:
+    options: dict[str, Value] = {"num_convs": blocks, "base_channels": channels}
+    return ReservedRow("torchgpipe_unet_memory", run, "unet", options, 32, balance)
+
+
+def _amoebanet(run: str, layers: int, filters: int, *balance: int) -> ReservedRow:
+    options: dict[str, Value] = {"layers": layers, "filters": filters}
+    return ReservedRow("torchgpipe_amoebanetd_memory", run, "amoebanet-d", options, 128, balance)
+
+
+# Sizes, batches and balances of benchmarks/unet-memory and benchmarks/amoebanetd-memory.
+ROWS = (
+    _unet("baseline", 6, 72),
+    _unet("pipeline-1", 11, 128, 505),
+    _unet("pipeline-2", 24, 128, 526, 551),
+    _unet("pipeline-4", 24, 160, 472, 54, 36, 515),
+    _unet("pipeline-8", 48, 160, 800, 140, 62, 36, 36, 36, 36, 987),
+    _amoebanet("baseline", 18, 208),
+    _amoebanet("pipeline-1", 18, 416, 24),
+    _amoebanet("pipeline-2", 18, 544, 16, 8),
+    _amoebanet("pipeline-4", 36, 544, 16, 12, 7, 7),
+    _amoebanet("pipeline-8", 72, 512, 23, 16, 11, 6, 6, 5, 5, 6),
+)
+
+
+@dataclass(frozen=True)
+class ReservedFigures:
+    """`kernel_bytes`: of the largest parameter. `published_bytes` and `devices` are None where a
+    card has no more."""
+
+    row: ReservedRow
+    parameters: int
+    kernel_bytes: int
+    published_bytes: float | None
+    devices: list[CachingAllocator] | None
+
+    @property
+    def parameter_bytes(self) -> int:
+        return FLOAT * self.row.values * self.parameters
+
+    @property
+    def reserved_bytes(self) -> int | None:
+        devices = self.devices
+        return None if devices is None else sum(each.most_reserved_bytes for each in devices)
+
+    @property
+    def in_use_bytes(self) -> int | None:
+        devices = self.devices
+        return None if devices is None else sum(each.peak_bytes for each in devices)
+
+    def total_error(self, predicted: int | None) -> float | None:
+        if predicted is None or self.published_bytes is None:
+            return None
+        return predicted / self.published_bytes - 1
+
+    def activation_error(self, predicted: int | None) -> float | None:
+        if predicted is None or self.published_bytes is None:
+            return None
+        published = self.published_bytes - self.parameter_bytes
+        return (predicted - self.parameter_bytes) / published - 1
+
+
+def figures_of(row: ReservedRow) -> ReservedFigures:
+    tape = row.tape()
+    weights = [size for op in tape.events if isinstance(op, TapeOp) for size in op.weights]
+    limit_bytes = load_device(CARD).memory_bytes
+    balance = row.balance or (len(tape.ends),)
+    try:
+        devices = reserved(tape, balance, row.micro_batches, row.update, limit_bytes=limit_bytes)
+    except MemoryError:
+        devices = None
+    published_bytes = _published_bytes(row)
+    return ReservedFigures(row, sum(weights) // FLOAT, max(weights), published_bytes, devices)
+
+
+def _published_bytes(row: ReservedRow) -> float | None:
+    """In total."""
+    frame: Any = load_published(row.table)
+    if not row.is_unet:
+        frame = frame[frame["implementation"] == "torchgpipe"]
+    [line] = frame[frame["experiment"] == row.run].to_dict("records")
+    if row.is_unet:
+        return 1e6 * line["memory_mb"]
+    found = line["peak_activation_mb"]
+    return None if pd.isna(found) else 1e6 * (line["model_memory_mb"] + found)
+
+
+def rows_sheet(found: Sequence[ReservedFigures]) -> Sheet:
+    return Sheet(
+        title="torchgpipe's memory: what is reserved on all devices",
+        columns=(
+            "run", "model", "parameters",
+            "total MB: published", "reserved, predicted", "error %", "in use, predicted", "error %",
+            "activation MB: published", "reserved, predicted", "error %", "error %, in use",
+            "missing on a device, in largest kernels", "MiB reserved on each device, predicted",
+        ),
+        words=2,
+        rows=tuple(_cells(each) for each in found),
+        notes=(
+            "reserved: PyTorch's segments; in use: most that tensors take at once",
+            "activation: the total less 2 (U-Net) or 3 (AmoebaNet-D) values a parameter",
+            f"a device has {load_device(CARD).memory_bytes / 1e9:g} GB; OOM: it has no more",
+        ),
+        command=COMMAND,
+    )  # fmt: skip
+
+
+def _cells(each: ReservedFigures) -> tuple[str, ...]:
+    def mb(value: float | None, full: str = "OOM") -> str:
+        return full if value is None else megabytes(round(value))
+
+    def less(value: float | None) -> float | None:
+        return None if value is None else value - each.parameter_bytes
+
+    def percent(error: float | None) -> str:
+        return NONE if error is None else f"{100 * error:+.1f}"
+
+    published, kept, used = each.published_bytes, each.reserved_bytes, each.in_use_bytes
+    devices = each.devices or []
+    missing = None if published is None or kept is None else published - kept
+    return (
+        each.row.run,
+        each.row.size,
+        f"{each.parameters:,}",
+        mb(published),
+        mb(kept),
+        percent(each.total_error(kept)),
+        mb(used),
+        percent(each.total_error(used)),
+        mb(less(published)),
+        mb(less(kept)),
+        percent(each.activation_error(kept)),
+        percent(each.activation_error(used)),
+        NONE if missing is None else f"{missing / len(devices) / each.kernel_bytes:+.1f}",
+        " + ".join(f"{device.most_reserved_bytes // MIB:,}" for device in devices) or NONE,
+    )
+
+
+def errors_sheet(found: Sequence[ReservedFigures]) -> Sheet:
+    rows = []
+    for model in dict.fromkeys(each.row.model for each in found):
+        own = [each for each in found if each.row.model == model]
+        errors = (
+            [each.total_error(each.reserved_bytes) for each in own],
+            [each.total_error(each.in_use_bytes) for each in own],
+            [each.activation_error(each.reserved_bytes) for each in own],
+            [each.activation_error(each.in_use_bytes) for each in own],
+        )
+        sizes = [[abs(error) for error in each if error is not None] for each in errors]
+        rows.append(
+            (model, str(len(sizes[0])), *(f"{statistics.median(each):.1%}" for each in sizes))
+        )
+    return Sheet(
+        title="Median error by what is counted",
+        columns=("model", "rows", "total: reserved", "in use", "activation: reserved", "in use"),
+        rows=tuple(rows),
+    )
+
+
+def measured_sheet(records: Sequence[PipelineRecord]) -> Sheet:
+    """The published nets that were run here, stage by stage."""
+
+    def stages(of: Sequence[StageMeasured] | Sequence[StageMemory]) -> str:
+        return " + ".join(f"{each.peak_bytes / MIB:,.1f}" for each in of)
+
+    ordered = sorted(records, key=lambda record: (record.model, record.predicted.parameter_bytes))
+    return Sheet.of(
+        ordered,
+        [
+            ("model", lambda it: it.model),
+            ("parameters", lambda it: cell(lambda seen: f"{seen.parameters:,}", it.measured)),
+            ("pixels", lambda it: str(it.trial.model_options["image_size"])),
+            ("batch", lambda it: str(it.trial.batch_size)),
+            ("K", lambda it: str(it.trial.partitions)),
+            ("M", lambda it: str(it.trial.micro_batches)),
+            ("status", lambda it: status_text(it.status)),
+            ("MiB by stage: measured", lambda it: cell(lambda m: stages(m.stages), it.measured)),
+            ("predicted", lambda it: stages(it.predicted.stages)),
+            (
+                "worst error %",
+                lambda it: cell(
+                    lambda _: f"{100 * max(it.peak_errors, key=abs):+.2f}", it.measured
+                ),
+            ),
+        ],
+        title="With their published parameters, measured here in arenas",
+        weak=lambda it: it.measured is None,
+        notes=(
+            "images and batches are scaled down, parameters are not; peaks by each stage's own "
+            "allocator, beside what was predicted of it before it ran",
+            "the other rows' parameters alone, with gradients and slots, take more than this "
+            "machine has",
+        ),
+        command="\n".join(dict.fromkeys(record.command for record in ordered)),
+    )
+
+
+def main(folder: Path) -> int:
+    found = [figures_of(row) for row in ROWS]
+    folder.mkdir(parents=True, exist_ok=True)
+    sheets = [errors_sheet(found), rows_sheet(found)]
+    if MEASURED.is_dir():
+        sheets.append(measured_sheet(load_pipeline_records(MEASURED)))
+    page = [_INTRODUCTION, *(sheet.to_markdown() + "\n" for sheet in sheets)]
+    (folder / "torchgpipe_reserved.md").write_text("\n".join(page), encoding="utf-8")
+    frame = pd.DataFrame(
+        {
+            "model": [each.row.size for each in found],
+            "run": [each.row.run for each in found],
+            "published_bytes": [each.published_bytes for each in found],
+            "predicted_reserved_bytes": [each.reserved_bytes for each in found],
+            "predicted_in_use_bytes": [each.in_use_bytes for each in found],
+        }
+    )
+    path = folder / "torchgpipe_reserved.csv"
+    frame.to_csv(path, index=False, float_format="%.0f", lineterminator="\n")
+    return 0
+
+
+_INTRODUCTION = f"""# torchgpipe: what the published bytes count
+
+Predicted beside published; nothing was fitted. Made by
+
+    {COMMAND}
+
+The benchmarks print what PyTorch's allocator had reserved at most (`max_memory_cached`), on all
+devices, after two steps. What travels between stages decides: each of 128 micro-batches is copied
+on one of 32 side streams of a device, forward and backward, and each stream has segments of 20 MiB
+of its own. Open: cuDNN's workspaces are not known, and left out; what the largest U-Nets take more
+than predicted is about two of their largest kernels on each device, as a workspace might. The U-Net
+without a pipeline is predicted high, even by its live tensors alone: why, is not known.
+"""
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit(__doc__)
+    sys.exit(main(Path(sys.argv[1])))

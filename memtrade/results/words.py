@@ -1,0 +1,100 @@
+"""How views write things: strategies, steps, devices, statuses, seconds and shares."""
+
+from __future__ import annotations
+
+from memtrade.measure.protocol import TrialSpec
+from memtrade.measure.records import (
+    options_text,
+    unusual_model_options,
+    unusual_strategy_options,
+)
+from memtrade.models import MODELS, make_model, options_of
+from memtrade.results.sheets import NONE, cell
+from memtrade.strategies import STRATEGIES
+from memtrade.units import mebibytes
+
+# Stands behind a time that was measured beside other trials, and behind a ratio to or of such.
+BESIDE = "†"
+
+
+def strategy_label(spec: TrialSpec) -> str:
+    """The strategy with what is not the default: "lms (lb=3)", "ome (dataflow)"."""
+    words = [
+        options_text(unusual_strategy_options(spec)),
+        spec.order if spec.order != "pinned" else "",
+        "saved plan" if spec.plan_path else "",
+    ]
+    inside = ", ".join(word for word in words if word)
+    return f"{spec.strategy} ({inside})" if inside else spec.strategy
+
+
+def strategy_rank(name: str) -> int:
+    """The position in the registry; a saved plan's own strategy comes last."""
+    return list(STRATEGIES).index(name) if name in STRATEGIES else len(STRATEGIES)
+
+
+def step_text(spec: TrialSpec) -> str:
+    """The step: "resnet-50, batch 32, 224 × 224 pixels, sgd", as far as it is decided."""
+    batch, size = (spec.model_options.get(name) for name in ("batch_size", "image_size"))
+    parts = [
+        make_model(spec.model, spec.model_options).name,
+        f"batch {batch}" if batch else "",
+        f"{size} × {size} pixels" if size else "",
+        options_text(unusual_model_options(spec)),
+        spec.optimizer,
+        f"in parts ({spec.split})" if spec.split else "",
+    ]
+    return ", ".join(part for part in parts if part)
+
+
+def step_conditions(spec: TrialSpec) -> str:
+    """The model's options that are not the default, without depth and batch size."""
+    unusual = unusual_model_options(spec)
+    defaults = {each.name: each.default for each in options_of(MODELS[spec.model])}
+    size = spec.model_options.get("image_size")
+    if size != defaults.get("image_size"):
+        unusual = {"image_size": size} | unusual
+    return options_text(unusual)
+
+
+def device_label(device: str, limit_bytes: int | None) -> str:
+    """The device with its limit: "arena of 7,254 MiB"."""
+    return f"{device} of {mebibytes(limit_bytes)}" if limit_bytes else device
+
+
+def status_text(status: str) -> str:
+    return status.replace("_", " ")
+
+
+def number(value: float | None) -> str:
+    return "no number" if value is None else f"{value:.3g}"
+
+
+def seconds(value: float) -> str:
+    return f"{value:,.2f}" if value >= 1 else f"{value:.3f}"
+
+
+def percent(share: float) -> str:
+    """Signed, without the sign of the unit; what rounds to nothing is +0.00."""
+    return f"{round(100 * share, 2) + 0.0:+.2f}"
+
+
+def ratio(value: float | None) -> str:
+    return cell("{:.2f}".format, value)
+
+
+def beside(text: str, jobs: int) -> str:
+    """The text of a time, marked if so many trials ran at a time that it compares to no other.
+
+    >>> beside("2.32", jobs=1), beside("4.10", jobs=2), beside(NONE, jobs=2)
+    ('2.32', '4.10†', '-')
+    """
+    return text + BESIDE if jobs > 1 and text != NONE else text
+
+
+def beside_note(jobs: int) -> str:
+    """What the mark says, where up to so many trials ran at a time."""
+    return (
+        f"{BESIDE} measured beside other trials, up to {jobs} at a time, which slow each other "
+        "down: compare no times with it; memtrade sweep --retry parallel measures it alone"
+    )

@@ -1,0 +1,87 @@
+"""Long sums, group by group: who adds fifty gradients at once holds all fifty.
+
+    x[:, 0] ─► ... ─► dx of 0 ─┐                   AddN of 8 ──┐
+    x[:, 1] ─► ... ─► dx of 1 ─┤ AddN              AddN of 8 ─ Add ──┐
+       ...                     │                   AddN of 8 ─────── Add ─► ...
+
+A Python loop over `x[:, i]` makes such a sum: of each slice a gradient as large as all of x. The
+kernel adds up what is left over by `_WIDTH` first and then that many at a time, so the groups make
+the same bits. The step as it came adds them at once, which `parts_of` tells. O(nodes).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from memtrade.tf.graft import graft
+from memtrade.tf.nodes import NodeDef
+from memtrade.tf.unroll import shapes_kept
+
+# How many inputs TensorFlow's kernel adds to its output at a time.
+_WIDTH = 8
+# Smaller parts are not worth more ops.
+_ELEMENTS = 1024
+_PARTS = "_memtrade_parts"
+
+
+def in_groups(concrete: Any, specs: Sequence[tf.TensorSpec]) -> Any:
+    """`concrete`, a function of `specs` that calls nothing, with its long sums in groups."""
+    func_graph = concrete.graph
+    long = {operation.name for operation in func_graph.get_operations() if _is_long(operation)}
+    if not long:
+        return concrete
+    graph_def = func_graph.as_graph_def()
+    made = tf.compat.v1.GraphDef(library=graph_def.library, versions=graph_def.versions)
+    for node in graph_def.node:
+        made.node.extend(_groups(node) if node.name in long else [node])
+    return graft(
+        concrete,
+        made,
+        specs,
+        results=[t.name for t in func_graph.outputs],
+        effects=[operation.name for operation in func_graph.control_outputs],
+        on_import=shapes_kept(func_graph),
+    ).get_concrete_function()  # pyright: ignore[reportFunctionMemberAccess]
+
+
+def parts_of(operation: tf.Operation) -> list[str]:
+    """What the step as it came adds at once where this op ends the sum, or nothing."""
+    parts = operation.node_def.attr.get(_PARTS)
+    return [each.decode() for each in parts.list.s] if parts is not None else []
+
+
+def _is_long(operation: tf.Operation) -> bool:
+    if operation.type != "AddN" or len(operation.inputs) <= _WIDTH + 1:
+        return False
+    elements = operation.outputs[0].shape.num_elements()
+    return operation.outputs[0].dtype.is_floating and (elements or 0) >= _ELEMENTS
+
+
+def _groups(node: NodeDef) -> list[NodeDef]:
+    parts = [each for each in node.input if not each.startswith("^")]
+    first = len(parts) % _WIDTH
+    ends = range(first if first > 1 else first + _WIDTH, len(parts) + 1, _WIDTH)
+    made: list[NodeDef] = []
+    total = ""
+    for start, end in itertools.pairwise([0, *ends]):
+        group = tf.compat.v1.NodeDef()
+        group.CopyFrom(node)
+        group.name = f"{node.name}/group{start}"
+        group.attr["N"].i = end - start
+        group.input[:] = parts[start:end]
+        made.append(group)
+        if total:
+            made.append(tf.compat.v1.NodeDef(op="AddV2", name=f"{node.name}/sum{start}"))
+            made[-1].device, made[-1].input[:] = node.device, [total, group.name]
+            made[-1].attr["T"].CopyFrom(node.attr["T"])
+        total = made[-1].name
+    made[-1].name = node.name
+    made[-1].input.extend(each for each in node.input if each.startswith("^"))
+    made[-1].attr[_PARTS].list.s.extend(
+        (each if ":" in each else f"{each}:0").encode() for each in parts
+    )
+    return made
