@@ -103,6 +103,7 @@ class GraphData(msgspec.Struct, frozen=True):
         collection: tensor ids that the model or the user named as checkpoints.
         nodes: the distinct definitions of ops, each a NodeDef without name, inputs and device, as
             bytes: what it takes to run such a kernel elsewhere.
+        functions: place in `nodes` of a call -> what it calls, a FunctionDefLibrary as bytes.
         values: tensor id -> the numbers in it, of small whole-number tensors that tracing knows
             (shapes, axes, paddings).
         gathered: tensor ids that the step as it came hands on together (`IdentityN`): Keras's
@@ -124,6 +125,7 @@ class GraphData(msgspec.Struct, frozen=True):
     loss: int
     collection: tuple[int, ...]
     nodes: tuple[bytes, ...] = ()
+    functions: dict[int, bytes] = {}
     values: dict[int, tuple[int, ...]] = {}
     gathered: tuple[tuple[int, ...], ...] = ()
     batch_first: bool = False

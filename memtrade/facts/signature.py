@@ -46,6 +46,7 @@ class Signature(msgspec.Struct, frozen=True, kw_only=True):
         op_type: "Conv2D".
         node: the definition, see `GraphData.nodes`.
         outputs: (dtype, shape) of each.
+        functions: that a call calls, see `GraphData.functions`.
     """
 
     key: str
@@ -53,6 +54,7 @@ class Signature(msgspec.Struct, frozen=True, kw_only=True):
     node: bytes
     inputs: tuple[Operand, ...]
     outputs: tuple[tuple[str, tuple[int, ...]], ...]
+    functions: bytes = b""
 
     @property
     def size_bytes(self) -> int:
@@ -71,15 +73,14 @@ class Signature(msgspec.Struct, frozen=True, kw_only=True):
 
 def signature_of(op: Op, graph: StepGraph) -> Signature | None:
     """The signature of an op that a child can run by itself; None of any other."""
-    if (
-        op.type in BODY_TYPES
-        or op.node < 0
-        or not op.outputs
-        or (op.stateful and op.type not in _DRAWING)
-    ):
+    if op.type in BODY_TYPES or op.node < 0 or not op.outputs:
+        return None
+    called = graph.data.functions.get(op.node, b"")
+    if op.stateful and op.type not in _DRAWING and not called:
         return None
     tensors = [graph.tensors[t] for t in (*op.inputs, *op.outputs)]
-    if any(t.dtype in _OPAQUE for t in tensors):
+    # A call that can be asked at all takes values in place of variables.
+    if any(t.dtype in _OPAQUE and not (called and t.dtype == "resource") for t in tensors):
         return None
     if op.type not in RESERVING_TYPES and any(t.shape is None for t in tensors):
         return None
@@ -89,7 +90,7 @@ def signature_of(op: Op, graph: StepGraph) -> Signature | None:
         Operand(graph.tensors[t].dtype, _shape(t, graph), _values(t, graph)) for t in op.inputs
     )
     outputs = tuple((graph.tensors[t].dtype, _shape(t, graph)) for t in op.outputs)
-    return make_signature(op.type, graph.data.nodes[op.node], inputs, outputs)
+    return make_signature(op.type, graph.data.nodes[op.node], inputs, outputs, called)
 
 
 def make_signature(
@@ -97,10 +98,14 @@ def make_signature(
     node: bytes,
     inputs: tuple[Operand, ...],
     outputs: tuple[tuple[str, tuple[int, ...]], ...],
+    functions: bytes = b"",
 ) -> Signature:
-    encoded = msgspec.json.encode((op_type, hashlib.sha256(node).hexdigest(), inputs, outputs))
+    definition = hashlib.sha256(node + functions).hexdigest()
+    encoded = msgspec.json.encode((op_type, definition, inputs, outputs))
     key = hashlib.sha256(encoded).hexdigest()[:20]
-    return Signature(key=key, op_type=op_type, node=node, inputs=inputs, outputs=outputs)
+    return Signature(
+        key=key, op_type=op_type, node=node, inputs=inputs, outputs=outputs, functions=functions
+    )
 
 
 def _shape(tensor: int, graph: StepGraph) -> tuple[int, ...]:

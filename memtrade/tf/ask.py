@@ -18,6 +18,7 @@ from __future__ import annotations
 import itertools
 import math
 import os
+import re
 import statistics
 import tempfile
 from collections import Counter
@@ -41,9 +42,13 @@ from memtrade.facts.asking import (
 from memtrade.facts.shipped import reuse
 from memtrade.facts.signature import Operand, Signature
 from memtrade.tf.calibrate import copies, median_seconds
+from memtrade.tf.calls import Alone, body_of, is_compiled, values_read
 from memtrade.tf.device import LocalDevice, make_device
 from memtrade.tf.kernel_log import Granted, LogLine, Output, between, read_events, requests_of
 from memtrade.tf.nodes import set_attributes
+
+# How TensorFlow begins to say what failed in a function.
+_NOISE = re.compile("Graph execution error|Detected at node|<stack traces")
 
 # Of floats, whole numbers and truth values: what an input holds. Nothing overflows, and an index
 # of 0 is always there.
@@ -93,8 +98,9 @@ class _Asker:
                 for each in group:
                     self._group([each], log)
             else:
-                reason = str(getattr(error, "message", error)).strip().splitlines()
-                self._say(Refused(group[0].key, (reason or ["it failed"])[0][:200]))
+                said = str(getattr(error, "message", error)).splitlines()
+                telling = [line for line in map(str.strip, said) if line and not _NOISE.match(line)]
+                self._say(Refused(group[0].key, (telling or ["it failed"])[0][:200]))
             return
         for answer in answers:
             self._say(answer)
@@ -230,6 +236,16 @@ def _reused(
     return tuple(found)
 
 
+def _given(signature: Signature) -> list[Operand]:
+    """The inputs, with a variable's value where the graph has its handle."""
+    if not signature.functions:
+        return list(signature.inputs)
+    read = values_read(Alone(signature.node, signature.functions))
+    return [
+        Operand(*read[i]) if i in read else operand for i, operand in enumerate(signature.inputs)
+    ]
+
+
 def _bytes(operand: Operand) -> int:
     return math.prod(operand.shape) * tf.as_dtype(operand.dtype).size
 
@@ -243,11 +259,11 @@ class _Stretches:
         self.timed: list[str] = []
         self.fillings: dict[str, tf.Tensor] = {}  # placeholder of a value -> the value
         self.wanted: dict[str, tuple[int, ...]] = {}
+        self._functions: dict[bytes, Any] = {}
 
     def add(self, name: str, signature: Signature, *, held: bool) -> None:
-        inputs = [
-            self._input(f"{name}/in{i}", operand) for i, operand in enumerate(signature.inputs)
-        ]
+        given = _given(signature)
+        inputs = [self._input(f"{name}/in{i}", operand) for i, operand in enumerate(given)]
         before = inputs
         if signature.outputs:
             # What a step's kernel writes to was in use a moment ago, and is still in the cache.
@@ -259,6 +275,8 @@ class _Stretches:
             begin.input.append(f"^{self.previous}")
         run = self.graph_def.node.add()
         run.ParseFromString(signature.node)
+        if signature.functions:
+            run.attr["f"].func.name = self._function(signature, given)
         run.name = f"{name}/run"
         run.input.extend([*inputs, f"^{begin.name}"])
         end = self._node("Timestamp", f"{name}/end")
@@ -266,12 +284,34 @@ class _Stretches:
         self.previous = end.name
         self.timed += [begin.name, end.name]
         if held:
-            for i, operand in enumerate(signature.inputs):
+            for i, operand in enumerate(given):
                 reader = self._node("Size", f"{name}/held{i}", T=operand.dtype, out_type="int32")
                 reader.input.extend([inputs[i], f"^{self.previous}"])
                 self.previous = reader.name
             for i, (_, shape) in enumerate(signature.outputs):
                 self.wanted[f"{run.name}:{i}"] = shape
+
+    def _function(self, signature: Signature, given: Sequence[Operand]) -> str:
+        """The name under which TensorFlow knows what the call calls: it learns of functions that
+        are traced, not of those in a graph that is imported into one."""
+        if signature.functions not in self._functions:
+            alone = Alone(signature.node, signature.functions)
+            names = [f"in{i}" for i in range(len(given))]
+            body = body_of(alone, names)
+
+            def called(*inputs: tf.Tensor) -> list[tf.Tensor]:
+                given_to = dict(zip(names, inputs, strict=True))
+                read = {name: t for name, t in given_to.items() if name in body.read}
+                return tf.graph_util.import_graph_def(body.graph_def, read, body.results, name="")
+
+            self._functions[signature.functions] = tf.function(
+                called,
+                input_signature=[tf.TensorSpec(each.shape, each.dtype) for each in given],
+                autograph=False,
+                jit_compile=is_compiled(alone) or None,
+                experimental_attributes={"_noinline": True},
+            ).get_concrete_function()  # pyright: ignore[reportFunctionMemberAccess]
+        return self._functions[signature.functions].name
 
     def _input(self, name: str, operand: Operand) -> str:
         if operand.values is not None:

@@ -124,13 +124,14 @@ def read_graph(
     func_graph = concrete.graph
     operations = _alive(func_graph)
     graph_def = func_graph.as_graph_def()
-    definitions = _Definitions(graph_def)
     closed_over = captures(concrete)
     batch = len(func_graph.inputs) - len(closed_over)
     held = {inner.name: (0, spec) for inner, outer in closed_over if (spec := variable_spec(outer))}
+    calls = Calls(graph_def, {name.partition(":")[0]: spec for name, (_, spec) in held.items()})
+    definitions = _Definitions(graph_def, calls)
     learned = learn_sizes(operations, graph_def.library, held)
     op_ids = {operation.name: i for i, operation in enumerate(operations)}
-    ops, tensors, tensor_ids = _read_ops(operations, op_ids, graph_def, definitions, learned)
+    ops, tensors, tensor_ids = _read_ops(operations, op_ids, graph_def, calls, definitions, learned)
     place = {id(variable.handle): i for i, variable in enumerate(laid)}
     captured = sorted(closed_over, key=lambda pair: place.get(id(pair[1]), len(place)))
 
@@ -159,7 +160,8 @@ def read_graph(
             named=loss is not None,
         ),
         collection=living(func_graph.get_collection(CHECKPOINTS)),
-        nodes=tuple(definitions.places),
+        nodes=tuple(node for node, _ in definitions.places),
+        functions=definitions.functions,
         values=_known_values(operations, tensor_ids),
         gathered=tuple(
             living(group)
@@ -175,11 +177,11 @@ def _read_ops(
     operations: Sequence[tf.Operation],
     op_ids: Mapping[str, int],
     graph_def: Any,
+    calls: Calls,
     definitions: _Definitions,
     learned: BodyBytes,
 ) -> tuple[list[Op], list[Tensor], dict[str, int]]:
     """The ops and their outputs as plain data, and the tensors' ids by name."""
-    calls = Calls(graph_def)
     meeting = meeting_nodes(graph_def)
     attrs = {
         node.name: {**_simple_attrs(node), **calls.about(node), **meeting.get(node.name, {})}
@@ -325,21 +327,30 @@ class _Definitions:
     """The distinct definitions of kernels, without what makes each node its own.
 
     Attributes:
-        places: definition -> its place, in the order of first use.
+        places: definition, and what it calls -> its place, in the order of first use.
     """
 
-    def __init__(self, graph_def: Any):
-        self.places: dict[bytes, int] = {}
+    def __init__(self, graph_def: Any, calls: Calls):
+        self.places: dict[tuple[bytes, bytes], int] = {}
         self._place_of: dict[str, int] = {}
         for node in graph_def.node:
-            if node.op in ALIAS_TYPES | CALL_TYPES | READ_TYPES | SOURCE_TYPES:
+            if node.op in ALIAS_TYPES | READ_TYPES | SOURCE_TYPES:
                 continue
-            bare = tf.compat.v1.NodeDef(op=node.op)
-            for key, value in node.attr.items():
-                if not key.startswith("_"):
-                    bare.attr[key].CopyFrom(value)
-            encoded = bare.SerializeToString(deterministic=True)
-            self._place_of[node.name] = self.places.setdefault(encoded, len(self.places))
+            if node.op in CALL_TYPES:
+                definition = calls.alone(node)
+                if definition is None:
+                    continue
+            else:
+                bare = tf.compat.v1.NodeDef(op=node.op)
+                for key, value in node.attr.items():
+                    if not key.startswith("_"):
+                        bare.attr[key].CopyFrom(value)
+                definition = bare.SerializeToString(deterministic=True), b""
+            self._place_of[node.name] = self.places.setdefault(definition, len(self.places))
+
+    @property
+    def functions(self) -> dict[int, bytes]:
+        return {place: called for (_, called), place in self.places.items() if called}
 
     def place_of(self, name: str) -> int:
         return self._place_of.get(name, -1)

@@ -1,15 +1,22 @@
 """Kernels of real steps, asked: what they say is what the allocator counts when the step runs."""
 
+# TensorFlow's own annotations say less than its functions take.
+# pyright: reportOperatorIssue=false
+
 from __future__ import annotations
 
 import os
 
 import pytest
+import tensorflow as tf
 
+from memtrade.facts.signature import signature_of
 from memtrade.facts.surroundings import ONEDNN
+from memtrade.graph import CALL_TYPES
 from memtrade.measure.here import here_target, learned_target
 from memtrade.measure.protocol import TrialSpec
 from memtrade.measure.trial import run_child
+from memtrade.tf.extract import trace
 from memtrade.tf.kernel_log import (
     Granted,
     Other,
@@ -19,6 +26,8 @@ from memtrade.tf.kernel_log import (
     read_events,
     requests_of,
 )
+from memtrade.tf.step import TrainStep
+from tests.tf.test_extract import step_of
 
 RESNET = {"layers": 18, "image_size": 64, "num_classes": 10, "batch_size": 4}
 
@@ -103,3 +112,49 @@ def small_graph():
 
     step = make_step(make_model("resnet", RESNET), optimizer="sgd", learning_rate=0.1)
     return trace(step).graph
+
+
+def with_a_compiled_convolution(kernel: tf.Variable) -> TrainStep:
+    """Convolutions in groups as Keras has them where there is no GPU, reading their variable."""
+
+    @tf.function(jit_compile=True)
+    def convolve(x):
+        return tf.nn.convolution(x, kernel, padding="SAME")
+
+    @tf.function
+    def train_step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(convolve(tf.sin(x)) ** 2)
+        (gradient,) = tape.gradient(loss, [kernel])
+        kernel.assign_sub(0.1 * gradient)
+        return loss
+
+    return step_of(train_step, tf.TensorSpec([8, 32, 32, 8]))
+
+
+def test_what_a_call_is_does_not_depend_on_the_tracing():
+    kernel = tf.Variable(tf.ones([3, 3, 2, 8]))
+    graphs = [trace(with_a_compiled_convolution(kernel)).graph for _ in range(2)]
+    ops = [[op for op in graph.ops if op.type in CALL_TYPES] for graph in graphs]
+    signed = [
+        [signature_of(op, graph) for op in calls] for calls, graph in zip(ops, graphs, strict=True)
+    ]
+    assert len(signed[0]) == 2
+    assert None not in signed[0]
+    assert signed[0] == signed[1]
+
+
+@pytest.mark.usefixtures("asking")
+def test_a_compiled_call_is_asked_like_any_kernel():
+    """XLA's requests, in its order: outputs, and then the room that it works in."""
+    graph = trace(with_a_compiled_convolution(tf.Variable(tf.ones([3, 3, 2, 8])))).graph
+    target = learned_target(here_target("arena"), [graph])
+    for op in (op for op in graph.ops if op.type in CALL_TYPES):
+        fact = target.facts.of(op, graph)
+        assert fact.source == "asked"
+        made = [request for request in fact.requests if request.output >= 0]
+        sizes = [graph.tensors[t].size_bytes for t in op.outputs]
+        assert sorted(each.output for each in made) == list(range(len(sizes)))
+        assert all(each.size_bytes == sizes[each.output] for each in made)
+        assert fact.requests[: len(made)] == tuple(made)
+        assert fact.seconds is not None

@@ -118,6 +118,7 @@ class _Unrolled:
                 loss=len(self.tensors) - 1,
                 collection=(),
                 nodes=own.data.nodes,
+                functions=own.data.functions,
                 values=self.values,
             )
         )

@@ -144,6 +144,7 @@ class _Builder:
                 loss=loss,
                 collection=tuple(new[t] for t in data.collection if t in new),
                 nodes=data.nodes,
+                functions=data.functions,
                 values={new[t]: known for t, known in data.values.items() if t in new},
             )
         )
