@@ -15,6 +15,7 @@ whether the whole is better is decided by simulating both programs.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -100,21 +101,23 @@ class _Trial:
         return peak
 
     def reservations(self, limit_bytes: int, most_bytes: int, at_most: int) -> Iterator[Reserved]:
-        """For peaks up to `most_bytes`, in the state that the first step leaves behind, for each of
-        `SHARES`. None where not even what persists has room."""
+        """For peaks up to `most_bytes`, for each of `SHARES`: in the state that the first step leaves
+        behind, and where variables move from step to step, in the one that it finds, too. None
+        where not even what persists has room."""
         walk = self.begin(ROOMY_BYTES, {})
         try:
             start = self.begin(limit_bytes, {})
         except ArenaOutOfMemoryError:
             return
+        begun = [(start, record(walk))] if steps_of(self.program) > 2 else []
         further = start.fork(start.program, allocator_of(start).fork(), self.lag)
         with contextlib.suppress(ArenaOutOfMemoryError):
             further.step()
             walk.step()
             start = further
-        events = record(walk)
-        for shares in SHARES:
-            found = Placement(events, start, most_bytes, shares, at_most).run()
+        begun.insert(0, (start, record(walk)))
+        for (state, events), shares in itertools.product(begun, SHARES):
+            found = Placement(events, state, most_bytes, shares, at_most).run()
             yield {self.program.rows[row].action: sizes for row, sizes in found.items()}
 
 

@@ -11,8 +11,8 @@ kernel hands on is one, with its address:
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import NamedTuple
 
 _LINE = re.compile(
@@ -79,29 +79,55 @@ def between(events: list[LogLine], first: str, last: str) -> list[LogLine]:
 def requests_of(events: list[LogLine], kernel: str) -> list[tuple[int, int]]:
     """(bytes, output or -1 for scratch) of each request, in order.
 
-    Scratch counts as held until the kernel ends. Where one piece was given back before another
-    was asked for, the sum of all would be more than the kernel ever held: then the scratch is one
-    piece of what was held beyond the outputs at most. What is given back that the kernel never
-    asked for was another's.
+    Scratch counts as held until the kernel ends, and what was given back serves what is asked for
+    next. Where that would still be more than the kernel ever held, the scratch is one piece of what
+    was held beyond the outputs at most. What is given back that the kernel never asked for was
+    another's.
     """
     outputs = {e.address: e.slot for e in events if isinstance(e, Output) and e.kernel == kernel}
     outputs.pop(0, None)
-    made: list[tuple[int, int]] = []
-    own: Counter[int] = Counter()
+    made: list[_Piece] = []
     held = most = 0
     for event in events:
         if isinstance(event, Granted):
-            slot = outputs.get(event.address, -1)
-            made = [(size, -1 if slot >= 0 and other == slot else other) for size, other in made]
-            made.append((event.size_bytes, slot))
-            own[event.size_bytes] += 1
+            _take(made, event.size_bytes, outputs.get(event.address, -1))
             held += event.size_bytes
             most = max(most, held)
-        elif isinstance(event, Returned) and own[event.size_bytes]:
-            own[event.size_bytes] -= 1
-            held -= event.size_bytes
-    if sum(size for size, _ in made) == most:
-        return made
-    kept = [(size, slot) for size, slot in made if slot >= 0]
-    scratch = most - sum(size for size, _ in kept)
-    return [(scratch, -1), *kept] if scratch > 0 else kept
+        elif isinstance(event, Returned):
+            piece = next((p for p in made if p.held_bytes == event.size_bytes), None)
+            if piece is not None:
+                piece.held_bytes = 0
+                held -= event.size_bytes
+    requests = [(piece.size_bytes, piece.slot) for piece in made]
+    kept = sum(size for size, slot in requests if slot >= 0)
+    if sum(size for size, _ in requests) <= most:
+        return requests
+    first = next(i for i, (_, slot) in enumerate(requests) if slot < 0)
+    scratch = [(most - kept, -1)] if most > kept else []
+    return requests[:first] + scratch + [each for each in requests[first:] if each[1] >= 0]
+
+
+@dataclass
+class _Piece:
+    """Memory that a kernel asked for: its largest request, and what of it is not given back."""
+
+    size_bytes: int
+    slot: int
+    held_bytes: int
+
+
+def _take(made: list[_Piece], size_bytes: int, slot: int) -> None:
+    """A request: for an output, or for scratch, which may lie where scratch lay before."""
+    if slot >= 0:
+        for earlier in made:  # of what became the same output, only the last one is it
+            earlier.slot = -1 if earlier.slot == slot else earlier.slot
+        made.append(_Piece(size_bytes, slot, size_bytes))
+        return
+    free = sorted((p for p in made if p.slot < 0 and not p.held_bytes), key=lambda p: p.size_bytes)
+    large_enough = [piece for piece in free if piece.size_bytes >= size_bytes]
+    if free:
+        piece = (large_enough or free[-1:])[0]
+        piece.size_bytes = max(piece.size_bytes, size_bytes)
+        piece.held_bytes = size_bytes
+    else:
+        made.append(_Piece(size_bytes, -1, size_bytes))
