@@ -101,8 +101,8 @@ class _Trial:
         return peak
 
     def reservations(self, limit_bytes: int, most_bytes: int, at_most: int) -> Iterator[Reserved]:
-        """For peaks up to `most_bytes`, for each of `SHARES`: in the state that the first step leaves
-        behind, and where variables move from step to step, in the one that it finds, too. None
+        """For peaks up to `most_bytes`, for each of `SHARES`, in the state that the first step
+        leaves behind; where variables move from step to step, in the one that it finds, too. None
         where not even what persists has room."""
         walk = self.begin(ROOMY_BYTES, {})
         try:

@@ -127,7 +127,7 @@ class Walk:
         return self._handle
 
     def persist(self) -> None:
-        """Puts variables, batch and constants into the arena, in that order, or the batch first.
+        """Puts variables, batch and constants into the arena, in the order they were made in.
 
         Raises ArenaOutOfMemoryError where they do not fit.
         """
@@ -135,11 +135,14 @@ class Walk:
         if self.linker.margin_bytes:
             self._always("set aside", self.linker.margin_bytes)
         aside_bytes = self.allocator.bytes_in_use
-        if graph.data.batch_first:
-            self._batch_lies()
-        self._variables_lie()
-        if not graph.data.batch_first:
-            self._batch_lies()
+        data = graph.data
+        behind = [*data.behind, *[len(data.captures)] * len(data.inputs)]
+        for place in range(len(data.captures) + 1):
+            for i, t in enumerate(data.inputs):
+                if min(behind[i], len(data.captures)) == place:
+                    self._input_lies(t)
+            if place < len(data.captures):
+                self._capture_lies(data.captures[place], data.capture_bytes[place])
         self.given_bytes = self.allocator.bytes_in_use - aside_bytes
         for op in graph.ops:
             if op.type == "Const":
@@ -153,30 +156,29 @@ class Walk:
         self.persistent_bytes = self.allocator.bytes_in_use
         self.peak = Peak(self.persistent_bytes, -1, len(self._handle))
 
-    def _variables_lie(self) -> None:
-        """Variables and captured constants."""
-        graph, allocator = self.linker.graph, self.allocator
-        for t, size in zip(graph.data.captures, graph.data.capture_bytes, strict=True):
-            if graph.tensors[t].dtype != "resource":
-                self.sources[t] = self._always("constants", size)
-                continue
-            # As tf.Variable(stateless_random(shape, seed)) does it.
-            while_made = [allocator.allocate(SHAPE_BYTES), allocator.allocate(SEED_BYTES)]
-            self.variables[t] = self._always("variables", size, references=1)
-            for handle in while_made:
-                allocator.free(handle)
-            self._always("variables", HANDLE_BYTES)
+    def _capture_lies(self, t: int, size: int) -> None:
+        """A variable or a captured constant."""
+        if self.linker.graph.tensors[t].dtype != "resource":
+            self.sources[t] = self._always("constants", size)
+            return
+        self.variables[t] = self._made("variables", size, references=1)
+        self._always("variables", HANDLE_BYTES)
 
-    def _batch_lies(self) -> None:
-        graph, allocator = self.linker.graph, self.allocator
-        for t in graph.data.inputs:
-            if t in graph.data.repeated:
-                self.sources[t] = self.sources[graph.data.repeated[t]]
-                continue
-            while_made = [allocator.allocate(SHAPE_BYTES), allocator.allocate(SEED_BYTES)]
-            self.sources[t] = self._always("batch", graph.tensors[t].size_bytes)
-            for handle in while_made:
-                allocator.free(handle)
+    def _input_lies(self, t: int) -> None:
+        data = self.linker.graph.data
+        if t in data.repeated:
+            self.sources[t] = self.sources[data.repeated[t]]
+        else:
+            self.sources[t] = self._made("batch", self.linker.graph.tensors[t].size_bytes)
+
+    def _made(self, group: str, size: int, *, references: int = _FOREVER) -> int:
+        """As tf.Variable(stateless_random(shape, seed)) does it."""
+        allocator = self.allocator
+        while_made = [allocator.allocate(SHAPE_BYTES), allocator.allocate(SEED_BYTES)]
+        buffer = self._always(group, size, references=references)
+        for handle in while_made:
+            allocator.free(handle)
+        return buffer
 
     def _always(self, group: str, size: int, *, references: int = _FOREVER) -> int:
         buffer = self._new(size, references, -1)

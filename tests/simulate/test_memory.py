@@ -283,8 +283,8 @@ def test_a_batch_that_was_made_first_lies_where_the_variables_else_would():
         graph.data, tensors=tensors, captures=(handle,), capture_bytes=(MIB,)
     )
     places = []
-    for first in (False, True):
-        made = StepGraph(msgspec.structs.replace(data, batch_first=first))
+    for behind in ((), (0,)):
+        made = StepGraph(msgspec.structs.replace(data, behind=behind))
         simulator = Simulator(made, ARENA)
         walk = Walk(simulator.linker, simulator.link([]), simulator.allocator(), None)
         walk.persist()
