@@ -163,22 +163,6 @@ class BfcAllocator:
         self._size_at: dict[int, int] = {}  # address -> size of a free chunk
         self._start_of: dict[int, int] = {}  # end address -> address of a free chunk
 
-    @classmethod
-    def one_region(cls, limit_bytes: int, *, sub_allocator: SubAllocator | None = None) -> Self:
-        """An arena that was grown to its whole limit in advance, and is empty again.
-
-        Models a fresh process whose first use of the arena is
-        ``tf.raw_ops.Empty(shape=[limit_bytes - 2 * MIB], dtype=tf.uint8)``, dropped at once. The
-        op's shape, a 4-byte tensor, opens the usual first region of 2 MiB; the rest of the limit
-        becomes one region. (For a device that really has one region: ``allow_growth=False``.)
-        """
-        arena = cls(limit_bytes, sub_allocator=sub_allocator)
-        shape = arena.allocate(4)
-        arena.free(arena.allocate(arena.growable_bytes))
-        arena.free(shape)
-        arena.reset_peak()
-        return arena
-
     def fork(self) -> Self:
         """Another allocator in the same state. Both share a `sub_allocator` that was given."""
         made = copy.copy(self)

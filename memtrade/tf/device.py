@@ -61,7 +61,7 @@ class LocalDevice(ABC):
 
 
 class Arena(LocalDevice):
-    """The CPU with a BFC allocator that starts as one region, as a GPU's does."""
+    """The CPU with a BFC allocator of one region, as a GPU's."""
 
     def __init__(self, limit_bytes: int):
         super().__init__("CPU:0", limit_bytes)
@@ -77,7 +77,7 @@ class Arena(LocalDevice):
                 f"the arena needs at least 3MiB, not {self.limit_bytes} bytes: "
                 "give a larger --memory-limit"
             )
-        # The first allocation opens a region of 2 MiB, this one the other that holds the rest.
+        take_whole(self.limit_bytes)
         # Its pages are not touched, so they cost nothing yet.
         whole = tf.raw_ops.Empty(shape=[rows, MIB], dtype=tf.uint8, init=False)
         if tf.config.experimental.get_memory_info(self.name)["current"] < rows * MIB:
@@ -150,6 +150,20 @@ class GpuDevice(LocalDevice):
 
     def resident_bytes(self) -> int:
         return 0
+
+
+def take_whole(limit_bytes: int) -> None:
+    """Has TensorFlow's CPU allocator take all that it may as its first request, and frees it again.
+
+    It then is one region; else the first small tensor opens one of 2 MiB, in which tensors of some
+    hundred kilobytes are padded as chance has it. The op has its shape as an attribute: any tensor
+    of a shape would be the first request.
+    """
+    with tf.Graph().as_default() as graph:
+        whole = tf.raw_ops.TemporaryVariable(shape=[limit_bytes], dtype=tf.uint8, var_name="whole")
+        freed = tf.raw_ops.DestroyTemporaryVariable(ref=whole, var_name="whole")
+    with tf.compat.v1.Session(graph=graph) as session:
+        session.run(freed.op)
 
 
 def make_device(name: str, limit_bytes: int) -> LocalDevice:
