@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from memtrade.costs import op_cost
 from memtrade.devices import Device, load_device
@@ -21,6 +22,21 @@ from memtrade.plan import Order
 
 # The name of the device on a machine without a GPU: TensorFlow's CPU allocator with a hard limit.
 ARENA = "arena"
+
+
+class Places(NamedTuple):
+    """What lies in the arena before the first step, as offsets in its region: a step's own layers
+    may have left holes among the variables, which nothing but the allocator knows.
+
+    Attributes:
+        free: (offset, bytes) of each free piece; the last one ends with the region.
+        captures, inputs: where the variables that the step captures lie, and its batch, in the
+            order of the graph; -1 for what has no place yet, or no bytes.
+    """
+
+    free: tuple[tuple[int, int], ...]
+    captures: tuple[int, ...]
+    inputs: tuple[int, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +51,7 @@ class Target:
         limit_bytes: the most that the allocator gives.
         here: the device of this machine that it stands for, "arena" or "gpu:N"; "" for a profile.
         margin_bytes: set aside for what a step was seen to take and nothing explains.
+        places: what lies there already; None where variables and batch lie one after the other.
     """
 
     device: Device
@@ -43,6 +60,7 @@ class Target:
     limit_bytes: int
     here: str = ""
     margin_bytes: int = 0
+    places: Places | None = None
 
     @property
     def copies_in_line(self) -> bool:

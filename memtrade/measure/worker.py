@@ -11,7 +11,6 @@ import contextlib
 import os
 import re
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -62,6 +61,7 @@ from memtrade.tf.construction import AS_USUAL, Construction
 from memtrade.tf.device import LocalDevice, make_device
 from memtrade.tf.extract import Trace, inspected, trace
 from memtrade.tf.native import make_native_step
+from memtrade.tf.places import places_of
 from memtrade.tf.rewrite import apply_plan
 from memtrade.tf.split import split_step
 from memtrade.tf.step import TrainStep
@@ -98,7 +98,7 @@ class _Prepared:
     """A step that is ready to be run, and how long it took: see `Measured`."""
 
     step: StepFunction
-    make_batch: Callable[[], tuple[tf.Tensor, ...]]
+    batch: tuple[tf.Tensor, ...]
     trace_seconds: float
     plan_seconds: float = 0.0
     rewrite_seconds: float = 0.0
@@ -242,12 +242,19 @@ class _Worker:
         options = self._native_options()
         if options is not None:
             native = self._make_native_step(options)
-            return _Prepared(native.function, native.make_batch, time.perf_counter() - started)
+            return _Prepared(native.function, native.make_batch(), time.perf_counter() - started)
         traced = self._trace()
-        return self._planned(traced, self._target(traced), device, time.perf_counter() - started)
+        batch = traced.step.make_batch()
+        target = self._target(traced).replace(places=places_of(traced, batch, device))
+        return self._planned(traced, batch, target, device, time.perf_counter() - started)
 
     def _planned(
-        self, traced: Trace, target: Target, device: LocalDevice, trace_seconds: float
+        self,
+        traced: Trace,
+        batch: tuple[tf.Tensor, ...],
+        target: Target,
+        device: LocalDevice,
+        trace_seconds: float,
     ) -> _Prepared:
         """Plans, predicts and rewrites."""
         started = time.perf_counter()
@@ -260,7 +267,7 @@ class _Worker:
         step = self._rewrite(traced, plan, device)
         return _Prepared(
             step,
-            traced.step.make_batch,
+            batch,
             trace_seconds,
             planned_at - started,
             time.perf_counter() - simulated_at,
@@ -272,11 +279,11 @@ class _Worker:
         idle_bytes = process.memory_info().rss
         before_bytes = device.in_use_bytes()
         prepared = self._prepare(device)
-        batch, done, in_use = prepared.make_batch(), [], []
+        done, in_use = [], []
         ready_bytes = device.in_use_bytes()
         for correction in range(CORRECTIONS + 1):
             try:
-                done, in_use = self._run(prepared, batch, device)
+                done, in_use = self._run(prepared, device)
                 break
             except _OverBudgetError as over:
                 prepared = self._better(prepared, over, device, last=correction == CORRECTIONS)
@@ -293,9 +300,7 @@ class _Worker:
         )
         self._say(Done(measured))
 
-    def _run(
-        self, prepared: _Prepared, batch: tuple[tf.Tensor, ...], device: LocalDevice
-    ) -> tuple[list[StepDone], list[int]]:
+    def _run(self, prepared: _Prepared, device: LocalDevice) -> tuple[list[StepDone], list[int]]:
         """All steps, and the bytes in use after each. Raises _OverBudgetError as soon as one takes
         more than the budget."""
         options = make_options(self.spec.strategy, self.spec.strategy_options)
@@ -306,7 +311,7 @@ class _Worker:
             self._say(Progress.of_step(i, warmup=self.spec.warmup, steps=self.spec.steps))
             device.reset_peak()
             begin = time.perf_counter()
-            loss = float(prepared.step(*batch))
+            loss = float(prepared.step(*prepared.batch))
             seconds = time.perf_counter() - begin
             done.append(StepDone(seconds, device.peak_bytes(), loss))
             in_use.append(device.in_use_bytes())
@@ -340,7 +345,8 @@ class _Worker:
                 remedy=correction.remedy,
             )
         )
-        return self._planned(traced, correction.target, device, prepared.trace_seconds)
+        batch, target = prepared.batch, correction.target
+        return self._planned(traced, batch, target, device, prepared.trace_seconds)
 
     def _verify(self, device: LocalDevice) -> None:
         # On the CPU, rewritten steps equal the original to the bit.

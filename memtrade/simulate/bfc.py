@@ -43,7 +43,7 @@ from __future__ import annotations
 import copy
 import struct
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple, Self
 
 from memtrade.errors import MemtradeError
@@ -162,6 +162,31 @@ class BfcAllocator:
         self._free: list[int] = []  # sorted keys of the free chunks
         self._size_at: dict[int, int] = {}  # address -> size of a free chunk
         self._start_of: dict[int, int] = {}  # end address -> address of a free chunk
+
+    def occupy(self, held: Iterable[tuple[int, int]], free: Iterable[tuple[int, int]]) -> int:
+        """Begin with what another allocator of one region holds. Of a fresh one only.
+
+        Args:
+            held: (offset in the region, bytes) of chunks that may be given back; all that is
+                neither of these nor free is in use for good.
+            free: (offset, bytes) of the free chunks.
+
+        Returns
+        -------
+        Where the region begins.
+        """
+        self._extend(self.growable_bytes)
+        ((start, size),) = self._regions
+        self._free, self._size_at, self._start_of = [], {}, {}
+        for offset, num_bytes in free:
+            address = start + offset
+            self._size_at[address] = num_bytes
+            self._start_of[address + num_bytes] = address
+            insort(self._free, (num_bytes << _SIZE_SHIFT) + address)
+        self._live = {start + offset: num_bytes for offset, num_bytes in held}
+        self._bytes_in_use = size - sum(self._size_at.values())
+        self._peak_bytes_in_use = self._bytes_in_use
+        return start
 
     def fork(self) -> Self:
         """Another allocator in the same state. Both share a `sub_allocator` that was given."""

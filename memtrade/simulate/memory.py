@@ -23,6 +23,7 @@ along the same order is an approximation; for a plan without actions it follows
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from functools import cached_property
 from typing import NamedTuple
@@ -31,7 +32,7 @@ import msgspec
 
 from memtrade.graph import StepGraph
 from memtrade.plan import Action, Plan
-from memtrade.simulate.bfc import ArenaOutOfMemoryError, BfcAllocator
+from memtrade.simulate.bfc import ArenaOutOfMemoryError, BfcAllocator, round_up
 from memtrade.simulate.live import Laid, laid, live_rows
 from memtrade.simulate.program import Code, Linker, Program
 from memtrade.simulate.unplanned import executor_order, merged_tensors
@@ -43,6 +44,9 @@ ROOMY_BYTES = 1 << 42
 
 # How many steps are simulated: later ones are like one of these.
 _STEPS, _MOVING_STEPS = 2, 6
+
+# Between two tensors may lie this much of handles and small constants.
+_HANDLES_BYTES = 2048
 
 
 class OutOfMemory(msgspec.Struct, frozen=True):
@@ -219,10 +223,34 @@ class Simulator:
         if key not in self._started:
             arena = self.allocator(key)
             walk = Walk(self.linker, program, arena)
-            walk.persist()
+            walk.persist(self._occupy(arena))
             self._started[key] = walk, arena
         walk, arena = self._started[key]
         return walk.fork(program, arena.fork(), lag)
+
+    def _occupy(self, arena: BfcAllocator) -> dict[int, int]:
+        """Has the arena hold what the target says that it does. Tensor id -> address of what lies
+        there already.
+
+        Raises ArenaOutOfMemoryError where it does not fit.
+        """
+        places, data = self.target.places, self.graph.data
+        if places is None:
+            return {}
+        *pieces, (tail, _) = places.free
+        if tail >= arena.growable_bytes:
+            arena.allocate(tail)  # which fails
+        at = dict(zip(data.captures + data.inputs, places.captures + places.inputs, strict=True))
+        sizes = dict(zip(data.captures, data.capture_bytes, strict=True))
+        sizes |= {t: self.graph.tensors[t].size_bytes for t in data.inputs}
+        known = {t: offset for t, offset in at.items() if offset >= 0}
+        starts = sorted({*known.values(), *(offset for offset, _ in places.free)})
+        held = []
+        for t, offset in known.items():
+            behind = starts[bisect_right(starts, offset)] - offset
+            held.append((offset, _chunk_bytes(round_up(sizes[t]), behind)))
+        start = arena.occupy(held, [*pieces, (tail, arena.growable_bytes - tail)])
+        return {t: start + offset for t, offset in known.items()}
 
     def allocator(self, limit_bytes: int | None = None) -> BfcAllocator:
         """The target's, fresh: of one region, as a GPU's is, and as the arena is started."""
@@ -260,6 +288,13 @@ class Simulator:
         if action.kind == "reserve":
             return "reserve"
         return f"{action.kind.replace('_', ' ')} {self.graph.label(action.id)}"
+
+
+def _chunk_bytes(asked: int, behind: int) -> int:
+    """Of a chunk that so much was asked for, where the next one that is known lies so far behind
+    its start: between the two is its padding, or what nobody knows of, such as handles."""
+    is_padding = _HANDLES_BYTES < behind - asked < asked
+    return behind if is_padding else asked
 
 
 def steps_of(program: Program) -> int:

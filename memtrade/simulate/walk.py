@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import heapq
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import NamedTuple, Protocol, Self
 
 import msgspec
@@ -100,6 +101,7 @@ class Walk:
         self._handle, self.sizes, self.refs = [0], [0], [_FOREVER]
         self._owner, self._died = [-1], [math.inf]
         self.variables: dict[int, int] = {}
+        self._lies: Mapping[int, int] = {}
         self.sources = [0] * len(linker.sizes)
         self._buffer_of: list[int] = []  # version -> buffer, of the step that is walked
         self._passing: list[int] = []  # buffers that go when the row has run
@@ -126,15 +128,19 @@ class Walk:
         """Where each buffer lies, or lay; 0 for what never had a place."""
         return self._handle
 
-    def persist(self) -> None:
+    def persist(self, lies: Mapping[int, int] = MappingProxyType({})) -> None:
         """Puts variables, batch and constants into the arena, in that order.
+
+        Args:
+            lies: tensor id -> address, of what lies there already.
 
         Raises ArenaOutOfMemoryError where they do not fit.
         """
-        graph = self.linker.graph
+        graph, self._lies = self.linker.graph, lies
+        there_bytes = self.allocator.bytes_in_use
         if self.linker.margin_bytes:
             self._always("set aside", self.linker.margin_bytes)
-        aside_bytes = self.allocator.bytes_in_use
+        aside_bytes = self.allocator.bytes_in_use - there_bytes
         for t, size in zip(graph.data.captures, graph.data.capture_bytes, strict=True):
             self._capture_lies(t, size)
         for t in graph.data.inputs:
@@ -155,21 +161,31 @@ class Walk:
     def _capture_lies(self, t: int, size: int) -> None:
         """A variable or a captured constant."""
         if self.linker.graph.tensors[t].dtype != "resource":
-            self.sources[t] = self._always("constants", size)
+            lies = t in self._lies
+            self.sources[t] = (
+                self._made("constants", t, size) if lies else self._always("constants", size)
+            )
             return
-        self.variables[t] = self._made("variables", size, references=1)
-        self._always("variables", HANDLE_BYTES)
+        self.variables[t] = self._made("variables", t, size, references=1)
+        if t not in self._lies:
+            self._always("variables", HANDLE_BYTES)
 
     def _input_lies(self, t: int) -> None:
         data = self.linker.graph.data
         if t in data.repeated:
             self.sources[t] = self.sources[data.repeated[t]]
         else:
-            self.sources[t] = self._made("batch", self.linker.graph.tensors[t].size_bytes)
+            self.sources[t] = self._made("batch", t, self.linker.graph.tensors[t].size_bytes)
 
-    def _made(self, group: str, size: int, *, references: int = _FOREVER) -> int:
-        """As tf.Variable(stateless_random(shape, seed)) does it."""
+    def _made(self, group: str, t: int, size: int, *, references: int = _FOREVER) -> int:
+        """A variable or an input: where it lies, or as tf.Variable(stateless_random(shape, seed))
+        makes it."""
         allocator = self.allocator
+        if t in self._lies:
+            self._handle.append(self._lies[t])
+            buffer = self._note(size, references, -1)
+            self._groups[group].append(buffer)
+            return buffer
         while_made = [allocator.allocate(SHAPE_BYTES), allocator.allocate(SEED_BYTES)]
         buffer = self._always(group, size, references=references)
         for handle in while_made:
@@ -195,6 +211,10 @@ class Walk:
                 end, buffer = heapq.heappop(self._leaving)
                 self.waits.append((self.program.rows[self.row].action, end))
                 self._release(buffer)
+        return self._note(size, references, owner)
+
+    def _note(self, size: int, references: int, owner: int) -> int:
+        """The number of the buffer whose handle came last."""
         self.sizes.append(size)
         self.refs.append(references)
         self._owner.append(owner)

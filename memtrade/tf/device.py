@@ -10,6 +10,8 @@ from __future__ import annotations
 import ctypes
 import ctypes.util
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -18,6 +20,7 @@ from memtrade.errors import MemtradeError
 from memtrade.tf.swap import DeviceCopyTransfer, HostTransfer, SerializeTransfer
 
 MIB = 1 << 20
+_GRAIN = 256  # bytes of the allocator's smallest chunk
 
 
 class LocalDevice(ABC):
@@ -65,7 +68,7 @@ class Arena(LocalDevice):
 
     def __init__(self, limit_bytes: int):
         super().__init__("CPU:0", limit_bytes)
-        self._start_address = 0
+        self._region_start = 0
         self._region_bytes = 0
 
     def start(self) -> None:
@@ -77,7 +80,8 @@ class Arena(LocalDevice):
                 f"the arena needs at least 3MiB, not {self.limit_bytes} bytes: "
                 "give a larger --memory-limit"
             )
-        take_whole(self.limit_bytes)
+        self._region_bytes = self.limit_bytes // MIB * MIB
+        take_whole(self._region_bytes)
         # Its pages are not touched, so they cost nothing yet.
         whole = tf.raw_ops.Empty(shape=[rows, MIB], dtype=tf.uint8, init=False)
         if tf.config.experimental.get_memory_info(self.name)["current"] < rows * MIB:
@@ -85,8 +89,8 @@ class Arena(LocalDevice):
                 "the arena is off: TF_CPU_ALLOCATOR_USE_BFC and TF_CPU_BFC_MEM_LIMIT_IN_MB must be "
                 "set before TensorFlow is imported; `memtrade run` does so for its child"
             )
-        self._start_address = np.asarray(whole).__array_interface__["data"][0]
-        self._region_bytes = rows * MIB
+        # Before it lies its shape, the first tensor.
+        self._region_start = np.asarray(whole).__array_interface__["data"][0] - _GRAIN
         del whole
         self.reset_peak()
 
@@ -110,10 +114,40 @@ class Arena(LocalDevice):
     def transfer(self) -> HostTransfer:
         return SerializeTransfer()
 
+    def offset(self, tensor: tf.Tensor) -> int:
+        """Where a tensor lies in the region."""
+        buffer: Any = tf.bitcast(tensor, tf.uint16) if tensor.dtype == tf.bfloat16 else tensor
+        return np.asarray(memoryview(buffer)).ctypes.data - self._region_start
+
+    def free_pieces(self) -> list[tuple[int, int]]:
+        """(offset in the region, bytes) of each free piece of the allocator's, by asking for them.
+
+        A request gets the smallest piece that holds it, whole if that is less than twice as large;
+        so requests that halve find each piece, and the bytes in use tell how large it is. The last
+        piece, which ends with the region, is known by its place and never taken for good.
+
+        Raises tf.errors.ResourceExhaustedError where that one is not half of what is free.
+        """
+        half = (self._region_bytes - self.in_use_bytes()) // (2 * _GRAIN)
+        grains = [half, *(1 << k for k in reversed(range(half.bit_length())))]
+        # The shapes are tensors themselves. They are made first, and given back last.
+        shapes = [tf.constant([each, _GRAIN]) for each in grains]
+        pieces, taken = [(self.offset(shape), _GRAIN) for shape in shapes], []
+        tail = self.offset(_empty(shapes[0]))
+        for shape in shapes[1:]:
+            before = self.in_use_bytes()
+            while self.offset(piece := _empty(shape)) < tail:
+                taken.append(piece)
+                pieces.append((self.offset(piece), self.in_use_bytes() - before))
+                before = self.in_use_bytes()
+            del piece
+        pieces.append((tail, self._region_bytes - tail))
+        return _merged(pieces)
+
     def resident_bytes(self) -> int:
         """Touched pages of the region, by mincore(2)."""
         page = 4096
-        start = self._start_address // page * page
+        start = self._region_start // page * page
         pages = (self._region_bytes + page - 1) // page
         resident = (ctypes.c_ubyte * pages)()
         libc = ctypes.CDLL(ctypes.util.find_library("c"), use_errno=True)
@@ -150,6 +184,21 @@ class GpuDevice(LocalDevice):
 
     def resident_bytes(self) -> int:
         return 0
+
+
+def _empty(shape: tf.Tensor) -> tf.Tensor:
+    return tf.raw_ops.Empty(shape=shape, dtype=tf.uint8, init=False)
+
+
+def _merged(pieces: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """With neighbours as one."""
+    made: list[tuple[int, int]] = []
+    for start, size in sorted(pieces):
+        if made and sum(made[-1]) == start:
+            made[-1] = (made[-1][0], made[-1][1] + size)
+        else:
+            made.append((start, size))
+    return made
 
 
 def take_whole(limit_bytes: int) -> None:
