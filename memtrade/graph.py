@@ -108,6 +108,8 @@ class GraphData(msgspec.Struct, frozen=True):
             (shapes, axes, paddings).
         gathered: tensor ids that the step as it came hands on together (`IdentityN`): Keras's
             optimizers do so with all gradients. Rewritten steps do not wait for the last of them.
+        behind: for each input, how many captures lie before it, because they were made before; all
+            of them, where it does not say.
         repeated: inputs that are the same tensor as an input before them -> that one.
         sized: how tensors' sizes are known that tracing does not size: "bound" or "trip count".
         unsized: names of the tensors whose sizes nothing tells, and that so count as nothing.
@@ -127,6 +129,7 @@ class GraphData(msgspec.Struct, frozen=True):
     functions: dict[int, bytes] = {}
     values: dict[int, tuple[int, ...]] = {}
     gathered: tuple[tuple[int, ...], ...] = ()
+    behind: tuple[int, ...] = ()
     repeated: dict[int, int] = {}
     sized: dict[int, str] = {}
     unsized: tuple[str, ...] = ()

@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from memtrade.costs import op_cost
 from memtrade.devices import Device, load_device
@@ -23,13 +23,18 @@ from memtrade.plan import Order
 # The name of the device on a machine without a GPU: TensorFlow's CPU allocator with a hard limit.
 ARENA = "arena"
 
+# How an allocator gets its memory: "one_region" as memtrade's worker starts the arena, "grown" as
+# TensorFlow does by default on the CPU, "device" as on a GPU: the whole limit at once.
+AllocatorKind = Literal["one_region", "grown", "device"]
+
 
 class Places(NamedTuple):
-    """What lies in the arena before the first step, as offsets in its region: a step's own layers
-    may have left holes among the variables, which nothing but the allocator knows.
+    """What lies in the arena before the first step: a step's own layers may have left holes among
+    the variables, which nothing but the allocator knows.
 
     Attributes:
-        free: (offset, bytes) of each free piece; the last one ends with the region.
+        free: (offset, bytes) of each free piece; the last one ends with the arena. Offsets count
+            through its regions, the older one first.
         captures, inputs: where the variables that the step captures lie, and its batch, in the
             order of the graph; -1 for what has no place yet, or no bytes.
     """
@@ -70,6 +75,10 @@ class Target:
     @property
     def name(self) -> str:
         return self.device.name
+
+    @property
+    def allocator(self) -> AllocatorKind:
+        return "one_region" if self.copies_in_line else "device"
 
     def op_seconds(self, graph: StepGraph) -> list[float]:
         """What each op takes: as its kernel was seen to, else by the device's roofline."""

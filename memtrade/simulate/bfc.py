@@ -163,30 +163,46 @@ class BfcAllocator:
         self._size_at: dict[int, int] = {}  # address -> size of a free chunk
         self._start_of: dict[int, int] = {}  # end address -> address of a free chunk
 
-    def occupy(self, held: Iterable[tuple[int, int]], free: Iterable[tuple[int, int]]) -> int:
-        """Begin with what another allocator of one region holds. Of a fresh one only.
+    @classmethod
+    def one_region(cls, limit_bytes: int, *, sub_allocator: SubAllocator | None = None) -> Self:
+        """An arena that was grown to its whole limit in advance, and is empty again.
+
+        Models a fresh process whose first use of the arena is
+        ``tf.raw_ops.Empty(shape=[limit_bytes - 2 * MIB], dtype=tf.uint8)``, dropped at once. The
+        op's shape, a 4-byte tensor, opens the usual first region of 2 MiB; the rest of the limit
+        becomes one region. (For a device that really has one region: ``allow_growth=False``.)
+        """
+        arena = cls(limit_bytes, sub_allocator=sub_allocator)
+        shape = arena.allocate(4)
+        arena.free(arena.allocate(arena.growable_bytes))
+        arena.free(shape)
+        arena.reset_peak()
+        return arena
+
+    def occupy(self, held: Iterable[tuple[int, int]], free: Iterable[tuple[int, int]]) -> None:
+        """Hold what another allocator with the same regions does. Of an empty one only.
 
         Args:
-            held: (offset in the region, bytes) of chunks that may be given back; all that is
-                neither of these nor free is in use for good.
-            free: (offset, bytes) of the free chunks.
-
-        Returns
-        -------
-        Where the region begins.
+            held: (address, bytes) of chunks that may be given back; all that is neither of these
+                nor free is in use for good.
+            free: (address, bytes) of the free chunks.
         """
-        self._extend(self.growable_bytes)
-        ((start, size),) = self._regions
         self._free, self._size_at, self._start_of = [], {}, {}
-        for offset, num_bytes in free:
-            address = start + offset
-            self._size_at[address] = num_bytes
-            self._start_of[address + num_bytes] = address
-            insort(self._free, (num_bytes << _SIZE_SHIFT) + address)
-        self._live = {start + offset: num_bytes for offset, num_bytes in held}
-        self._bytes_in_use = size - sum(self._size_at.values())
-        self._peak_bytes_in_use = self._bytes_in_use
-        return start
+        for address, size in free:
+            self._size_at[address] = size
+            self._start_of[address + size] = address
+            insort(self._free, (size << _SIZE_SHIFT) + address)
+        self._live = dict(held)
+        self._bytes_in_use = self._pool_bytes - sum(self._size_at.values())
+        self.reset_peak()
+
+    def address(self, offset: int) -> int:
+        """What lies so far behind the start, counted through the regions, the oldest first."""
+        for start, size in self._regions:
+            if offset < size:
+                return start + offset
+            offset -= size
+        raise ValueError(f"{offset} bytes behind the last region")
 
     def fork(self) -> Self:
         """Another allocator in the same state. Both share a `sub_allocator` that was given."""

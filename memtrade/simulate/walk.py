@@ -129,7 +129,7 @@ class Walk:
         return self._handle
 
     def persist(self, lies: Mapping[int, int] = MappingProxyType({})) -> None:
-        """Puts variables, batch and constants into the arena, in that order.
+        """Puts variables, batch and constants into the arena, in the order they were made in.
 
         Args:
             lies: tensor id -> address, of what lies there already.
@@ -141,10 +141,14 @@ class Walk:
         if self.linker.margin_bytes:
             self._always("set aside", self.linker.margin_bytes)
         aside_bytes = self.allocator.bytes_in_use - there_bytes
-        for t, size in zip(graph.data.captures, graph.data.capture_bytes, strict=True):
-            self._capture_lies(t, size)
-        for t in graph.data.inputs:
-            self._input_lies(t)
+        data = graph.data
+        behind = [*data.behind, *[len(data.captures)] * len(data.inputs)]
+        for place in range(len(data.captures) + 1):
+            for i, t in enumerate(data.inputs):
+                if min(behind[i], len(data.captures)) == place:
+                    self._input_lies(t)
+            if place < len(data.captures):
+                self._capture_lies(data.captures[place], data.capture_bytes[place])
         self.given_bytes = self.allocator.bytes_in_use - aside_bytes
         for op in graph.ops:
             if op.type == "Const":

@@ -21,6 +21,7 @@ from memtrade.tf.swap import DeviceCopyTransfer, HostTransfer, SerializeTransfer
 
 MIB = 1 << 20
 _GRAIN = 256  # bytes of the allocator's smallest chunk
+_FIRST_BYTES = 2 * MIB  # of the region that the first request opens
 
 
 class LocalDevice(ABC):
@@ -64,12 +65,12 @@ class LocalDevice(ABC):
 
 
 class Arena(LocalDevice):
-    """The CPU with a BFC allocator of one region, as a GPU's."""
+    """The CPU with a BFC allocator that starts as one region, as a GPU's does."""
 
     def __init__(self, limit_bytes: int):
         super().__init__("CPU:0", limit_bytes)
-        self._region_start = 0
-        self._region_bytes = 0
+        self._starts = (0, 0)  # addresses of its regions: of one of 2 MiB, and of all the rest
+        self._rest_bytes = 0
 
     def start(self) -> None:
         # One inter-op thread: with more, the executor's order, and so the peak, varies.
@@ -80,18 +81,18 @@ class Arena(LocalDevice):
                 f"the arena needs at least 3MiB, not {self.limit_bytes} bytes: "
                 "give a larger --memory-limit"
             )
-        self._region_bytes = self.limit_bytes // MIB * MIB
-        take_whole(self._region_bytes)
+        # The first allocation opens a region of 2 MiB, this one the other that holds the rest.
         # Its pages are not touched, so they cost nothing yet.
-        whole = tf.raw_ops.Empty(shape=[rows, MIB], dtype=tf.uint8, init=False)
+        shape = tf.constant([rows, MIB])
+        whole = _empty(shape)
         if tf.config.experimental.get_memory_info(self.name)["current"] < rows * MIB:
             raise MemtradeError(
                 "the arena is off: TF_CPU_ALLOCATOR_USE_BFC and TF_CPU_BFC_MEM_LIMIT_IN_MB must be "
                 "set before TensorFlow is imported; `memtrade run` does so for its child"
             )
-        # Before it lies its shape, the first tensor.
-        self._region_start = np.asarray(whole).__array_interface__["data"][0] - _GRAIN
-        del whole
+        self._starts = _address(shape), _address(whole)
+        self._rest_bytes = rows * MIB
+        del whole, shape
         self.reset_peak()
 
     def runs_onednn(self) -> bool:
@@ -115,20 +116,23 @@ class Arena(LocalDevice):
         return SerializeTransfer()
 
     def offset(self, tensor: tf.Tensor) -> int:
-        """Where a tensor lies in the region."""
-        buffer: Any = tf.bitcast(tensor, tf.uint16) if tensor.dtype == tf.bfloat16 else tensor
-        return np.asarray(memoryview(buffer)).ctypes.data - self._region_start
+        """Where a tensor lies, counted through the regions."""
+        first, rest = self._starts
+        address = _address(tensor)
+        in_first = first <= address < first + _FIRST_BYTES
+        return address - first if in_first else address - rest + _FIRST_BYTES
 
     def free_pieces(self) -> list[tuple[int, int]]:
-        """(offset in the region, bytes) of each free piece of the allocator's, by asking for them.
+        """(offset, bytes) of each free piece of the allocator's, by asking for them.
 
         A request gets the smallest piece that holds it, whole if that is less than twice as large;
         so requests that halve find each piece, and the bytes in use tell how large it is. The last
-        piece, which ends with the region, is known by its place and never taken for good.
+        piece, which ends with the arena, is known by its place and never taken for good.
 
         Raises tf.errors.ResourceExhaustedError where that one is not half of what is free.
         """
-        half = (self._region_bytes - self.in_use_bytes()) // (2 * _GRAIN)
+        end = _FIRST_BYTES + self._rest_bytes
+        half = (end - self.in_use_bytes()) // (2 * _GRAIN)
         grains = [half, *(1 << k for k in reversed(range(half.bit_length())))]
         # The shapes are tensors themselves. They are made first, and given back last.
         shapes = [tf.constant([each, _GRAIN]) for each in grains]
@@ -141,18 +145,18 @@ class Arena(LocalDevice):
                 pieces.append((self.offset(piece), self.in_use_bytes() - before))
                 before = self.in_use_bytes()
             del piece
-        pieces.append((tail, self._region_bytes - tail))
+        pieces.append((tail, end - tail))
         return _merged(pieces)
 
     def resident_bytes(self) -> int:
-        """Touched pages of the region, by mincore(2)."""
+        """Touched pages of the larger region, by mincore(2)."""
         page = 4096
-        start = self._region_start // page * page
-        pages = (self._region_bytes + page - 1) // page
+        start = self._starts[1] // page * page
+        pages = (self._rest_bytes + page - 1) // page
         resident = (ctypes.c_ubyte * pages)()
         libc = ctypes.CDLL(ctypes.util.find_library("c"), use_errno=True)
         failed = libc.mincore(
-            ctypes.c_void_p(start), ctypes.c_size_t(self._region_bytes), ctypes.byref(resident)
+            ctypes.c_void_p(start), ctypes.c_size_t(self._rest_bytes), ctypes.byref(resident)
         )
         if failed:
             return 0
@@ -186,33 +190,24 @@ class GpuDevice(LocalDevice):
         return 0
 
 
+def _address(tensor: tf.Tensor) -> int:
+    buffer: Any = tf.bitcast(tensor, tf.uint16) if tensor.dtype == tf.bfloat16 else tensor
+    return np.asarray(memoryview(buffer)).ctypes.data
+
+
 def _empty(shape: tf.Tensor) -> tf.Tensor:
     return tf.raw_ops.Empty(shape=shape, dtype=tf.uint8, init=False)
 
 
 def _merged(pieces: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """With neighbours as one."""
+    """With neighbours in one region as one."""
     made: list[tuple[int, int]] = []
     for start, size in sorted(pieces):
-        if made and sum(made[-1]) == start:
+        if made and sum(made[-1]) == start != _FIRST_BYTES:
             made[-1] = (made[-1][0], made[-1][1] + size)
         else:
             made.append((start, size))
     return made
-
-
-def take_whole(limit_bytes: int) -> None:
-    """Has TensorFlow's CPU allocator take all that it may as its first request, and frees it again.
-
-    It then is one region; else the first small tensor opens one of 2 MiB, in which tensors of some
-    hundred kilobytes are padded as chance has it. The op has its shape as an attribute: any tensor
-    of a shape would be the first request.
-    """
-    with tf.Graph().as_default() as graph:
-        whole = tf.raw_ops.TemporaryVariable(shape=[limit_bytes], dtype=tf.uint8, var_name="whole")
-        freed = tf.raw_ops.DestroyTemporaryVariable(ref=whole, var_name="whole")
-    with tf.compat.v1.Session(graph=graph) as session:
-        session.run(freed.op)
 
 
 def make_device(name: str, limit_bytes: int) -> LocalDevice:

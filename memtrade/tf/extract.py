@@ -7,6 +7,7 @@ The second one is the first where it calls nothing and its shapes are known.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -65,9 +66,16 @@ def trace_concrete(step: TrainStep, concrete: Any) -> Trace:
     concrete = in_groups(unrolled(opened(concrete, step.specs), step.specs), step.specs)
     data = with_origins(read_graph(step.name, concrete, step.laid, step.loss), traced)
     repeated = {data.inputs[i]: data.inputs[first] for i, first in step.repeated.items()}
-    data = msgspec.structs.replace(data, repeated=repeated)
+    data = msgspec.structs.replace(data, behind=_behind(step, concrete), repeated=repeated)
     graph = StepGraph(data)
     return Trace(step, concrete, concrete.graph.as_graph_def(), graph)
+
+
+def _behind(step: TrainStep, concrete: Any) -> tuple[int, ...]:
+    """`GraphData.behind`: of the variables that the step lays, those that it captures count."""
+    captured = {id(outer) for _, outer in captures(concrete)}
+    before = [0, *itertools.accumulate(int(id(each.handle) in captured) for each in step.laid)]
+    return tuple(before[min(count, len(step.laid))] for count in step.behind)
 
 
 def inspected(

@@ -13,7 +13,7 @@ memory, and put into an arena that has no holes:
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -21,18 +21,56 @@ import tensorflow as tf
 from memtrade.tf.swap import MAX_SLICE_BYTES
 
 
+class LaidVariables(list[tf.Variable]):
+    """Variables in order of creation.
+
+    Attributes:
+        between: what else was made and stays, as bytes: before the first variable, before the
+            second, ..., behind the last.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.between: list[int] = []
+
+    def behind(self, sizes: Sequence[int]) -> list[int]:
+        """For tensors of `sizes` bytes, made in this order: how many variables lie before each.
+        All of them, if it was not made among them."""
+        found, left = [], list(self.between)
+        gap = 0
+        for size in sizes:
+            at = next((i for i in range(gap, len(left)) if left[i] >= size), len(self))
+            if at < len(left):
+                left[at] -= size
+                gap = at
+            found.append(at)
+        return found
+
+
 @contextlib.contextmanager
-def laid_down() -> Iterator[list[tf.Variable]]:
+def laid_down() -> Iterator[LaidVariables]:
     """Within it, variables that are made lie side by side. Yields them, in order of creation."""
-    made: list[tf.Variable] = []
+    made, held = LaidVariables(), _in_use_bytes()
 
     def create(make: Callable[..., tf.Variable], **options: Any) -> tf.Variable:
+        nonlocal held
+        made.between.append(_in_use_bytes() - held)
         variable = make(**options | {"initial_value": _alone(options["initial_value"])})
         made.append(variable)
+        held = _in_use_bytes()
         return variable
 
     with tf.variable_creator_scope(create):
         yield made
+    made.between.append(_in_use_bytes() - held)
+
+
+def _in_use_bytes() -> int:
+    """Of the CPU; 0 where it has an allocator that does not count."""
+    try:
+        return tf.config.experimental.get_memory_info("CPU:0")["current"]
+    except (ValueError, RuntimeError):
+        return 0
 
 
 def _alone(initial: Any) -> Callable[[], Any]:

@@ -27,6 +27,8 @@ class TrainStep:
         loss: which of the returned values it is, where the user says so.
         laid: the variables as they lie in memory, where that is not the order of their first use.
         repeated: place of an argument -> place of an earlier one that is the same tensor.
+        behind: for each argument, how many of `laid` were made before it; those that are not there
+            lie behind all variables.
     """
 
     name: str
@@ -35,5 +37,6 @@ class TrainStep:
     make_batch: Callable[[], tuple[tf.Tensor, ...]]
     variables: Callable[[], tuple[tf.Variable, ...]]
     laid: Sequence[tf.Variable] = ()
+    behind: Sequence[int] = ()
     repeated: Mapping[int, int] = field(default_factory=dict)
     loss: Any = None  # memtrade.tf.loss.Named

@@ -17,7 +17,7 @@ import tensorflow as tf
 from memtrade.errors import MemtradeError
 from memtrade.models.target import OwnStep
 from memtrade.tf.handles import captured_variables
-from memtrade.tf.laying import laid_down
+from memtrade.tf.laying import LaidVariables, laid_down
 from memtrade.tf.loss import returned_loss
 from memtrade.tf.step import TrainStep
 from memtrade.tf.structure import (
@@ -73,6 +73,7 @@ def make_target_step(model: OwnStep) -> TrainStep:
         variables=lambda: tuple(captured_variables(concrete)),
         laid=[*laid, *laid_later],
         repeated=_repeated(arguments),
+        behind=_behind(arguments, laid),
     )
 
 
@@ -91,6 +92,14 @@ def _repeated(arguments: tuple[Any, ...]) -> dict[int, int]:
         if tf.is_tensor(part) and first != place:
             found[place] = first
     return found
+
+
+def _behind(arguments: tuple[Any, ...], laid: LaidVariables) -> list[int]:
+    """How many variables lie before each of the example's tensors; arrays become tensors later."""
+    tensors = {id(part): part for part in _parts(arguments) if tf.is_tensor(part)}
+    sizes = [part.shape.num_elements() * (part.dtype.size or 0) for part in tensors.values()]
+    found = dict(zip(tensors, laid.behind(sizes), strict=True))
+    return [found.get(id(part), sys.maxsize) for part in _parts(arguments)]
 
 
 def _made(model: OwnStep) -> tuple[Any, Any]:

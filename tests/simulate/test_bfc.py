@@ -59,7 +59,7 @@ def records(children: dict[str, subprocess.Popen[str]]) -> dict[str, list[Step]]
 
 
 def first_difference(
-    steps: list[Step], *, grown: bool, module: types.ModuleType = bfc, known_places: bool = True
+    steps: list[Step], *, module: types.ModuleType = bfc, known_places: bool = True
 ) -> str | None:
     """Replay a record; the first step at which the simulator does something else.
 
@@ -67,9 +67,7 @@ def first_difference(
     """
     place = [0]
     arena = module.BfcAllocator(
-        LIMIT_MIB * MIB,
-        allow_growth=grown,
-        sub_allocator=(lambda _: place[0]) if known_places else None,
+        LIMIT_MIB * MIB, sub_allocator=(lambda _: place[0]) if known_places else None
     )
     handles: dict[int, int] = {}
     for index, (operation, number, address, in_use, peak) in enumerate(steps):
@@ -134,7 +132,7 @@ def test_split_rule() -> None:
 
 
 def test_lowest_address_wins_a_tie() -> None:
-    arena = BfcAllocator(64 * MIB, allow_growth=False)
+    arena = BfcAllocator.one_region(64 * MIB)
     handles = [arena.allocate(4096) for _ in range(6)]
     arena.free(handles[3])
     arena.free(handles[1])
@@ -150,7 +148,7 @@ def test_zero_bytes_take_nothing() -> None:
 
 
 def test_out_of_memory_carries_its_values_and_changes_nothing() -> None:
-    arena = BfcAllocator(10 * MIB, allow_growth=False)
+    arena = BfcAllocator.one_region(10 * MIB)
     arena.allocate(3 * MIB)
     before = list(arena.chunks())
     with pytest.raises(
@@ -178,6 +176,12 @@ def test_a_reluctant_system_gets_asked_for_less() -> None:
     assert arena.bytes_in_use == 1_565_515_520
     with pytest.raises(ArenaOutOfMemoryError):
         BfcAllocator(8192 * MIB, sub_allocator=lambda _: None).allocate(1)
+
+
+def test_one_region_is_empty_and_has_the_whole_limit() -> None:
+    arena = BfcAllocator.one_region(1000 * MIB)
+    assert [size // MIB for _, size in arena.regions] == [2, 998]
+    assert (arena.bytes_in_use, arena.peak_bytes_in_use, arena.growable_bytes) == (0, 0, 0)
 
 
 def test_misuse_is_refused() -> None:
@@ -231,7 +235,7 @@ def check(arena: BfcAllocator) -> None:
 @given(operations=OPERATIONS, limit_mib=st.sampled_from([1, 3, 64, 700]), one_region=st.booleans())
 def test_invariants(operations: list[tuple[bool, int]], limit_mib: int, one_region: bool) -> None:
     limit = limit_mib * MIB
-    arena = BfcAllocator(limit, allow_growth=not one_region)
+    arena = BfcAllocator.one_region(limit) if one_region else BfcAllocator(limit)
     live: list[int] = []
     peak = 0
     for allocates, number in operations:
@@ -279,7 +283,23 @@ def test_same_as_tensorflow(records: dict[str, list[Step]], start: str, known_pl
     assert len(steps) > STEPS * 0.9
     assert sum(operation == "fail" for operation, *_ in steps) == 3
     assert steps[-1][3] == 0
-    assert first_difference(steps, grown=start == "grown", known_places=known_places) is None
+    assert first_difference(steps, known_places=known_places) is None
+
+
+def test_one_region_is_what_tensorflow_had(records: dict[str, list[Step]]) -> None:
+    """`one_region` leaves the state that the child's real pre-growing left."""
+    place = [0]
+    replayed = BfcAllocator(LIMIT_MIB * MIB, sub_allocator=lambda _: place[0])
+    growing = records["one_region"][:5]
+    operations = [operation for operation, *_ in growing]
+    assert operations == ["allocate", "allocate", "free", "free", "reset"]
+    for _, num_bytes, address, *_ in growing[:2]:
+        place[0] = address
+        replayed.allocate(num_bytes)
+    for _, step, *_ in growing[2:4]:
+        replayed.free(growing[step][2])
+    fresh = BfcAllocator.one_region(LIMIT_MIB * MIB)
+    assert [size for _, size in fresh.regions] == [size for _, size in replayed.regions]
 
 
 # Each rule of the allocator, broken.
@@ -316,9 +336,9 @@ def test_a_broken_rule_is_noticed(records: dict[str, list[Step]], mutant: str) -
     broken = types.ModuleType("broken_bfc")
     exec(source.replace(old, new), vars(broken))
     differences = []
-    for start, steps in records.items():
+    for steps in records.values():
         try:
-            differences.append(first_difference(steps, grown=start == "grown", module=broken))
+            differences.append(first_difference(steps, module=broken))
         except (ValueError, KeyError) as error:  # tripped over its own state
             differences.append(repr(error))
     assert any(differences)

@@ -9,6 +9,7 @@ from memtrade.graph import StepGraph
 from memtrade.plan import Action
 from memtrade.simulate.bfc import MIB
 from memtrade.simulate.memory import MemoryResult, Simulator
+from memtrade.simulate.walk import Walk
 from memtrade.target import profile_target
 from tests.graphs import ARENA, Builder, chain, target
 
@@ -267,3 +268,27 @@ def test_an_empty_plan_is_the_original_program():
     assert simulator.memory((), limit_bytes=LIMIT) == simulator.memory(
         simulator.actions(()), limit_bytes=LIMIT
     )
+
+
+def test_a_batch_that_was_made_first_lies_where_the_variables_else_would():
+    """The first region has 2 MiB: whichever comes first has a place in it."""
+    b = Builder()
+    (x,) = b.op("x", "Placeholder", sizes=[3 * MIB // 2])
+    (handle,) = b.op("v", "Placeholder", sizes=[0])
+    (y,) = b.op("y", "Relu", [x], sizes=[MIB // 4])
+    graph = b.build(inputs=[x], outputs=[y], loss=y)
+    variable = msgspec.structs.replace(graph.tensors[handle], dtype="resource")
+    tensors = tuple(variable if t.id == handle else t for t in graph.tensors)
+    data = msgspec.structs.replace(
+        graph.data, tensors=tensors, captures=(handle,), capture_bytes=(MIB,)
+    )
+    places = []
+    for behind in ((), (0,)):
+        made = StepGraph(msgspec.structs.replace(data, behind=behind))
+        simulator = Simulator(made, ARENA)
+        walk = Walk(simulator.linker, simulator.link([]), simulator.allocator(), None)
+        walk.persist()
+        region, size_bytes = walk.allocator.regions[0]
+        buffers = walk.sources[x], walk.variables[handle]
+        places.append([region <= walk._handle[b] < region + size_bytes for b in buffers])
+    assert places == [[False, True], [True, False]]
