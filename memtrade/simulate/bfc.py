@@ -172,7 +172,7 @@ class BfcAllocator:
         op's shape, a 4-byte tensor, opens the usual first region of 2 MiB; the rest of the limit
         becomes one region. (For a device that really has one region: ``allow_growth=False``.)
         """
-        arena = cls(limit_bytes, sub_allocator=sub_allocator)
+        arena = cls(limit_bytes, sub_allocator=sub_allocator or _Ascending())
         shape = arena.allocate(4)
         arena.free(arena.allocate(arena.growable_bytes))
         arena.free(shape)
@@ -421,3 +421,16 @@ class _Descending:
     def __call__(self, num_bytes: int) -> int:
         self.lowest -= round_up(num_bytes) + 4096
         return self.lowest
+
+
+class _Ascending:
+    """Each region a page above the one before: the order of a heap that grows, where memtrade's
+    children have theirs."""
+
+    def __init__(self) -> None:
+        self.next = 1 << 46
+
+    def __call__(self, num_bytes: int) -> int:
+        address = self.next
+        self.next += round_up(num_bytes) + 4096
+        return address

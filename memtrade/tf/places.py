@@ -15,12 +15,14 @@ from memtrade.target import Places
 from memtrade.tf.captured import captures
 from memtrade.tf.device import Arena, LocalDevice
 from memtrade.tf.extract import Trace, variable_spec
+from memtrade.tf.in_place import settle
 
 
 def places_of(traced: Trace, batch: Sequence[tf.Tensor], device: LocalDevice) -> Places | None:
     """None where that cannot be told: on a GPU, and where little is free."""
     if not isinstance(device, Arena):
         return None
+    settle(traced)  # which moves variables, and so comes first
     graph = traced.graph
     outer = {inner.name: outer for inner, outer in captures(traced.concrete)}
     try:

@@ -1,0 +1,27 @@
+"""Where variables lie and what is free among them, against what the allocator does."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from memtrade.measure.environment import child_environment
+from memtrade.measure.protocol import TrialSpec
+from tests import forks
+
+MIB = 1 << 20
+
+
+def test_the_free_pieces_of_an_arena_are_found(tmp_path: Path):
+    """Holes of several sizes among what is kept: each is found, and nothing else; and a simulated
+    allocator that begins with them puts the next tensors where TensorFlow does."""
+    script = Path(__file__).with_name("drive_places.py")
+    environment = child_environment(TrialSpec(memory_limit_bytes=64 * MIB))
+    done = forks.ran([str(script), str(tmp_path / "seen.json")], env=environment)
+    assert done.returncode == 0, done.stderr
+    seen = json.loads((tmp_path / "seen.json").read_text())
+    *holes, (tail, tail_bytes) = seen["free"]
+    assert tail + tail_bytes == 64 * MIB
+    assert set(map(tuple, seen["holes"])) <= set(map(tuple, holes))
+    assert 64 * MIB - sum(size for _, size in seen["free"]) == seen["in_use"]
+    assert seen["simulated"] == seen["allocated"]
