@@ -155,7 +155,9 @@ class Walk:
                 size = graph.tensors[op.outputs[0]].size_bytes
                 self.sources[op.outputs[0]] = self._always("constants", size)
                 if size <= SMALL_BYTES:
-                    for _ in range(_GRAPHS.get(graph.tensors[op.outputs[0]].dtype, 1)):
+                    dtype = graph.tensors[op.outputs[0]].dtype
+                    # The graphs that the step came from are there already where variables are.
+                    for _ in range(1 if lies else _GRAPHS.get(dtype, 1)):
                         self._always("constants", size)
         for folded in self.linker.folded.values():
             self.sources[folded] = self._always("constants", self.linker.sizes[folded])
