@@ -183,6 +183,8 @@ class BatchSearch:
             budgeted = with_default(
                 spec, "budget", _words(int(self.target.limit_bytes * (1 - margin)))
             )
+            if budgeted is not spec:
+                budgeted = msgspec.structs.replace(budgeted, leaves_margin=True)
             try:
                 typed = make_options(budgeted.strategy, budgeted.strategy_options)
                 plan = PLANNED[budgeted.strategy].plan(graph, typed, target)

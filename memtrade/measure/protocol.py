@@ -66,6 +66,9 @@ class TrialSpec(msgspec.Struct, frozen=True, kw_only=True):
         plan_path: a saved plan to run in place of the strategy's own.
         known_folder: of plans that other trials made, and where this one's goes: one that was
             made for less memory counts, too. No part of what the trial is; the plan says so.
+        leaves_margin: whether the strategy's budget is a search's, which leaves some of the limit
+            free: the limit decides then, and a plan that needs the margin may have it. No part of
+            what the trial is either.
     """
 
     task: ChildTask = "measure"
@@ -83,6 +86,7 @@ class TrialSpec(msgspec.Struct, frozen=True, kw_only=True):
     warmup: int = 1
     plan_path: str | None = None
     known_folder: str | None = None
+    leaves_margin: bool = False
     graph_path: str | None = None
 
 

@@ -185,6 +185,10 @@ def make_record(spec: TrialSpec, outcome: Outcome, *, command: str) -> Record:
     )
 
 
+# What a trial is told, and is the same trial without.
+_ASIDE = frozenset({"known_folder", "leaves_margin"})
+
+
 def trial_id(spec: TrialSpec, machine: Machine) -> str:
     """12 hexadecimal digits; a saved plan counts by its contents, not by its path."""
     plan = b""
@@ -194,7 +198,7 @@ def trial_id(spec: TrialSpec, machine: Machine) -> str:
     asked = msgspec.structs.replace(spec, plan_path=None, graph_path=None)
     identity = (
         SCHEMA_VERSION,
-        {k: v for k, v in msgspec.structs.asdict(asked).items() if k != "known_folder"},
+        {k: v for k, v in msgspec.structs.asdict(asked).items() if k not in _ASIDE},
         hashlib.sha256(plan).hexdigest(),
         *machine.identity,
     )

@@ -8,6 +8,7 @@ each, on its standard output.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import re
 import time
@@ -215,7 +216,14 @@ class _Worker:
             arena_bytes = self.spec.memory_limit_bytes if self.spec.device == "arena" else 0
             options = host.within_room(options, traced.graph, arena_bytes or 0)
             strategy = find_planned(self.spec.strategy)
-            plan = plan_sharing(strategy, traced.graph, options, target, self.spec.known_folder)
+            make = partial(plan_sharing, strategy, traced.graph)
+            try:
+                plan = make(options, target, self.spec.known_folder)
+            except InfeasibleBudgetError:
+                if not self.spec.leaves_margin:
+                    raise
+                options = dataclasses.replace(options, budget=f"{target.limit_bytes >> 20}MiB")
+                plan = make(options, target, self.spec.known_folder)
         self._say(Planned(PlanSummary.of(plan, traced.graph)))
         return plan
 
@@ -304,7 +312,8 @@ class _Worker:
         """All steps, and the bytes in use after each. Raises _OverBudgetError as soon as one takes
         more than the budget."""
         options = make_options(self.spec.strategy, self.spec.strategy_options)
-        budget_bytes = budget_of(options) if prepared.foreseen else None
+        held = prepared.foreseen and not self.spec.leaves_margin
+        budget_bytes = budget_of(options) if held else None
         done: list[StepDone] = []
         in_use: list[int] = []
         for i in range(self.spec.warmup + self.spec.steps):
