@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from memtrade.costs import op_cost
 from memtrade.devices import Device, load_device
@@ -22,10 +22,6 @@ from memtrade.plan import Order
 
 # The name of the device on a machine without a GPU: TensorFlow's CPU allocator with a hard limit.
 ARENA = "arena"
-
-# How an allocator gets its memory: "one_region" as memtrade's worker starts the arena, "grown" as
-# TensorFlow does by default on the CPU, "device" as on a GPU: the whole limit at once.
-AllocatorKind = Literal["one_region", "grown", "device"]
 
 
 class Places(NamedTuple):
@@ -75,10 +71,6 @@ class Target:
     @property
     def name(self) -> str:
         return self.device.name
-
-    @property
-    def allocator(self) -> AllocatorKind:
-        return "one_region" if self.copies_in_line else "device"
 
     def op_seconds(self, graph: StepGraph) -> list[float]:
         """What each op takes: as its kernel was seen to, else by the device's roofline."""

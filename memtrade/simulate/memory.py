@@ -37,7 +37,7 @@ from memtrade.simulate.live import Laid, laid, live_rows
 from memtrade.simulate.program import Code, Linker, Program
 from memtrade.simulate.unplanned import executor_order, merged_tensors
 from memtrade.simulate.walk import Holder, Lag, Peak, Walk
-from memtrade.target import AllocatorKind, Target
+from memtrade.target import Target
 
 # More than any step needs: what a step that does not fit would take.
 ROOMY_BYTES = 1 << 42
@@ -114,7 +114,7 @@ class Simulator:
         self.ahead_bytes = max((op.attrs.get("ahead_bytes", 0) for op in graph.ops), default=0)
         self._base: tuple[Action, ...] | None = None
         self._same: dict[int, int] = {}
-        self._started: dict[tuple[int, AllocatorKind], tuple[Walk, BfcAllocator]] = {}
+        self._started: dict[int, tuple[Walk, BfcAllocator]] = {}
 
     def actions(self, plan: Plan | Sequence[Action]) -> Sequence[Action]:
         """The plan's actions; for an empty plan, the ops as TensorFlow runs them."""
@@ -137,7 +137,6 @@ class Simulator:
         plan: Plan | Sequence[Action],
         *,
         limit_bytes: int | None = None,
-        allocator: AllocatorKind | None = None,
         steps: int | None = None,
         series: bool = False,
         lag: Lag | None = None,
@@ -145,7 +144,7 @@ class Simulator:
         """Simulates some steps in fresh memory.
 
         Args:
-            limit_bytes, allocator: the target's unless given.
+            limit_bytes: the target's unless given.
             steps: two unless given, because the first one leaves holes behind; more where
                 variables take over other buffers, and so lie elsewhere after each.
             series: also return the bytes in use along the actions.
@@ -155,7 +154,7 @@ class Simulator:
         # Without a plan, TensorFlow runs iterations of a loop at once, as many as it may.
         ahead_bytes = self.ahead_bytes if actions is self._base else 0
         program = self.link(actions)
-        walked = self._walked(program, steps or steps_of(program), limit_bytes, allocator, lag)
+        walked = self._walked(program, steps or steps_of(program), limit_bytes, lag)
         walk, best = walked.walk, walked.best
         in_use = failed = None
         if series:
@@ -192,15 +191,14 @@ class Simulator:
         program: Program,
         steps: int,
         limit_bytes: int | None,
-        allocator: AllocatorKind | None,
         lag: Lag | None,
     ) -> _Walked:
         """So many steps, or as far as they come."""
-        walk = Walk(self.linker, program, self.allocator(limit_bytes, allocator), lag)
+        walk = Walk(self.linker, program, self.allocator(limit_bytes), lag)
         peaks: list[Peak] = []
         error: ArenaOutOfMemoryError | None = None
         try:
-            walk = self.begin(program, limit_bytes=limit_bytes, allocator=allocator, lag=lag)
+            walk = self.begin(program, limit_bytes=limit_bytes, lag=lag)
             for _ in range(steps):
                 walk.step()
                 peaks.append(walk.peak)
@@ -215,16 +213,15 @@ class Simulator:
         program: Program,
         *,
         limit_bytes: int | None = None,
-        allocator: AllocatorKind | None = None,
         lag: Lag | None = None,
     ) -> Walk:
         """A walk to which all that persists has been laid down, which is done once.
 
         Raises ArenaOutOfMemoryError where it does not fit.
         """
-        key = (limit_bytes or self.target.limit_bytes, allocator or self.target.allocator)
+        key = limit_bytes or self.target.limit_bytes
         if key not in self._started:
-            arena = self.allocator(*key)
+            arena = self.allocator(key)
             walk = Walk(self.linker, program, arena)
             walk.persist(self._occupy(arena))
             self._started[key] = walk, arena
@@ -258,14 +255,13 @@ class Simulator:
         arena.occupy(held.items(), free)
         return lies
 
-    def allocator(
-        self, limit_bytes: int | None = None, kind: AllocatorKind | None = None
-    ) -> BfcAllocator:
-        """The target's, fresh."""
-        limit_bytes, kind = limit_bytes or self.target.limit_bytes, kind or self.target.allocator
-        if kind == "one_region":
+    def allocator(self, limit_bytes: int | None = None) -> BfcAllocator:
+        """The target's, fresh: as memtrade's worker starts the arena, or of a GPU, which takes the
+        whole limit at once."""
+        limit_bytes = limit_bytes or self.target.limit_bytes
+        if self.target.copies_in_line:
             return BfcAllocator.one_region(limit_bytes)
-        return BfcAllocator(limit_bytes, allow_growth=kind == "grown")
+        return BfcAllocator(limit_bytes, allow_growth=False)
 
     def peak_live_bytes(self, plan: Plan | Sequence[Action]) -> int:
         """The peak of the bytes asked for, without the allocator: fast, for comparing plans."""

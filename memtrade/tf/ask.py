@@ -259,7 +259,7 @@ class _Stretches:
         self.timed: list[str] = []
         self.fillings: dict[str, tf.Tensor] = {}  # placeholder of a value -> the value
         self.wanted: dict[str, tuple[int, ...]] = {}
-        self._functions: dict[bytes, Any] = {}
+        self._functions: dict[tuple[Any, ...], Any] = {}
 
     def add(self, name: str, signature: Signature, *, held: bool) -> None:
         given = _given(signature)
@@ -294,7 +294,8 @@ class _Stretches:
     def _function(self, signature: Signature, given: Sequence[Operand]) -> str:
         """The name under which TensorFlow knows what the call calls: it learns of functions that
         are traced, not of those in a graph that is imported into one."""
-        if signature.functions not in self._functions:
+        key = signature.node, signature.functions, tuple(given)
+        if key not in self._functions:
             alone = Alone(signature.node, signature.functions)
             names = [f"in{i}" for i in range(len(given))]
             body = body_of(alone, names)
@@ -304,14 +305,14 @@ class _Stretches:
                 read = {name: t for name, t in given_to.items() if name in body.read}
                 return tf.graph_util.import_graph_def(body.graph_def, read, body.results, name="")
 
-            self._functions[signature.functions] = tf.function(
+            self._functions[key] = tf.function(
                 called,
                 input_signature=[tf.TensorSpec(each.shape, each.dtype) for each in given],
                 autograph=False,
                 jit_compile=is_compiled(alone) or None,
                 experimental_attributes={"_noinline": True},
             ).get_concrete_function()  # pyright: ignore[reportFunctionMemberAccess]
-        return self._functions[signature.functions].name
+        return self._functions[key].name
 
     def _input(self, name: str, operand: Operand) -> str:
         if operand.values is not None:

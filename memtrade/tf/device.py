@@ -129,10 +129,13 @@ class Arena(LocalDevice):
         so requests that halve find each piece, and the bytes in use tell how large it is. The last
         piece, which ends with the arena, is known by its place and never taken for good.
 
-        Raises tf.errors.ResourceExhaustedError where that one is not half of what is free.
+        Raises tf.errors.ResourceExhaustedError where that one is not half of what is free, and
+        ValueError where nothing is.
         """
         end = _FIRST_BYTES + self._rest_bytes
         half = (end - self.in_use_bytes()) // (2 * _GRAIN)
+        if not half:
+            raise ValueError("the arena is full")
         grains = [half, *(1 << k for k in reversed(range(half.bit_length())))]
         # The shapes are tensors themselves. They are made first, and given back last.
         shapes = [tf.constant([each, _GRAIN]) for each in grains]

@@ -29,8 +29,8 @@ def places_of(traced: Trace, batch: Sequence[tf.Tensor], device: LocalDevice) ->
         held = [_offset(outer[graph.label(t)], device) for t in graph.data.captures]
         given = [_offset(t, device) for t in batch]
         free = device.free_pieces()
-    except (tf.errors.OpError, ValueError, TypeError):  # a type that Python has no buffers of
-        return None
+    except (tf.errors.OpError, BufferError, ValueError, TypeError):
+        return None  # too little is free, or a tensor's type is none that Python knows
     return Places(tuple(free), tuple(held), tuple(given))
 
 
