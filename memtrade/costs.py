@@ -64,7 +64,12 @@ _CONV_TYPES = frozenset(
     for direction in ("", "BackpropInput", "BackpropFilter", "BackpropInputV2", "BackpropFilterV2")
 )
 _MATMUL_TYPES = frozenset({"BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "Einsum", "MatMul"})
-_POOLING_TYPES = frozenset({"AvgPool", "AvgPoolGrad", "MaxPool", "MaxPoolGrad", "MaxPoolGradGrad"})
+_POOLING_TYPES = frozenset(
+    f"{kind}{dimensions}{which}"
+    for kind in ("AvgPool", "MaxPool")
+    for dimensions in ("", "3D")
+    for which in ("", "Grad", "GradGrad")
+)
 _MEMORY_NAMES = """
     BroadcastTo ConcatV2 Fill Gather GatherV2 MirrorPad Pack Pad PadV2 ParseTensor ResourceGather
     ResizeNearestNeighbor ResizeNearestNeighborGrad ReverseV2 Roll SerializeTensor Slice Split

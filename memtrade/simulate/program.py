@@ -22,6 +22,10 @@ from memtrade.graph import CALL_TYPES, READ_TYPES, SOURCE_TYPES, StepGraph
 from memtrade.plan import Action
 
 
+# They read the workspace of oneDNN's MaxPool, where it is still there.
+_POOL_GRADIENTS = frozenset({"MaxPoolGrad", "MaxPool3DGrad"})
+
+
 class Code(IntEnum):
     """How an action treats memory."""
 
@@ -50,7 +54,9 @@ class Spec(NamedTuple):
     outputs: tuple[int, ...]
     requests: tuple[Request, ...] = ()
     variables: tuple[tuple[int, int], ...] = ()
-    workspace: int | None = None  # of MaxPoolGrad: the tensor that spares it all but its outputs
+    workspace: int | None = (
+        None  # of MaxPool's gradient: the tensor that spares it all but its outputs
+    )
 
 
 class Row(NamedTuple):
@@ -165,7 +171,7 @@ class Linker:
             hidden = self.hidden_of[op.outputs[0]]
             outputs = (*outputs, hidden)
             wanted.append(Request(self.sizes[hidden], len(outputs) - 1))
-        if op.type == "MaxPoolGrad":
+        if op.type in _POOL_GRADIENTS:
             workspace = self.hidden_of.get(op.inputs[1])
         return Spec(
             Code.COMPUTE,
