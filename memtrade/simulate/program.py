@@ -21,7 +21,6 @@ from memtrade.facts import FOLDED_BYTES, READING, SCRATCH, Facts, Request, reuse
 from memtrade.graph import CALL_TYPES, READ_TYPES, SOURCE_TYPES, StepGraph
 from memtrade.plan import Action
 
-
 # They read the workspace of oneDNN's MaxPool, where it is still there.
 _POOL_GRADIENTS = frozenset({"MaxPoolGrad", "MaxPool3DGrad"})
 
