@@ -359,12 +359,22 @@ class StepGraph:
         return rows > 0 and source.size_bytes // rows % _ALIGNED_BYTES == 0
 
     def keeps_place(self, op: Op) -> bool:
-        """Whether `op` assigns a small value (a moving average), which rewritten steps write into
-        the variable's own buffer: the value's would lie about between the step's large tensors."""
+        """Whether `op` assigns what rewritten steps write into the variable's own buffer: the
+        value's would lie about between the step's large tensors. A read of the variable then copies
+        it, so the value is small (a moving average), or nothing before the loss reads the variable
+        (an optimizer's slot)."""
         if op.type != "AssignVariableOp":
             return False
         value = self.tensors[op.inputs[1]]
-        return value.shape is not None and 0 < value.size_bytes <= _IN_PLACE_BYTES
+        if value.shape is None or not value.size_bytes:
+            return False
+        late = self.forward.isdisjoint(self.consumers[op.inputs[0]])
+        return late or value.size_bytes <= _IN_PLACE_BYTES
+
+    @cached_property
+    def placed(self) -> frozenset[int]:
+        """The handles of variables that are written in place, see `keeps_place`."""
+        return frozenset(op.inputs[0] for op in self.ops if self.keeps_place(op))
 
     def label(self, tensor: int) -> str:
         """TensorFlow's name of a tensor, such as "block1/Relu:0"."""

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from memtrade.errors import UnsupportedGraphError
-from memtrade.graph import READ_TYPES, StepGraph
+from memtrade.graph import READ_TYPES, Op, StepGraph
 
 # An op whose outputs are all this small runs as soon as it can: shapes, moving averages, biases'
 # gradients. They would otherwise hold the large tensors that they read.
@@ -208,12 +208,17 @@ def _parts_of_running_sums(graph: StepGraph) -> set[int]:
     return {t for op in running for t in op.inputs if graph.consumers[t] == [op.id]} - links
 
 
+def _copies(op: Op, graph: StepGraph) -> bool:
+    return op.type in READ_TYPES and op.inputs[0] in graph.placed
+
+
 def _on_demand(graph: StepGraph) -> set[int]:
-    """Backward ops that could run before any gradient, and so must not: see StepGraph.backward."""
+    """Backward ops that could run before any gradient, and so must not: see StepGraph.backward.
+    Of those with a state, reads that copy their variable."""
     return {
         op_id
         for op_id in graph.backward - graph.descendants
-        if not graph.ops[op_id].stateful
+        if (not graph.ops[op_id].stateful or _copies(graph.ops[op_id], graph))
         and all(c in graph.backward for t in graph.ops[op_id].outputs for c in graph.consumers[t])
         and any(graph.consumers[t] for t in graph.ops[op_id].outputs)
     }

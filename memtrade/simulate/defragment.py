@@ -23,7 +23,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from memtrade.facts import Request
 from memtrade.plan import Action
 from memtrade.simulate.bfc import ArenaOutOfMemoryError
-from memtrade.simulate.memory import ROOMY_BYTES, steps_of
+from memtrade.simulate.memory import ROOMY_BYTES, differing_steps
 from memtrade.simulate.placement import SHARES, Placement, allocator_of, record
 from memtrade.simulate.program import Code, Program, Row
 from memtrade.simulate.timeline import TimeSimulator
@@ -93,8 +93,7 @@ class _Trial:
         try:
             walk = self.begin(limit_bytes, reserved)
             peak = 0
-            for _ in range(steps_of(self.program)):
-                walk.step()
+            for _ in differing_steps(walk):
                 peak = max(peak, walk.peak.in_use)
         except ArenaOutOfMemoryError:
             return math.inf
@@ -109,13 +108,13 @@ class _Trial:
             start = self.begin(limit_bytes, {})
         except ArenaOutOfMemoryError:
             return
-        begun = [(start, record(walk))] if steps_of(self.program) > 2 else []
+        fresh, state = record(walk), start
         further = start.fork(start.program, allocator_of(start).fork(), self.lag)
         with contextlib.suppress(ArenaOutOfMemoryError):
             further.step()
             walk.step()
-            start = further
-        begun.insert(0, (start, record(walk)))
+            state = further
+        begun = [(state, record(walk))] + ([(start, fresh)] if walk.moved else [])
         for (state, events), shares in itertools.product(begun, SHARES):
             found = Placement(events, state, most_bytes, shares, at_most).run()
             yield {self.program.rows[row].action: sizes for row, sizes in found.items()}

@@ -24,7 +24,7 @@ along the same order is an approximation; for a plan without actions it follows
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import NamedTuple
 
@@ -34,7 +34,7 @@ from memtrade.graph import StepGraph
 from memtrade.plan import Action, Plan
 from memtrade.simulate.bfc import ArenaOutOfMemoryError, BfcAllocator, round_up
 from memtrade.simulate.live import Laid, laid, live_rows
-from memtrade.simulate.program import Code, Linker, Program
+from memtrade.simulate.program import Linker, Program
 from memtrade.simulate.unplanned import executor_order, merged_tensors
 from memtrade.simulate.walk import Holder, Lag, Peak, Walk
 from memtrade.target import Target
@@ -154,7 +154,7 @@ class Simulator:
         # Without a plan, TensorFlow runs iterations of a loop at once, as many as it may.
         ahead_bytes = self.ahead_bytes if actions is self._base else 0
         program = self.link(actions)
-        walked = self._walked(program, steps or steps_of(program), limit_bytes, lag)
+        walked = self._walked(program, steps, limit_bytes, lag)
         walk, best = walked.walk, walked.best
         in_use = failed = None
         if series:
@@ -189,18 +189,17 @@ class Simulator:
     def _walked(
         self,
         program: Program,
-        steps: int,
+        steps: int | None,
         limit_bytes: int | None,
         lag: Lag | None,
     ) -> _Walked:
-        """So many steps, or as far as they come."""
+        """So many steps, those that differ if None, or as far as they come."""
         walk = Walk(self.linker, program, self.allocator(limit_bytes), lag)
         peaks: list[Peak] = []
         error: ArenaOutOfMemoryError | None = None
         try:
             walk = self.begin(program, limit_bytes=limit_bytes, lag=lag)
-            for _ in range(steps):
-                walk.step()
+            for _ in differing_steps(walk, steps):
                 peaks.append(walk.peak)
         except ArenaOutOfMemoryError as raised:
             error = raised
@@ -304,10 +303,17 @@ def _chunk_bytes(asked: int, behind: int) -> int:
     return behind if is_padding else asked
 
 
-def steps_of(program: Program) -> int:
-    """How many steps differ: where variables take over other buffers, they lie elsewhere after
-    each, and what is free does, too."""
-    return _MOVING_STEPS if any(row.code == Code.ASSIGN for row in program.rows) else _STEPS
+def differing_steps(walk: Walk, steps: int | None = None) -> Iterator[int]:
+    """Walks so many steps, one after the other; those that differ, if it does not say.
+
+    The first one leaves holes behind. Where variables take over other buffers, or are copied while
+    a read value is still held, they lie elsewhere after each step, and what is free does, too.
+    """
+    for number in range(steps or _MOVING_STEPS):
+        walk.step()
+        yield number
+        if steps is None and number + 1 >= _STEPS and not walk.moved:
+            return
 
 
 def _spread(series: list[int], program: Program, count: int, start: int) -> list[int]:

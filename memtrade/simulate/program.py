@@ -103,7 +103,6 @@ class Linker:
         self.folded: dict[int, int] = {}  # constant tensor -> its copy that others read
         self._add_workspaces()
         self._fold_constants()
-        self._placed = {op.inputs[0] for op in graph.ops if graph.keeps_place(op)}
         self.specs = [self._spec(op_id) for op_id in range(len(graph.ops))]
 
     def _add_workspaces(self) -> None:
@@ -147,7 +146,7 @@ class Linker:
         inputs = tuple(t for t in op.inputs if t not in handles)
         if not self.constant[op_id]:
             inputs = tuple(self.folded.get(t, t) for t in inputs)
-        if op.type in READ_TYPES and op.inputs[0] in self._placed:  # it is read by copying
+        if op.type in READ_TYPES and op.inputs[0] in graph.placed:  # it is read by copying
             request = Request(self.sizes[op.outputs[0]], 0)
             return Spec(Code.COMPUTE, (), op.outputs, (request,))
         if op.type in READ_TYPES:

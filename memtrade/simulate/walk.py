@@ -79,6 +79,7 @@ class Walk:
         host_peak: most bytes in host memory, so far.
         peak: of the last step.
         row: the last row that was begun.
+        moved: whether a variable has come to lie elsewhere in the last step.
         series: for each row of the last step, most bytes in use during it.
         sizes, refs: per buffer, its bytes and its references; number 0 stands for "no bytes".
         variables: handle's tensor id -> buffer.
@@ -102,6 +103,7 @@ class Walk:
         self._owner, self._died = [-1], [math.inf]
         self.variables: dict[int, int] = {}
         self._lies: Mapping[int, int] = {}
+        self.moved = False
         self.sources = [0] * len(linker.sizes)
         self._buffer_of: list[int] = []  # version -> buffer, of the step that is walked
         self._passing: list[int] = []  # buffers that go when the row has run
@@ -289,6 +291,7 @@ class Walk:
             self._release(buffer_of[version])
 
     def _begin_step(self) -> None:
+        self.moved = False
         self._buffer_of = self.sources + [0] * (len(self.program.tensor_of) - len(self.sources))
         for buffer in self.sources:
             if buffer:
@@ -361,6 +364,7 @@ class Walk:
         """Before an update: the variable gets a buffer of its own if a read value is held."""
         old = self.variables.get(handle, 0)
         if self.refs[old] > 1 and old:
+            self.moved = True
             self.variables[handle] = self._new(size, 1, handle)
             self._groups["variables"].append(self.variables[handle])
             self._release(old)
@@ -371,6 +375,7 @@ class Walk:
         if self.refs[value] == 1:
             old = self.variables.get(handle, 0)
             self.refs[value] += 1
+            self.moved = True
             self.variables[handle] = value
             self._groups["variables"].append(value)
             if old:

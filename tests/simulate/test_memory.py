@@ -131,11 +131,13 @@ def moving() -> StepGraph:
     b = Builder()
     handle = with_variable(b, 8 * MIB)
     (x,) = b.op("x", "Placeholder", sizes=[4])
+    (read,) = b.op("read", "ReadVariableOp", [handle], sizes=[8 * MIB])
+    (loss,) = b.op("loss", "Dot", [x, read], sizes=[4])
     (wide,) = b.op("wide", "MatMul", [x], sizes=[14 * MIB])
     (narrow,) = b.op("narrow", "MatMul", [wide], sizes=[8 * MIB])
     (value,) = b.op("value", "MatMul", [narrow], sizes=[8 * MIB])
     b.op("assign", "AssignVariableOp", [handle, value], stateful=True)
-    return build_with_variable(b, handle, 8 * MIB, inputs=[x], outputs=[x], loss=x)
+    return build_with_variable(b, handle, 8 * MIB, inputs=[x], outputs=[loss], loss=loss)
 
 
 def test_a_variable_that_moves_leaves_other_holes_after_each_step():
