@@ -18,10 +18,10 @@ HANDLE_BYTES = 200  # the scalar tensor that holds a variable's resource handle
 SHAPE_BYTES, SEED_BYTES = 16, 8  # what is there while a variable or the batch gets its values
 STRING_BYTES = 24  # what a swapped tensor leaves in the arena: a string scalar
 MAX_SLICE_BYTES = (1 << 31) - (1 << 20)  # as in memtrade/tf/swap.py
-# Constants up to here are held by their kernel, and by the graphs of functions that look at them:
-# the rewritten one, and of shapes, whose values TensorFlow infers with, those it came from as well.
+# Whole numbers up to here are held by the graphs of functions, too, which infer shapes from them:
+# by the rewritten one and those that it came from.
 SMALL_BYTES = 1024
-_GRAPHS = {"int32": 3, "int64": 3}
+_GRAPHS = 3
 _FOREVER = 1 << 40  # references of what outlives the step
 
 
@@ -152,19 +152,28 @@ class Walk:
             if place < len(data.captures):
                 self._capture_lies(data.captures[place], data.capture_bytes[place])
         self.given_bytes = self.allocator.bytes_in_use - aside_bytes
-        for op in graph.ops:
-            if op.type == "Const":
-                size = graph.tensors[op.outputs[0]].size_bytes
-                self.sources[op.outputs[0]] = self._always("constants", size)
-                if size <= SMALL_BYTES:
-                    dtype = graph.tensors[op.outputs[0]].dtype
-                    # The graphs that the step came from are there already where variables are.
-                    for _ in range(1 if lies else _GRAPHS.get(dtype, 1)):
-                        self._always("constants", size)
+        self._constants_lie()
         for folded in self.linker.folded.values():
             self.sources[folded] = self._always("constants", self.linker.sizes[folded])
         self.persistent_bytes = self.allocator.bytes_in_use
         self.peak = Peak(self.persistent_bytes, -1, len(self._handle))
+
+    def _constants_lie(self) -> None:
+        """A kernel holds its value, one for all that are equal; and so do graphs, of shapes."""
+        graph = self.linker.graph
+        # The graphs that the step came from are there already where variables are.
+        graphs = 1 if self._lies else _GRAPHS
+        equal: dict[int, int] = {}
+        for op in graph.ops:
+            if op.type != "Const":
+                continue
+            t = op.outputs[0]
+            size = self.linker.sizes[t]
+            first = equal.setdefault(op.node, t) if op.node >= 0 else t
+            self.sources[t] = self._always("constants", size) if first == t else self.sources[first]
+            if size <= SMALL_BYTES and graph.tensors[t].dtype in ("int32", "int64"):
+                for _ in range(graphs):
+                    self._always("constants", size)
 
     def _capture_lies(self, t: int, size: int) -> None:
         """A variable or a captured constant."""

@@ -331,6 +331,9 @@ def _known_values(
     }
 
 
+_MAX_CONSTANT_BYTES = 2048
+
+
 class _Definitions:
     """The distinct definitions of kernels, without what makes each node its own.
 
@@ -342,7 +345,7 @@ class _Definitions:
         self.places: dict[tuple[bytes, bytes], int] = {}
         self._place_of: dict[str, int] = {}
         for node in graph_def.node:
-            if node.op in ALIAS_TYPES | READ_TYPES | SOURCE_TYPES:
+            if node.op in ALIAS_TYPES | READ_TYPES | SOURCE_TYPES and not _is_small_constant(node):
                 continue
             if node.op in CALL_TYPES:
                 definition = calls.alone(node)
@@ -362,6 +365,11 @@ class _Definitions:
 
     def place_of(self, name: str) -> int:
         return self._place_of.get(name, -1)
+
+
+def _is_small_constant(node: Any) -> bool:
+    """Whether to keep the definition, which is the value: TensorFlow runs equal ones once."""
+    return node.op == "Const" and node.ByteSize() <= _MAX_CONSTANT_BYTES
 
 
 class _StatefulTypes:

@@ -208,8 +208,21 @@ def test_constant_ops_are_read_from_a_copy_that_is_always_there():
     (y,) = b.op("y", "Add", [zeros, x], sizes=[BIG])
     graph = b.build(inputs=[x], outputs=[y], loss=y)
     result = simulate(graph, everything(graph))
-    assert result.persistent_bytes == 2 * BIG + 512  # x, the folded zeros, the constant twice
+    assert result.persistent_bytes == 2 * BIG + 256  # x, the folded zeros, the constant
     assert result.peak_bytes == result.persistent_bytes + BIG
+
+
+@pytest.mark.parametrize(("dtype", "held"), [("float32", 1), ("int32", 1 + 2 * 3)])
+def test_equal_constants_are_one_kernels_and_whole_numbers_the_graphs_too(dtype, held):
+    b = Builder()
+    equal = [b.op(name, "Const", sizes=[4])[0] for name in ("one", "two")]
+    for t in equal:
+        b.ops[t] = msgspec.structs.replace(b.ops[t], node=0)
+        b.tensors[t] = msgspec.structs.replace(b.tensors[t], dtype=dtype)
+    (x,) = b.op("x", "Placeholder", sizes=[BIG])
+    (y,) = b.op("y", "Add", [x, *equal], sizes=[BIG])
+    graph = b.build(inputs=[x], outputs=[y], loss=y)
+    assert simulate(graph, everything(graph)).persistent_bytes == BIG + held * 256
 
 
 def test_out_of_memory_is_a_result_that_names_the_op():

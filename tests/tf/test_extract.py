@@ -50,6 +50,16 @@ def test_ops_that_lead_nowhere_are_left_out():
     assert "Sin" not in types
 
 
+def test_equal_constants_have_one_definition():
+    step = step_of(lambda x: tf.reduce_sum(tf.sin(x * 0.5) * 0.5 + 0.25), tf.TensorSpec([2, 3]))
+    graph = trace(step).graph
+    halves = [op.node for op in graph.ops if op.type == "Const" and "mul" in op.name]
+    quarter = [op.node for op in graph.ops if op.type == "Const" and "add" in op.name]
+    assert len(halves) == 2
+    assert len({*halves}) == 1
+    assert {*halves}.isdisjoint({-1, *quarter})
+
+
 def test_a_step_without_a_loss_says_what_to_return():
     step = step_of(lambda x: None, tf.TensorSpec([2, 3]))
     with pytest.raises(UnsupportedGraphError, match=r"no loss found.*Return the loss"):
