@@ -22,6 +22,7 @@ from memtrade.plan import Order
 
 # The name of the device on a machine without a GPU: TensorFlow's CPU allocator with a hard limit.
 ARENA = "arena"
+_UNTOLD_BYTES = 4096
 
 
 class Places(NamedTuple):
@@ -38,6 +39,13 @@ class Places(NamedTuple):
     free: tuple[tuple[int, int], ...]
     captures: tuple[int, ...]
     inputs: tuple[int, ...]
+
+    def narrowed(self) -> Places:
+        """As if small tensors that nothing tells of lay in each hole: scratch and constants that
+        kernels of TensorFlow's keep. What hangs on the whole hole does not hold then."""
+        *holes, tail = self.free
+        left = ((at + _UNTOLD_BYTES, size - _UNTOLD_BYTES) for at, size in holes)
+        return self._replace(free=(*(hole for hole in left if hole[1] > 0), tail))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,6 +28,7 @@ from memtrade.simulate.placement import SHARES, Placement, allocator_of, record
 from memtrade.simulate.program import Code, Program, Row
 from memtrade.simulate.timeline import TimeSimulator
 from memtrade.simulate.walk import Lag, Walk
+from memtrade.target import Places
 
 # A choice must save this much, or it is only more ops; padding below this share of the peak is not
 # worth any.
@@ -84,17 +85,22 @@ class _Trial:
             self.lag = Lag(timeline.begun_seconds, timeline.end_seconds)
         self.program = self.simulator.link(actions)
 
-    def begin(self, limit_bytes: int, reserved: Reserved) -> Walk:
-        program = _spliced(self.program, reserved)
-        return self.simulator.begin(program, limit_bytes=limit_bytes, lag=self.lag)
+    def begin(self, limit_bytes: int, reserved: Reserved, places: Places | None = None) -> Walk:
+        return self.simulator.begin(
+            _spliced(self.program, reserved),
+            limit_bytes=limit_bytes,
+            lag=self.lag,
+            places=places or self.simulator.layouts[0],
+        )
 
     def peak_bytes(self, limit_bytes: int, reserved: Reserved) -> float:
-        """Of as many steps as differ; infinite where they do not run."""
+        """Of as many steps as differ, in the worst layout; infinite where they do not run."""
+        peak = 0
         try:
-            walk = self.begin(limit_bytes, reserved)
-            peak = 0
-            for _ in differing_steps(walk):
-                peak = max(peak, walk.peak.in_use)
+            for places in self.simulator.layouts:
+                walk = self.begin(limit_bytes, reserved, places)
+                for _ in differing_steps(walk):
+                    peak = max(peak, walk.peak.in_use)
         except ArenaOutOfMemoryError:
             return math.inf
         return peak

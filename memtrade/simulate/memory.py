@@ -37,7 +37,7 @@ from memtrade.simulate.live import Laid, laid, live_rows
 from memtrade.simulate.program import Linker, Program
 from memtrade.simulate.unplanned import executor_order, merged_tensors
 from memtrade.simulate.walk import Holder, Lag, Peak, Walk
-from memtrade.target import Target
+from memtrade.target import Places, Target
 
 # More than any step needs: what a step that does not fit would take.
 ROOMY_BYTES = 1 << 42
@@ -114,7 +114,9 @@ class Simulator:
         self.ahead_bytes = max((op.attrs.get("ahead_bytes", 0) for op in graph.ops), default=0)
         self._base: tuple[Action, ...] | None = None
         self._same: dict[int, int] = {}
-        self._started: dict[int, tuple[Walk, BfcAllocator]] = {}
+        places = target.places
+        self.layouts = (places, places.narrowed()) if places and places.free[1:] else (places,)
+        self._started: dict[tuple[int, Places | None], tuple[Walk, BfcAllocator]] = {}
 
     def actions(self, plan: Plan | Sequence[Action]) -> Sequence[Action]:
         """The plan's actions; for an empty plan, the ops as TensorFlow runs them."""
@@ -141,7 +143,7 @@ class Simulator:
         series: bool = False,
         lag: Lag | None = None,
     ) -> MemoryResult:
-        """Simulates some steps in fresh memory.
+        """Simulates some steps in fresh memory, in the worst of `layouts`.
 
         Args:
             limit_bytes: the target's unless given.
@@ -154,7 +156,10 @@ class Simulator:
         # Without a plan, TensorFlow runs iterations of a loop at once, as many as it may.
         ahead_bytes = self.ahead_bytes if actions is self._base else 0
         program = self.link(actions)
-        walked = self._walked(program, steps, limit_bytes, lag)
+        walked = max(
+            (self._walked(program, steps, limit_bytes, lag, places) for places in self.layouts),
+            key=lambda each: (each.error is not None, each.best.in_use),
+        )
         walk, best = walked.walk, walked.best
         in_use = failed = None
         if series:
@@ -192,13 +197,14 @@ class Simulator:
         steps: int | None,
         limit_bytes: int | None,
         lag: Lag | None,
+        places: Places | None,
     ) -> _Walked:
         """So many steps, those that differ if None, or as far as they come."""
         walk = Walk(self.linker, program, self.allocator(limit_bytes), lag)
         peaks: list[Peak] = []
         error: ArenaOutOfMemoryError | None = None
         try:
-            walk = self.begin(program, limit_bytes=limit_bytes, lag=lag)
+            walk = self.begin(program, limit_bytes=limit_bytes, lag=lag, places=places)
             for _ in differing_steps(walk, steps):
                 peaks.append(walk.peak)
         except ArenaOutOfMemoryError as raised:
@@ -213,27 +219,29 @@ class Simulator:
         *,
         limit_bytes: int | None = None,
         lag: Lag | None = None,
+        places: Places | None = None,
     ) -> Walk:
-        """A walk to which all that persists has been laid down, which is done once.
+        """A walk to which all that persists has been laid down, which is done once for each of
+        `layouts`: `places` is one of them.
 
         Raises ArenaOutOfMemoryError where it does not fit.
         """
-        key = limit_bytes or self.target.limit_bytes
+        key = limit_bytes or self.target.limit_bytes, places
         if key not in self._started:
-            arena = self.allocator(key)
+            arena = self.allocator(key[0])
             walk = Walk(self.linker, program, arena)
-            walk.persist(self._occupy(arena))
+            walk.persist(self._occupy(arena, places))
             self._started[key] = walk, arena
         walk, arena = self._started[key]
         return walk.fork(program, arena.fork(), lag)
 
-    def _occupy(self, arena: BfcAllocator) -> dict[int, int]:
-        """Has the arena hold what the target says that it does. Tensor id -> address of what lies
+    def _occupy(self, arena: BfcAllocator, places: Places | None) -> dict[int, int]:
+        """Has the arena hold what `places` say that it does. Tensor id -> address of what lies
         there already.
 
         Raises ArenaOutOfMemoryError where it does not fit.
         """
-        places, data = self.target.places, self.graph.data
+        data = self.graph.data
         if places is None:
             return {}
         *pieces, (tail, _) = places.free

@@ -10,7 +10,7 @@ from memtrade.plan import Action
 from memtrade.simulate.bfc import MIB
 from memtrade.simulate.memory import MemoryResult, Simulator
 from memtrade.simulate.walk import Walk
-from memtrade.target import profile_target
+from memtrade.target import Places, profile_target
 from tests.graphs import ARENA, Builder, chain, target
 
 LIMIT = 64 * MIB
@@ -223,6 +223,24 @@ def test_equal_constants_are_one_kernels_and_whole_numbers_the_graphs_too(dtype,
     (y,) = b.op("y", "Add", [x, *equal], sizes=[BIG])
     graph = b.build(inputs=[x], outputs=[y], loss=y)
     assert simulate(graph, everything(graph)).persistent_bytes == BIG + held * 256
+
+
+def test_a_hole_that_is_just_large_enough_may_be_smaller():
+    b = Builder()
+    (x,) = b.op("x", "Placeholder", sizes=[MIB])
+    (y,) = b.op("y", "Sin", [x], sizes=[MIB])
+    (z,) = b.op("z", "Sin", [y], sizes=[MIB])
+    graph = b.build(inputs=[x], outputs=[z], loss=z)
+    tail = (2 * MIB, 62 * MIB)
+
+    def peak_bytes(*free: tuple[int, int]) -> int:
+        places = Places(free=free, captures=(), inputs=(0,))
+        target = ARENA.replace(places=places, limit_bytes=64 * MIB)
+        return Simulator(graph, target).memory(everything(graph)).peak_bytes
+
+    there = 2 * MIB - MIB // 2
+    assert peak_bytes((2 * MIB - MIB // 2, MIB // 2), tail) == there + MIB + 4096
+    assert peak_bytes(tail) == 3 * MIB
 
 
 def test_out_of_memory_is_a_result_that_names_the_op():
