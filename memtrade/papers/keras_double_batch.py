@@ -217,7 +217,6 @@ def sheet(answers: Sequence[ModelResult], folder: str) -> Sheet:
             "model", "largest batch", "optimized", "times as large", "peak MB", "optimized peak MB",
             "largest difference of losses", "last loss", "optimized last loss",
         ),
-        words=1,
         rows=tuple(rows),
         notes=(
             f"Images of {IMAGE_SIZE} × {IMAGE_SIZE} pixels, SGD. Largest batch: as Keras trains "

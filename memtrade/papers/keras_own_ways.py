@@ -198,7 +198,6 @@ def sheet(found: Sequence[Way]) -> Sheet:
             ("note", lambda it: shortened(why(it)) or NONE),
         ],
         title=step_text(found[0].record.spec),
-        words=1,
         weak=lambda it: it.record.measured is None,
         notes=(answer(found),),
     )

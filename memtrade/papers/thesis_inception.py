@@ -125,7 +125,6 @@ def tried_sheet(tried: Sequence[TriedRow]) -> Sheet:
             "strategy", "s: published", "predicted", "long filters slower", "error",
             "MB: published", "predicted", "with copies", "error",
         ),
-        words=1,
         rows=tuple(rows),
         notes=(
             "long filters slower: convolutions with 1x7, 7x1, 1x3 and 3x1 filters take "
@@ -157,7 +156,6 @@ def waiting_sheet(step_at: Callable[[int], StepGraph], target: Target) -> Sheet:
     return Sheet(
         title="LMS on ResNet-50: what waits for memory",
         columns=("batch", "peak MB", "s waited for memory", "step s", "fits"),
-        words=1,
         rows=tuple(rows),
         notes=(
             f"published: a largest batch of {largest.batch_size}. The first row that waits is "

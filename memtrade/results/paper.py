@@ -68,6 +68,15 @@ def in_style(*, grid: bool = True) -> AbstractContextManager[None]:
     return mpl.rc_context(_STYLE | {"axes.grid": grid})
 
 
+def strips_of(heights: Sequence[float], *, height: float) -> tuple[Canvas, list[Axes]]:
+    """A canvas of `height` inches, and a strip for each of `heights`, which share it, one below the
+    other, with one axis of time."""
+    canvas = Canvas(figsize=(WIDTH, height), layout="constrained")
+    ratios = {"height_ratios": list(heights)}
+    strips = canvas.subplots(len(heights), 1, sharex=True, squeeze=False, gridspec_kw=ratios)
+    return canvas, list(strips[:, 0])
+
+
 def render(canvas: Canvas, kind: str) -> bytes:
     """The plot as a file of one of `FORMATS`."""
     stream = io.BytesIO()
