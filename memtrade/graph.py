@@ -10,7 +10,7 @@ construction, and nothing here knows TensorFlow beyond the names of its op types
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -135,11 +135,12 @@ class GraphData(msgspec.Struct, frozen=True):
     unsized: tuple[str, ...] = ()
 
 
-def led_to(data: GraphData, tensors: Iterable[int]) -> set[int]:
-    """Ids of the ops that make `tensors`, and of all that these lead to. O(ops + edges)."""
-    found = {data.tensors[t].op for t in tensors}
-    for op in data.ops:
-        if any(data.tensors[t].op in found for t in op.inputs):
+def led_to(ops: Sequence[Op], tensors: Sequence[Tensor], start: Iterable[int]) -> set[int]:
+    """Ids of the ops that make the tensors `start`, and of all that these lead to. O(ops +
+    edges)."""
+    found = {tensors[t].op for t in start}
+    for op in ops:
+        if any(tensors[t].op in found for t in op.inputs):
             found.add(op.id)
     return found
 
@@ -245,7 +246,7 @@ class StepGraph:
     def from_batch(self) -> frozenset[int]:
         """Ids of the forward ops that the batch leads to, the inputs themselves left out."""
         batch = {self.tensors[t].op for t in self.batch}
-        return frozenset((self.forward & led_to(self.data, self.batch)) - batch)
+        return frozenset((self.forward & led_to(self.ops, self.tensors, self.batch)) - batch)
 
     @cached_property
     def turn(self) -> int:

@@ -165,7 +165,7 @@ def losses(data: GraphData, devices: Sequence[str]) -> dict[str, int]:
     partners = {op_id: group for group in groups_of(data, devices) for op_id in group}
     found = _numbers(data, partners)
     late: set[int] = set()  # wait for another device
-    from_batch = led_to(data, data.inputs)
+    from_batch = led_to(data.ops, data.tensors, data.inputs)
     own: dict[str, int] = {}
     for t in found:  # ascending, so each behind what it is made of
         op = data.ops[data.tensors[t].op]

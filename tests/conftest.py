@@ -3,10 +3,12 @@
 import os
 import signal
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from memtrade import cli
 from memtrade.measure import children
 from tests import forks
 
@@ -30,6 +32,22 @@ def pytest_configure() -> None:
 
 def pytest_unconfigure() -> None:
     forks.remove()
+
+
+Typed = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def typed(capsys: pytest.CaptureFixture[str]) -> Typed:
+    """Runs a command as it is typed: exit status, stdout, stderr."""
+
+    def run(*tokens: str) -> tuple[int, str, str]:
+        capsys.readouterr()
+        status = cli.main(tokens)
+        out, err = capsys.readouterr()
+        return status, out, err
+
+    return run
 
 
 @pytest.fixture

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from memtrade import cli
 from memtrade.measure.flags import DEFAULT_STRATEGIES
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -19,7 +18,7 @@ Run = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def run(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, typed: Run) -> Run:
     """Runs a command in a folder whose `runs` holds four records of ResNet-50: exit status, stdout,
     stderr."""
     (tmp_path / "runs").mkdir()
@@ -28,14 +27,7 @@ def run(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.
         [path] = (ROOT / "results" / "measured").glob(f"resnet-50_b32_{strategy}_*.json")
         shutil.copy(path, tmp_path / "runs")
     monkeypatch.chdir(tmp_path)
-
-    def run(*tokens: str) -> tuple[int, str, str]:
-        capsys.readouterr()
-        status = cli.main(tokens)
-        out, err = capsys.readouterr()
-        return status, out, err
-
-    return run
+    return typed
 
 
 def change(path: Path, **fields: object) -> None:

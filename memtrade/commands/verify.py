@@ -12,8 +12,7 @@ from memtrade.measure.flags import DeviceFlags, Flag, ModelFlags, StrategyFlags,
 from memtrade.measure.protocol import TrialSpec
 from memtrade.measure.trial import Outcome
 from memtrade.models import make_model
-from memtrade.results.sheets import Sheet, cell
-from memtrade.results.tables import NONE
+from memtrade.results.sheets import NONE, Sheet, cell
 from memtrade.results.words import number, status_text
 
 # Differing variables that the table names; `--json` has them all.

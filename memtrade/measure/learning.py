@@ -134,7 +134,8 @@ def _lessons(graphs: Iterable[StepGraph]) -> dict[str, Lesson]:
     """A lesson for each kernel, by its key."""
     found: dict[str, Lesson] = {}
     for graph in graphs:
-        dependent, batch = led_to(graph.data, graph.batch), _examples(graph)
+        dependent = led_to(graph.ops, graph.tensors, graph.batch)
+        batch = _examples(graph)
         for op in graph.ops:
             signature = signature_of(op, graph)
             if signature is None or signature.key in found:

@@ -11,17 +11,16 @@ child process and planned in this one. Takes some minutes.
 
 from __future__ import annotations
 
-import csv
-import sys
 from collections.abc import Iterator
-from dataclasses import asdict, astuple, dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 
+import pandas as pd
+
 from memtrade.graph import StepGraph
-from memtrade.measure.extract import extract_graph
-from memtrade.measure.protocol import TrialSpec
 from memtrade.models import MODELS
 from memtrade.options import Value
+from memtrade.papers.pages import save_csv, trace_model, write_pages
 from memtrade.plan import Plan
 from memtrade.simulate.predict import ROOMY_BYTES, Predicted, Predictor
 from memtrade.strategies import PLANNED, make_options
@@ -32,7 +31,6 @@ DEVICES = ("gtx-1070", "v100-16gb", "arena")
 BATCH_SIZE = 32
 # As much as it takes to carry all activations of these steps, on whatever machine plans.
 HOST_MEMORY = "64GiB"
-TIMEOUT_SECONDS = 600.0
 
 
 @dataclass(frozen=True)
@@ -56,14 +54,7 @@ class BudgetRow:
 def steps() -> Iterator[tuple[str, StepGraph]]:
     for name, given in NETWORKS:
         model = MODELS[name](batch_size=BATCH_SIZE, **given)
-        spec = TrialSpec(
-            model=name,
-            model_options=asdict(model),
-            optimizer="sgd",
-            task="extract",
-            memory_limit_bytes=1 << 34,  # of a child that allocates nothing
-        )
-        yield model.name, extract_graph(spec, timeout_seconds=TIMEOUT_SECONDS)
+        yield model.name, trace_model(model, "sgd")
 
 
 def rows(network: str, graph: StepGraph, device: str) -> Iterator[BudgetRow]:
@@ -145,14 +136,9 @@ def main(folder: Path) -> None:
             for row in rows(network, graph, device):
                 print(f"{network}, {device}, {row.question}: {row.overhead:+.1%}", flush=True)
                 found.append(row)
-    with (folder / "budgets.csv").open("w", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(field.name for field in fields(BudgetRow))
-        writer.writerows(
-            [round(v, 4) if isinstance(v, float) else v for v in astuple(row)] for row in found
-        )
+    save_csv(folder / "budgets.csv", pd.DataFrame(found).round(4))
     (folder / "budgets.md").write_text(markdown(found))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    write_pages(main, __doc__)

@@ -8,7 +8,6 @@ Writes gpipe_reserved.md and .csv into the folder. Takes some minutes; nothing i
 from __future__ import annotations
 
 import statistics
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -16,6 +15,7 @@ from typing import NamedTuple
 import pandas as pd
 
 from memtrade.papers.gpipe_torch import RECOMPUTE_SHARE, STEPS, Implementation, reserved
+from memtrade.papers.pages import save_csv, save_page, write_pages
 from memtrade.papers.pipelines import checkpoint_of
 from memtrade.papers.published import load_published
 from memtrade.papers.torch_allocator import MIB, CachingAllocator
@@ -146,7 +146,7 @@ def runs_sheet(runs: Sequence[PublishedRun], predicted: Sequence[Sequence[int]])
     )
 
 
-def main(folder: Path) -> int:
+def main(folder: Path) -> None:
     runs = published_runs()
     usual = [_predict(run) for run in runs]
     in_turn = _otherwise(runs, usual, order="in turn")
@@ -164,10 +164,8 @@ def main(folder: Path) -> int:
         others = _otherwise(runs, usual, share=share)
         errors[f"the same, a share of {share}"] = errors_of([_reserved(each) for each in others])
     predicted = [_reserved(devices) for devices in usual]
-    page = [_INTRODUCTION, hypotheses_sheet(runs, errors).to_markdown(), ""]
-    page += [_OPEN, runs_sheet(runs, predicted).to_markdown(), ""]
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "gpipe_reserved.md").write_text("\n".join(page), encoding="utf-8")
+    page = (_INTRODUCTION, hypotheses_sheet(runs, errors), _OPEN, runs_sheet(runs, predicted))
+    save_page(folder / "gpipe_reserved.md", *page)
     frame = pd.DataFrame(
         {
             "run": [run.name for run in runs],
@@ -176,10 +174,7 @@ def main(folder: Path) -> int:
             "activation_error": errors["reserved, ahead"],
         }
     )
-    frame.to_csv(
-        folder / "gpipe_reserved.csv", index=False, float_format="%.4f", lineterminator="\n"
-    )
-    return 0
+    save_csv(folder / "gpipe_reserved.csv", frame, "%.4f")
 
 
 _INTRODUCTION = f"""# GPipe on GPT-2: what the published bytes count
@@ -208,6 +203,4 @@ the card has come there is not modelled.
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 2:
-        sys.exit(__doc__)
-    sys.exit(main(Path(sys.argv[1])))
+    write_pages(main, __doc__)

@@ -34,7 +34,7 @@ from memtrade.papers.gpipe_torch_ops import (
     WORDS,
     read_ops,
 )
-from memtrade.papers.torch_allocator import CachingAllocator, TorchTensor
+from memtrade.papers.torch_allocator import CachingAllocator, TorchTensor, copying_stream
 from memtrade.pipeline.design.schedule import CheckpointMode
 
 # Layers of each stage: embedding, positions, 12 blocks, norm, output matrix.
@@ -51,8 +51,6 @@ Implementation = Literal["self", "torchgpipe"]
 
 # What cuBLAS works in, from the same allocator, for each thread of the host that starts products.
 WORKSPACE_BYTES = 8320 << 10
-# A device's side streams are so many, handed out in turn; each micro-batch asks for its own.
-STREAMS = 32
 
 Kept = list[dict[str, TorchTensor]]
 
@@ -232,7 +230,7 @@ class _Run:
             for j in range(max(0, clock + 1 - self.count), min(clock, self.last) + 1):
                 i, stage = clock - j, self.stages[j]
                 x = (
-                    TorchTensor(stage.device, stage.hidden_bytes, stream=_copying(i))
+                    TorchTensor(stage.device, stage.hidden_bytes, stream=copying_stream(i))
                     if j
                     else words
                 )
@@ -285,18 +283,13 @@ class _Run:
             del self.inputs[i, j]
         if j:
             before = self.stages[j - 1]
-            copied = TorchTensor(before.device, before.hidden_bytes, stream=_copying(i))
+            copied = TorchTensor(before.device, before.hidden_bytes, stream=copying_stream(i))
             self.gradients[i, j - 1] = copied
             if holds:
                 self.held.append(gradient)
             self._arrive(i, j - 1, now.clock)
         if self.order == "in turn" and j == self.last and i:
             self._arrive(i - 1, j, now.clock)
-
-
-def _copying(micro_batch: int) -> int:
-    """The stream on which a micro-batch is copied from stage to stage; 0 is the default stream."""
-    return 1 + micro_batch % STREAMS
 
 
 class _Thread:

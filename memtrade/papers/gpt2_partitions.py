@@ -8,15 +8,14 @@ Writes gpt2_partitions.md into the folder. The net is traced by TensorFlow; noth
 from __future__ import annotations
 
 import statistics
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from memtrade.graph import StepGraph
-from memtrade.measure.extract import extract_graph
-from memtrade.measure.protocol import TrialSpec
+from memtrade.models import make_model
 from memtrade.papers.fused import Fusion
+from memtrade.papers.pages import save_page, trace_model, write_pages
 from memtrade.papers.published import load_published
 from memtrade.pipeline.design.partitioner import Partitioner
 from memtrade.pipeline.design.report import Evenness, PartitionReport, analyse
@@ -28,7 +27,6 @@ COMMAND = "python -m memtrade.papers.gpt2_partitions results/predicted"
 MODEL = {"batch_size": 1, "positions": 1024, "vocabulary": 50257, "tied": False}
 SLACK = 0.1
 CARDS = {"GTX 1070": "gtx-1070", "GTX 1080 Ti": "gtx-1080-ti"}
-TIMEOUT_SECONDS = 900.0
 
 
 class Field(NamedTuple):
@@ -43,17 +41,6 @@ class Field(NamedTuple):
     @property
     def error(self) -> float | None:
         return None if self.predicted is None else self.predicted / self.published - 1
-
-
-def trace() -> StepGraph:
-    spec = TrialSpec(
-        model="gpt2",
-        model_options=MODEL,
-        optimizer="sgd",
-        task="extract",
-        memory_limit_bytes=1 << 34,  # of a child that allocates nothing
-    )
-    return extract_graph(spec, timeout_seconds=TIMEOUT_SECONDS)
 
 
 def report_of(graph: StepGraph, card: str, partitions: int) -> PartitionReport:
@@ -158,22 +145,15 @@ def fields_sheet(found: Sequence[Field]) -> Sheet:
     return Sheet(title="Every figure", columns=columns, words=3, rows=rows, command=COMMAND)
 
 
-def main(folder: Path) -> int:
-    graph = trace()
+def main(folder: Path) -> None:
+    graph = trace_model(make_model("gpt2", MODEL), "sgd")
     found = [
         field
         for line in load_published("gpt2_partition_reports").to_dict("records")
         for field in fields(line, report_of(graph, line["device"], int(line["partitions"])))
     ]
-    folder.mkdir(parents=True, exist_ok=True)
-    page = [
-        _INTRODUCTION,
-        summary_sheet(found).to_markdown(),
-        "",
-        fields_sheet(found).to_markdown(),
-    ]
-    (folder / "gpt2_partitions.md").write_text("\n".join([*page, ""]), encoding="utf-8")
-    return 0
+    page = (_INTRODUCTION, summary_sheet(found), fields_sheet(found))
+    save_page(folder / "gpt2_partitions.md", *page)
 
 
 _INTRODUCTION = f"""# Partitions of GPT-2: predicted beside published
@@ -189,6 +169,4 @@ ops as one kernel each. Real times are of their machines: nothing of ours stands
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 2:
-        sys.exit(__doc__)
-    sys.exit(main(Path(sys.argv[1])))
+    write_pages(main, __doc__)

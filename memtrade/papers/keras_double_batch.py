@@ -24,6 +24,7 @@ import pandas as pd
 
 from memtrade.measure.environment import child_environment
 from memtrade.measure.protocol import TrialSpec
+from memtrade.papers.pages import save_csv
 from memtrade.results.sheets import Sheet
 from memtrade.search import largest
 from memtrade.units import megabytes
@@ -216,7 +217,6 @@ def sheet(answers: Sequence[ModelResult], folder: str) -> Sheet:
             "model", "largest batch", "optimized", "times as large", "peak MB", "optimized peak MB",
             "largest difference of losses", "last loss", "optimized last loss",
         ),
-        words=1,
         rows=tuple(rows),
         notes=(
             f"Images of {IMAGE_SIZE} × {IMAGE_SIZE} pixels, SGD. Largest batch: as Keras trains "
@@ -245,10 +245,9 @@ def save(answers: Sequence[ModelResult], folder: Path) -> None:
     ]
     about = ["model", "optimized", "batch_size"]
     made = pd.DataFrame(trials, columns=[*about, "steps", "outcome", "peak_bytes"])
-    made = made.astype({"peak_bytes": "Int64"})
-    made.to_csv(folder / "double_batch.csv", index=False, lineterminator="\n")
+    save_csv(folder / "double_batch.csv", made.astype({"peak_bytes": "Int64"}))
     curves = pd.DataFrame(losses, columns=[*about, "step", "loss"])
-    curves.to_csv(folder / "double_batch_losses.csv", index=False, lineterminator="\n")
+    save_csv(folder / "double_batch_losses.csv", curves)
     (folder / "double_batch.md").write_text(sheet(answers, str(folder)).to_markdown(), "utf-8")
     draw(answers, folder / "double_batch.png")
 

@@ -26,6 +26,7 @@ from memtrade.measure.protocol import TrialSpec
 from memtrade.measure.records import Record, load_records, options_text, unusual_strategy_options
 from memtrade.measure.trial import Outcome, run_child
 from memtrade.models import make_model
+from memtrade.papers.pages import save_csv
 from memtrade.results.sheets import NONE, Sheet, cell
 from memtrade.results.words import number, ratio, seconds, status_text, step_text
 from memtrade.strategies import NATIVE, STRATEGIES
@@ -42,6 +43,7 @@ TIMEOUT_SECONDS = 300.0
 # What `ome` is held against: at most this share of the original's peak, in at most so many times
 # its step time, with a smaller peak than any of TensorFlow's own ways that compute the same.
 MOST_PEAK, MOST_TIME = 0.60, 1.40
+MOST_LETTERS = 140  # of a note
 
 Key = tuple[str, str, str]
 
@@ -196,7 +198,6 @@ def sheet(found: Sequence[Way]) -> Sheet:
             ("note", lambda it: shortened(why(it)) or NONE),
         ],
         title=step_text(found[0].record.spec),
-        words=1,
         weak=lambda it: it.record.measured is None,
         notes=(answer(found),),
     )
@@ -242,9 +243,9 @@ def yes(met: bool) -> str:
     return "yes" if met else "no"
 
 
-def shortened(text: str, most: int = 140) -> str:
+def shortened(text: str) -> str:
     words = " ".join(text.split())
-    return words if len(words) <= most else words[: most - 1] + "…"
+    return words if len(words) <= MOST_LETTERS else words[: MOST_LETTERS - 1] + "…"
 
 
 def frame(every: Sequence[Sequence[Way]]) -> pd.DataFrame:
@@ -292,7 +293,7 @@ def table(records: Sequence[Record], folder: str) -> None:
     FOLDER.mkdir(parents=True, exist_ok=True)
     body = "\n\n".join(sheet(found).to_markdown().strip() for found in every)
     (FOLDER / "own_ways.md").write_text("\n".join([*lines, body]) + "\n", encoding="utf-8")
-    frame(every).to_csv(FOLDER / "own_ways.csv", index=False, lineterminator="\n")
+    save_csv(FOLDER / "own_ways.csv", frame(every))
     for found in every:
         print(f"{step_text(found[0].record.spec)}: {answer(found)}")
 

@@ -89,7 +89,7 @@ class Tools:
         return versions[0], versions[1]
 
 
-def make_spec(strategy: str, layers: int | None, batch_size: int, *, steps: int = 3) -> TrialSpec:
+def make_spec(strategy: str, layers: int | None, batch_size: int) -> TrialSpec:
     """A trial of the thesis' ResNet of so many layers, or (None) of its InceptionV4."""
     net = make_net(layers, batch_size, data_format="NHWC")
     select = rules_of(layers)["ome"]["select"]
@@ -102,7 +102,7 @@ def make_spec(strategy: str, layers: int | None, batch_size: int, *, steps: int 
         strategy_options={"select": select} if TOOLS[strategy] == "ome" else {},
         order=ORDER,
         memory_limit_bytes=THESIS_LIMIT_BYTES,
-        steps=steps,
+        steps=3,
     )
 
 

@@ -45,43 +45,38 @@ def published_max_batches() -> list[MaxBatch]:
 
 
 def _figure(row: dict[Any, Any]) -> Figure:
-    def number(name: str) -> Any:
-        value: Any = row.get(name)
-        return value if pd.notna(value) else None
-
-    layers, peak_mb, host_gb = number("layers"), number("peak_mb"), number("host_gb")
-    model = make_model(row["model"], {} if layers is None else {"layers": int(layers)})
+    host_gb = _number(row, "host_gb")
     return Figure(
-        source="published",
-        where=THESIS,
-        model=model.name,
-        family=model.family,
-        layers=None if layers is None else int(layers),
+        **_claim(row),
         batch_size=int(row["batch_size"]),
-        strategy=row["strategy"],
-        variant=row["strategy"],
         status=row["status"],
-        peak_bytes=None if peak_mb is None else round(peak_mb * 1e6),
         host_bytes=None if host_gb is None else round(host_gb * 1e9),
-        step_seconds=number("step_seconds"),
-        origin=row["provenance"],
-        note=row["note"],
     )
 
 
 def _max_batch(row: dict[Any, Any]) -> MaxBatch:
-    model = make_model(row["model"], {"layers": int(row["layers"])})
-    return MaxBatch(
-        source="published",
-        where=THESIS,
-        model=model.name,
-        family=model.family,
-        layers=int(row["layers"]),
-        strategy=row["strategy"],
-        variant=row["strategy"],
-        batch_size=int(row["max_batch"]),
-        peak_bytes=round(row["peak_mb"] * 1e6),
-        step_seconds=row["step_seconds"],
-        origin=row["provenance"],
-        note=row["note"],
-    )
+    return MaxBatch(**_claim(row), batch_size=int(row["max_batch"]))
+
+
+def _claim(row: dict[Any, Any]) -> dict[str, Any]:
+    """What a row says in whichever table."""
+    layers, peak_mb = _number(row, "layers"), _number(row, "peak_mb")
+    model = make_model(row["model"], {} if layers is None else {"layers": int(layers)})
+    return {
+        "source": "published",
+        "where": THESIS,
+        "model": model.name,
+        "family": model.family,
+        "layers": None if layers is None else int(layers),
+        "strategy": row["strategy"],
+        "variant": row["strategy"],
+        "peak_bytes": None if peak_mb is None else round(peak_mb * 1e6),
+        "step_seconds": _number(row, "step_seconds"),
+        "origin": row["provenance"],
+        "note": row["note"],
+    }
+
+
+def _number(row: dict[Any, Any], name: str) -> Any:
+    value: Any = row.get(name)
+    return value if pd.notna(value) else None

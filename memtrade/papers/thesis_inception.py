@@ -7,7 +7,6 @@ Writes thesis_inception.md into the folder. The net is traced by TensorFlow; not
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from pathlib import Path
 from memtrade.costs import op_cost
 from memtrade.facts.kernel import Fact, Facts, Request
 from memtrade.graph import Op, StepGraph
+from memtrade.papers.pages import save_page, write_pages
 from memtrade.papers.thesis_predictor import (
     FITTED,
     PredictedRow,
@@ -125,7 +125,6 @@ def tried_sheet(tried: Sequence[TriedRow]) -> Sheet:
             "strategy", "s: published", "predicted", "long filters slower", "error",
             "MB: published", "predicted", "with copies", "error",
         ),
-        words=1,
         rows=tuple(rows),
         notes=(
             "long filters slower: convolutions with 1x7, 7x1, 1x3 and 3x1 filters take "
@@ -157,7 +156,6 @@ def waiting_sheet(step_at: Callable[[int], StepGraph], target: Target) -> Sheet:
     return Sheet(
         title="LMS on ResNet-50: what waits for memory",
         columns=("batch", "peak MB", "s waited for memory", "step s", "fits"),
-        words=1,
         rows=tuple(rows),
         notes=(
             f"published: a largest batch of {largest.batch_size}. The first row that waits is "
@@ -177,8 +175,7 @@ Peaks: images have channels last here, and TensorFlow 1 copied them for each con
 no difference: no convolution stands at these peaks. What cuDNN takes to work in is not known.
 """
 
-_LMS = """
-# LMS's largest batch: what was tried
+_LMS = """# LMS's largest batch: what was tried
 
 Twice the published one is predicted, because in the simulator a request waits for copies out for as
 long as it takes. So the published one should lie between the largest batch that never waits and the
@@ -186,18 +183,13 @@ largest that fits. That it does; which requests the thesis' TensorFlow let wait 
 """
 
 
-def main(folder: Path) -> int:
+def main(folder: Path) -> None:
     target = profile_target(FITTED)
     inception = tried_sheet(try_all(trace_step(None, 32), target))
     first, second = (trace_step(50, batch) for batch in TRACED)
     waiting = waiting_sheet(Rebatcher(first, TRACED[0], second, TRACED[1]).at, target)
-    folder.mkdir(parents=True, exist_ok=True)
-    page = "\n".join([_INTRODUCTION, inception.to_markdown(), _LMS, waiting.to_markdown(), ""])
-    (folder / "thesis_inception.md").write_text(page, encoding="utf-8")
-    return 0
+    save_page(folder / "thesis_inception.md", _INTRODUCTION, inception, _LMS, waiting)
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 2:
-        sys.exit(__doc__)
-    sys.exit(main(Path(sys.argv[1])))
+    write_pages(main, __doc__)

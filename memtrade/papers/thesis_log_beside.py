@@ -8,7 +8,6 @@ thesis_log_ome.md into the folder.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from typing import Any
 from memtrade.errors import MemtradeError
 from memtrade.measure.protocol import NamedCheckpoint
 from memtrade.measure.records import Record, load_records
+from memtrade.papers.pages import write_pages
 from memtrade.papers.published import load_published
 from memtrade.papers.thesis_log import (
     HEADS,
@@ -155,17 +155,10 @@ def page(records: Sequence[Record], others: Sequence[Record]) -> str:
     return "\n".join(blocks)
 
 
-def main(folder: Path) -> int:
-    try:
-        text = page(load_records(RECORDS), load_records(OTHERS))
-    except MemtradeError as error:
-        print(f"memtrade: {error}", file=sys.stderr)
-        return 2
+def main(folder: Path) -> None:
+    text = page(load_records(RECORDS), load_records(OTHERS))
     (folder / "thesis_log_ome.md").write_text(text, encoding="utf-8")
-    return 0
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 2:
-        sys.exit(__doc__)
-    sys.exit(main(Path(sys.argv[1])))
+    write_pages(main, __doc__)

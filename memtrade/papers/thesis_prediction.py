@@ -14,19 +14,20 @@ gtx-1070-traced.toml. Takes some minutes: 17 steps are traced by TensorFlow, on 
 
 from __future__ import annotations
 
-import csv
 import statistics
-import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, fields, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import Literal
 
 import msgspec
+import pandas as pd
 
 from memtrade import devices
 from memtrade.devices import Device
 from memtrade.graph import StepGraph
+from memtrade.papers.pages import save_csv, write_pages
 from memtrade.papers.thesis_predictor import (
     AGED,
     CARD,
@@ -64,39 +65,28 @@ def median_errors(rows: Iterable[PredictedRow]) -> tuple[float, float]:
 
 
 def orders(
-    rows: Iterable[PredictedRow],
-    published_of: Callable[[PredictedRow], float | None],
-    predicted_of: Callable[[PredictedRow], float | None],
+    rows: Iterable[PredictedRow], quantity: Literal["seconds", "peak_mb"]
 ) -> dict[str, list[tuple[str, str]]]:
     """For each step with several strategies, the pairs of them that are predicted the wrong way."""
-    groups: dict[str, list[PredictedRow]] = {}
+    groups: dict[str, list[tuple[str, float, float]]] = {}
     for row in rows:
-        if published_of(row) is not None:
-            network = "InceptionV4" if row.layers is None else f"ResNet-{row.layers}"
-            batch = "max batch" if row.table == "max batch" else f"batch {row.batch_size}"
-            groups.setdefault(f"{network}, {batch}", []).append(row)
+        given, said = (getattr(row, f"{side}_{quantity}") for side in ("published", "predicted"))
+        if given is not None and row.table != "max batch":
+            step = f"{_network(row)}, batch {row.batch_size}"
+            groups.setdefault(step, []).append((row.strategy, given, said))
     return {
-        name: [
-            (low.strategy, high.strategy)
-            for low in group
-            for high in group
-            if (published_of(low) or 0) * (1 + TIE) < (published_of(high) or 0)
-            and (predicted_of(low) or 0) >= (predicted_of(high) or 0)
+        step: [
+            (low, high)
+            for low, published_low, predicted_low in group
+            for high, published_high, predicted_high in group
+            if published_low * (1 + TIE) < published_high and predicted_low >= predicted_high
         ]
-        for name, group in groups.items()
+        for step, group in groups.items()
     }
 
 
-def write_csv(rows: Sequence[PredictedRow], path: Path) -> None:
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow([field.name for field in fields(PredictedRow)])
-        for row in rows:
-            writer.writerow([_cell(value) for value in asdict(row).values()])
-
-
-def _cell(value: object) -> object:
-    return "" if value is None else f"{value:.4g}" if isinstance(value, float) else value
+def _network(row: PredictedRow) -> str:
+    return "InceptionV4" if row.layers is None else f"ResNet-{row.layers}"
 
 
 _MISSED = (
@@ -142,8 +132,8 @@ def markdown(
         f"**Median error of the {len(held_out(rows))} other rows: time {_percent(seconds)}, "
         f"peak {_percent(peak)}.**",
         "",
-        *_order_lines("time", _order_by_time(rows)),
-        *_order_lines("peak", _order_by_peak(rows)),
+        *_order_lines("time", orders(rows, "seconds")),
+        *_order_lines("peak", orders(rows, "peak_mb")),
     ]
     for table in TABLES:
         lines += [f"## {table[0].upper()}{table[1:]}", "", *_table(rows, table), ""]
@@ -184,16 +174,6 @@ def _about_lms(lms: Mapping[str, Mapping[str, tuple[float, float]]]) -> list[str
     ]
 
 
-def _order_by_time(rows: Sequence[PredictedRow]) -> dict[str, list[tuple[str, str]]]:
-    steps = [row for row in rows if row.table != "max batch"]
-    return orders(steps, lambda row: row.published_seconds, lambda row: row.predicted_seconds)
-
-
-def _order_by_peak(rows: Sequence[PredictedRow]) -> dict[str, list[tuple[str, str]]]:
-    steps = [row for row in rows if row.table != "max batch"]
-    return orders(steps, lambda row: row.published_peak_mb, lambda row: row.predicted_peak_mb)
-
-
 def _order_lines(what: str, found: dict[str, list[tuple[str, str]]]) -> list[str]:
     right = sum(not pairs for pairs in found.values())
     wrong = "; ".join(
@@ -217,13 +197,12 @@ def _table(rows: Sequence[PredictedRow], table: str) -> list[str]:
     for row in rows:
         if row.table != table:
             continue
-        network = "InceptionV4" if row.layers is None else f"ResNet-{row.layers}"
         given = "out of memory" if row.published_seconds is None else f"{row.published_seconds:.3f}"
         seconds = f"*{given}*" if row.fitted else given
         peak = "" if row.published_peak_mb is None else f"{row.published_peak_mb:,.0f}"
         roomy = "" if row.fits else " (does not fit)"
         cells = [
-            network, row.strategy, seconds, f"{row.predicted_seconds:.3f}",
+            _network(row), row.strategy, seconds, f"{row.predicted_seconds:.3f}",
             _percent(row.time_error, sign=True), peak, f"{row.predicted_peak_mb:,.0f}{roomy}",
             _percent(row.peak_error, sign=True),
         ]  # fmt: skip
@@ -291,7 +270,7 @@ def _shifted(
     return found
 
 
-def main(folder: Path) -> int:
+def main(folder: Path) -> None:
     from memtrade.papers.thesis_trace import trace_step
 
     @cache
@@ -320,17 +299,13 @@ def main(folder: Path) -> int:
         name: lms_otherwise(graph(layers, 32), fitted)
         for name, layers in (("ResNet-50", 50), ("ResNet-152", 152), ("InceptionV4", None))
     }
-    folder.mkdir(parents=True, exist_ok=True)
-    write_csv(predicted, folder / "thesis.csv")
+    save_csv(folder / "thesis.csv", pd.DataFrame(predicted), "%.4g")
     (folder / "thesis.md").write_text(
         markdown(predicted, fitted.device, others, lms), encoding="utf-8"
     )
     profiles = Path(devices.__file__).parent / "devices"
     (profiles / f"{FITTED}.toml").write_text(profile(fitted.device))
-    return 0
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 2:
-        sys.exit(__doc__)
-    sys.exit(main(Path(sys.argv[1])))
+    write_pages(main, __doc__)

@@ -109,11 +109,10 @@ def _number(value: float) -> float | None:
 
 
 class ThesisPredictor:
-    """Predicts rows with one profile, and with a step's overhead where `aged` says so."""
+    """Predicts rows with one profile, and with a step's overhead where `AGED` says so."""
 
-    def __init__(self, graph: Graphs, traced: Target, aged: frozenset[str] = AGED):
+    def __init__(self, graph: Graphs, traced: Target):
         self.graph = graph
-        self.aged = aged
         self.traced = traced
         fresh = msgspec.structs.replace(traced.device, step_overhead_seconds=0.0)
         self.fresh = traced.replace(device=fresh)
@@ -121,8 +120,7 @@ class ThesisPredictor:
     def row(self, given: Published, *, largest: bool = True) -> PredictedRow:
         """One row; `largest`: in the table of largest batches, also look for that."""
         graph = self.graph(given.layers, given.batch_size)
-        aged = given.strategy in self.aged
-        simulator = TimeSimulator(graph, self.traced if aged else self.fresh)
+        simulator = TimeSimulator(graph, self.traced if given.strategy in AGED else self.fresh)
         actions = actions_of(simulator, given)
         timeline = simulator.timeline(actions)
         assert timeline.memory is not None

@@ -17,6 +17,7 @@ from typing import Any
 import pandas as pd
 
 from memtrade.measure.records import Record, load_records
+from memtrade.papers.pages import save_page, write_pages
 from memtrade.papers.published import load_published
 from memtrade.papers.thesis_log import STEPS
 from memtrade.papers.thesis_nets import ORDER
@@ -200,7 +201,7 @@ def idle_process_bytes() -> int:
     return int(said.stdout)
 
 
-def main(folder: Path) -> int:
+def main(folder: Path) -> None:
     predicted = predicted_rows(folder / "thesis.csv")
     measured = load_records(RESULTS / "measured")
     records = [*load_records(RESULTS / "thesis"), *measured]
@@ -210,9 +211,7 @@ def main(folder: Path) -> int:
         runs_sheet(predicted),
         figures_sheet(records, idle_process_bytes()),
     ]
-    page = [_INTRODUCTION, *(sheet.to_markdown() + "\n" for sheet in sheets)]
-    (folder / "thesis_rest.md").write_text("\n".join(page), encoding="utf-8")
-    return 0
+    save_page(folder / "thesis_rest.md", _INTRODUCTION, *sheets)
 
 
 _INTRODUCTION = f"""# The thesis' lists, runs and single figures
@@ -224,6 +223,4 @@ What the thesis' notes print beside their tables, beside ours. Made by
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 2:
-        sys.exit(__doc__)
-    sys.exit(main(Path(sys.argv[1])))
+    write_pages(main, __doc__)

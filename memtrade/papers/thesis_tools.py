@@ -154,21 +154,17 @@ def _measured(records: Iterable[Record], layers: int | None, *, own: bool) -> Ce
     column: CellByStrategy = {}
     for record in records:
         if is_original(record) or rule_of(record, layers) == ("own" if own else "theirs"):
-            assert record.measured is not None
-            column[record.spec.strategy] = Cell(
-                record.measured.peak_bytes, record.measured.median_seconds
-            )
+            column[record.spec.strategy] = _cell(record)
     return column
 
 
 def _originals(records: Iterable[Record]) -> CellByStrategy:
-    return {
-        TOOLS[record.spec.strategy]: Cell(
-            record.measured.peak_bytes, record.measured.median_seconds
-        )
-        for record in records
-        if record.spec.strategy in TOOLS and record.measured is not None
-    }
+    return {TOOLS[r.spec.strategy]: _cell(r) for r in records if r.spec.strategy in TOOLS}
+
+
+def _cell(record: Record) -> Cell:
+    assert record.measured is not None  # as of all records here
+    return Cell(record.measured.peak_bytes, record.measured.median_seconds)
 
 
 def is_original(record: Record) -> bool:

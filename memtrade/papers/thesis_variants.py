@@ -10,7 +10,6 @@ thesis_variants.csv and thesis_variants.md into the folder. Takes two minutes.
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -22,6 +21,7 @@ import pandas as pd
 from memtrade.graph import StepGraph
 from memtrade.models.resnet import BLOCKS
 from memtrade.options import Value
+from memtrade.papers.pages import save_csv, write_pages
 from memtrade.papers.published import load_published
 from memtrade.papers.thesis_nets import RULES
 from memtrade.papers.thesis_trace import trace_step
@@ -285,21 +285,15 @@ def _line(row: VariantRow) -> str:
     )
 
 
-def main(folder: Path) -> int:
+def main(folder: Path) -> None:
     networks = [VariantRow.of(variant, Logged.of(layers)) for layers, variant in resnets().items()]
     logged = Logged.of(None)
     variants = [(VariantRow.of(variant, logged), variant.checkpoints) for variant in inceptions()]
-    folder.mkdir(parents=True, exist_ok=True)
     rows = [*networks, *(row for row, _ in variants)]
     frame = pd.DataFrame([vars(row) for row in rows])
-    frame.to_csv(
-        folder / "thesis_variants.csv", index=False, float_format="%.5g", lineterminator="\n"
-    )
+    save_csv(folder / "thesis_variants.csv", frame, "%.5g")
     (folder / "thesis_variants.md").write_text(markdown(networks, variants), encoding="utf-8")
-    return 0
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 2:
-        sys.exit(__doc__)
-    sys.exit(main(Path(sys.argv[1])))
+    write_pages(main, __doc__)

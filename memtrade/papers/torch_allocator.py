@@ -23,6 +23,9 @@ from dataclasses import dataclass
 
 MIB = 1 << 20
 GRAIN_BYTES = 512
+# A device's side streams are so many, handed out in turn: torchgpipe's micro-batches, and those of
+# the GPT-2 logs, are copied from stage to stage on one each.
+STREAMS = 32
 SMALL_BYTES = MIB
 # Further apart than any segment is large, so that segments never touch.
 _SEGMENT_STRIDE = 1 << 40
@@ -126,6 +129,11 @@ class CachingAllocator:
         if gone.behind is not None:
             self._blocks[gone.behind].before = first
         return first
+
+
+def copying_stream(micro_batch: int) -> int:
+    """The stream on which a micro-batch is copied; 0 is the default stream."""
+    return 1 + micro_batch % STREAMS
 
 
 class TorchTensor:

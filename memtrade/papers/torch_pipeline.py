@@ -19,10 +19,9 @@ from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 from memtrade.errors import MemtradeError
-from memtrade.papers.torch_allocator import CachingAllocator, TorchTensor
+from memtrade.papers.torch_allocator import CachingAllocator, TorchTensor, copying_stream
 from memtrade.papers.torch_tape import Gone, Tape, TapeOp
 
-STREAMS = 32
 STEPS = 2
 Update = Literal["sgd", "rmsprop"]
 Held = dict[int, Any]  # tensor -> what holds its memory
@@ -193,7 +192,7 @@ class TapePipeline:
                 stage, crossing = self.stages[j], self.crossing[i]
                 given: Held = {self.tape.images: self.batch} if j == 0 else {}
                 for tensor, (_, size) in stage.reads.items():
-                    given[tensor] = TorchTensor(stage.device, size, stream=_copying(i))
+                    given[tensor] = TorchTensor(stage.device, size, stream=copying_stream(i))
                     if self.readers[tensor] == j:
                         del crossing[tensor]
                 self.inputs[i, j] = given
@@ -216,7 +215,7 @@ class TapePipeline:
             if tensor in found:
                 to = self.stages[source]
                 arrived = self.gradients.setdefault((i, source), {})
-                copied = TorchTensor(to.device, size, stream=_copying(i))
+                copied = TorchTensor(to.device, size, stream=copying_stream(i))
                 arrived[tensor] = TorchTensor(to.device, size) if tensor in arrived else copied
 
 
@@ -240,11 +239,6 @@ def _cut(tape: Tape, balance: Sequence[int], limit_bytes: int | None) -> list[Ta
                     stages[maker[tensor]].hands_on.add(tensor)
     stages[-1].hands_on.add(tape.logits)
     return stages
-
-
-def _copying(micro_batch: int) -> int:
-    """The stream on which a micro-batch is copied from device to device; 0 is the default one."""
-    return 1 + micro_batch % STREAMS
 
 
 def reserved(

@@ -9,7 +9,6 @@ measured comes from results/pipeline/torchgpipe_at_size.
 from __future__ import annotations
 
 import statistics
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +19,7 @@ import pandas as pd
 from memtrade.devices import load_device
 from memtrade.models import make_model
 from memtrade.options import Value
+from memtrade.papers.pages import save_csv, save_page, write_pages
 from memtrade.papers.published import load_published
 from memtrade.papers.torch_allocator import MIB, CachingAllocator
 from memtrade.papers.torch_pipeline import Update, reserved
@@ -125,15 +125,15 @@ class ReservedFigures:
         return None if devices is None else sum(each.peak_bytes for each in devices)
 
     def total_error(self, predicted: int | None) -> float | None:
-        if predicted is None or self.published_bytes is None:
-            return None
-        return predicted / self.published_bytes - 1
+        return self._error(predicted, 0)
 
     def activation_error(self, predicted: int | None) -> float | None:
+        return self._error(predicted, self.parameter_bytes)
+
+    def _error(self, predicted: int | None, less_bytes: int) -> float | None:
         if predicted is None or self.published_bytes is None:
             return None
-        published = self.published_bytes - self.parameter_bytes
-        return (predicted - self.parameter_bytes) / published - 1
+        return (predicted - less_bytes) / (self.published_bytes - less_bytes) - 1
 
 
 def figures_of(row: ReservedRow) -> ReservedFigures:
@@ -182,8 +182,8 @@ def rows_sheet(found: Sequence[ReservedFigures]) -> Sheet:
 
 
 def _cells(each: ReservedFigures) -> tuple[str, ...]:
-    def mb(value: float | None, full: str = "OOM") -> str:
-        return full if value is None else megabytes(round(value))
+    def mb(value: float | None) -> str:
+        return "OOM" if value is None else megabytes(round(value))
 
     def less(value: float | None) -> float | None:
         return None if value is None else value - each.parameter_bytes
@@ -271,14 +271,12 @@ def measured_sheet(records: Sequence[PipelineRecord]) -> Sheet:
     )
 
 
-def main(folder: Path) -> int:
+def main(folder: Path) -> None:
     found = [figures_of(row) for row in ROWS]
-    folder.mkdir(parents=True, exist_ok=True)
     sheets = [errors_sheet(found), rows_sheet(found)]
     if MEASURED.is_dir():
         sheets.append(measured_sheet(load_pipeline_records(MEASURED)))
-    page = [_INTRODUCTION, *(sheet.to_markdown() + "\n" for sheet in sheets)]
-    (folder / "torchgpipe_reserved.md").write_text("\n".join(page), encoding="utf-8")
+    save_page(folder / "torchgpipe_reserved.md", _INTRODUCTION, *sheets)
     frame = pd.DataFrame(
         {
             "model": [each.row.size for each in found],
@@ -288,9 +286,7 @@ def main(folder: Path) -> int:
             "predicted_in_use_bytes": [each.in_use_bytes for each in found],
         }
     )
-    path = folder / "torchgpipe_reserved.csv"
-    frame.to_csv(path, index=False, float_format="%.0f", lineterminator="\n")
-    return 0
+    save_csv(folder / "torchgpipe_reserved.csv", frame, "%.0f")
 
 
 _INTRODUCTION = f"""# torchgpipe: what the published bytes count
@@ -309,6 +305,4 @@ without a pipeline is predicted high, even by its live tensors alone: why, is no
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 2:
-        sys.exit(__doc__)
-    sys.exit(main(Path(sys.argv[1])))
+    write_pages(main, __doc__)

@@ -28,6 +28,7 @@ import pandas as pd
 from memtrade.errors import MemtradeError
 from memtrade.measure.environment import child_environment
 from memtrade.measure.protocol import TrialSpec
+from memtrade.papers.pages import save_page
 from memtrade.papers.published import load_published
 from memtrade.results.sheets import NONE, Sheet
 from memtrade.units import megabytes
@@ -193,9 +194,8 @@ def known_runs(folder: Path) -> dict[str, TrainedRun]:
 
 
 def show(runs: Sequence[TrainedRun], folder: Path, picture: Path) -> None:
-    sheets = [ways_sheet(runs), published_sheet(runs)]
-    page = [_INTRODUCTION, *(sheet.to_markdown() + "\n" for sheet in sheets)]
-    (folder / "transparency.md").write_text("\n".join(page), encoding="utf-8")
+    page = (_INTRODUCTION, ways_sheet(runs), published_sheet(runs))
+    save_page(folder / "transparency.md", *page)
     draw(runs, picture)
 
 

@@ -222,7 +222,6 @@ def _holders(found: Explanation) -> Sheet:
     return Sheet(
         title=f"What held memory then, by layer: {megabytes(found.held_bytes)} MB, simulated",
         columns=("layer", "MB", "of which"),
-        words=1,
         rows=tuple(rows),
     )
 

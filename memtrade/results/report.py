@@ -30,7 +30,7 @@ from memtrade.results.series import (
     trade_panels,
 )
 from memtrade.results.sheets import DASH, Sheet, templates
-from memtrade.results.tables import COLUMNS, compare
+from memtrade.results.tables import compare
 from memtrade.results.words import device_label, status_text
 
 _DASHES = ("solid", "dash", "dot", "dashdot")
@@ -214,7 +214,7 @@ def _all_trials(records: Sequence[Record], command: str) -> Sheet:
     return Sheet(
         name="trials",
         title="All trials",
-        columns=COLUMNS,
+        columns=comparisons[0].columns,
         rows=tuple(row for each in comparisons for row in each.rows),
         sections=tuple(each.title for each in comparisons for _ in each.rows),
         weak=frozenset(i for i, fails in enumerate(failed) if fails),

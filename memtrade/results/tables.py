@@ -9,18 +9,16 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 import pandas as pd
 
-from memtrade.measure.records import (
-    Record,
-    to_frame,
-)
+from memtrade.measure.protocol import Measured
+from memtrade.measure.records import Record, to_frame
 from memtrade.models import make_model
 from memtrade.results.machines import hardware, machine_labels, unlike
-from memtrade.results.sheets import NONE, Sheet, cell
+from memtrade.results.sheets import Sheet, cell
 from memtrade.results.words import (
     beside,
     beside_note,
@@ -37,24 +35,12 @@ from memtrade.units import megabytes
 
 PREDICTED = "predicted peak MB"
 ERROR = "error %"
-COLUMNS: tuple[str, ...] = (
-    "strategy",
-    "status",
-    "peak MB",
-    PREDICTED,
-    ERROR,
-    "memory cost MB",
-    "host MB",
-    "step s",
-    "relative peak",
-    "relative time",
-    "kept / recomputed / swapped",
-)
+PLANNED = "kept / recomputed / swapped"
 _REASON_LENGTH = 160
 
 
 # What a narrow terminal leaves out, in this order, until the rest fits; CSV has everything.
-_EXPENDABLE = ("kept / recomputed / swapped", "relative peak", "host MB", ERROR, PREDICTED)
+_EXPENDABLE = (PLANNED, "relative peak", "host MB", ERROR, PREDICTED)
 
 # Where TensorFlow ran out of memory: a trial has one device, and the title names it.
 _PLACE = re.compile(r" on /job:\S+( by allocator \S+)?")
@@ -76,31 +62,33 @@ def compare(records: Sequence[Record]) -> list[Sheet]:
     return comparisons
 
 
-def _cells(record: Record, original: Record | None) -> tuple[str, ...]:
-    """What `COLUMNS` say of it, with ratios to an original that ran."""
-    measured, plan, predicted = record.measured, record.plan, record.shown_prediction
-    foreseen = predicted.peak_text if predicted else NONE
-    foreseen += AFTERWARDS if record.predicted_by else ""
-    figures = (NONE, foreseen, *(NONE,) * 4)
-    if measured is not None:
-        figures = (
-            megabytes(measured.peak_bytes),
-            foreseen,
-            cell(percent, record.peak_error),
-            megabytes(measured.memory_cost_bytes),
-            megabytes(measured.host_bytes),
-            beside(seconds(measured.median_seconds), record.jobs),
-        )
-    relative_peak, relative_time = _ratios(record, original)
-    jobs = max(record.jobs, original.jobs if original else 1)
-    return (
-        strategy_label(record.spec),
-        status_text(record.status),
-        *figures,
-        ratio(relative_peak),
-        beside(ratio(relative_time), jobs),
-        f"{plan.kept} / {plan.recomputed} / {plan.swapped}" if plan else NONE,
-    )
+def _columns(original: Record | None) -> list[tuple[str, Callable[[Record], str]]]:
+    """What is said of a trial, with ratios to an original that ran."""
+
+    def measured(text: Callable[[Measured], str]) -> Callable[[Record], str]:
+        return lambda record: cell(text, record.measured)
+
+    def foreseen(record: Record) -> str:
+        text = cell(lambda it: it.peak_text, record.shown_prediction)
+        return text + (AFTERWARDS if record.predicted_by else "")
+
+    def relative_time(record: Record) -> str:
+        jobs = max(record.jobs, original.jobs if original else 1)
+        return beside(ratio(_ratios(record, original)[1]), jobs)
+
+    return [
+        ("strategy", lambda it: strategy_label(it.spec)),
+        ("status", lambda it: status_text(it.status)),
+        ("peak MB", measured(lambda m: megabytes(m.peak_bytes))),
+        (PREDICTED, foreseen),
+        (ERROR, lambda it: cell(percent, it.peak_error)),
+        ("memory cost MB", measured(lambda m: megabytes(m.memory_cost_bytes))),
+        ("host MB", measured(lambda m: megabytes(m.host_bytes))),
+        ("step s", lambda it: beside(measured(lambda m: seconds(m.median_seconds))(it), it.jobs)),
+        ("relative peak", lambda it: ratio(_ratios(it, original)[0])),
+        ("relative time", relative_time),
+        (PLANNED, lambda it: cell(lambda p: f"{p.kept} / {p.recomputed} / {p.swapped}", it.plan)),
+    ]
 
 
 def _ratios(record: Record, original: Record | None) -> tuple[float | None, float | None]:
@@ -170,12 +158,12 @@ def _comparison(records: Sequence[Record], place: str = "") -> Sheet:
     spec = ordered[0].spec
     device = device_label(spec.device, spec.memory_limit_bytes)
     title = ", ".join(part for part in (step_text(spec), device, place) if part)
-    return Sheet(
+    return Sheet.of(
+        ordered,
+        _columns(original),
         title=title,
-        columns=COLUMNS,
         words=2,
-        rows=tuple(_cells(record, original) for record in ordered),
-        weak=frozenset(i for i, record in enumerate(ordered) if record.status != "ok"),
+        weak=lambda record: record.status != "ok",
         notes=tuple(notes),
         command="\n".join(dict.fromkeys(r.command for r in ordered if r.command)),
         expendable=_EXPENDABLE,

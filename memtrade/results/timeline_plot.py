@@ -6,7 +6,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from memtrade.results.paper import PAGE_INK, WIDTH, finish, in_style
+from memtrade.results.paper import PAGE_INK, finish, in_style, strips_of
 from memtrade.results.slices import CHANNELS
 from memtrade.results.timeline_view import COLOURS, Strip, Timelines
 from memtrade.simulate.usage import GROUPS
@@ -22,14 +22,7 @@ def timeline_plot(timelines: Timelines) -> Figure:
     strips = timelines.strips
     with in_style(grid=False):
         height = _REST + len(strips) * (_STRIP + _LANES)
-        figure = Figure(figsize=(WIDTH, height), layout="constrained")
-        axes = figure.subplots(
-            2 * len(strips),
-            1,
-            sharex=True,
-            squeeze=False,
-            gridspec_kw={"height_ratios": [_STRIP, _LANES] * len(strips)},
-        )[:, 0]
+        figure, axes = strips_of([_STRIP, _LANES] * len(strips), height=height)
         for i, strip in enumerate(strips):
             _memory(axes[2 * i], strip, timelines)
             _channels(axes[2 * i + 1], strip)

@@ -135,7 +135,7 @@ def choose(graph: StepGraph, options: Options, target: Target, *, wide: bool = F
         )
         return useful(graph, best.checkpoints)
     if options.mode == "speed":
-        return [t for t in activations if _producer_type(graph, t) in EXPENSIVE_TYPES]
+        return [t for t in activations if graph.ops[graph.tensors[t].op].type in EXPENSIVE_TYPES]
     if options.mode == "collection":
         named, source = list(graph.data.collection), "the collection 'checkpoints'"
     else:
@@ -163,10 +163,6 @@ def fates(graph: StepGraph, checkpoints: list[int]) -> list[Fate]:
         else:
             made.append(Fate(t, "recompute", "between checkpoints"))
     return made
-
-
-def _producer_type(graph: StepGraph, tensor: int) -> str:
-    return graph.ops[graph.tensors[tensor].op].type
 
 
 STRATEGY = Strategy(

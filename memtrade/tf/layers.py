@@ -136,9 +136,7 @@ class Net:
                 data_format=self.layout,
             )
 
-    def batch_norm(
-        self, x: tf.Tensor, *, decay: float, epsilon: float, name: str = "batch_norm"
-    ) -> tf.Tensor:
+    def batch_norm(self, x: tf.Tensor, *, decay: float, epsilon: float) -> tf.Tensor:
         """Batch normalization, fused, with trainable scale and offset.
 
         Each step moves the averages: `moving -= (moving - batch) * (1 - decay)`. The update is an
@@ -148,9 +146,9 @@ class Net:
         reads x; only the offset is trained, as in tf-slim.
         """
         if not self.training:
-            return self._shifted(x, epsilon=epsilon, name=name)
+            return self._shifted(x, epsilon)
         size = [self.channels(x)]
-        with self.scope(name):
+        with self.scope("batch_norm"):
             scale = self.variable("scale", size, fill=1.0)
             offset = self.variable("offset", size)
             moving_mean = self.variable("moving_mean", size, trainable=False)
@@ -171,9 +169,9 @@ class Net:
                 moving.assign_sub((moving - batch) * rate, read_value=False)
             return y
 
-    def _shifted(self, x: tf.Tensor, *, epsilon: float, name: str) -> tf.Tensor:
+    def _shifted(self, x: tf.Tensor, epsilon: float) -> tf.Tensor:
         size = [self.channels(x)]
-        with self.scope(name):
+        with self.scope("batch_norm"):
             offset = self.variable("offset", size)
             mean = self.variable("moving_mean", size, trainable=False)
             variance = self.variable("moving_variance", size, fill=1.0, trainable=False)
@@ -193,10 +191,10 @@ class Net:
         """[C] as it is added to images."""
         return tf.reshape(channels, [-1, 1, 1]) if self.layout == "NCHW" else channels
 
-    def instance_norm(self, x: tf.Tensor, *, epsilon: float = 1e-5) -> tf.Tensor:
+    def instance_norm(self, x: tf.Tensor) -> tf.Tensor:
         """Each channel of each image to mean 0 and variance 1; nothing to train."""
         mean, variance = tf.nn.moments(x, self.image_axes(), keepdims=True)  # [N, 1, 1, C]
-        return _standardized(x, mean, variance, epsilon)
+        return _standardized(x, mean, variance)
 
     def max_pool(
         self, x: tf.Tensor, size: int, *, stride: int = 1, padding: Padding = "SAME"
@@ -297,7 +295,7 @@ class Net:
             y = tf.matmul(x, weights)
             return tf.nn.bias_add(y, self.variable("bias", [units])) if bias else y
 
-    def layer_norm(self, x: tf.Tensor, *, epsilon: float = 1e-5, name: str) -> tf.Tensor:
+    def layer_norm(self, x: tf.Tensor, *, name: str) -> tf.Tensor:
         """Each row of [N, C] to mean 0 and variance 1, then a trainable scale and offset.
 
         Not tf.nn.batch_normalization with a scale: that makes three more tensors of x's size.
@@ -305,7 +303,7 @@ class Net:
         size = [static_shape(x)[-1]]
         with self.scope(name):
             mean, variance = tf.nn.moments(x, [-1], keepdims=True)  # [N, 1]
-            x = _standardized(x, mean, variance, epsilon)
+            x = _standardized(x, mean, variance)
             x = x * self.variable("scale", size, fill=1.0)
             return tf.nn.bias_add(x, self.variable("offset", size))
 
@@ -391,7 +389,7 @@ class RecomputingNet(Net):
         return self.checkpoint(tf.recompute_grad(again)(*tensors))
 
 
-def _standardized(x: tf.Tensor, mean: tf.Tensor, variance: tf.Tensor, epsilon: float) -> tf.Tensor:
-    """(x - mean) / sqrt(variance + epsilon) as x * r - mean * r: of x's size, only x is kept."""
-    r = tf.math.rsqrt(variance + epsilon)
+def _standardized(x: tf.Tensor, mean: tf.Tensor, variance: tf.Tensor) -> tf.Tensor:
+    """(x - mean) / sqrt(variance + 1e-5) as x * r - mean * r: of x's size, only x is kept."""
+    r = tf.math.rsqrt(variance + 1e-5)
     return x * r - mean * r

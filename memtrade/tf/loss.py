@@ -20,7 +20,7 @@ import tensorflow as tf
 
 from memtrade.errors import UnknownNameError, UnsupportedGraphError
 from memtrade.facts import reuse
-from memtrade.graph import ALIAS_TYPES, READ_TYPES, Op, Tensor
+from memtrade.graph import ALIAS_TYPES, READ_TYPES, Op, Tensor, led_to
 from memtrade.tf.structure import named_leaves
 
 NAME = "loss"
@@ -150,11 +150,7 @@ class _Flow:
     @cached_property
     def from_batch(self) -> set[int]:
         """Ids of the ops that the batch leads to through data edges, the inputs included."""
-        found = {self.tensors[t].op for t in self.batch}
-        for op in self.ops:
-            if any(self.tensors[t].op in found for t in op.inputs):
-                found.add(op.id)
-        return found
+        return led_to(self.ops, self.tensors, self.batch)
 
     @cached_property
     def updates(self) -> dict[int, list[int]]:

@@ -11,7 +11,6 @@ import msgspec
 import pytest
 import tensorflow as tf
 
-from memtrade import cli
 from memtrade.commands import explain, max_batch, profiles
 from memtrade.graph import StepGraph
 from memtrade.measure import host
@@ -39,17 +38,10 @@ def trace_here(spec: TrialSpec, **_: Any) -> StepGraph:
 
 
 @pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, typed: Run) -> Run:
     """Runs a command in an empty folder: exit status, stdout, stderr."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(host, "gpus", list)
     for module in (explain, profiles, max_batch):
         monkeypatch.setattr(module, "extract_graph", trace_here)
-
-    def command(*tokens: str) -> tuple[int, str, str]:
-        capsys.readouterr()
-        status = cli.main(tokens)
-        out, err = capsys.readouterr()
-        return status, out, err
-
-    return command
+    return typed

@@ -100,9 +100,7 @@ def test_orders_tell_the_pairs_that_are_the_wrong_way():
         )
 
     rows = [row("original", 1, 2), row("ome", 3, 1), row("lms", 3.001, 0.5)]
-    found = prediction.orders(
-        rows, lambda r: r.published_seconds, lambda r: r.predicted_seconds
-    )  # fmt: skip
+    found = prediction.orders(rows, "seconds")
     assert found == {"ResNet-18, batch 32": [("original", "ome"), ("original", "lms")]}
 
 

@@ -7,26 +7,21 @@ simulator cannot hide behind figures that were written before it.
 from __future__ import annotations
 
 import importlib
-from functools import cache
 from pathlib import Path
 
 import msgspec
 import pytest
-import tensorflow as tf
 
 import memtrade
 from memtrade.facts import reuse
-from memtrade.graph import StepGraph
 from memtrade.measure.protocol import PlanSummary, TrialSpec
 from memtrade.measure.records import Record, load_records, planned_options
-from memtrade.models import make_model
 from memtrade.papers import predict_records
 from memtrade.plan import Plan
 from memtrade.simulate.predict import Predicted, Predictor
 from memtrade.strategies import find_planned
 from memtrade.target import profile_target
-from memtrade.tf.build import make_step
-from memtrade.tf.extract import trace
+from tests.commands.conftest import traced
 
 RECORDS = load_records(Path(memtrade.__file__).parents[1] / "results" / "measured")
 RAN = [record for record in RECORDS if record.measured is not None]
@@ -74,14 +69,6 @@ def test_what_was_predicted_afterwards_does_not_pass_for_a_prediction() -> None:
     afterwards = [record for record in RECORDS if record.predicted is None]
     assert len(afterwards) == 28
     assert all(record.predicted_by and record.later for record in afterwards)
-
-
-@cache
-def traced(model: str, options: bytes, optimizer: str) -> StepGraph:
-    """The step as a trial's child traces it, allocating nothing."""
-    with tf.Graph().as_default():
-        step = make_step(make_model(model, msgspec.json.decode(options)), optimizer=optimizer)
-        return trace(step).graph
 
 
 def predict_anew(spec: TrialSpec) -> tuple[Predicted, PlanSummary]:

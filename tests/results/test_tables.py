@@ -11,7 +11,7 @@ from rich.console import Console
 
 from memtrade.measure.records import Record
 from memtrade.results.sheets import to_csv
-from memtrade.results.tables import COLUMNS, compare
+from memtrade.results.tables import compare
 from memtrade.simulate.predict import Predicted
 
 MakeRecord = Callable[..., Record]
@@ -19,7 +19,7 @@ MakeRecord = Callable[..., Record]
 
 def cells(records: list[Record]) -> list[dict[str, str]]:
     [comparison] = compare(records)
-    return [dict(zip(COLUMNS, row, strict=True)) for row in comparison.rows]
+    return [dict(zip(comparison.names, row, strict=True)) for row in comparison.rows]
 
 
 def test_ratios_relate_to_the_original(make_record: MakeRecord) -> None:
@@ -160,7 +160,7 @@ def test_markdown_has_the_command_beside_it(make_record: MakeRecord) -> None:
     lines = comparison.to_markdown().splitlines()
     table = [line for line in lines if line.startswith("|")]
     assert len(table) == 4
-    assert {line.count("|") for line in table} == {len(COLUMNS) + 1}
+    assert {line.count("|") for line in table} == {len(comparison.columns) + 1}
     assert lines.count("    memtrade run --layers 50") == 1
 
 

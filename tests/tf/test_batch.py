@@ -17,6 +17,7 @@ from memtrade.errors import MemtradeError, UnsupportedGraphError
 from memtrade.keras import TrainFunction, fit
 from memtrade.measure.protocol import Outcome, Status, TrialSpec
 from memtrade.measure.records import Record, make_record
+from tests.tf.user_steps import descending
 
 WIDTH, LAYERS = 64, 12
 
@@ -24,17 +25,12 @@ WIDTH, LAYERS = 64, 12
 def make_step(layers: int = LAYERS):
     weights = [tf.Variable(tf.eye(WIDTH)) for _ in range(layers)]
 
-    @tf.function
-    def train_step(x):
-        with tf.GradientTape() as tape:
-            for weight in weights:
-                x = tf.nn.tanh(x @ weight)
-            loss = tf.reduce_mean(x**2)
-        for weight, gradient in zip(weights, tape.gradient(loss, weights), strict=True):
-            weight.assign_sub(0.1 * gradient)
-        return loss
+    def forward(x):
+        for weight in weights:
+            x = tf.nn.tanh(x @ weight)
+        return x
 
-    return train_step, weights
+    return descending(forward, weights), weights
 
 
 def batch_of(count: int) -> tf.TensorSpec:

@@ -23,6 +23,7 @@ from memtrade.tf.extract import opened
 from memtrade.tf.functions import ordered
 from memtrade.tf.nodes import Constant, folded
 from memtrade.tf.unroll import unrolled
+from tests.tf.user_steps import descending
 
 WIDTH = 8
 
@@ -35,21 +36,9 @@ def weight() -> tf.Variable:
     return tf.Variable(tf.random.stateless_normal([WIDTH, WIDTH], (0, 1)) / 3)
 
 
-def step_of(forward: Callable[[tf.Tensor], tf.Tensor], variables: list[tf.Variable]) -> Any:
-    @tf.function
-    def train_step(x):
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_mean(forward(x) ** 2)
-        for v, gradient in zip(variables, tape.gradient(loss, variables), strict=True):
-            v.assign_sub(0.1 * tf.convert_to_tensor(gradient))
-        return loss
-
-    return train_step
-
-
 def of_weight(forward: Callable[[tf.Tensor, tf.Variable], tf.Tensor], *shape: int) -> Any:
     w = weight()
-    return step_of(lambda x: forward(x, w), [w]), inputs(*shape)
+    return descending(lambda x: forward(x, w), [w]), inputs(*shape)
 
 
 def of_layers(layers: list[keras.layers.Layer], *shape: int) -> Any:
@@ -57,7 +46,7 @@ def of_layers(layers: list[keras.layers.Layer], *shape: int) -> Any:
     tf.random.set_seed(0)
     model = keras.Sequential([keras.Input(shape[1:]), *layers, keras.layers.Dense(1)])
     variables = [each.value for each in model.trainable_variables]
-    return step_of(lambda x: model(x, training=True), variables), inputs(*shape)
+    return descending(lambda x: model(x, training=True), variables), inputs(*shape)
 
 
 def lstm() -> Any:
@@ -341,7 +330,7 @@ def test_they_are_drawn_in_order_even_where_the_loop_does_not():
 
 def test_a_step_without_loops_is_left_alone():
     w = weight()
-    original, left = both(step_of(lambda x: x @ w, [w]), inputs(3, WIDTH))
+    original, left = both(descending(lambda x: x @ w, [w]), inputs(3, WIDTH))
     assert left is original
 
 

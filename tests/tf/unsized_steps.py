@@ -10,24 +10,14 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tests.tf.user_steps import descending
+
 WIDTH = 256
 
 
 def _weights(count: int = 4) -> list[tf.Variable]:
     shape = [WIDTH, WIDTH]
     return [tf.Variable(tf.random.stateless_normal(shape, (0, i)) / 16) for i in range(count)]
-
-
-def _step(forward: Any, variables: list[tf.Variable]) -> Any:
-    @tf.function
-    def train_step(x):
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_mean(forward(x) ** 2)
-        for v, gradient in zip(variables, tape.gradient(loss, variables), strict=True):
-            v.assign_sub(0.1 * gradient)
-        return loss
-
-    return train_step
 
 
 def masked(batch_size: int = 4096) -> Any:
@@ -39,7 +29,7 @@ def masked(batch_size: int = 4096) -> Any:
             x = tf.nn.tanh(x @ w)
         return x
 
-    return _step(forward, weights), (tf.ones([batch_size, WIDTH]),)
+    return descending(forward, weights), (tf.ones([batch_size, WIDTH]),)
 
 
 def looped(batch_size: int = 1024) -> Any:
@@ -50,7 +40,7 @@ def looped(batch_size: int = 1024) -> Any:
             1
         ]
 
-    return _step(forward, [w]), (tf.ones([batch_size, WIDTH]),)
+    return descending(forward, [w]), (tf.ones([batch_size, WIDTH]),)
 
 
 def mapped(batch_size: int = 32) -> Any:
@@ -59,7 +49,7 @@ def mapped(batch_size: int = 32) -> Any:
     def forward(x):
         return tf.map_fn(lambda row: tf.nn.tanh(tf.nn.tanh(row @ weights[0]) @ weights[1]), x)
 
-    return _step(forward, weights), (tf.ones([batch_size, 128, WIDTH]),)
+    return descending(forward, weights), (tf.ones([batch_size, 128, WIDTH]),)
 
 
 def branched(batch_size: int = 2048) -> Any:
@@ -73,14 +63,14 @@ def branched(batch_size: int = 2048) -> Any:
     def forward(x):
         return tf.cond(tf.reduce_sum(x) > 0, lambda: deep(x), lambda: 2 * x)
 
-    return _step(forward, weights), (tf.ones([batch_size, WIDTH]),)
+    return descending(forward, weights), (tf.ones([batch_size, WIDTH]),)
 
 
 def recurrent(batch_size: int = 64) -> Any:
     layers = [keras.Input((100, 64)), keras.layers.LSTM(64), keras.layers.Dense(1)]
     model = keras.Sequential(layers)
     variables = [each.value for each in model.trainable_variables]
-    step = _step(lambda x: model(x, training=True), variables)
+    step = descending(lambda x: model(x, training=True), variables)
     return step, (tf.ones([batch_size, 100, 64]),)
 
 
@@ -93,4 +83,4 @@ def unknown(batch_size: int = 64) -> Any:
             lambda x: tf.reduce_max(x) > 0.5, lambda x: (tf.nn.tanh(x @ w) * 0.1,), (x,)
         )[0]
 
-    return _step(forward, [w]), (tf.ones([batch_size, WIDTH]),)
+    return descending(forward, [w]), (tf.ones([batch_size, WIDTH]),)

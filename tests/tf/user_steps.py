@@ -57,6 +57,20 @@ def values(*owners: Any) -> list[tf.Variable]:
     return [variable.value for owner in owners for variable in owner.variables]
 
 
+def descending(forward: Callable[[Any], Any], variables: list[tf.Variable]) -> Any:
+    """The step of a custom loop that makes the squares of what `forward` returns smaller."""
+
+    @tf.function
+    def train_step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(forward(x) ** 2)
+        for v, gradient in zip(variables, tape.gradient(loss, variables), strict=True):
+            v.assign_sub(0.1 * tf.convert_to_tensor(gradient))
+        return loss
+
+    return train_step
+
+
 def keras_loop(
     model: keras.Model,
     optimizer: keras.optimizers.Optimizer,
@@ -181,17 +195,12 @@ def stateful_dropout() -> UserStep:
     """Random ops that keep their state in their kernels: they may run but once."""
     layers = weights()
 
-    @tf.function
-    def train_step(x):
-        with tf.GradientTape() as tape:
-            for seed, w in enumerate(layers):
-                x = tf.nn.dropout(tf.nn.tanh(x @ w), 0.2, seed=seed)
-            loss = tf.reduce_mean(x**2)
-        for w, gradient in zip(layers, tape.gradient(loss, layers), strict=True):
-            w.assign_sub(0.1 * gradient)
-        return loss
+    def forward(x):
+        for seed, w in enumerate(layers):
+            x = tf.nn.dropout(tf.nn.tanh(x @ w), 0.2, seed=seed)
+        return x
 
-    return UserStep(train_step, (images(),), lambda: layers)
+    return UserStep(descending(forward, layers), (images(),), lambda: layers)
 
 
 def nested() -> UserStep:
@@ -237,23 +246,18 @@ def control_flow() -> UserStep:
     """tf.cond and tf.while_loop in the forward pass, written in Python and through autograph."""
     layers = weights()
 
-    @tf.function
-    def train_step(x):
-        with tf.GradientTape() as tape:
-            for w in layers:
-                x = tf.nn.tanh(x @ w)
-                if tf.reduce_sum(x) > 0:  # noqa: SIM108  # AutoGraph makes a tf.cond of it
-                    x = tf.sin(x)
-                else:
-                    x = tf.cos(x) - 1.0
-            for _ in tf.range(3):
-                x = tf.nn.tanh(x @ layers[0])
-            loss = tf.reduce_mean(x**2)
-        for w, gradient in zip(layers, tape.gradient(loss, layers), strict=True):
-            w.assign_sub(0.1 * gradient)
-        return loss
+    def forward(x):
+        for w in layers:
+            x = tf.nn.tanh(x @ w)
+            if tf.reduce_sum(x) > 0:  # noqa: SIM108  # AutoGraph makes a tf.cond of it
+                x = tf.sin(x)
+            else:
+                x = tf.cos(x) - 1.0
+        for _ in tf.range(3):
+            x = tf.nn.tanh(x @ layers[0])
+        return x
 
-    return UserStep(train_step, (images(),), lambda: layers)
+    return UserStep(descending(forward, layers), (images(),), lambda: layers)
 
 
 def compiled() -> UserStep:
@@ -264,18 +268,13 @@ def compiled() -> UserStep:
     def convolve(x, kernel):
         return tf.nn.convolution(x, kernel, padding="SAME")
 
-    @tf.function
-    def train_step(x):
-        with tf.GradientTape() as tape:
-            for kernel in filters:
-                x = tf.nn.gelu(convolve(x, kernel)) + x
-            loss = tf.reduce_mean(x**2)
-        for kernel, gradient in zip(filters, tape.gradient(loss, filters), strict=True):
-            kernel.assign_sub(0.1 * gradient)
-        return loss
+    def forward(x):
+        for kernel in filters:
+            x = tf.nn.gelu(convolve(x, kernel)) + x
+        return x
 
     batch = tf.random.stateless_normal([8, 16, 16, 8], [1, 0])
-    return UserStep(train_step, (batch,), lambda: filters)
+    return UserStep(descending(forward, filters), (batch,), lambda: filters)
 
 
 STEPS: dict[str, Callable[[], UserStep]] = {

@@ -132,12 +132,8 @@ class CutFlags:
         return partitioner.by_time(count, target, slack=self.slack)
 
 
-def trace_step(
-    model: ModelFlags, *, timeout_seconds: float, verbose: bool, batch_size: int | None = None
-) -> StepGraph:
-    """The step's graph, at its own batch size or at another one."""
-    if batch_size is not None:
-        model = dataclasses.replace(model, batch_size=batch_size)
+def trace_step(model: ModelFlags, *, timeout_seconds: float, verbose: bool) -> StepGraph:
+    """The step's graph."""
     specs = make_specs(
         model,
         StrategyFlags(),
@@ -146,6 +142,25 @@ def trace_step(
         names=["original"],
     )
     return extract_graph(specs[0], timeout_seconds=timeout_seconds, verbose=verbose)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MicroBatchGraphs:
+    """The step's graphs by the size of a micro-batch, each traced once."""
+
+    model: ModelFlags
+    timeout_seconds: float
+    verbose: bool
+    known: dict[int, StepGraph] = field(default_factory=dict)
+
+    def of(self, size: int) -> StepGraph:
+        if size not in self.known:
+            self.known[size] = trace_step(
+                dataclasses.replace(self.model, batch_size=size),
+                timeout_seconds=self.timeout_seconds,
+                verbose=self.verbose,
+            )
+        return self.known[size]
 
 
 def _time_stages(

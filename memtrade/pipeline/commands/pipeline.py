@@ -28,7 +28,12 @@ from memtrade.papers.gpipe_runs import PUBLISHED_RUNS, published_sheet
 from memtrade.papers.pipelines import compare_published, load_comparison
 from memtrade.papers.pipelines_page import errors_sheet, to_markdown
 from memtrade.papers.published import load_published
-from memtrade.pipeline.commands.partition import DEFAULT_PARTITIONS, CutFlags, trace_step
+from memtrade.pipeline.commands.partition import (
+    DEFAULT_PARTITIONS,
+    CutFlags,
+    MicroBatchGraphs,
+    trace_step,
+)
 from memtrade.pipeline.commands.run import run
 from memtrade.pipeline.commands.serve import serve
 from memtrade.pipeline.commands.sweep import sweep
@@ -151,14 +156,8 @@ def predict(
     target = where.target(planning.order)
     link = cutting.link_bytes_per_s(target)
     kind = picture_format(picture)
-    predictors = _Predictors(
-        model=sized,
-        cutting=cutting,
-        target=target,
-        options=options,
-        timeout_seconds=where.timeout,
-        verbose=verbose,
-    )
+    graphs = MicroBatchGraphs(model=sized, timeout_seconds=where.timeout, verbose=verbose)
+    predictors = _Predictors(graphs=graphs, cutting=cutting, target=target, options=options)
     predictions: list[tuple[Case, PipelinePrediction]] = []
     for case in cases:
         size = micro_batch_size(batch_size, case.micro_batches)
@@ -279,13 +278,10 @@ def table(
 class _Predictors:
     """The predictors of a command's cases. Graphs and partitions are made once for all of them."""
 
-    model: ModelFlags
+    graphs: MicroBatchGraphs
     cutting: CutFlags
     target: Target
     options: dict[str, Any]
-    timeout_seconds: float
-    verbose: bool
-    graphs: dict[int, StepGraph] = field(default_factory=dict)
     predictors: dict[tuple[int, int, int, str], PipelinePredictor] = field(default_factory=dict)
 
     def of(self, case: Case, size: int) -> PipelinePredictor:
@@ -300,22 +296,12 @@ class _Predictors:
         return self.predictors[key]
 
     def _make(self, case: Case, size: int, in_flight: int) -> PipelinePredictor:
-        graph = self._graph(size)
+        graph = self.graphs.of(size)
         target = learned_target(self.target, [graph])
         partition = self.cutting.cut(graph, case.partitions, target, in_flight=in_flight)
         stages = stage_graphs(graph, partition)
         plans = plan_stages(stages, case.strategy, self.options[case.strategy], target)
         return PipelinePredictor(graph, partition, target, stages=stages, plans=plans)
-
-    def _graph(self, size: int) -> StepGraph:
-        if size not in self.graphs:
-            self.graphs[size] = trace_step(
-                self.model,
-                timeout_seconds=self.timeout_seconds,
-                verbose=self.verbose,
-                batch_size=size,
-            )
-        return self.graphs[size]
 
 
 def _strip(case: Case, predicted: PipelinePrediction) -> ScheduleStrip:

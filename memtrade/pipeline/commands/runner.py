@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from cyclopts import Parameter
@@ -20,7 +21,7 @@ from memtrade.measure.flags import DeviceFlags, ModelFlags
 from memtrade.measure.here import here_target, learned_target
 from memtrade.measure.protocol import Progress
 from memtrade.models import Model
-from memtrade.pipeline.commands.partition import CutFlags, trace_step
+from memtrade.pipeline.commands.partition import CutFlags, MicroBatchGraphs
 from memtrade.pipeline.design.partition import Partition
 from memtrade.pipeline.design.planned import KEEP, plan_stages
 from memtrade.pipeline.design.predict import PipelinePredictor
@@ -106,19 +107,18 @@ class PipelineRunner:
     strategy: str = KEEP
     options: Any = None
     deferred_batch_norm: bool = False
-    graphs: dict[int, StepGraph] = field(default_factory=dict)
+
+    @cached_property
+    def graphs(self) -> MicroBatchGraphs:
+        timeout_seconds = self.where.timeout
+        return MicroBatchGraphs(
+            model=self.model, timeout_seconds=timeout_seconds, verbose=self.verbose
+        )
 
     def run(self, schedule: Schedule) -> PipelineRecord:
         model = self.model.make_model()
         size = micro_batch_size(model.batch_size, schedule.micro_batches)
-        if size not in self.graphs:
-            self.graphs[size] = trace_step(
-                self.model,
-                timeout_seconds=self.where.timeout,
-                verbose=self.verbose,
-                batch_size=size,
-            )
-        graph = self.graphs[size]
+        graph = self.graphs.of(size)
         if not graph.data.inputs:
             raise MemtradeError(
                 f"{graph.name} draws its batch itself, and a pipeline splits one that it is given: "

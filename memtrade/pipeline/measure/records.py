@@ -9,6 +9,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import ClassVar
 
+import msgspec
+
 from memtrade.measure.host import describe_machine
 from memtrade.measure.protocol import Runtime, Status
 from memtrade.measure.records import (
@@ -69,13 +71,9 @@ def make_pipeline_record(
         command=command,
         model=make_model(trial.model, trial.model_options).name,
         trial=trial,
-        status=outcome.status,
-        reason=outcome.reason,
-        stage=outcome.stage,
-        measured=outcome.measured,
         predicted=predicted,
-        runtime=outcome.runtime,
         machine=machine,
+        **msgspec.structs.asdict(outcome),
     )
 
 

@@ -145,7 +145,6 @@ def device_sheet(record: PipelineRecord) -> Sheet:
             ("update s", lambda it: cell("{:.3f}".format, it[1].update_seconds)),
         ],
         title="Peak memory per stage",
-        words=1,
     )
 
 

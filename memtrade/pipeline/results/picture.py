@@ -16,7 +16,7 @@ from memtrade.pipeline.design.partition import Partition
 from memtrade.pipeline.design.report import PartitionReport
 from memtrade.pipeline.design.schedule import Schedule
 from memtrade.pipeline.design.timing import Timing
-from memtrade.results.paper import PAGE_INK, WIDTH, finish, in_style
+from memtrade.results.paper import PAGE_INK, WIDTH, finish, in_style, strips_of
 from memtrade.units import megabytes
 
 # Okabe and Ito's colours; the hatch tells recomputation apart in grey, too.
@@ -73,14 +73,7 @@ def draw_schedules(strips: Sequence[ScheduleStrip]) -> Figure:
     stages = sum(len(strip.schedule.tasks) for strip in strips)
     with in_style(grid=False):
         height = 0.9 + 0.45 * len(strips) + 0.28 * stages
-        figure = Figure(figsize=(WIDTH, height), layout="constrained")
-        axes = figure.subplots(
-            len(strips),
-            1,
-            sharex=True,
-            squeeze=False,
-            gridspec_kw={"height_ratios": [len(strip.schedule.tasks) for strip in strips]},
-        )[:, 0]
+        figure, axes = strips_of([len(s.schedule.tasks) for s in strips], height=height)
         for axis, strip in zip(axes, strips, strict=True):
             _strip(axis, strip)
         axes[-1].set_xlabel("ms, predicted")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from memtrade.pipeline.design.predict import Case, PipelinePrediction
-from memtrade.pipeline.design.report import Evenness, PartitionReport, PhaseTimes, RealTimes
+from memtrade.pipeline.design.report import Evenness, PartitionReport, RealTimes
 from memtrade.results.sheets import Sheet
 from memtrade.results.words import seconds
 from memtrade.units import megabytes
@@ -24,38 +24,24 @@ def report_sheets(report: PartitionReport, *, command: str = "") -> list[Sheet]:
 
 
 def _stages(report: PartitionReport) -> Sheet:
-    rows = []
-    ends = (*report.boundaries, "the loss")
-    for stage, traffic in enumerate(report.traffic):
-        rows.append(
-            (
-                str(stage),
-                *_phases(report.sequential.times, stage, 1e3),
-                *_phases(report.parallel.times, stage, 1e3),
-                f"{traffic.input_bytes / 1e6:,.3f}",
-                f"{traffic.receive_seconds * 1e3:,.3f}",
-                f"{traffic.output_bytes / 1e6:,.3f}",
-                f"{traffic.send_seconds * 1e3:,.3f}",
-                ends[stage],
-            )
-        )
+    ends, traffic = (*report.boundaries, "the loss"), report.traffic
+    sequential, parallel = report.sequential.times, report.parallel.times
     recomputation = "include" if report.recomputation else "leave out"
-    return Sheet(
+    return Sheet.of(
+        range(len(traffic)),
+        [
+            ("stage", str),
+            ("sequential forward ms", lambda i: f"{sequential.forward[i] * 1e3:,.4g}"),
+            ("backward ms", lambda i: f"{sequential.backward[i] * 1e3:,.4g}"),
+            ("parallel forward ms", lambda i: f"{parallel.forward[i] * 1e3:,.4g}"),
+            ("backward ms", lambda i: f"{parallel.backward[i] * 1e3:,.4g}"),
+            ("input MB", lambda i: f"{traffic[i].input_bytes / 1e6:,.3f}"),
+            ("receive ms", lambda i: f"{traffic[i].receive_seconds * 1e3:,.3f}"),
+            ("output MB", lambda i: f"{traffic[i].output_bytes / 1e6:,.3f}"),
+            ("send ms", lambda i: f"{traffic[i].send_seconds * 1e3:,.3f}"),
+            ("ends with", lambda i: ends[i]),
+        ],
         title=f"{report.step} in {report.partitions} stages, balanced by {report.balanced_by}",
-        columns=(
-            "stage",
-            "sequential forward ms",
-            "backward ms",
-            "parallel forward ms",
-            "backward ms",
-            "input MB",
-            "receive ms",
-            "output MB",
-            "send ms",
-            "ends with",
-        ),
-        words=1,
-        rows=tuple(rows),
         notes=(
             f"cutting edges: {report.cutting_edges:,}, one per tensor and stage that reads it "
             f"({report.op_edges:,} edges between ops)",
@@ -68,34 +54,18 @@ def _stages(report: PartitionReport) -> Sheet:
 
 
 def _real(real: RealTimes) -> Sheet:
-    rows = tuple(
-        (
-            str(stage),
-            *(
-                cell
-                for phase in ("forward", "backward")
-                for cell in (
-                    f"{getattr(real.mean, phase)[stage] * 1e3:,.4g}",
-                    f"{getattr(real.variance, phase)[stage] * 1e6:,.4g}",
-                    f"{getattr(real.mean_deviation, phase)[stage] * 1e3:,.4g}",
-                )
-            ),
-        )
-        for stage in range(len(real.mean.forward))
-    )
-    return Sheet(
+    return Sheet.of(
+        range(len(real.mean.forward)),
+        [
+            ("stage", str),
+            ("forward ms", lambda i: f"{real.mean.forward[i] * 1e3:,.4g}"),
+            ("variance ms²", lambda i: f"{real.variance.forward[i] * 1e6:,.4g}"),
+            ("mean deviation ms", lambda i: f"{real.mean_deviation.forward[i] * 1e3:,.4g}"),
+            ("backward ms", lambda i: f"{real.mean.backward[i] * 1e3:,.4g}"),
+            ("variance ms²", lambda i: f"{real.variance.backward[i] * 1e6:,.4g}"),
+            ("mean deviation ms", lambda i: f"{real.mean_deviation.backward[i] * 1e3:,.4g}"),
+        ],
         title="Real times, measured on this machine",
-        columns=(
-            "stage",
-            "forward ms",
-            "variance ms²",
-            "mean deviation ms",
-            "backward ms",
-            "variance ms²",
-            "mean deviation ms",
-        ),
-        words=1,
-        rows=rows,
         notes=(
             f"means of {real.iterations} runs of each stage, one stage at a time; the slowest of "
             f"{real.iterations + 1} does not count. Deviations: mean absolute, from the mean",
@@ -126,10 +96,6 @@ def _imbalances(report: PartitionReport, command: str) -> Sheet:
         ),
         command=command,
     )
-
-
-def _phases(times: PhaseTimes, stage: int, unit: float) -> list[str]:
-    return [f"{times.forward[stage] * unit:,.4g}", f"{times.backward[stage] * unit:,.4g}"]
 
 
 def prediction_sheet(

@@ -22,6 +22,9 @@ from memtrade.strategies.baselines.chain import Chain
 from memtrade.strategies.baselines.dag import Dag, Recomputation
 from memtrade.strategies.baselines.stages import BackwardStage, droppable, emit, phases
 
+# The size from which strategies decide, in elements of 4 bytes.
+_LARGE_BYTES = 4 * MIN_ELEMENTS
+
 
 @dataclass(frozen=True)
 class Node:
@@ -37,7 +40,9 @@ class Node:
 def nodes_of_ops(graph: StepGraph) -> list[Node]:
     """One node for each op with large outputs."""
     may_drop = droppable(graph)
-    large = set(worth_deciding(graph)) | {t for t in may_drop if _is_large(graph, t)}
+    large = set(worth_deciding(graph)) | {
+        t for t in may_drop if graph.tensors[t].size_bytes >= _LARGE_BYTES
+    }
     forward, backward = phases(graph, worth_deciding(graph))
     nodes: list[Node] = []
     ops: list[int] = []
@@ -64,11 +69,6 @@ def _backward_nodes(graph: StepGraph, backward: Sequence[int], tensors: set[int]
         read |= new
         ops.append(op_id)
     return [*nodes, Node(tuple(ops))] if ops else nodes
-
-
-def _is_large(graph: StepGraph, tensor: int) -> bool:
-    """The size from which strategies decide, in elements of 4 bytes."""
-    return graph.tensors[tensor].size_bytes >= 4 * MIN_ELEMENTS
 
 
 def _readers(graph: StepGraph, tensor: int) -> set[int]:

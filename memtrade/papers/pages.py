@@ -1,0 +1,60 @@
+"""What the modules of this package share that run by themselves and write pages below `results/`:
+
+python -m memtrade.papers.device_check results/predicted
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pandas as pd
+
+from memtrade.errors import MemtradeError
+from memtrade.graph import StepGraph
+from memtrade.measure.extract import extract_graph
+from memtrade.measure.protocol import TrialSpec
+from memtrade.models import Model
+from memtrade.results.sheets import Sheet
+
+TIMEOUT_SECONDS = 900.0
+
+
+def write_pages(write: Callable[[Path], Any], about: str | None) -> NoReturn:
+    """Has the pages written into the folder that is named on the command line; `about` is what to
+    say where none is."""
+    if len(sys.argv) != 2:
+        sys.exit(about)
+    folder = Path(sys.argv[1])
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        write(folder)
+    except MemtradeError as error:
+        print(f"memtrade: {error}", file=sys.stderr)
+        sys.exit(2)
+    sys.exit(0)
+
+
+def save_page(path: Path, *blocks: str | Sheet) -> None:
+    """Writes text and tables as Markdown, one below the other."""
+    texts = (each if isinstance(each, str) else each.to_markdown() + "\n" for each in blocks)
+    path.write_text("\n".join(texts), encoding="utf-8")
+
+
+def save_csv(path: Path, frame: pd.DataFrame, float_format: str | None = None) -> None:
+    frame.to_csv(path, index=False, float_format=float_format, lineterminator="\n")
+
+
+def trace_model(model: Model, optimizer: str) -> StepGraph:
+    """The model's training step, traced in a child, which allocates nothing."""
+    spec = TrialSpec(
+        model=model.family,
+        model_options=asdict(model),  # pyright: ignore[reportArgumentType]  # of a dataclass
+        optimizer=optimizer,
+        task="extract",
+        memory_limit_bytes=1 << 34,
+    )
+    return extract_graph(spec, timeout_seconds=TIMEOUT_SECONDS)
