@@ -14,7 +14,6 @@ whether the whole is better is decided by simulating both programs.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import math
 import sys
@@ -24,7 +23,7 @@ from memtrade.facts import Request
 from memtrade.plan import Action
 from memtrade.simulate.bfc import ArenaOutOfMemoryError
 from memtrade.simulate.memory import ROOMY_BYTES, differing_steps
-from memtrade.simulate.placement import SHARES, Placement, allocator_of, record
+from memtrade.simulate.placement import SHARES, Events, Placement, needed_bytes, record
 from memtrade.simulate.program import Code, Program, Row
 from memtrade.simulate.timeline import TimeSimulator
 from memtrade.simulate.walk import Lag, Walk
@@ -54,13 +53,15 @@ def defragment(
     if asked > enough_bytes > 0:
         return tuple(actions)
     trial = _Trial(clock, actions)
+    if trial.needed_bytes > enough_bytes > 0:
+        return tuple(actions)
     enough = max(enough_bytes, int(asked * (1 + _LITTLE_SHARE)) + MIN_GAIN_BYTES)
     found: Reserved = {}
-    lowest = trial.peak_bytes(ROOMY_BYTES, found)
+    lowest = trial.unreserved_bytes
     at_most = enough_bytes or sys.maxsize
     tries = trial.reservations(ROOMY_BYTES, max(asked, enough_bytes), at_most)
     while lowest > enough and (tried := next(tries, None)) is not None:
-        peak = trial.peak_bytes(ROOMY_BYTES, tried)
+        peak = trial.peak_bytes(ROOMY_BYTES, tried, lowest - MIN_GAIN_BYTES)
         if peak < lowest - MIN_GAIN_BYTES:
             found, lowest = tried, peak
     limit = clock.target.limit_bytes
@@ -75,7 +76,12 @@ def defragment(
 
 
 class _Trial:
-    """A program in fresh memory, with reservations and without."""
+    """A program in fresh memory, with reservations and without.
+
+    Attributes:
+        lag: where copies run beside compute.
+        unreserved_bytes: the peak without. needed_bytes: what none is below, whatever is reserved.
+    """
 
     def __init__(self, clock: TimeSimulator, actions: Sequence[Action]):
         self.simulator, self.lag = clock.simulator, None
@@ -83,18 +89,30 @@ class _Trial:
             timeline = clock.timeline(actions, memory=False)
             self.lag = Lag(timeline.begun_seconds, timeline.end_seconds)
         self.program = self.simulator.link(actions)
+        self._walk = self.begin(ROOMY_BYTES, {})
+        self._walk.step()
+        self._rows, second = record(self._walk)
+        self.unreserved_bytes = max(self._walk.peak.in_use, second.peak.in_use)
+        self.needed_bytes = needed_bytes(self._rows, self._walk)
+        if second.moved:
+            self.unreserved_bytes = self.peak_bytes(ROOMY_BYTES, {})
+        if self._walk.moved:
+            self.needed_bytes = 0  # what has moved may be padded
 
     def begin(self, limit_bytes: int, reserved: Reserved) -> Walk:
         program = _spliced(self.program, reserved)
         return self.simulator.begin(program, limit_bytes=limit_bytes, lag=self.lag)
 
-    def peak_bytes(self, limit_bytes: int, reserved: Reserved) -> float:
-        """Of as many steps as differ; infinite where they do not run."""
+    def peak_bytes(self, limit_bytes: int, reserved: Reserved, hopeless: float = math.inf) -> float:
+        """Of as many steps as differ, or until it is hopeless; infinite where they do not run."""
+        peak = 0
         try:
             walk = self.begin(limit_bytes, reserved)
-            peak = 0
+            walk.hopeless = hopeless
             for _ in differing_steps(walk):
                 peak = max(peak, walk.peak.in_use)
+                if peak >= hopeless:
+                    break
         except ArenaOutOfMemoryError:
             return math.inf
         return peak
@@ -103,21 +121,32 @@ class _Trial:
         """For peaks up to `most_bytes`, for each of `SHARES`, in the state that the first step
         leaves behind; where variables move from step to step, in the one that it finds, too. None
         where not even what persists has room."""
-        walk = self.begin(ROOMY_BYTES, {})
+        made: list[Reserved] = []
+        for (state, events), shares in itertools.product(self._begun(limit_bytes), SHARES):
+            found = Placement(events, state, most_bytes, shares, at_most).run()
+            reserved = {self.program.rows[row].action: sizes for row, sizes in found.items()}
+            if reserved not in made:
+                made.append(reserved)
+                yield reserved
+
+    def _begun(self, limit_bytes: int) -> list[tuple[Walk, list[Events]]]:
+        """What steps begin with, and what they ask for then."""
         try:
             start = self.begin(limit_bytes, {})
         except ArenaOutOfMemoryError:
-            return
-        fresh, state = record(walk), start
-        further = start.fork(start.program, allocator_of(start).fork(), self.lag)
-        with contextlib.suppress(ArenaOutOfMemoryError):
-            further.step()
-            walk.step()
-            state = further
-        begun = [(state, record(walk))] + ([(start, fresh)] if walk.moved else [])
-        for (state, events), shares in itertools.product(begun, SHARES):
-            found = Placement(events, state, most_bytes, shares, at_most).run()
-            yield {self.program.rows[row].action: sizes for row, sizes in found.items()}
+            return []
+        state = self._walk
+        if limit_bytes < ROOMY_BYTES:
+            state = self.begin(limit_bytes, {})
+            try:
+                state.step()
+            except ArenaOutOfMemoryError:
+                return [(start, self._first_rows())]
+        begun = [(state, self._rows)]
+        return [*begun, (start, self._first_rows())] if self._walk.moved else begun
+
+    def _first_rows(self) -> list[Events]:
+        return record(self.begin(ROOMY_BYTES, {}))[0]
 
 
 def _spliced(program: Program, reserved: Reserved) -> Program:
