@@ -13,7 +13,18 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from memtrade.simulate.program import Code, Linker, Program, Request
+from memtrade.simulate.program import (
+    ALIAS,
+    ASSIGN,
+    COMPUTE,
+    READ,
+    RESERVE,
+    SWAP_OUT,
+    UPDATE,
+    Linker,
+    Program,
+    Request,
+)
 from memtrade.simulate.walk import MAX_SLICE_BYTES, STRING_BYTES, Walk
 
 
@@ -44,37 +55,43 @@ def live_rows(program: Program, before: Laid) -> list[int]:
     sizes, refs, buffer_of = buffers.sizes, buffers.refs, buffers.buffer_of
     live, reserved = before.live, 0
     series: list[int] = []
-    for _, code, wanted, inputs, outputs, handles in program.rows:
-        if code == Code.RESERVE:
-            reserved += wanted[0][0]
+    for row in program.rows:
+        code, inputs = row.code, row.inputs
+        if code is RESERVE:
+            reserved += row.requests[0].size_bytes
             series.append(live + reserved)
             continue
         passing, reserved = reserved, 0
         taken: list[int] = []
-        if code == Code.COMPUTE:
-            kept, gone = buffers.compute(wanted, inputs, outputs, taken)
+        if code is COMPUTE:
+            kept, gone = buffers.compute(row.requests, inputs, row.outputs, taken)
             live += kept
             passing += gone
-        elif code == Code.ALIAS:
-            buffers.alias(inputs, outputs)
-        elif code == Code.READ:
-            buffers.read(handles, outputs[0])
-        elif code == Code.UPDATE:
-            for handle, size in handles:
+        elif code is ALIAS:
+            buffers.alias(inputs, row.outputs)
+        elif code is READ:
+            buffers.read(row.variables, row.outputs[0])
+        elif code is UPDATE:
+            for handle, size in row.variables:
                 live += buffers.replace(handle, size)
-        elif code == Code.ASSIGN:
-            live += buffers.assign(*handles[0], inputs[0])
+        elif code is ASSIGN:
+            live += buffers.assign(*row.variables[0], inputs[0])
         else:
-            size = wanted[0][0]
-            if code == Code.SWAP_OUT:
+            size = row.requests[0].size_bytes
+            if code is SWAP_OUT:
                 size = STRING_BYTES
             elif size > MAX_SLICE_BYTES:
                 passing += size // math.ceil(size / MAX_SLICE_BYTES)
-            kept, gone = buffers.make(outputs[0], size)
+            kept, gone = buffers.make(row.outputs[0], size)
             live += kept
             passing += gone
         series.append(live + passing)
-        for buffer in [buffer_of[version] for version in inputs] + taken:
+        for version in inputs:
+            buffer = buffer_of[version]
+            refs[buffer] -= 1
+            if not refs[buffer]:
+                live -= sizes[buffer]
+        for buffer in taken:
             refs[buffer] -= 1
             if not refs[buffer]:
                 live -= sizes[buffer]

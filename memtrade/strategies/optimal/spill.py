@@ -30,7 +30,7 @@ import numpy as np
 from memtrade.graph import StepGraph
 from memtrade.plan import Action
 from memtrade.simulate.memory import Simulator
-from memtrade.simulate.program import Code, Program
+from memtrade.simulate.program import ALIAS, COMPUTE, SWAP_IN, Program
 from memtrade.simulate.timeline import TimeSimulator
 from memtrade.strategies.base import is_worth_deciding
 
@@ -127,7 +127,7 @@ def least_bytes(simulator: Simulator) -> int:
     graph, linker = simulator.graph, simulator.linker
     most = 0
     for op, spec in zip(graph.ops, linker.specs, strict=True):
-        if spec is None or spec.code != Code.COMPUTE:
+        if spec is None or spec.code is not COMPUTE:
             continue
         read = {graph.root[t] for t in op.inputs}
         needed = sum(linker.sizes[t] for t in read if graph.is_intermediate(t))
@@ -259,12 +259,12 @@ def _buffers(program: Program) -> tuple[list[_Buffer], dict[int, list[tuple[int,
                 tensor = program.tensor_of[version]
                 of[version].touched.append((row.action, tensor))
                 readers.setdefault(tensor, []).append((row.action, of[version]))
-        if row.code == Code.ALIAS:
+        if row.code is ALIAS:
             for out, source in zip(row.outputs, row.inputs, strict=False):
                 if source in of:
                     of[out] = of[source]
                     of[out].views[program.tensor_of[out]] = row.action
-        elif row.code in (Code.COMPUTE, Code.SWAP_IN):
+        elif row.code is COMPUTE or row.code is SWAP_IN:
             for version in row.outputs:
                 tensor = program.tensor_of[version]
                 of[version] = _Buffer(tensor, [(row.action, tensor)])
