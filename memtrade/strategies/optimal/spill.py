@@ -149,9 +149,12 @@ def _choose(
     live: np.ndarray, rests: Sequence[_Rest], limit_bytes: int, host_bytes: float
 ) -> list[_Rest]:
     """Some of `rests`, so that `live`, which is changed, nowhere exceeds the limit."""
-    left, sent = list(rests), set[int]()
+    after = np.array([rest.after for rest in rests], dtype=np.int64)
+    before = np.array([rest.before for rest in rests], dtype=np.int64)
+    left, touching = np.ones(len(rests), dtype=bool), _touching(rests)
+    sent: set[int] = set()
     chosen: list[_Rest] = []
-    while left:
+    while True:
         peak = int(live.argmax())
         if live[peak] <= limit_bytes:
             break
@@ -165,17 +168,28 @@ def _choose(
             there = rest.needs is not None or rest.outside or rest.tensor in sent
             return there or rest.size_bytes <= room
 
-        around = [rest for rest in left if rest.after < peak < rest.before and has_room(rest)]
+        around = [rests[i] for i in np.flatnonzero(left & (after < peak) & (peak < before))]
+        around = [rest for rest in around if has_room(rest)]
         if not around:
             break
         best = max(around, key=worth)
         live[best.after + 1 : best.before] -= best.size_bytes
         chosen.append(best)
-        left = [rest for rest in left if not rest.hinders(best)]
+        for buffer in (best.buffer, *(best.needs or ())):
+            left[[i for i in touching[buffer] if rests[i].hinders(best)]] = False
         if best.needs is None and not best.outside and best.tensor not in sent:
             host_bytes -= best.size_bytes
             sent.add(best.tensor)
     return chosen
+
+
+def _touching(rests: Sequence[_Rest]) -> dict[_Buffer, list[int]]:
+    """For each buffer, which of the rests are its own or are made again from it."""
+    found: dict[_Buffer, list[int]] = {}
+    for i, rest in enumerate(rests):
+        for buffer in (rest.buffer, *(rest.needs or ())):
+            found.setdefault(buffer, []).append(i)
+    return found
 
 
 def _with_copies(
