@@ -115,8 +115,8 @@ class _State:
     def padding(self, events: Events) -> int:
         """Of what rows have left behind."""
         size_of, handles = self.allocator.size_of, self.handles
-        held = ((handles[buffer], size) for buffer, size in events if size and buffer in handles)
-        return sum(size_of(handle) - size for handle, size in held)
+        held = [(handles[buffer], size) for buffer, size in events if size and buffer in handles]
+        return sum([size_of(handle) - size for handle, size in held])
 
     def undo(self, mark: int) -> None:
         """Back to where that much had been done."""
@@ -169,7 +169,9 @@ def record(walk: Walk) -> tuple[list[Events], Walk]:
     """What the next step of `walk` asks for and gives back, row by row; and another walk, which has
     taken that step."""
     recorder = _Recorder(walk)
-    return recorder.rows, recorder.walk
+    walked = recorder.walk
+    del recorder.walk  # of which it is the allocator
+    return recorder.rows, walked
 
 
 def needed_bytes(rows: list[Events], walk: Walk) -> int:
@@ -337,13 +339,14 @@ def _begun(rows: list[Events], walk: Walk) -> _State:
 def _blocks(rows: list[Events], large: int) -> list[_Block]:
     """Rows with requests that large, and what lies between them."""
     blocks: list[_Block] = []
-    for row, events in enumerate(rows):
-        largest = max((size for _, size in events), default=0)
-        if largest >= large:
-            blocks.append(_Block(row, 1, events, largest))
-        elif blocks and not blocks[-1].largest:
-            _, count, before, _ = blocks[-1]
-            blocks[-1] = blocks[-1]._replace(rows=count + 1, events=before + events)
-        else:
-            blocks.append(_Block(row, 1, events, 0))
+    begin = 0
+    for row, events in enumerate([*rows, []]):
+        largest = max([size for _, size in events], default=0)
+        if largest >= large or row == len(rows):
+            if begin < row:
+                between = list(itertools.chain.from_iterable(rows[begin:row]))
+                blocks.append(_Block(begin, row - begin, between, 0))
+            begin = row + 1
+            if row < len(rows):
+                blocks.append(_Block(row, 1, events, largest))
     return blocks

@@ -168,7 +168,9 @@ def _choose(
             there = rest.needs is not None or rest.outside or rest.tensor in sent
             return there or rest.size_bytes <= room
 
-        around = [rests[i] for i in np.flatnonzero(left & (after < peak) & (peak < before))]
+        around = [
+            rests[i] for i in np.flatnonzero(left & (after < peak) & (peak < before)).tolist()
+        ]
         around = [rest for rest in around if has_room(rest)]
         if not around:
             break
