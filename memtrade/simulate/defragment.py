@@ -37,7 +37,11 @@ Reserved = Mapping[int, Sequence[int]]  # action -> bytes, one after the other
 
 
 def defragment(
-    clock: TimeSimulator, actions: Sequence[Action], *, enough_bytes: int = 0
+    clock: TimeSimulator,
+    actions: Sequence[Action],
+    *,
+    enough_bytes: int = 0,
+    most_bytes: int = sys.maxsize,
 ) -> tuple[Action, ...]:
     """`actions` with reservations where they lower the peak simulated on the clock's target; else
     as they came.
@@ -48,12 +52,13 @@ def defragment(
         clock: knows graph and target.
         enough_bytes: a peak that need not be lowered further, and of no use where it is missed: a
             program that asks for more stays as it came.
+        most_bytes: a higher peak is of no use: a program that needs more stays, too.
     """
     asked = clock.simulator.peak_live_bytes(actions)
     if asked > enough_bytes > 0:
         return tuple(actions)
     trial = _Trial(clock, actions)
-    if trial.needed_bytes > enough_bytes > 0:
+    if trial.needed_bytes > (enough_bytes or most_bytes):
         return tuple(actions)
     enough = max(enough_bytes, int(asked * (1 + _LITTLE_SHARE)) + MIN_GAIN_BYTES)
     found: Reserved = {}
