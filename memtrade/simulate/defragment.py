@@ -23,7 +23,15 @@ from memtrade.facts import Request
 from memtrade.plan import Action
 from memtrade.simulate.bfc import ArenaOutOfMemoryError
 from memtrade.simulate.memory import ROOMY_BYTES, differing_steps
-from memtrade.simulate.placement import SHARES, Events, Placement, needed_bytes, record
+from memtrade.simulate.placement import (
+    SHARES,
+    Events,
+    Placement,
+    State,
+    begun,
+    needed_bytes,
+    record,
+)
 from memtrade.simulate.program import Code, Program, Row
 from memtrade.simulate.timeline import TimeSimulator
 from memtrade.simulate.walk import Lag, Walk
@@ -134,24 +142,24 @@ class _Trial:
                 made.append(reserved)
                 yield reserved
 
-    def _begun(self, limit_bytes: int) -> list[tuple[Walk, list[Events]]]:
+    def _begun(self, limit_bytes: int) -> list[tuple[State, list[Events]]]:
         """What steps begin with, and what they ask for then."""
         try:
             start = self.begin(limit_bytes, {})
         except ArenaOutOfMemoryError:
             return []
-        state = self._walk
-        if limit_bytes < ROOMY_BYTES:
-            state = self.begin(limit_bytes, {})
-            try:
+        made, state = [], self._walk
+        try:
+            if limit_bytes < ROOMY_BYTES:
+                state = self.begin(limit_bytes, {})
                 state.step()
-            except ArenaOutOfMemoryError:
-                return [(start, self._first_rows())]
-        begun = [(state, self._rows)]
-        return [*begun, (start, self._first_rows())] if self._walk.moved else begun
-
-    def _first_rows(self) -> list[Events]:
-        return record(self.begin(ROOMY_BYTES, {}))[0]
+            made.append((begun(self._rows, state), self._rows))
+        except ArenaOutOfMemoryError:
+            pass
+        if self._walk.moved or not made:
+            first = record(self.begin(ROOMY_BYTES, {}))[0]
+            made.append((begun(first, start), first))
+        return made
 
 
 def _spliced(program: Program, reserved: Reserved) -> Program:

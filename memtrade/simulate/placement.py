@@ -23,6 +23,8 @@ from collections import deque
 from collections.abc import Iterator
 from typing import NamedTuple
 
+import msgspec
+
 from memtrade.simulate.bfc import GRAIN_BYTES, ArenaOutOfMemoryError, BfcAllocator, round_up
 from memtrade.simulate.walk import Walk
 
@@ -69,7 +71,7 @@ def _before(walk: Walk) -> dict[int, int]:
     return {-number: handle for number, handle in enumerate(walk.handles) if handle}
 
 
-class _State:
+class State:
     """An allocator, where each buffer lies, and what was done, so that it can be undone: (buffer,
     handle), and what `BfcAllocator.free` said where it was given back."""
 
@@ -77,9 +79,9 @@ class _State:
         self.allocator, self.handles = allocator, handles
         self.done: list[tuple[int, int, tuple[int, int, int] | None]] = []
 
-    def fork(self) -> _State:
+    def fork(self) -> State:
         """Another one from here. For many rows, that takes less time than to undo them."""
-        return _State(self.allocator.fork(), self.handles.copy())
+        return State(self.allocator.fork(), self.handles.copy())
 
     def run(self, events: Events, reserved: tuple[int, ...] = ()) -> float:
         """Most bytes in use during some rows. Where there is no room for them, that is infinitely
@@ -130,7 +132,7 @@ class _State:
         del self.done[mark:]
 
 
-class _Way(NamedTuple):
+class _Way(msgspec.Struct, gc=False):
     """What came of a row: most bytes in use, padding that stays; how: what was reserved."""
 
     peak_bytes: float
@@ -189,12 +191,23 @@ def needed_bytes(rows: list[Events], walk: Walk) -> int:
     return needed
 
 
+def begun(rows: list[Events], walk: Walk) -> State:
+    """The state that a step begins in. What it never gives back is left out: there is much of it,
+    and it would be copied each time."""
+    arena = allocator_of(walk).fork()
+    given_back = {buffer for events in rows for buffer, size in events if not size}
+    handles = {buffer: at for buffer, at in _before(walk).items() if buffer in given_back}
+    free = [(each.address, each.size_bytes) for each in arena.chunks() if not each.in_use]
+    arena.occupy([(at, arena.size_of(at)) for at in handles.values()], free)
+    return State(arena, handles)
+
+
 class Placement:
     """Reservations for one step.
 
     Args:
         rows: see `record`.
-        walk: in the state that the step begins in.
+        start: what the step begins with; see `begun`.
         limit_bytes: not to be exceeded.
         shares: one of `SHARES`.
         at_most: it is given up where more than that is in use, whatever is tried.
@@ -203,7 +216,7 @@ class Placement:
     def __init__(
         self,
         rows: list[Events],
-        walk: Walk,
+        start: State,
         limit_bytes: int,
         shares: tuple[float, float],
         at_most: float,
@@ -211,7 +224,7 @@ class Placement:
         self.limit, self.at_most = limit_bytes, at_most
         large, self.little = (int(limit_bytes * share) for share in shares)
         self.blocks = _blocks(rows, large)
-        self.state = _begun(rows, walk)
+        self.state = start.fork()
         self.effort = _EFFORT * len(rows)
         self.turns: deque[_Turn] = deque(maxlen=_BACK)
         self.reserved: dict[int, tuple[int, ...]] = {}
@@ -235,7 +248,7 @@ class Placement:
         self.turns.append(_Turn(place, mark, reserved))
         self.reserved[place] = reserved
 
-    def _advance(self, state: _State, block: _Block) -> _Way:
+    def _advance(self, state: State, block: _Block) -> _Way:
         """Runs a block in the way with least padding, of those within the limit if there are
         any."""
         if not block.largest:
@@ -256,7 +269,7 @@ class Placement:
         state.run(block.events, best.reserved)
         return best
 
-    def _tried(self, state: _State, block: _Block, reserved: tuple[int, ...]) -> _Way:
+    def _tried(self, state: State, block: _Block, reserved: tuple[int, ...]) -> _Way:
         peak = state.run(block.events, reserved)
         padding = 0 if math.isinf(peak) else state.padding(block.events)
         return _Way(peak, padding, reserved)
@@ -267,7 +280,7 @@ class Placement:
     def _rank(self, way: _Way) -> tuple[float, int, int]:
         return max(way.peak_bytes, self.limit), way.padding_bytes, len(way.reserved)
 
-    def _other_ways(self, state: _State, block: _Block) -> Iterator[tuple[int, ...]]:
+    def _other_ways(self, state: State, block: _Block) -> Iterator[tuple[int, ...]]:
         """What may be reserved before a block for its largest request, in the state before it."""
         asked = round_up(block.largest)
         passed: tuple[int, ...] = ()
@@ -325,23 +338,12 @@ class Placement:
         return peak, changed
 
 
-def _begun(rows: list[Events], walk: Walk) -> _State:
-    """The state that a step begins in. What it never gives back is left out: there is much of it,
-    and it would be copied each time."""
-    arena = allocator_of(walk).fork()
-    given_back = {buffer for events in rows for buffer, size in events if not size}
-    handles = {buffer: at for buffer, at in _before(walk).items() if buffer in given_back}
-    free = [(each.address, each.size_bytes) for each in arena.chunks() if not each.in_use]
-    arena.occupy([(at, arena.size_of(at)) for at in handles.values()], free)
-    return _State(arena, handles)
-
-
 def _blocks(rows: list[Events], large: int) -> list[_Block]:
     """Rows with requests that large, and what lies between them."""
     blocks: list[_Block] = []
     begin = 0
     for row, events in enumerate([*rows, []]):
-        largest = max([size for _, size in events], default=0)
+        largest = max([size for _, size in events]) if events else 0
         if largest >= large or row == len(rows):
             if begin < row:
                 between = list(itertools.chain.from_iterable(rows[begin:row]))
