@@ -12,19 +12,7 @@ from typing import NamedTuple, Protocol, Self
 import msgspec
 
 from memtrade.simulate.bfc import ArenaOutOfMemoryError
-from memtrade.simulate.program import (
-    ALIAS,
-    ASSIGN,
-    COMPUTE,
-    READ,
-    RESERVE,
-    SWAP_IN,
-    SWAP_OUT,
-    UPDATE,
-    Linker,
-    Program,
-    Row,
-)
+from memtrade.simulate.program import COMPUTE, RESERVE, SWAP_OUT, Code, Linker, Program, Row
 
 HANDLE_BYTES = 200  # the scalar tensor that holds a variable's resource handle
 SHAPE_BYTES, SEED_BYTES = 16, 8  # what is there while a variable or the batch gets its values
@@ -40,8 +28,7 @@ _FOREVER = 1 << 40  # references of what outlives the step
 class Allocator(Protocol):
     """What the walk needs of an allocator."""
 
-    @property
-    def bytes_in_use(self) -> int: ...
+    bytes_in_use: int
 
     def allocate(self, num_bytes: int, /) -> int: ...
 
@@ -279,7 +266,7 @@ class Walk:
                 self._passing.append(self._new(each.requests[0].size_bytes, 1, -2 - row))
                 series.append(allocator.bytes_in_use)
                 continue
-            elif code is SWAP_OUT or code is SWAP_IN:
+            elif code is SWAP_OUT or code is Code.SWAP_IN:
                 self._copy(each)
             else:
                 self._share(each)
@@ -363,18 +350,18 @@ class Walk:
     def _share(self, row: Row) -> None:
         """What makes no tensor of its own: views, and what is done with variables."""
         refs, buffer_of, readers = self.refs, self._buffer_of, self.program.readers
-        if row.code is ALIAS:
+        if row.code is Code.ALIAS:
             for version, source in zip(row.outputs, row.inputs, strict=False):
                 buffer = buffer_of[version] = buffer_of[source]
                 refs[buffer] += readers[version]
-        elif row.code is READ:
+        elif row.code is Code.READ:
             buffer = self.variables.get(row.variables[0][0], 0) if row.variables else 0
             buffer_of[row.outputs[0]] = buffer
             refs[buffer] += readers[row.outputs[0]]
-        elif row.code is UPDATE:
+        elif row.code is Code.UPDATE:
             for handle, size in row.variables:
                 self._copy_if_shared(handle, size)
-        elif row.code is ASSIGN:
+        elif row.code is Code.ASSIGN:
             self._assign(row.variables[0], buffer_of[row.inputs[0]])
 
     def _copy_if_shared(self, handle: int, size: int) -> None:
