@@ -218,7 +218,7 @@ class _Waiting:
 
     def on_demand(self, op_id: int) -> set[int]:
         """What must run just before `op_id`."""
-        return self.available.intersection(self.facts.before[op_id])
+        return self.available and self.available.intersection(self.facts.before[op_id])
 
     def release(self, op_id: int) -> None:
         """Makes `op_id` ready, or what waits for it if it will run in time for that."""

@@ -128,7 +128,7 @@ class _Buffers:
     ) -> tuple[int, int]:
         """A kernel's outputs and scratch, in inputs' places where nobody else holds those. The
         bytes that stay, and those that do not; `taken` gets the places that scratch took."""
-        refs, buffer_of = self.refs, self.buffer_of
+        refs, buffer_of, readers = self.refs, self.buffer_of, self.readers
         kept = gone = 0
         for size, slot, forwarded in wanted:
             for position in forwarded:
@@ -136,18 +136,16 @@ class _Buffers:
                 if refs[buffer] == 1:
                     break
             else:
-                if slot < 0:
+                if slot < 0 or not readers[outputs[slot]]:
                     gone += size
                 else:
-                    stays, passes = self.make(outputs[slot], size)
-                    kept += stays
-                    gone += passes
+                    kept += self.make(outputs[slot], size)[0]
                 continue
             if slot < 0:
                 refs[buffer] += 1
                 taken.append(buffer)
             else:
-                refs[buffer] += self.readers[outputs[slot]]
+                refs[buffer] += readers[outputs[slot]]
                 buffer_of[outputs[slot]] = buffer
         return kept, gone
 

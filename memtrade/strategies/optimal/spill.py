@@ -225,10 +225,10 @@ def _rests(clock: TimeSimulator, actions: Sequence[Action], least_bytes: int) ->
     buffers, readers = _buffers(program)
     for buffer in buffers:
         t = buffer.tensor
-        if t >= len(graph.tensors) or t in linker.hidden_of or not is_worth_deciding(graph, t):
-            continue
         size = linker.sizes[t]
-        if size < least_bytes or not graph.is_intermediate(t):
+        if size < least_bytes or t >= len(graph.tensors) or t in linker.hidden_of:
+            continue
+        if not is_worth_deciding(graph, t) or not graph.is_intermediate(t):
             continue
         for here, (after, _) in enumerate(buffer.touched[:-1]):
             before = buffer.touched[here + 1][0]
@@ -270,19 +270,21 @@ def _buffers(program: Program) -> tuple[list[_Buffer], dict[int, list[tuple[int,
     readers: dict[int, list[tuple[int, _Buffer]]] = {}
     of: dict[int, _Buffer] = {}
     for row in program.rows:
+        action = row.action
         for version in row.inputs:
-            if version in of:
+            buffer = of.get(version)
+            if buffer is not None:
                 tensor = program.tensor_of[version]
-                of[version].touched.append((row.action, tensor))
-                readers.setdefault(tensor, []).append((row.action, of[version]))
+                buffer.touched.append((action, tensor))
+                readers.setdefault(tensor, []).append((action, buffer))
         if row.code is ALIAS:
             for out, source in zip(row.outputs, row.inputs, strict=False):
                 if source in of:
                     of[out] = of[source]
-                    of[out].views[program.tensor_of[out]] = row.action
+                    of[out].views[program.tensor_of[out]] = action
         elif row.code is COMPUTE or row.code is SWAP_IN:
             for version in row.outputs:
                 tensor = program.tensor_of[version]
-                of[version] = _Buffer(tensor, [(row.action, tensor)])
+                of[version] = _Buffer(tensor, [(action, tensor)])
                 buffers.append(of[version])
     return buffers, readers
