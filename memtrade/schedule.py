@@ -125,15 +125,17 @@ class _Program:
                         waiting.rank_again(reader)
 
     def _has_read(self, op_id: int) -> None:
+        roots, readers = self.graph.root, self.readers
         for t in self.facts.reads[op_id]:
-            root = self.graph.root[t]
-            self.readers[root] -= 1
-            if self.readers[root] == 1:
+            root = roots[t]
+            readers[root] -= 1
+            if readers[root] == 1:
                 self.changed.append(root)
 
     def _take_changed(self) -> list[int]:
         """The roots whose readers or presence changed, so that their readers' ranks did."""
-        changed = [t for t in dict.fromkeys(self.changed) if self.graph.is_intermediate(t)]
+        freed_bytes = self.facts.freed_bytes
+        changed = [t for t in dict.fromkeys(self.changed) if freed_bytes[t]]
         self.changed.clear()
         return changed
 
@@ -149,10 +151,13 @@ class _Program:
     def _run(self, op_id: int) -> None:
         op = self.graph.ops[op_id]
         for t in op.inputs:
-            self._bring_back(t)
+            if t in self.absent:
+                self._bring_back(t)
         self.made.append(Action("run", op_id))
-        self.made.extend(Action("swap_out", t) for t in op.outputs if t in self.swapped)
-        if self.absent:
+        for t in op.outputs:
+            if t in self.swapped:
+                self.made.append(Action("swap_out", t))
+        if self.brief and self.absent:
             self._forget(op.inputs)
 
     def _forget(self, inputs: Iterable[int]) -> None:
@@ -213,7 +218,7 @@ class _Waiting:
 
     def on_demand(self, op_id: int) -> set[int]:
         """What must run just before `op_id`."""
-        return self.available.intersection(self.facts.before[op_id])
+        return self.available and self.available.intersection(self.facts.before[op_id])
 
     def release(self, op_id: int) -> None:
         """Makes `op_id` ready, or what waits for it if it will run in time for that."""
@@ -228,10 +233,10 @@ class _Waiting:
 
     def released_by(self, op_id: int) -> list[int]:
         """The ops that wait for nothing else any more."""
-        successors = self.facts.successors[op_id]
+        pending, successors = self.pending, self.facts.successors[op_id]
         for successor in successors:
-            self.pending[successor] -= 1
-        return [successor for successor in successors if self.pending[successor] == 0]
+            pending[successor] -= 1
+        return [successor for successor in successors if pending[successor] == 0]
 
     def rank_again(self, op_id: int) -> None:
         if self.ranks.get(op_id, _URGENT) != _URGENT:

@@ -129,8 +129,7 @@ class BfcAllocator:
     [2097152, 4194304]
     >>> arena.bytes_in_use - 1024  # 4 MiB is less than twice 3 MiB: not split
     4194304
-    >>> arena.free(a)
-    >>> arena.free(b)
+    >>> _ = arena.free(a), arena.free(b)
     >>> arena.bytes_in_use, arena.peak_bytes_in_use
     (0, 4195328)
     """
@@ -156,7 +155,7 @@ class BfcAllocator:
         self._sub_allocator = sub_allocator or _Descending()
         self._regions: list[tuple[int, int]] = []
         self._pool_bytes = 0
-        self._bytes_in_use = 0
+        self.bytes_in_use = 0  # bytes of all chunks in use, padding included
         self._peak_bytes_in_use = 0
         self._live: dict[int, int] = {}  # address -> size of a chunk in use
         self._free: list[int] = []  # sorted keys of the free chunks
@@ -193,7 +192,7 @@ class BfcAllocator:
             self._start_of[address + size] = address
             insort(self._free, (size << _SIZE_SHIFT) + address)
         self._live = dict(held)
-        self._bytes_in_use = self._pool_bytes - sum(self._size_at.values())
+        self.bytes_in_use = self._pool_bytes - sum(self._size_at.values())
         self.reset_peak()
 
     def address(self, offset: int) -> int:
@@ -217,11 +216,6 @@ class BfcAllocator:
         self._regions, self._free = other._regions[:], other._free[:]
         self._live, self._size_at = other._live.copy(), other._size_at.copy()
         self._start_of = other._start_of.copy()
-
-    @property
-    def bytes_in_use(self) -> int:
-        """Bytes of all chunks in use, padding included."""
-        return self._bytes_in_use
 
     @property
     def peak_bytes_in_use(self) -> int:
@@ -265,7 +259,7 @@ class BfcAllocator:
 
     def reset_peak(self) -> None:
         """Set the peak to the bytes in use now, as ``reset_memory_stats`` does."""
-        self._peak_bytes_in_use = self._bytes_in_use
+        self._peak_bytes_in_use = self.bytes_in_use
 
     def allocate(self, num_bytes: int, /) -> int:
         """Take a chunk.
@@ -290,7 +284,7 @@ class BfcAllocator:
             if not self._extend(rounded):
                 raise ArenaOutOfMemoryError(
                     requested_bytes=num_bytes,
-                    in_use_bytes=self._bytes_in_use,
+                    in_use_bytes=self.bytes_in_use,
                     largest_free_bytes=self.largest_free_bytes,
                     limit_bytes=self.limit_bytes,
                 )
@@ -308,17 +302,18 @@ class BfcAllocator:
         else:
             del self._start_of[address + size]
         self._live[address] = size
-        self._bytes_in_use = in_use = self._bytes_in_use + size
+        self.bytes_in_use = in_use = self.bytes_in_use + size
         if in_use > self._peak_bytes_in_use:
             self._peak_bytes_in_use = in_use
         return address
 
-    def free(self, handle: int) -> int:
+    def free(self, handle: int) -> tuple[int, int, int]:
         """Give a chunk back and merge it with its free neighbours. Handle 0 does nothing.
 
         Returns
         -------
-        Where the free chunk begins that it is part of now; see `retake`.
+        The handle, the chunk's bytes, and where the free chunk begins that it is part of now: what
+        `retake` takes.
 
         Raises
         ------
@@ -326,11 +321,11 @@ class BfcAllocator:
             If the handle is not in use.
         """
         if not handle:
-            return 0
+            return 0, 0, 0
         size = self._live.pop(handle, 0)
         if not size:
             raise ValueError(f"handle {handle:#x} is not in use (freed twice?)")
-        self._bytes_in_use -= size
+        self.bytes_in_use -= size
         free, size_at, start_of = self._free, self._size_at, self._start_of
         start = handle
         end = handle + size
@@ -345,10 +340,10 @@ class BfcAllocator:
         size_at[start] = end - start
         start_of[end] = start
         insort(free, ((end - start) << _SIZE_SHIFT) + start)
-        return start
+        return handle, size, start
 
     def retake(self, handle: int, size: int, start: int) -> None:
-        """Undo a `free` of so many bytes that returned `start`, after all that came behind it."""
+        """Undo the `free` that returned these, after all that came behind it."""
         free, size_at, start_of = self._free, self._size_at, self._start_of
         end = start + size_at.pop(start)
         del free[bisect_left(free, ((end - start) << _SIZE_SHIFT) + start)], start_of[end]
@@ -358,7 +353,7 @@ class BfcAllocator:
                 start_of[behind] = begin
                 insort(free, ((behind - begin) << _SIZE_SHIFT) + begin)
         self._live[handle] = size
-        self._bytes_in_use += size
+        self.bytes_in_use += size
 
     def _extend(self, rounded: int) -> bool:
         """Add a region that holds `rounded` bytes, as one free chunk. False if there is no room."""

@@ -14,7 +14,6 @@ whether the whole is better is decided by simulating both programs.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import math
 import sys
@@ -24,7 +23,15 @@ from memtrade.facts import Request
 from memtrade.plan import Action
 from memtrade.simulate.bfc import ArenaOutOfMemoryError
 from memtrade.simulate.memory import ROOMY_BYTES, differing_steps
-from memtrade.simulate.placement import SHARES, Placement, allocator_of, record
+from memtrade.simulate.placement import (
+    SHARES,
+    Events,
+    Placement,
+    State,
+    begun,
+    needed_bytes,
+    record,
+)
 from memtrade.simulate.program import Code, Program, Row
 from memtrade.simulate.timeline import TimeSimulator
 from memtrade.simulate.walk import Lag, Walk
@@ -39,7 +46,11 @@ Reserved = Mapping[int, Sequence[int]]  # action -> bytes, one after the other
 
 
 def defragment(
-    clock: TimeSimulator, actions: Sequence[Action], *, enough_bytes: int = 0
+    clock: TimeSimulator,
+    actions: Sequence[Action],
+    *,
+    enough_bytes: int = 0,
+    most_bytes: int = sys.maxsize,
 ) -> tuple[Action, ...]:
     """`actions` with reservations where they lower the peak simulated on the clock's target; else
     as they came.
@@ -50,18 +61,21 @@ def defragment(
         clock: knows graph and target.
         enough_bytes: a peak that need not be lowered further, and of no use where it is missed: a
             program that asks for more stays as it came.
+        most_bytes: a higher peak is of no use: a program that needs more stays, too.
     """
     asked = clock.simulator.peak_live_bytes(actions)
     if asked > enough_bytes > 0:
         return tuple(actions)
     trial = _Trial(clock, actions)
+    if trial.needed_bytes > (enough_bytes or most_bytes):
+        return tuple(actions)
     enough = max(enough_bytes, int(asked * (1 + _LITTLE_SHARE)) + MIN_GAIN_BYTES)
     found: Reserved = {}
-    lowest = trial.peak_bytes(ROOMY_BYTES, found)
+    lowest = trial.unreserved_bytes
     at_most = enough_bytes or sys.maxsize
     tries = trial.reservations(ROOMY_BYTES, max(asked, enough_bytes), at_most)
     while lowest > enough and (tried := next(tries, None)) is not None:
-        peak = trial.peak_bytes(ROOMY_BYTES, tried)
+        peak = trial.peak_bytes(ROOMY_BYTES, tried, lowest - MIN_GAIN_BYTES)
         if peak < lowest - MIN_GAIN_BYTES:
             found, lowest = tried, peak
     limit = clock.target.limit_bytes
@@ -76,7 +90,12 @@ def defragment(
 
 
 class _Trial:
-    """A program in fresh memory, with reservations and without."""
+    """A program in fresh memory, with reservations and without.
+
+    Attributes:
+        lag: where copies run beside compute.
+        unreserved_bytes: the peak without. needed_bytes: what none is below, whatever is reserved.
+    """
 
     def __init__(self, clock: TimeSimulator, actions: Sequence[Action]):
         self.simulator, self.lag = clock.simulator, None
@@ -84,6 +103,15 @@ class _Trial:
             timeline = clock.timeline(actions, memory=False)
             self.lag = Lag(timeline.begun_seconds, timeline.end_seconds)
         self.program = self.simulator.link(actions)
+        self._walk = self.begin(ROOMY_BYTES, {})
+        self._walk.step()
+        self._rows, second = record(self._walk)
+        self.unreserved_bytes = max(self._walk.peak.in_use, second.peak.in_use)
+        self.needed_bytes = needed_bytes(self._rows, self._walk)
+        if second.moved or self.simulator.layouts[1:]:
+            self.unreserved_bytes = self.peak_bytes(ROOMY_BYTES, {})
+        if self._walk.moved:
+            self.needed_bytes = 0  # what has moved may be padded
 
     def begin(self, limit_bytes: int, reserved: Reserved, places: Places | None = None) -> Walk:
         return self.simulator.begin(
@@ -93,14 +121,18 @@ class _Trial:
             places=places or self.simulator.layouts[0],
         )
 
-    def peak_bytes(self, limit_bytes: int, reserved: Reserved) -> float:
-        """Of as many steps as differ, in the worst layout; infinite where they do not run."""
+    def peak_bytes(self, limit_bytes: int, reserved: Reserved, hopeless: float = math.inf) -> float:
+        """Of as many steps as differ, in the worst layout, or until it is hopeless; infinite where
+        they do not run."""
         peak = 0
         try:
             for places in self.simulator.layouts:
                 walk = self.begin(limit_bytes, reserved, places)
+                walk.hopeless = hopeless
                 for _ in differing_steps(walk):
                     peak = max(peak, walk.peak.in_use)
+                    if peak >= hopeless:
+                        return peak
         except ArenaOutOfMemoryError:
             return math.inf
         return peak
@@ -109,21 +141,32 @@ class _Trial:
         """For peaks up to `most_bytes`, for each of `SHARES`, in the state that the first step
         leaves behind; where variables move from step to step, in the one that it finds, too. None
         where not even what persists has room."""
-        walk = self.begin(ROOMY_BYTES, {})
+        made: list[Reserved] = []
+        for (state, events), shares in itertools.product(self._begun(limit_bytes), SHARES):
+            found = Placement(events, state, most_bytes, shares, at_most).run()
+            reserved = {self.program.rows[row].action: sizes for row, sizes in found.items()}
+            if reserved not in made:
+                made.append(reserved)
+                yield reserved
+
+    def _begun(self, limit_bytes: int) -> list[tuple[State, list[Events]]]:
+        """What steps begin with, and what they ask for then."""
         try:
             start = self.begin(limit_bytes, {})
         except ArenaOutOfMemoryError:
-            return
-        fresh, state = record(walk), start
-        further = start.fork(start.program, allocator_of(start).fork(), self.lag)
-        with contextlib.suppress(ArenaOutOfMemoryError):
-            further.step()
-            walk.step()
-            state = further
-        begun = [(state, record(walk))] + ([(start, fresh)] if walk.moved else [])
-        for (state, events), shares in itertools.product(begun, SHARES):
-            found = Placement(events, state, most_bytes, shares, at_most).run()
-            yield {self.program.rows[row].action: sizes for row, sizes in found.items()}
+            return []
+        made, state = [], self._walk
+        try:
+            if limit_bytes < ROOMY_BYTES:
+                state = self.begin(limit_bytes, {})
+                state.step()
+            made.append((begun(self._rows, state), self._rows))
+        except ArenaOutOfMemoryError:
+            pass
+        if self._walk.moved or not made:
+            first = record(self.begin(ROOMY_BYTES, {}))[0]
+            made.append((begun(first, start), first))
+        return made
 
 
 def _spliced(program: Program, reserved: Reserved) -> Program:

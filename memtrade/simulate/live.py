@@ -13,7 +13,18 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from memtrade.simulate.program import Code, Linker, Program, Request
+from memtrade.simulate.program import (
+    ALIAS,
+    ASSIGN,
+    COMPUTE,
+    READ,
+    RESERVE,
+    SWAP_OUT,
+    UPDATE,
+    Linker,
+    Program,
+    Request,
+)
 from memtrade.simulate.walk import MAX_SLICE_BYTES, STRING_BYTES, Walk
 
 
@@ -44,37 +55,43 @@ def live_rows(program: Program, before: Laid) -> list[int]:
     sizes, refs, buffer_of = buffers.sizes, buffers.refs, buffers.buffer_of
     live, reserved = before.live, 0
     series: list[int] = []
-    for _, code, wanted, inputs, outputs, handles in program.rows:
-        if code == Code.RESERVE:
-            reserved += wanted[0][0]
+    for row in program.rows:
+        code, inputs = row.code, row.inputs
+        if code is RESERVE:
+            reserved += row.requests[0].size_bytes
             series.append(live + reserved)
             continue
         passing, reserved = reserved, 0
         taken: list[int] = []
-        if code == Code.COMPUTE:
-            kept, gone = buffers.compute(wanted, inputs, outputs, taken)
+        if code is COMPUTE:
+            kept, gone = buffers.compute(row.requests, inputs, row.outputs, taken)
             live += kept
             passing += gone
-        elif code == Code.ALIAS:
-            buffers.alias(inputs, outputs)
-        elif code == Code.READ:
-            buffers.read(handles, outputs[0])
-        elif code == Code.UPDATE:
-            for handle, size in handles:
+        elif code is ALIAS:
+            buffers.alias(inputs, row.outputs)
+        elif code is READ:
+            buffers.read(row.variables, row.outputs[0])
+        elif code is UPDATE:
+            for handle, size in row.variables:
                 live += buffers.replace(handle, size)
-        elif code == Code.ASSIGN:
-            live += buffers.assign(*handles[0], inputs[0])
+        elif code is ASSIGN:
+            live += buffers.assign(*row.variables[0], inputs[0])
         else:
-            size = wanted[0][0]
-            if code == Code.SWAP_OUT:
+            size = row.requests[0].size_bytes
+            if code is SWAP_OUT:
                 size = STRING_BYTES
             elif size > MAX_SLICE_BYTES:
                 passing += size // math.ceil(size / MAX_SLICE_BYTES)
-            kept, gone = buffers.make(outputs[0], size)
+            kept, gone = buffers.make(row.outputs[0], size)
             live += kept
             passing += gone
         series.append(live + passing)
-        for buffer in [buffer_of[version] for version in inputs] + taken:
+        for version in inputs:
+            buffer = buffer_of[version]
+            refs[buffer] -= 1
+            if not refs[buffer]:
+                live -= sizes[buffer]
+        for buffer in taken:
             refs[buffer] -= 1
             if not refs[buffer]:
                 live -= sizes[buffer]
@@ -111,7 +128,7 @@ class _Buffers:
     ) -> tuple[int, int]:
         """A kernel's outputs and scratch, in inputs' places where nobody else holds those. The
         bytes that stay, and those that do not; `taken` gets the places that scratch took."""
-        refs, buffer_of = self.refs, self.buffer_of
+        refs, buffer_of, readers = self.refs, self.buffer_of, self.readers
         kept = gone = 0
         for size, slot, forwarded in wanted:
             for position in forwarded:
@@ -119,18 +136,16 @@ class _Buffers:
                 if refs[buffer] == 1:
                     break
             else:
-                if slot < 0:
+                if slot < 0 or not readers[outputs[slot]]:
                     gone += size
                 else:
-                    stays, passes = self.make(outputs[slot], size)
-                    kept += stays
-                    gone += passes
+                    kept += self.make(outputs[slot], size)[0]
                 continue
             if slot < 0:
                 refs[buffer] += 1
                 taken.append(buffer)
             else:
-                refs[buffer] += self.readers[outputs[slot]]
+                refs[buffer] += readers[outputs[slot]]
                 buffer_of[outputs[slot]] = buffer
         return kept, gone
 

@@ -117,6 +117,9 @@ class Simulator:
         places = target.places
         self.layouts = (places, places.narrowed()) if places and places.free[1:] else (places,)
         self._started: dict[tuple[int, Places | None], tuple[Walk, BfcAllocator]] = {}
+        # What was asked about last is asked about again, as a rule.
+        self._linked: tuple[Sequence[Action], Program] | None = None
+        self._lived: tuple[Program, list[int]] | None = None
 
     def actions(self, plan: Plan | Sequence[Action]) -> Sequence[Action]:
         """The plan's actions; for an empty plan, the ops as TensorFlow runs them."""
@@ -131,8 +134,13 @@ class Simulator:
 
     def link(self, actions: Sequence[Action]) -> Program:
         """What `actions` returned, linked."""
-        same = self._same if actions is self._base else {}
-        return self.linker.link(actions, self.graph.data.outputs, same)
+        if self._linked is None or self._linked[0] is not actions:
+            same = self._same if actions is self._base else {}
+            program = self.linker.link(actions, self.graph.data.outputs, same)
+            if not isinstance(actions, tuple):  # whoever made it may change it
+                return program
+            self._linked = actions, program
+        return self._linked[1]
 
     def memory(
         self,
@@ -281,8 +289,10 @@ class Simulator:
         return _spread(self._live_rows(program), program, len(actions), self._laid.live)
 
     def _live_rows(self, program: Program) -> list[int]:
-        self.linker.walked += len(program.rows)
-        return live_rows(program, self._laid)
+        if self._lived is None or self._lived[0] is not program:
+            self.linker.walked += len(program.rows)
+            self._lived = program, live_rows(program, self._laid)
+        return self._lived[1]
 
     @property
     def laid_bytes(self) -> int:

@@ -53,7 +53,8 @@ def _bring_ahead(
     earliest: dict[int, int] = {}  # index of a swap_in -> the place it may not pass
     last_use: dict[int, int] = {}  # swapped tensor -> index after its last action
     now = 0.0
-    for index, (kind, id_) in enumerate((action.kind, action.id) for action in actions):
+    for index, action in enumerate(actions):
+        kind, id_ = action.kind, action.id
         reached.append(now)
         if kind == "swap_out":
             last_use[id_] = index + 1
@@ -61,7 +62,9 @@ def _bring_ahead(
             earliest[index] = last_use[id_]
         else:
             now += seconds[id_]
-            last_use.update((t, index + 1) for t in ops[id_].inputs if t in last_use)
+            for t in ops[id_].inputs if last_use else ():
+                if t in last_use:
+                    last_use[t] = index + 1
     ahead: dict[int, list[Action]] = {}
     free = math.inf  # when the copy behind this one starts
     for index in sorted(earliest, reverse=True):
@@ -105,16 +108,19 @@ def _await_copies(
     """With a wait, too, wherever copies out that nobody waited for would hold too much."""
     live = clock.simulator.live_bytes(actions)
     leaving: dict[int, int] = {}  # tensor -> bytes, in the order of their copies
+    leaving_bytes = 0
     made: list[Action] = []
     for action, live_bytes in zip(actions, live, strict=True):
-        while leaving and live_bytes + sum(leaving.values()) > limit_bytes:
+        while leaving and live_bytes + leaving_bytes > limit_bytes:
             made.append(Action("wait", next(iter(leaving))))
-            del leaving[made[-1].id]
+            leaving_bytes -= leaving.pop(made[-1].id)
         if action.kind == "wait":
-            if leaving.pop(action.id, 0):
+            if action.id in leaving:
+                leaving_bytes -= leaving.pop(action.id)
                 made.append(action)
             continue
         made.append(action)
         if action.kind == "swap_out":
             leaving[action.id] = clock.graph.tensors[action.id].size_bytes
+            leaving_bytes += leaving[action.id]
     return made

@@ -17,10 +17,13 @@ Not guaranteed: that a limit which could be met is met. O(rows x the rows looked
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import deque
 from collections.abc import Iterator
 from typing import NamedTuple
+
+import msgspec
 
 from memtrade.simulate.bfc import GRAIN_BYTES, ArenaOutOfMemoryError, BfcAllocator, round_up
 from memtrade.simulate.walk import Walk
@@ -56,7 +59,7 @@ class _Recorder(BfcAllocator):
             self.rows[self.walk.row].append((self._made, num_bytes))
         return handle
 
-    def free(self, handle: int) -> int:
+    def free(self, handle: int) -> tuple[int, int, int]:
         if handle:
             self.rows[self.walk.row].append((self._numbers.pop(handle), 0))
         return super().free(handle)
@@ -68,61 +71,60 @@ def _before(walk: Walk) -> dict[int, int]:
     return {-number: handle for number, handle in enumerate(walk.handles) if handle}
 
 
-class _Done(NamedTuple):
-    """A request, or what was given back: of how many bytes, and where; see `BfcAllocator.free`."""
-
-    buffer: int
-    handle: int
-    freed_bytes: int = 0
-    free_start: int = 0
-
-
-class _State:
-    """An allocator, where each buffer lies, and what was done, so that it can be undone."""
+class State:
+    """An allocator, where each buffer lies, and what was done, so that it can be undone: (buffer,
+    handle), and what `BfcAllocator.free` said where it was given back."""
 
     def __init__(self, allocator: BfcAllocator, handles: dict[int, int]):
         self.allocator, self.handles = allocator, handles
-        self.done: list[_Done] = []
+        self.done: list[tuple[int, int, tuple[int, int, int] | None]] = []
 
-    def run(self, events: Events, reserved: tuple[int, ...] = ()) -> tuple[float, int]:
-        """Most bytes in use during a row, and the padding of what it leaves behind. Where there is
-        no room for it, that is infinitely many, and the rest of the row was not done."""
+    def fork(self) -> State:
+        """Another one from here. For many rows, that takes less time than to undo them."""
+        return State(self.allocator.fork(), self.handles.copy())
+
+    def run(self, events: Events, reserved: tuple[int, ...] = ()) -> float:
+        """Most bytes in use during some rows. Where there is no room for them, that is infinitely
+        many, and the rest of them was not done."""
         try:
-            held = [self._allocate(_NO_BUFFER, size) for size in reserved]
-            found = self._run(events)
+            held = [self._reserve(size) for size in reserved]
+            peak = self._run(events)
         except ArenaOutOfMemoryError:
-            return math.inf, 0
+            return math.inf
         for handle in held:
-            self._free(_NO_BUFFER, handle)
-        return found
+            self.done.append((_NO_BUFFER, handle, self.allocator.free(handle)))
+        return peak
 
-    def _run(self, events: Events) -> tuple[int, int]:
-        allocator, handles = self.allocator, self.handles
-        peak, made = 0, {}
-        for buffer, size in events:
-            if size:
-                handle = handles[buffer] = self._allocate(buffer, size)
-                made[buffer] = allocator.size_of(handle) - size
-                peak = max(peak, allocator.bytes_in_use)
-            else:
-                self._free(buffer, handles.pop(buffer))
-                made.pop(buffer, None)
-        return peak, sum(made.values())
-
-    def _allocate(self, buffer: int, size: int) -> int:
+    def _reserve(self, size: int) -> int:
         handle = self.allocator.allocate(size)
-        self.done.append(_Done(buffer, handle))
+        self.done.append((_NO_BUFFER, handle, None))
         return handle
 
-    def _free(self, buffer: int, handle: int) -> None:
-        size = self.allocator.size_of(handle)
-        self.done.append(_Done(buffer, handle, size, self.allocator.free(handle)))
+    def _run(self, events: Events) -> int:
+        allocator, handles, done = self.allocator, self.handles, self.done
+        peak = 0
+        for buffer, size in events:
+            if size:
+                handle = handles[buffer] = allocator.allocate(size)
+                done.append((buffer, handle, None))
+                if allocator.bytes_in_use > peak:
+                    peak = allocator.bytes_in_use
+            else:
+                handle = handles.pop(buffer)
+                done.append((buffer, handle, allocator.free(handle)))
+        return peak
+
+    def padding(self, events: Events) -> int:
+        """Of what rows have left behind."""
+        size_of, handles = self.allocator.size_of, self.handles
+        held = [(handles[buffer], size) for buffer, size in events if size and buffer in handles]
+        return sum([size_of(handle) - size for handle, size in held])
 
     def undo(self, mark: int) -> None:
         """Back to where that much had been done."""
-        for buffer, handle, freed_bytes, free_start in reversed(self.done[mark:]):
-            if freed_bytes:
-                self.allocator.retake(handle, freed_bytes, free_start)
+        for buffer, handle, freed in reversed(self.done[mark:]):
+            if freed is not None:
+                self.allocator.retake(*freed)
                 self.handles[buffer] = handle
             else:
                 self.allocator.free(handle)
@@ -130,7 +132,7 @@ class _State:
         del self.done[mark:]
 
 
-class _Way(NamedTuple):
+class _Way(msgspec.Struct, gc=False):
     """What came of a row: most bytes in use, padding that stays; how: what was reserved."""
 
     peak_bytes: float
@@ -138,10 +140,24 @@ class _Way(NamedTuple):
     reserved: tuple[int, ...]
 
 
-class _Turn(NamedTuple):
-    """A row with large requests: how much had been done before it, and what was reserved."""
+class _Block(NamedTuple):
+    """A row with a large request, or rows without, which go where they go.
+
+    Attributes:
+        row: the first. rows: how many.
+        largest: the largest request; 0 where that is small.
+    """
 
     row: int
+    rows: int
+    events: Events
+    largest: int
+
+
+class _Turn(NamedTuple):
+    """A block with a large request: how much had been done before it, and what was reserved."""
+
+    block: int
     mark: int
     reserved: tuple[int, ...]
 
@@ -151,9 +167,39 @@ def allocator_of(walk: Walk) -> BfcAllocator:
     return walk.allocator
 
 
-def record(walk: Walk) -> list[Events]:
-    """What the next step of `walk` asks for and gives back, row by row."""
-    return _Recorder(walk).rows
+def record(walk: Walk) -> tuple[list[Events], Walk]:
+    """What the next step of `walk` asks for and gives back, row by row; and another walk, which has
+    taken that step."""
+    recorder = _Recorder(walk)
+    walked = recorder.walk
+    del recorder.walk  # of which it is the allocator
+    return recorder.rows, walked
+
+
+def needed_bytes(rows: list[Events], walk: Walk) -> int:
+    """Most bytes in use in a step from there, where nothing is padded but what was there before."""
+    arena = allocator_of(walk)
+    sizes: dict[int, int] = {}
+    needed = in_use = arena.bytes_in_use
+    for buffer, size in itertools.chain.from_iterable(rows):
+        if size:
+            sizes[buffer] = round_up(size)
+            in_use += sizes[buffer]
+            needed = max(needed, in_use)
+        else:
+            in_use -= sizes[buffer] if buffer > 0 else arena.size_of(walk.handles[-buffer])
+    return needed
+
+
+def begun(rows: list[Events], walk: Walk) -> State:
+    """The state that a step begins in. What it never gives back is left out: there is much of it,
+    and it would be copied each time."""
+    arena = allocator_of(walk).fork()
+    given_back = {buffer for events in rows for buffer, size in events if not size}
+    handles = {buffer: at for buffer, at in _before(walk).items() if buffer in given_back}
+    free = [(each.address, each.size_bytes) for each in arena.chunks() if not each.in_use]
+    arena.occupy([(at, arena.size_of(at)) for at in handles.values()], free)
+    return State(arena, handles)
 
 
 class Placement:
@@ -161,7 +207,7 @@ class Placement:
 
     Args:
         rows: see `record`.
-        walk: in the state that the step begins in.
+        start: what the step begins with; see `begun`.
         limit_bytes: not to be exceeded.
         shares: one of `SHARES`.
         at_most: it is given up where more than that is in use, whatever is tried.
@@ -170,54 +216,63 @@ class Placement:
     def __init__(
         self,
         rows: list[Events],
-        walk: Walk,
+        start: State,
         limit_bytes: int,
         shares: tuple[float, float],
         at_most: float,
     ):
-        self.rows, self.limit, self.at_most = rows, limit_bytes, at_most
+        self.limit, self.at_most = limit_bytes, at_most
         large, self.little = (int(limit_bytes * share) for share in shares)
-        largest = [max((size for _, size in events), default=0) for events in rows]
-        # For each row, its largest request; 0 where that is small.
-        self.largest = [size if size >= large else 0 for size in largest]
-        self.state = _State(allocator_of(walk).fork(), _before(walk))
-        self.effort = _EFFORT * len(self.rows)
+        self.blocks = _blocks(rows, large)
+        self.state = start.fork()
+        self.effort = _EFFORT * len(rows)
         self.turns: deque[_Turn] = deque(maxlen=_BACK)
         self.reserved: dict[int, tuple[int, ...]] = {}
 
     def run(self) -> dict[int, tuple[int, ...]]:
         """Row -> bytes, one after the other, reserved before it and until it has run."""
-        for row in range(len(self.rows)):
+        for place, block in enumerate(self.blocks):
             mark = len(self.state.done)
-            way = self._advance(row)
-            if not self.largest[row]:
+            way = self._advance(self.state, block)
+            if not block.largest:
                 continue
-            self._note(row, mark, way.reserved)
-            if way.peak_bytes > self.limit and self._look_back(row, way.peak_bytes) > self.at_most:
+            self._note(place, mark, way.reserved)
+            if (
+                way.peak_bytes > self.limit
+                and self._look_back(place, way.peak_bytes) > self.at_most
+            ):
                 break
-        return {row: reserved for row, reserved in self.reserved.items() if reserved}
+        return {self.blocks[at].row: sizes for at, sizes in self.reserved.items() if sizes}
 
-    def _note(self, row: int, mark: int, reserved: tuple[int, ...]) -> None:
-        self.turns.append(_Turn(row, mark, reserved))
-        self.reserved[row] = reserved
+    def _note(self, place: int, mark: int, reserved: tuple[int, ...]) -> None:
+        self.turns.append(_Turn(place, mark, reserved))
+        self.reserved[place] = reserved
 
-    def _advance(self, row: int) -> _Way:
-        """Runs a row in the way with least padding, of those within the limit if there are any."""
-        state, events, mark = self.state, self.rows[row], len(self.state.done)
-        way = _Way(*state.run(events), ())
-        if not self.largest[row] or self._is_good(way):
+    def _advance(self, state: State, block: _Block) -> _Way:
+        """Runs a block in the way with least padding, of those within the limit if there are
+        any."""
+        if not block.largest:
+            return _Way(state.run(block.events), 0, ())
+        mark = len(state.done)
+        way = self._tried(state, block, ())
+        if self._is_good(way):
             return way
         ways = [way]
         state.undo(mark)
-        for reserved in self._other_ways(row):
-            way = _Way(*state.run(events, reserved), reserved)
+        for reserved in self._other_ways(state, block):
+            way = self._tried(state, block, reserved)
             if self._is_good(way):
                 return way
             ways.append(way)
             state.undo(mark)
         best = min(ways, key=self._rank)
-        state.run(events, best.reserved)
+        state.run(block.events, best.reserved)
         return best
+
+    def _tried(self, state: State, block: _Block, reserved: tuple[int, ...]) -> _Way:
+        peak = state.run(block.events, reserved)
+        padding = 0 if math.isinf(peak) else state.padding(block.events)
+        return _Way(peak, padding, reserved)
 
     def _is_good(self, way: _Way) -> bool:
         return way.padding_bytes < self.little and way.peak_bytes <= self.limit
@@ -225,11 +280,11 @@ class Placement:
     def _rank(self, way: _Way) -> tuple[float, int, int]:
         return max(way.peak_bytes, self.limit), way.padding_bytes, len(way.reserved)
 
-    def _other_ways(self, row: int) -> Iterator[tuple[int, ...]]:
-        """What may be reserved before a row for its largest request, in the state before it."""
-        asked = round_up(self.largest[row])
+    def _other_ways(self, state: State, block: _Block) -> Iterator[tuple[int, ...]]:
+        """What may be reserved before a block for its largest request, in the state before it."""
+        asked = round_up(block.largest)
         passed: tuple[int, ...] = ()
-        pieces = self.state.allocator.pieces(asked)
+        pieces = state.allocator.pieces(asked)
         for place, piece in enumerate(pieces[:_PIECES]):
             if asked + GRAIN_BYTES < piece < 2 * asked:
                 yield (*passed, piece - asked)
@@ -238,28 +293,27 @@ class Placement:
             passed = (*passed, piece)
             yield passed
 
-    def _look_back(self, row: int, peak: float) -> float:
-        """Changes how one earlier row was run, if less than `peak` is in use then until `row` has
-        run; how much that is."""
-        best = {turn.row: turn.reserved for turn in self.turns}
-        first = row + 1
+    def _look_back(self, last: int, peak: float) -> float:
+        """Changes how one earlier block was run, if less than `peak` is in use then until the last
+        has run; how much that is."""
+        best = {turn.block: turn.reserved for turn in self.turns}
+        first = last + 1
         while self.turns and self.effort > 0 and peak > self.limit:
             turn = self.turns.pop()
-            first = turn.row
+            first = turn.block
             self.state.undo(turn.mark)
-            for reserved in self._other_ways(first):
+            for reserved in self._other_ways(self.state, self.blocks[first]):
                 if reserved == turn.reserved:
                     continue
-                found, changed = self._replayed(first, reserved, row, peak)
-                self.state.undo(turn.mark)
+                found, changed = self._replayed(first, reserved, last, peak)
                 if found < peak:
                     peak = found
                     best.update(changed)
                 if self.effort <= 0 or peak <= self.limit:
                     break
-        for again in range(first, row + 1):
+        for again in range(first, last + 1):
             mark = len(self.state.done)
-            self.state.run(self.rows[again], best.get(again, ()))
+            self.state.run(self.blocks[again].events, best.get(again, ()))
             if again in best:
                 self._note(again, mark, best[again])
         return peak
@@ -267,16 +321,34 @@ class Placement:
     def _replayed(
         self, first: int, reserved: tuple[int, ...], last: int, hopeless: float
     ) -> tuple[float, dict[int, tuple[int, ...]]]:
-        """All rows from one to another, or until so many bytes are in use: most that are, and what
-        was reserved."""
-        peak, _ = self.state.run(self.rows[first], reserved)
+        """All blocks from one to another, or until so many bytes are in use: most that are, and
+        what was reserved."""
+        state = self.state.fork()
+        peak = state.run(self.blocks[first].events, reserved)
         changed = {first: reserved}
-        for row in range(first + 1, last + 1):
+        for place in range(first + 1, last + 1):
             if peak >= hopeless:
                 break
-            self.effort -= 1
-            way = self._advance(row)
-            if self.largest[row]:
-                changed[row] = way.reserved
+            block = self.blocks[place]
+            self.effort -= block.rows
+            way = self._advance(state, block)
+            if block.largest:
+                changed[place] = way.reserved
             peak = max(peak, way.peak_bytes)
         return peak, changed
+
+
+def _blocks(rows: list[Events], large: int) -> list[_Block]:
+    """Rows with requests that large, and what lies between them."""
+    blocks: list[_Block] = []
+    begin = 0
+    for row, events in enumerate([*rows, []]):
+        largest = max([size for _, size in events]) if events else 0
+        if largest >= large or row == len(rows):
+            if begin < row:
+                between = list(itertools.chain.from_iterable(rows[begin:row]))
+                blocks.append(_Block(begin, row - begin, between, 0))
+            begin = row + 1
+            if row < len(rows):
+                blocks.append(_Block(row, 1, events, largest))
+    return blocks

@@ -17,6 +17,8 @@ from enum import IntEnum
 from types import MappingProxyType
 from typing import NamedTuple
 
+import msgspec
+
 from memtrade.facts import FOLDED_BYTES, READING, SCRATCH, Facts, Request, reuse
 from memtrade.graph import CALL_TYPES, READ_TYPES, SOURCE_TYPES, StepGraph
 from memtrade.plan import Action
@@ -36,6 +38,10 @@ class Code(IntEnum):
     SWAP_OUT = 5
     SWAP_IN = 6
     RESERVE = 7  # held until the next action has run
+
+
+# For loops over rows: to look up `Code.COMPUTE` takes as long as much of what is done with it.
+COMPUTE, ALIAS, READ, UPDATE, ASSIGN, SWAP_OUT, SWAP_IN, RESERVE = Code
 
 
 class Spec(NamedTuple):
@@ -58,7 +64,7 @@ class Spec(NamedTuple):
     )
 
 
-class Row(NamedTuple):
+class Row(msgspec.Struct, gc=False):
     """An action after linking. `inputs` and `outputs` are versions."""
 
     action: int
@@ -187,7 +193,7 @@ class Linker:
     ) -> Program:
         """`returned`: tensor ids that the step hands out, which therefore live to its end.
         `same`: tensors that nothing makes, and those that are read in their place."""
-        specs, sizes = self.specs, self.sizes
+        specs, sizes, hidden_of = self.specs, self.sizes, self.hidden_of
         latest = list(range(len(sizes)))
         for t, one in same.items():
             latest[t] = one
@@ -196,43 +202,42 @@ class Linker:
         outside: dict[int, int] = {}
         lost: set[int] = set()  # workspaces whose MaxPool output came back from the host
         rows: list[Row] = []
-        for index, (kind, id_) in enumerate((a.kind, a.id) for a in actions):
-            if kind == "wait":
-                continue
-            if kind == "reserve":
-                rows.append(Row(index, Code.RESERVE, (Request(id_),), (), (), ()))
-                continue
-            if kind in ("swap_out", "swap_in"):
+        for index, action in enumerate(actions):
+            kind, id_ = action.kind, action.id
+            if kind == "run" or kind == "recompute":
+                spec = specs[id_]
+                if spec is None:
+                    continue
+                _, inputs, outputs, wanted, variables, workspace = spec
+                inputs = [latest[t] for t in inputs]
+                if workspace is not None and workspace not in lost:
+                    inputs.append(latest[workspace])
+                    kept = (each for each in wanted if each.output != SCRATCH)
+                    wanted = [each._replace(forwarded=()) for each in kept]
+                for version in inputs:
+                    readers[version] += 1
+                if kind == "recompute":
+                    made = len(tensor_of)
+                    tensor_of += outputs
+                    readers += [0] * len(outputs)
+                    for version, t in enumerate(outputs, made):
+                        latest[t] = version
+                        lost.discard(t)
+                    outputs = range(made, len(tensor_of))
+                rows.append(Row(index, spec.code, wanted, inputs, outputs, variables))
+            elif kind == "swap_out" or kind == "swap_in":
                 leaves, made = kind == "swap_out", len(tensor_of)
                 source = latest[id_] if leaves else outside[id_]
                 readers[source] += 1
                 (outside if leaves else latest)[id_] = made
                 tensor_of.append(id_)
                 readers.append(0)
-                code, request = Code.SWAP_OUT if leaves else Code.SWAP_IN, Request(sizes[id_], 0)
+                code, request = SWAP_OUT if leaves else SWAP_IN, Request(sizes[id_], 0)
                 rows.append(Row(index, code, (request,), (source,), (made,), ()))
                 if not leaves:
-                    lost.add(self.hidden_of.get(id_, SCRATCH))
-                continue
-            spec = specs[id_]
-            if spec is None:
-                continue
-            wanted = spec.requests
-            inputs = [latest[t] for t in spec.inputs]
-            if spec.workspace is not None and spec.workspace not in lost:
-                inputs.append(latest[spec.workspace])
-                wanted = [each._replace(forwarded=()) for each in wanted if each.output != SCRATCH]
-            for version in inputs:
-                readers[version] += 1
-            outputs = spec.outputs
-            if kind == "recompute":
-                outputs = range(len(tensor_of), len(tensor_of) + len(spec.outputs))
-                tensor_of.extend(spec.outputs)
-                readers.extend([0] * len(spec.outputs))
-                for t, version in zip(spec.outputs, outputs, strict=True):
-                    latest[t] = version
-                    lost.discard(t)
-            rows.append(Row(index, spec.code, wanted, inputs, outputs, spec.variables))
+                    lost.add(hidden_of.get(id_, SCRATCH))
+            elif kind == "reserve":
+                rows.append(Row(index, RESERVE, (Request(id_),), (), (), ()))
         for t in returned:
             readers[latest[t]] += 1
         return Program(rows, tensor_of, readers, [latest[t] for t in returned])

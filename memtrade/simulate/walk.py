@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol, Self
 import msgspec
 
 from memtrade.simulate.bfc import ArenaOutOfMemoryError
-from memtrade.simulate.program import Code, Linker, Program, Row
+from memtrade.simulate.program import COMPUTE, RESERVE, SWAP_OUT, Code, Linker, Program, Row
 
 HANDLE_BYTES = 200  # the scalar tensor that holds a variable's resource handle
 SHAPE_BYTES, SEED_BYTES = 16, 8  # what is there while a variable or the batch gets its values
@@ -28,8 +28,7 @@ _FOREVER = 1 << 40  # references of what outlives the step
 class Allocator(Protocol):
     """What the walk needs of an allocator."""
 
-    @property
-    def bytes_in_use(self) -> int: ...
+    bytes_in_use: int
 
     def allocate(self, num_bytes: int, /) -> int: ...
 
@@ -80,6 +79,7 @@ class Walk:
         peak: of the last step.
         row: the last row that was begun.
         moved: whether a variable has come to lie elsewhere in the last step.
+        hopeless: a step ends early once so many bytes are in use.
         series: for each row of the last step, most bytes in use during it.
         sizes, refs: per buffer, its bytes and its references; number 0 stands for "no bytes".
         variables: handle's tensor id -> buffer.
@@ -104,6 +104,7 @@ class Walk:
         self.variables: dict[int, int] = {}
         self._lies: Mapping[int, int] = {}
         self.moved = False
+        self.hopeless = math.inf
         self.sources = [0] * len(linker.sizes)
         self._buffer_of: list[int] = []  # version -> buffer, of the step that is walked
         self._passing: list[int] = []  # buffers that go when the row has run
@@ -236,8 +237,9 @@ class Walk:
         self.refs.append(references)
         self._owner.append(owner)
         self._died.append(math.inf)
-        self.live += size
-        self.live_peak = max(self.live_peak, self.live)
+        self.live = live = self.live + size
+        if live > self.live_peak:
+            self.live_peak = live
         return len(self._handle) - 1
 
     def _release(self, buffer: int) -> None:
@@ -263,17 +265,17 @@ class Walk:
         lag, leaving = self.lag, self._leaving
         peak = self.peak.in_use
         for row, each in enumerate(self.program.rows):
-            action, code, wanted, inputs, _, _ = each
+            action, code, inputs = each.action, each.code, each.inputs
             while lag and leaving and leaving[0][0] <= lag.begun[action]:
                 self._release(heapq.heappop(leaving)[1])
             self.row = row
-            if code == Code.RESERVE:
-                self._passing.append(self._new(wanted[0][0], 1, -2 - row))
+            if code is COMPUTE:
+                self._compute(each)
+            elif code is RESERVE:
+                self._passing.append(self._new(each.requests[0].size_bytes, 1, -2 - row))
                 series.append(allocator.bytes_in_use)
                 continue
-            if code == Code.COMPUTE:
-                self._compute(each)
-            elif code in (Code.SWAP_OUT, Code.SWAP_IN):
+            elif code is SWAP_OUT or code is Code.SWAP_IN:
                 self._copy(each)
             else:
                 self._share(each)
@@ -282,7 +284,9 @@ class Walk:
             if in_use > peak:
                 peak = in_use
                 self.peak = Peak(in_use, action, len(self._handle))
-            if lag and code == Code.SWAP_OUT:
+                if in_use >= self.hopeless:
+                    return
+            if lag and code is SWAP_OUT:
                 heapq.heappush(leaving, (lag.ended[action], buffer_of[inputs[0]]))
             else:
                 for version in inputs:
@@ -340,7 +344,7 @@ class Walk:
     def _copy(self, row: Row) -> None:
         """To the host, or back: whoever reads it on the host last frees it there."""
         version, size = row.outputs[0], row.requests[0].size_bytes
-        if row.code == Code.SWAP_OUT:
+        if row.code is SWAP_OUT:
             self._host += size
             self.host_peak = max(self.host_peak, self._host)
             self._make(version, STRING_BYTES)
@@ -355,18 +359,18 @@ class Walk:
     def _share(self, row: Row) -> None:
         """What makes no tensor of its own: views, and what is done with variables."""
         refs, buffer_of, readers = self.refs, self._buffer_of, self.program.readers
-        if row.code == Code.ALIAS:
+        if row.code is Code.ALIAS:
             for version, source in zip(row.outputs, row.inputs, strict=False):
                 buffer = buffer_of[version] = buffer_of[source]
                 refs[buffer] += readers[version]
-        elif row.code == Code.READ:
+        elif row.code is Code.READ:
             buffer = self.variables.get(row.variables[0][0], 0) if row.variables else 0
             buffer_of[row.outputs[0]] = buffer
             refs[buffer] += readers[row.outputs[0]]
-        elif row.code == Code.UPDATE:
+        elif row.code is Code.UPDATE:
             for handle, size in row.variables:
                 self._copy_if_shared(handle, size)
-        elif row.code == Code.ASSIGN:
+        elif row.code is Code.ASSIGN:
             self._assign(row.variables[0], buffer_of[row.inputs[0]])
 
     def _copy_if_shared(self, handle: int, size: int) -> None:

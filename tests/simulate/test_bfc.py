@@ -313,7 +313,7 @@ MUTANTS = {
     "splits earlier": ("size >= rounded * 2", "size >= rounded * 2 - 256"),
     "pads more": ("MAX_PADDING_BYTES = 128 * MIB", "MAX_PADDING_BYTES = 128 * MIB + 256"),
     "pads less": ("MAX_PADDING_BYTES = 128 * MIB", "MAX_PADDING_BYTES = 128 * MIB - 256"),
-    "counts what was asked": ("self._bytes_in_use + size", "self._bytes_in_use + rounded"),
+    "counts what was asked": ("self.bytes_in_use + size", "self.bytes_in_use + rounded"),
     "ties": (
         "key = free.pop(found)",
         "key = free.pop(bisect_left(free, (free[found] >> 48) + 1 << 48) - 1)",
@@ -328,7 +328,7 @@ MUTANTS = {
     "doubles twice": ("if not doubled:", "if True:"),
     "never doubles": ("if not doubled:", "if False:"),
     "not clipped": ("min(self._region_bytes, available)", "self._region_bytes"),
-    "peak cleared to 0": ("= self._bytes_in_use\n\n", "= 0\n\n"),
+    "peak cleared to 0": ("= self.bytes_in_use\n\n", "= 0\n\n"),
 }
 
 

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memtrade.simulate.bfc import MIB, BfcAllocator
-from memtrade.simulate.placement import Events, _State
+from memtrade.simulate.placement import Events, State
 
 SIZES = st.integers(1, 3 * MIB)
 
@@ -22,7 +22,7 @@ def events(plan: list[tuple[int, bool]]) -> Events:
 
 @given(*(st.lists(st.tuples(SIZES, st.booleans()), max_size=30) for _ in range(2)))
 def test_a_row_that_is_undone_leaves_no_trace(first: list, second: list) -> None:
-    state = _State(BfcAllocator.one_region(40 * MIB), {})
+    state = State(BfcAllocator.one_region(40 * MIB), {})
     state.run(events(first))
     before, handles = list(state.allocator.chunks()), dict(state.handles)
     in_use, mark = state.allocator.bytes_in_use, len(state.done)

@@ -31,7 +31,7 @@ FEW_ITEMS = 20
 MORE_ITEMS, FAR = 80, 0.05
 # Once there is a plan, a search of a graph that is not small ends when so many rows of programs
 # have been walked.
-MOST_ROWS = 900_000
+MOST_ROWS = 600_000
 
 log = logging.getLogger(__name__)
 

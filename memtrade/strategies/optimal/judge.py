@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -70,6 +71,7 @@ class Judge:
         self.times = TimeSimulator(graph, target)
         self.simulator = self.times.simulator
         self._finished: dict[tuple[tuple[Action, ...], float, int], Finished] = {}
+        self._overlapped: tuple[Verdict, float, tuple[Action, ...]] | None = None
 
     @property
     def finish_count(self) -> int:
@@ -109,24 +111,40 @@ class Judge:
         self.deadline.check()
         if self.target.copies_in_line:
             return verdict.least_seconds
-        return self.times.step_seconds(overlap(self.times, verdict.actions, copies_bytes))
+        return self.times.step_seconds(self._overlap(verdict, copies_bytes))
 
-    def finish(self, verdict: Verdict, copies_bytes: float, enough_bytes: int = 0) -> Finished:
+    def finish(
+        self,
+        verdict: Verdict,
+        copies_bytes: float,
+        enough_bytes: int = 0,
+        most_bytes: int = sys.maxsize,
+    ) -> Finished:
         """The program that a plan carries out: with copies beside compute where there are any, and
         with reservations against the allocator's padding.
 
         Args:
             copies_bytes: in use, up to which copies may hold memory.
-            enough_bytes: see `defragment`.
+            enough_bytes, most_bytes: see `defragment`.
         """
         self.deadline.check()
         key = (verdict.actions, copies_bytes, enough_bytes)
         if key not in self._finished:
-            actions = overlap(self.times, verdict.actions, copies_bytes)
+            actions = self._overlap(verdict, copies_bytes)
             if self.target.order == "pinned":
-                actions = defragment(self.times, actions, enough_bytes=enough_bytes)
+                actions = defragment(
+                    self.times, actions, enough_bytes=enough_bytes, most_bytes=most_bytes
+                )
             self._finished[key] = self._measure(verdict, actions)
         return self._finished[key]
+
+    def _overlap(self, verdict: Verdict, copies_bytes: float) -> tuple[Action, ...]:
+        """With copies beside compute. What looks faster is finished next, so the last one stays."""
+        last = self._overlapped
+        if last is None or last[0] is not verdict or last[1] != copies_bytes:
+            actions = overlap(self.times, verdict.actions, copies_bytes)
+            last = self._overlapped = verdict, copies_bytes, actions
+        return last[2]
 
     def _measure(self, verdict: Verdict, actions: tuple[Action, ...]) -> Finished:
         timeline = self.times.timeline(actions, limit_bytes=ROOMY_BYTES)

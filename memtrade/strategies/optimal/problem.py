@@ -18,6 +18,8 @@ from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from memtrade.graph import StepGraph
 from memtrade.plan import Action, Decision
 from memtrade.schedule import lower
@@ -198,12 +200,12 @@ def _uses(graph: StepGraph, order: Sequence[Action]) -> _Uses:
 def _beside_items(uses: _Uses, live_bytes: Sequence[int]) -> list[float]:
     """For each position, MB in use besides items whose forward readers have run: in the reference
     program an item that the backward part reads stays until then."""
-    extra = [bytes_ / MB for bytes_ in live_bytes]
+    extra = np.array(live_bytes) / MB
     for t in uses.chosen:
         if uses.backward[t]:
-            for i in range(uses.forward_end[t] + 1, max(uses.backward[t]) + 1):
-                extra[i] -= uses.graph.tensors[t].size_bytes / MB
-    return extra
+            rests = slice(uses.forward_end[t] + 1, max(uses.backward[t]) + 1)
+            extra[rests] -= uses.graph.tensors[t].size_bytes / MB
+    return extra.tolist()
 
 
 def _items(uses: _Uses, simulator: Simulator, times: TimeSimulator) -> tuple[Item, ...]:

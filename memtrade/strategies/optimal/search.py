@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import logging
 import math
+import sys
 from operator import attrgetter
 from typing import Literal
 
@@ -196,7 +197,14 @@ class Search(Neighbourhood):
         for verdict in sorted(tried, key=leanness)[:LEANEST]:
             # No plan needs less than its judged program.
             if self.best is None or verdict.peak_bytes < self.best.peak_bytes:
-                self._take_if_leaner(self.judge.finish(verdict, 0))
+                self._finish_if_leaner(verdict)
+
+    def _finish_if_leaner(self, verdict: Verdict) -> bool:
+        most_bytes = sys.maxsize
+        if self.best is not None:  # which one that is slower and as lean is not better than
+            slower = verdict.least_seconds >= self.best.seconds
+            most_bytes = self.best.peak_bytes - slower
+        return self._take_if_leaner(self.judge.finish(verdict, 0, most_bytes=most_bytes))
 
     def _lean_enough(self, peak_bytes: int) -> bool:
         """Whether it is no use to look for a smaller peak."""
@@ -206,8 +214,7 @@ class Search(Neighbourhood):
 
     def _is_leaner_finished(self, tried: Verdict, _: Verdict) -> bool:
         assert self.best is not None
-        leaner = tried.peak_bytes < self.best.peak_bytes
-        return leaner and self._take_if_leaner(self.judge.finish(tried, 0))
+        return tried.peak_bytes < self.best.peak_bytes and self._finish_if_leaner(tried)
 
     def _solve(self, budget: int) -> None:
         """At first, copies beside compute are as early and as late as they like, and what memory

@@ -30,7 +30,7 @@ import numpy as np
 from memtrade.graph import StepGraph
 from memtrade.plan import Action
 from memtrade.simulate.memory import Simulator
-from memtrade.simulate.program import Code, Program
+from memtrade.simulate.program import ALIAS, COMPUTE, SWAP_IN, Program
 from memtrade.simulate.timeline import TimeSimulator
 from memtrade.strategies.base import is_worth_deciding
 
@@ -127,7 +127,7 @@ def least_bytes(simulator: Simulator) -> int:
     graph, linker = simulator.graph, simulator.linker
     most = 0
     for op, spec in zip(graph.ops, linker.specs, strict=True):
-        if spec is None or spec.code != Code.COMPUTE:
+        if spec is None or spec.code is not COMPUTE:
             continue
         read = {graph.root[t] for t in op.inputs}
         needed = sum(linker.sizes[t] for t in read if graph.is_intermediate(t))
@@ -149,9 +149,12 @@ def _choose(
     live: np.ndarray, rests: Sequence[_Rest], limit_bytes: int, host_bytes: float
 ) -> list[_Rest]:
     """Some of `rests`, so that `live`, which is changed, nowhere exceeds the limit."""
-    left, sent = list(rests), set[int]()
+    after = np.array([rest.after for rest in rests], dtype=np.int64)
+    before = np.array([rest.before for rest in rests], dtype=np.int64)
+    left, touching = np.ones(len(rests), dtype=bool), _touching(rests)
+    sent: set[int] = set()
     chosen: list[_Rest] = []
-    while left:
+    while True:
         peak = int(live.argmax())
         if live[peak] <= limit_bytes:
             break
@@ -165,17 +168,30 @@ def _choose(
             there = rest.needs is not None or rest.outside or rest.tensor in sent
             return there or rest.size_bytes <= room
 
-        around = [rest for rest in left if rest.after < peak < rest.before and has_room(rest)]
+        around = [
+            rests[i] for i in np.flatnonzero(left & (after < peak) & (peak < before)).tolist()
+        ]
+        around = [rest for rest in around if has_room(rest)]
         if not around:
             break
         best = max(around, key=worth)
         live[best.after + 1 : best.before] -= best.size_bytes
         chosen.append(best)
-        left = [rest for rest in left if not rest.hinders(best)]
+        for buffer in (best.buffer, *(best.needs or ())):
+            left[[i for i in touching[buffer] if rests[i].hinders(best)]] = False
         if best.needs is None and not best.outside and best.tensor not in sent:
             host_bytes -= best.size_bytes
             sent.add(best.tensor)
     return chosen
+
+
+def _touching(rests: Sequence[_Rest]) -> dict[_Buffer, list[int]]:
+    """For each buffer, which of the rests are its own or are made again from it."""
+    found: dict[_Buffer, list[int]] = {}
+    for i, rest in enumerate(rests):
+        for buffer in (rest.buffer, *(rest.needs or ())):
+            found.setdefault(buffer, []).append(i)
+    return found
 
 
 def _with_copies(
@@ -209,10 +225,10 @@ def _rests(clock: TimeSimulator, actions: Sequence[Action], least_bytes: int) ->
     buffers, readers = _buffers(program)
     for buffer in buffers:
         t = buffer.tensor
-        if t >= len(graph.tensors) or t in linker.hidden_of or not is_worth_deciding(graph, t):
-            continue
         size = linker.sizes[t]
-        if size < least_bytes or not graph.is_intermediate(t):
+        if size < least_bytes or t >= len(graph.tensors) or t in linker.hidden_of:
+            continue
+        if not is_worth_deciding(graph, t) or not graph.is_intermediate(t):
             continue
         for here, (after, _) in enumerate(buffer.touched[:-1]):
             before = buffer.touched[here + 1][0]
@@ -254,19 +270,21 @@ def _buffers(program: Program) -> tuple[list[_Buffer], dict[int, list[tuple[int,
     readers: dict[int, list[tuple[int, _Buffer]]] = {}
     of: dict[int, _Buffer] = {}
     for row in program.rows:
+        action = row.action
         for version in row.inputs:
-            if version in of:
+            buffer = of.get(version)
+            if buffer is not None:
                 tensor = program.tensor_of[version]
-                of[version].touched.append((row.action, tensor))
-                readers.setdefault(tensor, []).append((row.action, of[version]))
-        if row.code == Code.ALIAS:
+                buffer.touched.append((action, tensor))
+                readers.setdefault(tensor, []).append((action, buffer))
+        if row.code is ALIAS:
             for out, source in zip(row.outputs, row.inputs, strict=False):
                 if source in of:
                     of[out] = of[source]
-                    of[out].views[program.tensor_of[out]] = row.action
-        elif row.code in (Code.COMPUTE, Code.SWAP_IN):
+                    of[out].views[program.tensor_of[out]] = action
+        elif row.code is COMPUTE or row.code is SWAP_IN:
             for version in row.outputs:
                 tensor = program.tensor_of[version]
-                of[version] = _Buffer(tensor, [(row.action, tensor)])
+                of[version] = _Buffer(tensor, [(action, tensor)])
                 buffers.append(of[version])
     return buffers, readers
