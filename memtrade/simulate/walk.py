@@ -11,6 +11,7 @@ from typing import NamedTuple, Protocol, Self
 
 import msgspec
 
+from memtrade.graph import Tensor
 from memtrade.simulate.bfc import ArenaOutOfMemoryError
 from memtrade.simulate.program import Code, Linker, Program, Row
 
@@ -18,10 +19,7 @@ HANDLE_BYTES = 200  # the scalar tensor that holds a variable's resource handle
 SHAPE_BYTES, SEED_BYTES = 16, 8  # what is there while a variable or the batch gets its values
 STRING_BYTES = 24  # what a swapped tensor leaves in the arena: a string scalar
 MAX_SLICE_BYTES = (1 << 31) - (1 << 20)  # as in memtrade/tf/swap.py
-# Constants up to here are held by their kernel, and by the graphs of functions that look at them:
-# the rewritten one, and of shapes, whose values TensorFlow infers with, those it came from as well.
-SMALL_BYTES = 1024
-_GRAPHS = {"int32": 3, "int64": 3}
+_GRAPHS = 3  # of functions: the rewritten one, and those that the step came from
 _FOREVER = 1 << 40  # references of what outlives the step
 
 
@@ -154,17 +152,23 @@ class Walk:
         self.given_bytes = self.allocator.bytes_in_use - aside_bytes
         for op in graph.ops:
             if op.type == "Const":
-                size = graph.tensors[op.outputs[0]].size_bytes
-                self.sources[op.outputs[0]] = self._always("constants", size)
-                if size <= SMALL_BYTES:
-                    dtype = graph.tensors[op.outputs[0]].dtype
-                    # The graphs that the step came from are there already where variables are.
-                    for _ in range(1 if lies else _GRAPHS.get(dtype, 1)):
-                        self._always("constants", size)
-        for folded in self.linker.folded.values():
+                self._constant_lies(graph.tensors[op.outputs[0]])
+        for folded in dict.fromkeys(self.linker.folded.values()):
             self.sources[folded] = self._always("constants", self.linker.sizes[folded])
         self.persistent_bytes = self.allocator.bytes_in_use
         self.peak = Peak(self.persistent_bytes, -1, len(self._handle))
+
+    def _constant_lies(self, made: Tensor) -> None:
+        """Once for its kernel, if it holds what no other does, and in graphs that look at it."""
+        first = self.linker.graph.data.equal.get(made.id)
+        if first is None:
+            self.sources[made.id] = self._always("constants", made.size_bytes)
+        else:
+            self.sources[made.id] = self.sources[first]
+        if made.id in self.linker.looked_at:
+            # The graphs that the step came from are there already where variables are.
+            for _ in range(1 if self._lies else _GRAPHS):
+                self._always("constants", made.size_bytes)
 
     def _capture_lies(self, t: int, size: int) -> None:
         """A variable or a captured constant."""

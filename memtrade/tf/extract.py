@@ -7,6 +7,7 @@ The second one is the first where it calls nothing and its shapes are known.
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -171,11 +172,8 @@ def read_graph(
         nodes=tuple(node for node, _ in definitions.places),
         functions=definitions.functions,
         values=_known_values(operations, tensor_ids),
-        gathered=tuple(
-            living(group)
-            for operation in func_graph.get_operations()
-            if (group := _gathered(operation))
-        ),
+        equal=_equal_constants(graph_def, tensor_ids),
+        gathered=tuple(map(living, filter(None, map(_gathered, func_graph.get_operations())))),
         sized={tensor_ids[name]: how for name, how in learned.how.items()},
         unsized=tuple(learned.unsized),
     )
@@ -329,6 +327,19 @@ def _known_values(
         tensor_ids[name]: tuple(int(each) for each in constant.array.flat)
         for name, constant in known.items()
     }
+
+
+def _equal_constants(graph_def: Any, tensor_ids: Mapping[str, int]) -> dict[int, int]:
+    first: dict[bytes, int] = {}
+    equal: dict[int, int] = {}
+    for node in graph_def.node:
+        t = tensor_ids.get(f"{node.name}:0") if node.op == "Const" else None
+        if t is not None:
+            value = node.attr["value"].SerializeToString(deterministic=True)
+            one = first.setdefault(hashlib.sha256(value).digest(), t)
+            if one != t:
+                equal[t] = one
+    return equal
 
 
 class _Definitions:

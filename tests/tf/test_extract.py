@@ -82,3 +82,14 @@ def test_parts_and_joints_of_masked_rows_are_bounded():
     assert not graph.data.unsized
     for op in (joined, part):
         assert graph.tensors[op.outputs[0]].size_bytes == 2 * 32 * 4 * 4
+
+
+def test_constants_that_hold_the_same_are_told():
+    def function(x):
+        parts = [tf.constant([0.5, 1.5]), tf.constant([0.5, 1.5]), tf.constant([0.5, 2.5])]
+        return tf.reduce_sum(x + tf.concat(parts, 0))
+
+    graph = trace(step_of(function, tf.TensorSpec([2, 6]))).graph
+    held = [op.outputs[0] for op in graph.ops if graph.tensors[op.outputs[0]].shape == (2,)][:3]
+    equal = graph.data.equal
+    assert (equal.get(held[1]), equal.get(held[0]), equal.get(held[2])) == (held[0], None, None)
