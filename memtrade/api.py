@@ -16,7 +16,7 @@ import itertools
 import logging
 import os
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -52,8 +52,10 @@ from memtrade.tf.calling import (
     step_to_read,
     unchanged,
 )
+from memtrade.tf.device import Arena
 from memtrade.tf.extract import Trace, inspected, trace_concrete
 from memtrade.tf.loss import Named
+from memtrade.tf.places import offsets_of, places_here
 from memtrade.tf.rehearsal import can_be_rehearsed, rehearse
 from memtrade.tf.replicas import apply_plans, parts_of
 from memtrade.tf.rewrite import apply_plan
@@ -61,6 +63,7 @@ from memtrade.tf.step import TrainStep
 from memtrade.tf.structure import (
     arguments_of,
     check_shapes,
+    given_in,
     held,
     holds_variables,
     released,
@@ -146,7 +149,9 @@ def apply(
         strategy, budget=budget, order=order, device=device, profile=profile, **options
     )
     function = as_function(train_step)
-    rewriting = _Rewriting(function, settings, loss)
+    given = given_in(arguments_of(function, example_batch))
+    rewriting = _Rewriting(function, settings, loss, offsets_of(given, Arena.started))
+    del given
 
     def optimized(*args: Any, **kwargs: Any) -> Any:
         return rewriting.call(args, kwargs)
@@ -186,6 +191,7 @@ class _Rewriting:
     function: Any  # tf.types.experimental.PolymorphicFunction
     settings: Settings
     loss: Named
+    lies: Sequence[int]  # where each tensor of the example is; later batches come and go
     planned: list[int] = field(default_factory=list)  # bytes of the batches before
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -222,7 +228,8 @@ class _Rewriting:
             concrete = self.function.get_concrete_function(*args, **kwargs)
             order = argument_order(self.function, args, kwargs)
         try:
-            return self._made(concrete, tuple(specs[i] for i in order)), order
+            lies = [] if self.planned else [self.lies[i] for i in order]
+            return self._made(concrete, tuple(specs[i] for i in order), lies), order
         except _UNFORESEEN as error:
             words = str(error).strip().splitlines() or [""]
             name = getattr(self.function, "__name__", "train_step")
@@ -231,11 +238,12 @@ class _Rewriting:
                 f"{type(error).__name__}: {words[0]}"
             ) from error
 
-    def _made(self, concrete: Any, specs: tuple[tf.TensorSpec, ...]) -> Any:
+    def _made(self, concrete: Any, specs: tuple[tf.TensorSpec, ...], lies: Sequence[int]) -> Any:
         """A call of the rewritten step, or of the step as it is; None where XLA compiles that."""
         traced = self._trace(concrete, specs)
         parts = parts_of(traced)
-        settings = [self.settings.on(part.device) for part in parts]
+        places = places_here(parts[0], lies) if lies else None
+        settings = [self.settings.on(part.device).among(places) for part in parts]
         plans = [self._plan(*each) for each in zip(parts, settings, strict=True)]
         attributes = concrete.function_def.attr
         compiled = "_XlaMustCompile" in attributes and attributes["_XlaMustCompile"].b

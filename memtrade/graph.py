@@ -50,9 +50,6 @@ BODY_TYPES = LOOP_TYPES | BRANCH_TYPES
 # Ops whose last output, a reserve space, has no shape that is known, and on CPUs no bytes.
 RESERVING_TYPES = frozenset({"FusedBatchNormGradV3", "FusedBatchNormV3"})
 
-# Where tensors begin in memory: at multiples of so many bytes.
-_ALIGNED_BYTES = 64
-
 # What the backward part reads of the forward part alone (x - mean in a gradient) waits for its
 # reader if it is larger than this; shapes and the like are made at once.
 _LATE_BYTES = 64 * 1024
@@ -111,6 +108,7 @@ class GraphData(msgspec.Struct, frozen=True):
         behind: for each input, how many captures lie before it, because they were made before; all
             of them, where it does not say.
         repeated: inputs that are the same tensor as an input before them -> that one.
+        equal: constants that hold the same as a constant before them -> that one.
         sized: how tensors' sizes are known that tracing does not size: "bound" or "trip count".
         unsized: names of the tensors whose sizes nothing tells, and that so count as nothing.
     """
@@ -131,6 +129,7 @@ class GraphData(msgspec.Struct, frozen=True):
     gathered: tuple[tuple[int, ...], ...] = ()
     behind: tuple[int, ...] = ()
     repeated: dict[int, int] = {}
+    equal: dict[int, int] = {}
     sized: dict[int, str] = {}
     unsized: tuple[str, ...] = ()
 
@@ -344,20 +343,6 @@ class StepGraph:
             and producer.type not in SOURCE_TYPES
             and producer.type not in READ_TYPES
         )
-
-    def is_view(self, op: Op) -> bool:
-        """Whether the output is the input's buffer, or lies in it: rows of the first dimension are
-        cut out without a copy where each begins at a multiple of 64 bytes."""
-        if op.type in ALIAS_TYPES:
-            return bool(op.inputs and op.outputs)
-        if op.type != "StridedSlice":
-            return False
-        source, start, _, step = (self.tensors[t] for t in op.inputs)
-        masked = any(op.attrs.get(f"{which}_mask") for which in ("ellipsis", "new_axis"))
-        if masked or start.shape != (1,) or self.data.values.get(step.id) != (1,):
-            return False
-        rows = source.shape[0] if source.shape and len(source.shape) > 1 else 0
-        return rows > 0 and source.size_bytes // rows % _ALIGNED_BYTES == 0
 
     def keeps_place(self, op: Op) -> bool:
         """Whether `op` assigns what rewritten steps write into the variable's own buffer: the

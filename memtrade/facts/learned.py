@@ -9,6 +9,7 @@ import msgspec
 from memtrade.facts.kernel import SCRATCH, Fact, Facts, Request
 from memtrade.facts.shipped import reuse
 from memtrade.facts.signature import Signature, signature_of
+from memtrade.facts.views import viewed
 from memtrade.graph import Op, StepGraph
 
 
@@ -115,7 +116,7 @@ def _only_reader(op: Op, tensor: int, graph: StepGraph) -> bool:
     if not graph.is_intermediate(tensor):
         return False
     readers = {c for view in graph.views(graph.root[tensor]) for c in graph.consumers[view]}
-    return all(c == op.id or graph.is_view(graph.ops[c]) for c in readers)
+    return all(c == op.id or viewed(graph.ops[c], graph) is not None for c in readers)
 
 
 def kernel_text(signature: Signature) -> str:

@@ -13,7 +13,7 @@ import math
 
 import msgspec
 
-from memtrade.graph import BODY_TYPES, RESERVING_TYPES, SOURCE_TYPES, Op, StepGraph
+from memtrade.graph import BODY_TYPES, RESERVING_TYPES, Op, StepGraph
 
 # What a child cannot make up: handles, lists, text.
 _OPAQUE = frozenset({"resource", "string", "variant"})
@@ -73,7 +73,7 @@ class Signature(msgspec.Struct, frozen=True, kw_only=True):
 
 def signature_of(op: Op, graph: StepGraph) -> Signature | None:
     """The signature of an op that a child can run by itself; None of any other."""
-    if op.type in BODY_TYPES | SOURCE_TYPES or op.node < 0 or not op.outputs:
+    if op.type in BODY_TYPES or op.node < 0 or not op.outputs:
         return None
     called = graph.data.functions.get(op.node, b"")
     if op.stateful and op.type not in _DRAWING and not called:

@@ -20,8 +20,10 @@ from typing import NamedTuple
 import msgspec
 
 from memtrade.facts import FOLDED_BYTES, READING, SCRATCH, Facts, Request, reuse
-from memtrade.graph import CALL_TYPES, READ_TYPES, SOURCE_TYPES, StepGraph
+from memtrade.facts.views import viewed
+from memtrade.graph import ALIAS_TYPES, CALL_TYPES, READ_TYPES, SOURCE_TYPES, Op, StepGraph
 from memtrade.plan import Action
+from memtrade.simulate.unplanned import merged_tensors
 
 # They read the workspace of oneDNN's MaxPool, where it is still there.
 _POOL_GRADIENTS = frozenset({"MaxPoolGrad", "MaxPool3DGrad"})
@@ -96,6 +98,8 @@ class Linker:
 
     Attributes:
         walked: rows of programs that were walked so far: what simulating has cost, on any machine.
+        looked_at: constants that TensorFlow infers shapes with: each graph keeps those that it has
+            looked at. The runtime merges constants that hold the same, and graphs do not.
     """
 
     def __init__(self, graph: StepGraph, facts: Facts, margin_bytes: int = 0):
@@ -107,6 +111,7 @@ class Linker:
         self.labels_of_hidden: list[str] = []
         self.hidden_of: dict[int, int] = {}  # MaxPool's output -> its workspace
         self.folded: dict[int, int] = {}  # constant tensor -> its copy that others read
+        self.looked_at = _looked_at(graph)
         self._add_workspaces()
         self._fold_constants()
         self.specs = [self._spec(op_id) for op_id in range(len(graph.ops))]
@@ -129,14 +134,30 @@ class Linker:
                 and all(0 < self.sizes[t] <= FOLDED_BYTES for t in op.outputs)
             )
         self.constant = constant
+        first = self._computed_first()
         for op in self.graph.ops:
             if op.type == "Const" or not constant[op.id]:
                 continue
             for t in op.outputs:
-                if any(not constant[c] for c in self.graph.consumers[t]):
-                    self.folded[t] = len(self.sizes)
-                    self.sizes.append(self.sizes[t])
-                    self.labels_of_hidden.append(f"{self.graph.label(t)} (constant)")
+                if all(constant[c] for c in self.graph.consumers[t]):
+                    continue
+                if first.get(t, t) in self.folded:
+                    self.folded[t] = self.folded[first[t]]
+                    continue
+                self.folded[t] = len(self.sizes)
+                self.sizes.append(self.sizes[t])
+                self.labels_of_hidden.append(f"{self.graph.label(t)} (constant)")
+
+    def _computed_first(self) -> dict[int, int]:
+        """Of what the step begins with, constants that are computed alike, and the first of each:
+        the runtime merges them (zeros, to which gradients are added). Behind other ops it does not,
+        for control edges lead from there to each."""
+        graph = self.graph
+        free = (READ_TYPES | SOURCE_TYPES) - {"Const"}
+        others = (op.id for op in graph.ops if not self.constant[op.id] and op.type not in free)
+        end = next(others, len(graph.ops))
+        merged = merged_tensors(graph)
+        return {t: one for t, one in merged.items() if graph.tensors[t].op < end}
 
     def label(self, tensor: int) -> str:
         hidden = tensor - len(self.graph.tensors)
@@ -164,8 +185,10 @@ class Linker:
         passing = (
             op.type in reuse().passing and self.sizes[op.inputs[0]] == self.sizes[op.outputs[0]]
         )
-        if graph.is_view(op) or passing:
+        if passing or op.type in ALIAS_TYPES:
             return Spec(Code.ALIAS, inputs, op.outputs)
+        if (place := viewed(op, graph)) is not None:
+            return Spec(Code.ALIAS, (inputs[place],) * len(op.outputs), op.outputs)
         fact = self.known[op_id]
         wanted = [*fact.requests]
         if fact.margin_bytes:
@@ -241,3 +264,19 @@ class Linker:
         for t in returned:
             readers[latest[t]] += 1
         return Program(rows, tensor_of, readers, [latest[t] for t in returned])
+
+
+def _looked_at(graph: StepGraph) -> frozenset[int]:
+    """Shapes, axes and the like. What elementwise ops and updates read are values."""
+
+    def looks(op: Op) -> bool:
+        return not (op.stateful or op.type in reuse().tried or op.type in reuse().passing)
+
+    return frozenset(
+        t
+        for op in graph.ops
+        if op.type == "Const"
+        for t in op.outputs
+        if graph.tensors[t].dtype in ("int32", "int64")
+        and any(looks(graph.ops[c]) for c in graph.consumers[t])
+    )

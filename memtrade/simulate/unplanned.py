@@ -53,6 +53,10 @@ def _definition(op: Op, graph: StepGraph) -> Hashable:
     if op.node >= 0:
         return op.node
     made = tuple((graph.tensors[t].dtype, graph.tensors[t].shape) for t in op.outputs)
+    if op.type == "Const":
+        values = graph.data.values.get(op.outputs[0])
+        one = graph.data.equal.get(op.outputs[0], op.outputs[0])
+        return (op.type, one) if values is None else (made, values)
     if op.type in ALIAS_TYPES:
         return op.type, made, repr(sorted(op.attrs.items()))
     return None

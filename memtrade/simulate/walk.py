@@ -11,6 +11,7 @@ from typing import NamedTuple, Protocol, Self
 
 import msgspec
 
+from memtrade.graph import Tensor
 from memtrade.simulate.bfc import ArenaOutOfMemoryError
 from memtrade.simulate.program import COMPUTE, RESERVE, SWAP_OUT, Code, Linker, Program, Row
 
@@ -18,10 +19,7 @@ HANDLE_BYTES = 200  # the scalar tensor that holds a variable's resource handle
 SHAPE_BYTES, SEED_BYTES = 16, 8  # what is there while a variable or the batch gets its values
 STRING_BYTES = 24  # what a swapped tensor leaves in the arena: a string scalar
 MAX_SLICE_BYTES = (1 << 31) - (1 << 20)  # as in memtrade/tf/swap.py
-# Whole numbers up to here are held by the graphs of functions, too, which infer shapes from them:
-# by the rewritten one and those that it came from.
-SMALL_BYTES = 1024
-_GRAPHS = 3
+_GRAPHS = 3  # of functions: the rewritten one, and those that the step came from
 _FOREVER = 1 << 40  # references of what outlives the step
 
 
@@ -153,28 +151,25 @@ class Walk:
             if place < len(data.captures):
                 self._capture_lies(data.captures[place], data.capture_bytes[place])
         self.given_bytes = self.allocator.bytes_in_use - aside_bytes
-        self._constants_lie()
-        for folded in self.linker.folded.values():
+        for op in graph.ops:
+            if op.type == "Const":
+                self._constant_lies(graph.tensors[op.outputs[0]])
+        for folded in dict.fromkeys(self.linker.folded.values()):
             self.sources[folded] = self._always("constants", self.linker.sizes[folded])
         self.persistent_bytes = self.allocator.bytes_in_use
         self.peak = Peak(self.persistent_bytes, -1, len(self._handle))
 
-    def _constants_lie(self) -> None:
-        """A kernel holds its value, one for all that are equal; and so do graphs, of shapes."""
-        graph = self.linker.graph
-        # The graphs that the step came from are there already where variables are.
-        graphs = 1 if self._lies else _GRAPHS
-        equal: dict[int, int] = {}
-        for op in graph.ops:
-            if op.type != "Const":
-                continue
-            t = op.outputs[0]
-            size = self.linker.sizes[t]
-            first = equal.setdefault(op.node, t) if op.node >= 0 else t
-            self.sources[t] = self._always("constants", size) if first == t else self.sources[first]
-            if size <= SMALL_BYTES and graph.tensors[t].dtype in ("int32", "int64"):
-                for _ in range(graphs):
-                    self._always("constants", size)
+    def _constant_lies(self, made: Tensor) -> None:
+        """Once for its kernel, if it holds what no other does, and in graphs that look at it."""
+        first = self.linker.graph.data.equal.get(made.id)
+        if first is None:
+            self.sources[made.id] = self._always("constants", made.size_bytes)
+        else:
+            self.sources[made.id] = self.sources[first]
+        if made.id in self.linker.looked_at:
+            # The graphs that the step came from are there already where variables are.
+            for _ in range(1 if self._lies else _GRAPHS):
+                self._always("constants", made.size_bytes)
 
     def _capture_lies(self, t: int, size: int) -> None:
         """A variable or a captured constant."""

@@ -54,7 +54,7 @@ SEGMENT_SLACK = 1.05
 
 # Where the checkpoints that it selects by itself leave more of the original's peak than this, other
 # rules are tried, too.
-ENOUGH = 0.6
+ENOUGH = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ import ctypes
 import ctypes.util
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import tensorflow as tf
@@ -65,7 +65,13 @@ class LocalDevice(ABC):
 
 
 class Arena(LocalDevice):
-    """The CPU with a BFC allocator that starts as one region, as a GPU's does."""
+    """The CPU with a BFC allocator that starts as one region, as a GPU's does.
+
+    Attributes:
+        started: the process's own, once it has one.
+    """
+
+    started: ClassVar[Arena | None] = None
 
     def __init__(self, limit_bytes: int):
         super().__init__("CPU:0", limit_bytes)
@@ -94,6 +100,7 @@ class Arena(LocalDevice):
         self._rest_bytes = rows * MIB
         del whole, shape
         self.reset_peak()
+        Arena.started = self
 
     def runs_onednn(self) -> bool:
         """oneDNN's convolution asks the allocator for a scratchpad, Eigen's for its output only."""

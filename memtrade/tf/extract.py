@@ -7,6 +7,7 @@ The second one is the first where it calls nothing and its shapes are known.
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -171,11 +172,8 @@ def read_graph(
         nodes=tuple(node for node, _ in definitions.places),
         functions=definitions.functions,
         values=_known_values(operations, tensor_ids),
-        gathered=tuple(
-            living(group)
-            for operation in func_graph.get_operations()
-            if (group := _gathered(operation))
-        ),
+        equal=_equal_constants(graph_def, tensor_ids),
+        gathered=tuple(map(living, filter(None, map(_gathered, func_graph.get_operations())))),
         sized={tensor_ids[name]: how for name, how in learned.how.items()},
         unsized=tuple(learned.unsized),
     )
@@ -331,7 +329,17 @@ def _known_values(
     }
 
 
-_MAX_CONSTANT_BYTES = 2048
+def _equal_constants(graph_def: Any, tensor_ids: Mapping[str, int]) -> dict[int, int]:
+    first: dict[bytes, int] = {}
+    equal: dict[int, int] = {}
+    for node in graph_def.node:
+        t = tensor_ids.get(f"{node.name}:0") if node.op == "Const" else None
+        if t is not None:
+            value = node.attr["value"].SerializeToString(deterministic=True)
+            one = first.setdefault(hashlib.sha256(value).digest(), t)
+            if one != t:
+                equal[t] = one
+    return equal
 
 
 class _Definitions:
@@ -345,7 +353,7 @@ class _Definitions:
         self.places: dict[tuple[bytes, bytes], int] = {}
         self._place_of: dict[str, int] = {}
         for node in graph_def.node:
-            if node.op in ALIAS_TYPES | READ_TYPES | SOURCE_TYPES and not _is_small_constant(node):
+            if node.op in ALIAS_TYPES | READ_TYPES | SOURCE_TYPES:
                 continue
             if node.op in CALL_TYPES:
                 definition = calls.alone(node)
@@ -365,11 +373,6 @@ class _Definitions:
 
     def place_of(self, name: str) -> int:
         return self._place_of.get(name, -1)
-
-
-def _is_small_constant(node: Any) -> bool:
-    """Whether to keep the definition, which is the value: TensorFlow runs equal ones once."""
-    return node.op == "Const" and node.ByteSize() <= _MAX_CONSTANT_BYTES
 
 
 class _StatefulTypes:

@@ -8,10 +8,13 @@ the slice `[:]` of the variable writes the same bits into the buffer that it has
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import tensorflow as tf
 
+from memtrade.facts import READING
 from memtrade.tf.captured import captures
-from memtrade.tf.extract import Trace
+from memtrade.tf.extract import Trace, variable_spec
 from memtrade.tf.swap import NodeDef, const_node
 
 
@@ -34,13 +37,18 @@ def write_in_place(assign: NodeDef, rank: int) -> list[NodeDef]:
 
 
 def settle(trace: Trace) -> None:
-    """Assigns to the variables that are written in place, once, what they hold.
+    """Has the variables that the step changes move now if they will: better than between the large
+    tensors of the first step.
 
-    With the first such assignment TensorFlow makes a variable one that is read by copying, which
-    may move it: better now than between the large tensors of the first step.
+    Those that are written in place are assigned, once, what they hold: with the first such
+    assignment TensorFlow makes a variable one that is read by copying. To the others nothing is
+    added: an update copies a variable whose buffer is not its own (slots that are made in a
+    tf.function begin as one constant, all of a shape together).
     """
     captured = {inner.name: outer for inner, outer in captures(trace.concrete)}
     with tf.init_scope():
+        if tf.executing_eagerly():
+            _own(trace, captured)
         for op in filter(
             trace.graph.keeps_place, trace.graph.ops if tf.executing_eagerly() else ()
         ):
@@ -61,6 +69,21 @@ def settle(trace: Trace) -> None:
                 begin_mask=mask,
                 end_mask=mask,
             )
+
+
+def _own(trace: Trace, captured: Mapping[str, tf.Tensor]) -> None:
+    """Adds nothing to each variable that may be updated, in a branch or a loop, too: -0.0, which
+    leaves even 0.0 as it is."""
+    graph = trace.graph
+    written = {t for op in graph.ops if op.type not in READING for t in op.inputs} - graph.placed
+    for t in sorted(written):
+        handle = captured.get(graph.label(t))
+        spec = None if handle is None else variable_spec(handle)
+        if spec is None or tf.is_symbolic_tensor(handle) or not spec.shape.is_fully_defined():
+            continue
+        if spec.dtype.is_floating or spec.dtype.is_integer:
+            nothing = tf.fill(spec.shape, tf.cast(-0.0, spec.dtype))
+            tf.raw_ops.AssignAddVariableOp(resource=handle, value=nothing)
 
 
 def _slice(rank: int) -> tuple[list[int], list[int], int]:

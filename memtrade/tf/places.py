@@ -8,6 +8,7 @@ holes, into which the step's own tensors go, padded. The simulator begins from t
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import tensorflow as tf
 
@@ -23,12 +24,37 @@ def places_of(traced: Trace, batch: Sequence[tf.Tensor], device: LocalDevice) ->
     if not isinstance(device, Arena):
         return None
     settle(traced)  # which moves variables, and so comes first
+    return _found(traced, offsets_of(batch, device), device)
+
+
+def places_here(traced: Trace, given: Sequence[int]) -> Places | None:
+    """The same in a process of the user's own; None where TensorFlow has no arena there, or what is
+    traced is a part of a step.
+
+    Args:
+        given: `offsets_of` its batch.
+    """
+    arena = Arena.started
+    with tf.init_scope():  # apply is called while a function is being traced
+        if arena is None or traced.device or not tf.executing_eagerly():
+            return None
+        settle(traced)
+        return _found(traced, given, arena)
+
+
+def offsets_of(batch: Sequence[Any], device: Arena | None) -> list[int]:
+    """Where each lies; -1 of what is no tensor, and of all if there is no arena."""
+    return [
+        _offset(each, device) if device and isinstance(each, tf.Tensor) else -1 for each in batch
+    ]
+
+
+def _found(traced: Trace, given: Sequence[int], arena: Arena) -> Places | None:
     graph = traced.graph
     outer = {inner.name: outer for inner, outer in captures(traced.concrete)}
     try:
-        held = [_offset(outer[graph.label(t)], device) for t in graph.data.captures]
-        given = [_offset(t, device) for t in batch]
-        free = device.free_pieces()
+        held = [_offset(outer[graph.label(t)], arena) for t in graph.data.captures]
+        free = arena.free_pieces()
     except (tf.errors.OpError, BufferError, ValueError, TypeError):
         return None  # too little is free, or a tensor's type is none that Python knows
     return Places(tuple(free), tuple(held), tuple(given))
@@ -40,6 +66,6 @@ def _offset(captured: tf.Tensor, device: Arena) -> int:
     spec = variable_spec(captured)
     if spec is not None:
         captured = tf.raw_ops.ReadVariableOp(resource=captured, dtype=spec.dtype)
-    if captured.dtype in (tf.resource, tf.string, tf.variant) or not captured.shape.num_elements():
+    if tf.is_symbolic_tensor(captured) or captured.dtype in (tf.resource, tf.string, tf.variant):
         return -1
-    return device.offset(captured)
+    return device.offset(captured) if captured.shape.num_elements() else -1

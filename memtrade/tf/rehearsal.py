@@ -17,6 +17,7 @@ from memtrade.facts import READING
 from memtrade.graph import CALL_TYPES
 from memtrade.tf.captured import captures
 from memtrade.tf.extract import Trace, variable_spec
+from memtrade.tf.swap import MAX_SLICE_BYTES
 
 _DRAWING = ("Random", "StatelessRandom", "TruncatedNormal", "Multinomial")
 _UPDATING = ("Assign", "ResourceApply", "ResourceScatter", "ResourceSparseApply")
@@ -62,8 +63,7 @@ def rehearse(
         except ValueError:
             return None
         specs = [(each, spec) for each in captured if (spec := variable_spec(each))]
-        before = [tf.raw_ops.ReadVariableOp(resource=handle, dtype=spec.dtype).numpy()
-                  for handle, spec in specs]  # fmt: skip
+        before = [_on_host(handle, spec) for handle, spec in specs]
         in_use = tf.config.experimental.get_memory_info(device)["current"]
         # What the runtime keeps of a function's kernels goes with the function that calls it.
         alone = tf.function(lambda *batch: function(*batch), autograph=False)
@@ -73,11 +73,25 @@ def rehearse(
                 if tf.is_tensor(result):  # a step may return None
                     result.numpy()  # until the device is done
             peak = tf.config.experimental.get_memory_info(device)["peak"]
+            results = result = None  # where they lie may have been a variable's place
         finally:
-            for handle, spec in specs:
-                tf.raw_ops.AssignVariableOp(resource=handle, value=tf.zeros([], spec.dtype))
-            for (handle, _), value in zip(specs, before, strict=True):
-                # A constant may lie in the array, and the variable with it outside of the device.
-                lasting = tf.raw_ops.DeepCopy(x=tf.constant(value))
-                tf.raw_ops.AssignVariableOp(resource=handle, value=lasting)
+            for handle, spec in specs:  # of no bytes, which might lie in a variable's place, too
+                tf.raw_ops.AssignVariableOp(resource=handle, value=tf.zeros([0], spec.dtype))
+            for (handle, spec), value in zip(specs, before, strict=True):
+                tf.raw_ops.AssignVariableOp(resource=handle, value=_lasting(value, spec.dtype))
     return peak - in_use
+
+
+def _on_host(handle: tf.Tensor, spec: tf.TensorSpec) -> Any:
+    """The variable's value, as bytes on the heap if one string can hold them."""
+    value = tf.raw_ops.ReadVariableOp(resource=handle, dtype=spec.dtype)
+    small = (value.shape.num_elements() or 0) * spec.dtype.size <= MAX_SLICE_BYTES
+    return tf.io.serialize_tensor(value) if small else value.numpy()
+
+
+def _lasting(value: Any, dtype: tf.DType) -> tf.Tensor:
+    """What `_on_host` gave, in the device's memory, and nothing else of it there."""
+    if isinstance(value, tf.Tensor):
+        return tf.io.parse_tensor(value, dtype)
+    # A constant may lie in the array, and the variable with it outside of the device.
+    return tf.raw_ops.DeepCopy(x=tf.constant(value))

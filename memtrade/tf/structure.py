@@ -118,6 +118,15 @@ def specs_of(structure: Any) -> Any:
     return tf.nest.map_structure(spec, structure)
 
 
+def given_in(structure: Any) -> list[Any]:
+    """What `tensors_of(specs_of(structure))` are the specs of; specs in the place of arrays."""
+
+    def tensor(leaf: Any) -> Any:
+        return leaf if isinstance(leaf, (tf.Tensor, *_COMPOSITES)) else specs_of(leaf)
+
+    return tensors_of(tf.nest.map_structure(tensor, structure))
+
+
 def tensors_of(structure: Any) -> list[Any]:
     """The tensors, or their specs, in a structure of arguments; ragged and sparse ones in parts."""
     leaves = tf.nest.flatten(structure, expand_composites=True)

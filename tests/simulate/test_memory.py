@@ -212,17 +212,39 @@ def test_constant_ops_are_read_from_a_copy_that_is_always_there():
     assert result.peak_bytes == result.persistent_bytes + BIG
 
 
-@pytest.mark.parametrize(("dtype", "held"), [("float32", 1), ("int32", 1 + 2 * 3)])
-def test_equal_constants_are_one_kernels_and_whole_numbers_the_graphs_too(dtype, held):
+def test_numbers_that_shapes_are_inferred_with_are_kept_by_graphs_too():
     b = Builder()
-    equal = [b.op(name, "Const", sizes=[4])[0] for name in ("one", "two")]
-    for t in equal:
-        b.ops[t] = msgspec.structs.replace(b.ops[t], node=0)
-        b.tensors[t] = msgspec.structs.replace(b.tensors[t], dtype=dtype)
+    kept = [b.op(name, "Const", sizes=[4])[0] for name in ("dims", "number")]
+    b.tensors = [msgspec.structs.replace(each, dtype="int32") for each in b.tensors]
     (x,) = b.op("x", "Placeholder", sizes=[BIG])
-    (y,) = b.op("y", "Add", [x, *equal], sizes=[BIG])
+    (made,) = b.op("made", "Reshape", [x, kept[0]], sizes=[BIG])
+    (y,) = b.op("y", "Mul", [made, kept[1]], sizes=[BIG])
     graph = b.build(inputs=[x], outputs=[y], loss=y)
-    assert simulate(graph, everything(graph)).persistent_bytes == BIG + held * 256
+    held = simulate(graph, everything(graph)).persistent_bytes - BIG
+    assert held == 2 * 256 + 3 * 256  # both by their kernels, the dimensions by three graphs
+
+
+def test_constants_that_hold_the_same_lie_there_once():
+    """Zeros that the step begins with, too; not those behind another op, which leads to them."""
+
+    def persistent(equal: bool, ahead: bool) -> int:
+        b = Builder()
+        sizes = [b.op(f"size{i}", "Const", sizes=[4])[0] for i in range(2)]
+        (x,) = b.op("x", "Placeholder", sizes=[BIG])
+        if ahead:
+            (x,) = b.op("ahead", "MatMul", [x], sizes=[BIG])
+        zeros = [b.op(f"zeros{i}", "Fill", [sizes[i]], sizes=[BIG])[0] for i in range(2)]
+        (y,) = b.op("y", "AddN", [*zeros, x], sizes=[BIG])
+        b.ops = [msgspec.structs.replace(o, node=0) if o.type == "Fill" else o for o in b.ops]
+        data = b.build(inputs=[b.ops[2].outputs[0]], outputs=[y], loss=y).data
+        graph = StepGraph(
+            msgspec.structs.replace(data, equal={sizes[1]: sizes[0]} if equal else {})
+        )
+        return simulate(graph, everything(graph)).persistent_bytes
+
+    assert persistent(equal=False, ahead=False) == 3 * BIG + 2 * 256
+    assert persistent(equal=True, ahead=False) == 2 * BIG + 256
+    assert persistent(equal=True, ahead=True) == 3 * BIG + 256
 
 
 def test_a_hole_that_is_just_large_enough_may_be_smaller():

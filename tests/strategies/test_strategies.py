@@ -4,11 +4,11 @@ import pytest
 from memtrade.errors import MemtradeError, UnknownNameError, UnsupportedGraphError
 from memtrade.graph import StepGraph
 from memtrade.models import options_of
-from memtrade.plan import Order, check_plan
+from memtrade.plan import Decision, Fate, Order, check_plan
 from memtrade.schedule import Lowering, lower
 from memtrade.simulate.memory import Simulator
 from memtrade.strategies import PLANNED, STRATEGIES, find_strategy, make_options
-from memtrade.strategies.saving import Peaks, no_worse
+from memtrade.strategies.saving import Peaks, no_worse, that_saves
 from memtrade.strategies.segments import cuts
 from tests.graphs import ARENA, Builder, chain, target
 
@@ -167,6 +167,26 @@ def test_a_plan_must_save_a_third_where_nothing_tells_some_sizes(unsized, kept):
     made = plan(graph, "lms", n_tensors=1)
     assert 2 / 3 * peaks.original < peaks.of(made) < peaks.original
     assert bool(no_worse(made, peaks).actions) == kept
+
+
+@pytest.mark.parametrize(
+    ("own", "other", "taken"),
+    [("swap", "recompute", "other"), ("recompute", "swap", "own")],
+)
+def test_of_two_rules_a_little_leaner_counts_where_it_is_no_slower(graph, own, other, taken):
+    """The other rule has one activation of sixteen less; copies in line cost more than kernels."""
+    activations = graph.activations
+
+    def rule(decision: Decision, count: int) -> list[Fate]:
+        return [Fate(t, decision) for t in activations[1 : 1 + count]]
+
+    rules = {"own": rule(own, 6), "other": rule(other, 7)}
+    options = make_options("ome", {})
+    made = that_saves(
+        "ome", graph, options, ARENA, lambda: rules["own"], [lambda: rules["other"]], enough=0.1
+    )
+    dropped = [fate for fate in made.fates if fate.decision != "keep"]
+    assert len(dropped) == len(rules[taken])
 
 
 def test_without_any_place_to_cut_other_rules_save():

@@ -25,3 +25,16 @@ def test_the_free_pieces_of_an_arena_are_found(tmp_path: Path):
     assert set(map(tuple, seen["holes"])) <= set(map(tuple, holes))
     assert 64 * MIB - sum(size for _, size in seen["free"]) == seen["in_use"]
     assert seen["simulated"] == seen["allocated"]
+
+
+def test_a_step_among_holes_is_predicted_where_the_user_applies(tmp_path: Path):
+    """Variables among holes, and slots that begin as one constant: the step takes what was
+    predicted, from its first run on. A rehearsal lays variables side by side: it takes less."""
+    script = Path(__file__).with_name("drive_among_holes.py")
+    environment = child_environment(TrialSpec(memory_limit_bytes=128 * MIB))
+    done = forks.ran([str(script), str(tmp_path / "seen.json")], env=environment)
+    assert done.returncode == 0, done.stderr
+    seen = json.loads((tmp_path / "seen.json").read_text())
+    for peak in seen["ome"]["peaks"]:
+        assert abs(seen["ome"]["predicted"] / peak - 1) < 0.001, seen
+    assert max(seen["optimal"]["peaks"]) < 1.001 * seen["optimal"]["predicted"]

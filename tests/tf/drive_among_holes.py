@@ -1,0 +1,70 @@
+"""Child process of test_places.py: a step whose variables lie among holes, its slots all in one
+buffer. Says what `memtrade.apply` predicted, and what the step then took."""
+
+import json
+import logging
+import sys
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+
+import memtrade
+from memtrade.tf.device import Arena
+
+LIMIT = 128 << 20
+WIDTH, ROWS, LAYERS = 128, 2048, 8
+
+
+class Foreseen(logging.Handler):
+    peak_bytes = 0
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.peak_bytes = getattr(record, "peak_bytes", self.peak_bytes)
+
+
+def make_step() -> Any:
+    """Between two weights a tensor comes and goes; the slots are zeros made in a tf.function."""
+    weights, gone = [], []
+    for _ in range(LAYERS):
+        weights.append(tf.Variable(tf.eye(WIDTH)))
+        gone.append(tf.zeros([20, WIDTH, 10 + len(weights)]))
+    slots: list[tf.Variable] = []
+
+    @tf.function(autograph=False)
+    def train_step(x):
+        if not slots:
+            slots.extend(tf.Variable(lambda: tf.zeros([WIDTH, WIDTH])) for _ in weights)
+        with tf.GradientTape() as tape:
+            y = x
+            for weight in weights:
+                y = tf.nn.tanh(y @ weight)
+            loss = tf.reduce_mean(y**2)
+        gradients = tape.gradient(loss, weights)
+        for weight, slot, gradient in zip(weights, slots, gradients, strict=True):
+            weight.assign_sub(0.1 * slot.assign_add(gradient))
+        return loss
+
+    return train_step
+
+
+def tried(strategy: str, **options: Any) -> dict[str, Any]:
+    train_step, batch = make_step(), tf.ones([ROWS, WIDTH])
+    train_step(batch)
+    lean = memtrade.apply(train_step, batch, strategy, **options)
+    peaks = []
+    for _ in range(3):
+        device.reset_peak()
+        lean(batch)
+        peaks.append(device.peak_bytes())
+    return {"predicted": foreseen.peak_bytes, "peaks": peaks}
+
+
+tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
+device = Arena(LIMIT)
+device.start()
+foreseen = Foreseen()
+logging.getLogger("memtrade").setLevel("INFO")
+logging.getLogger("memtrade").addHandler(foreseen)
+seen = {"ome": tried("ome"), "optimal": tried("optimal", budget="10MB")}
+Path(sys.argv[1]).write_text(json.dumps(seen))
