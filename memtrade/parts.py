@@ -263,11 +263,8 @@ class _Cut:
                 for group in data.gathered
                 if all(here(t) for t in group)
             ),
-            repeated={
-                self.tensor_of[t]: self.tensor_of[one]
-                for t, one in data.repeated.items()
-                if here(t) and here(one)
-            },
+            repeated=self._local_pairs(data.repeated),
+            equal=self._local_pairs(data.equal),
             sized={self.tensor_of[t]: how for t, how in data.sized.items() if here(t)},
             unsized=tuple(each for each in data.unsized if each.rpartition(":")[0] in names),
         )
@@ -281,6 +278,10 @@ class _Cut:
 
     def _local(self, tensors: Iterable[int]) -> tuple[int, ...]:
         return tuple(self.tensor_of[t] for t in tensors if self._here(t))
+
+    def _local_pairs(self, pairs: Mapping[int, int]) -> dict[int, int]:
+        ends = {t: one for t, one in pairs.items() if self._here(t) and self._here(one)}
+        return {self.tensor_of[t]: self.tensor_of[one] for t, one in ends.items()}
 
     def _run(self, op: Op) -> None:
         for before in dict.fromkeys(_before(op, self.data)):

@@ -72,6 +72,7 @@ class Rebatcher:
                 ),
                 capture_bytes=tuple(self._affine(x, y, batch, "a captured size") for x, y in pairs),
                 values=self._values(batch),
+                equal=dict(a.equal.items() & b.equal.items()),
             )
         )
 
