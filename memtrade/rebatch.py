@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -63,18 +63,35 @@ class Rebatcher:
             raise ValueError(f"a batch has at least one example, not {batch}")
         a, b = self._first.data, self._second.data
         pairs = zip(a.capture_bytes, b.capture_bytes, strict=True)
+        tensors = tuple(
+            self._tensor(*pair, batch) for pair in zip(a.tensors, b.tensors, strict=True)
+        )
+        values = self._values(batch)
         return StepGraph(
             msgspec.structs.replace(
                 a,
                 ops=tuple(self._op(*pair, batch) for pair in zip(a.ops, b.ops, strict=True)),
-                tensors=tuple(
-                    self._tensor(*pair, batch) for pair in zip(a.tensors, b.tensors, strict=True)
-                ),
+                tensors=tensors,
                 capture_bytes=tuple(self._affine(x, y, batch, "a captured size") for x, y in pairs),
-                values=self._values(batch),
-                equal=dict(a.equal.items() & b.equal.items()),
+                values=values,
+                equal=self._equal(tensors, values),
             )
         )
+
+    def _equal(
+        self, tensors: Sequence[Tensor], values: Mapping[int, tuple[int, ...]]
+    ) -> dict[int, int]:
+        """Constants that hold the same as one before them: by their values or, where these are not
+        known, because they do at both sizes."""
+        a, b = self._first.data, self._second.data
+        first: dict[Hashable, int] = {}
+        found = {}
+        for t in (op.outputs[0] for op in a.ops if op.type == "Const"):
+            known = values.get(t, (a.equal.get(t, t), b.equal.get(t, t)))
+            one = first.setdefault((t in values, tensors[t].dtype, tensors[t].shape, known), t)
+            if one != t:
+                found[t] = one
+        return found
 
     def _values(self, batch: int) -> dict[int, tuple[int, ...]]:
         """The known numbers; those that are on no line (a width of -1, a mask) are not known."""

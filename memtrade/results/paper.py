@@ -26,8 +26,6 @@ PAGE_INK = "#1A1A1A"
 WIDTH = 7.2  # inches: the text of an A4 page or two columns of a paper are about this wide
 PANELS_ABREAST = 4
 
-_DOTS_PER_INCH = 300  # of a .png
-
 _MARKERS = "os^DvPX*<>hp"
 _DASHES = ("-", (0, (5, 1.5)), (0, (1.2, 1.2)), (0, (5, 1.5, 1.2, 1.5)))
 _CAPTION_CHARACTERS = 132
@@ -77,11 +75,11 @@ def strips_of(heights: Sequence[float], *, height: float) -> tuple[Canvas, list[
     return canvas, list(strips[:, 0])
 
 
-def render(canvas: Canvas, kind: str) -> bytes:
+def render(canvas: Canvas, kind: str, *, dots_per_inch: int = 300) -> bytes:
     """The plot as a file of one of `FORMATS`."""
     stream = io.BytesIO()
     with in_style():
-        canvas.savefig(stream, format=kind, dpi=_DOTS_PER_INCH, metadata=_METADATA[kind])
+        canvas.savefig(stream, format=kind, dpi=dots_per_inch, metadata=_METADATA[kind])
     return stream.getvalue()
 
 

@@ -151,7 +151,7 @@ class Simulator:
         series: bool = False,
         lag: Lag | None = None,
     ) -> MemoryResult:
-        """Simulates some steps in fresh memory, in the worst of `layouts`.
+        """Simulates some steps in fresh memory; where variables move, in the worst of `layouts`.
 
         Args:
             limit_bytes: the target's unless given.
@@ -164,10 +164,11 @@ class Simulator:
         # Without a plan, TensorFlow runs iterations of a loop at once, as many as it may.
         ahead_bytes = self.ahead_bytes if actions is self._base else 0
         program = self.link(actions)
-        walked = max(
-            (self._walked(program, steps, limit_bytes, lag, places) for places in self.layouts),
-            key=lambda each: (each.error is not None, each.best.in_use),
-        )
+        told, *others = self.layouts
+        tried = [self._walked(program, steps, limit_bytes, lag, told)]
+        if tried[0].walk.moved:
+            tried += [self._walked(program, steps, limit_bytes, lag, each) for each in others]
+        walked = max(tried, key=lambda each: (each.error is not None, each.best.in_use))
         walk, best = walked.walk, walked.best
         in_use = failed = None
         if series:

@@ -23,7 +23,6 @@ from memtrade.facts import FOLDED_BYTES, READING, SCRATCH, Facts, Request, reuse
 from memtrade.facts.views import viewed
 from memtrade.graph import ALIAS_TYPES, CALL_TYPES, READ_TYPES, SOURCE_TYPES, Op, StepGraph
 from memtrade.plan import Action
-from memtrade.simulate.unplanned import merged_tensors
 
 # They read the workspace of oneDNN's MaxPool, where it is still there.
 _POOL_GRADIENTS = frozenset({"MaxPoolGrad", "MaxPool3DGrad"})
@@ -134,30 +133,15 @@ class Linker:
                 and all(0 < self.sizes[t] <= FOLDED_BYTES for t in op.outputs)
             )
         self.constant = constant
-        first = self._computed_first()
         for op in self.graph.ops:
             if op.type == "Const" or not constant[op.id]:
                 continue
             for t in op.outputs:
                 if all(constant[c] for c in self.graph.consumers[t]):
                     continue
-                if first.get(t, t) in self.folded:
-                    self.folded[t] = self.folded[first[t]]
-                    continue
                 self.folded[t] = len(self.sizes)
                 self.sizes.append(self.sizes[t])
                 self.labels_of_hidden.append(f"{self.graph.label(t)} (constant)")
-
-    def _computed_first(self) -> dict[int, int]:
-        """Of what the step begins with, constants that are computed alike, and the first of each:
-        the runtime merges them (zeros, to which gradients are added). Behind other ops it does not,
-        for control edges lead from there to each."""
-        graph = self.graph
-        free = (READ_TYPES | SOURCE_TYPES) - {"Const"}
-        others = (op.id for op in graph.ops if not self.constant[op.id] and op.type not in free)
-        end = next(others, len(graph.ops))
-        merged = merged_tensors(graph)
-        return {t: one for t, one in merged.items() if graph.tensors[t].op < end}
 
     def label(self, tensor: int) -> str:
         hidden = tensor - len(self.graph.tensors)
@@ -267,10 +251,12 @@ class Linker:
 
 
 def _looked_at(graph: StepGraph) -> frozenset[int]:
-    """Shapes, axes and the like. What elementwise ops and updates read are values."""
+    """Shapes, axes and the like. What updates read, and ops that compute with its like, are
+    values."""
 
     def looks(op: Op) -> bool:
-        return not (op.stateful or op.type in reuse().tried or op.type in reuse().passing)
+        alike = len({graph.tensors[t].dtype for t in op.inputs}) == 1
+        return not (op.stateful or (alike and op.type in reuse().tried))
 
     return frozenset(
         t

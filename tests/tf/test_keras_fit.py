@@ -93,7 +93,7 @@ def test_a_model_of_today_is_trained_the_same_to_the_bit():
     """The larger ones take minutes: `python -m memtrade.papers.verify_keras results/keras`."""
     row = verify("transformer")
     assert row["max_difference"] == 0.0
-    assert int(str(row["recomputed"])) > 10
+    assert int(str(row["recomputed"])) + int(str(row["swapped"])) > 10
 
 
 @pytest.mark.parametrize("steps_per_execution", [1, 2])
