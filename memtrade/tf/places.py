@@ -39,7 +39,10 @@ def places_here(traced: Trace, given: Sequence[int]) -> Places | None:
         if arena is None or traced.device or not tf.executing_eagerly():
             return None
         settle(traced)
-        return _found(traced, given, arena)
+        try:
+            return _found(traced, given, arena)
+        finally:
+            arena.reset_peak()  # of what was asked for to see what is free
 
 
 def offsets_of(batch: Sequence[Any], device: Arena | None) -> list[int]:

@@ -51,13 +51,14 @@ def make_step() -> Any:
 def tried(strategy: str, **options: Any) -> dict[str, Any]:
     train_step, batch = make_step(), tf.ones([ROWS, WIDTH])
     train_step(batch)
+    as_it_is = device.peak_bytes()
     lean = memtrade.apply(train_step, batch, strategy, **options)
-    peaks = []
+    peaks, raised = [], device.peak_bytes() > as_it_is
     for _ in range(3):
         device.reset_peak()
         lean(batch)
         peaks.append(device.peak_bytes())
-    return {"predicted": foreseen.peak_bytes, "peaks": peaks}
+    return {"predicted": foreseen.peak_bytes, "peaks": peaks, "raised": raised}
 
 
 tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})

@@ -35,6 +35,7 @@ def test_a_step_among_holes_is_predicted_where_the_user_applies(tmp_path: Path):
     done = forks.ran([str(script), str(tmp_path / "seen.json")], env=environment)
     assert done.returncode == 0, done.stderr
     seen = json.loads((tmp_path / "seen.json").read_text())
+    assert not seen["ome"]["raised"], "the peak that users read is a step's"
     for peak in seen["ome"]["peaks"]:
         assert abs(seen["ome"]["predicted"] / peak - 1) < 0.001, seen
     assert max(seen["optimal"]["peaks"]) < 1.001 * seen["optimal"]["predicted"]
