@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO
@@ -77,9 +78,12 @@ class FactsFile:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with self.path.open("ab") as file, _locked(file, exclusive=True):
-                if not file.tell():
+                # Another process may have written since it was opened; and all must be in the file
+                # before the lock is given back.
+                if not file.seek(0, os.SEEK_END):
                     lines.insert(0, msgspec.json.encode(Head(surroundings=self.where)))
                 file.write(b"".join(line + b"\n" for line in lines))
+                file.flush()
         except OSError as error:
             log.warning(
                 "what was learned of kernels is not kept: %s (%s)", error.strerror, self.path.parent

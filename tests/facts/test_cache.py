@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import multiprocessing
 import stat
@@ -10,6 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from memtrade.facts import cache
 from memtrade.facts.asking import CopyRates
 from memtrade.facts.cache import FactsFile
 from memtrade.facts.learned import Learned
@@ -93,6 +95,22 @@ def test_two_processes_that_learn_at_once_lose_nothing(tmp_path):
     for each in both:
         each.join()
     assert len(FactsFile(HERE, tmp_path).read().table) == 400
+
+
+def test_a_file_that_another_process_began_meanwhile_has_one_head(tmp_path, monkeypatch):
+    """Both found it empty, and waited for the lock."""
+    locked, late = cache._locked, iter([True])
+
+    @contextlib.contextmanager
+    def later(file, *, exclusive):
+        if next(late, False):
+            FactsFile(HERE, tmp_path).add([learned("first")])
+        with locked(file, exclusive=exclusive):
+            yield
+
+    monkeypatch.setattr(cache, "_locked", later)
+    FactsFile(HERE, tmp_path).add([learned("second")])
+    assert len(FactsFile(HERE, tmp_path).read().table) == 2
 
 
 def test_the_surroundings_are_those_of_the_environment():
