@@ -228,7 +228,7 @@ class _Rewriting:
             concrete = self.function.get_concrete_function(*args, **kwargs)
             order = argument_order(self.function, args, kwargs)
         try:
-            lies = [] if self.planned else [self.lies[i] for i in order]
+            lies = None if self.planned else [self.lies[i] for i in order]
             return self._made(concrete, tuple(specs[i] for i in order), lies), order
         except _UNFORESEEN as error:
             words = str(error).strip().splitlines() or [""]
@@ -238,11 +238,13 @@ class _Rewriting:
                 f"{type(error).__name__}: {words[0]}"
             ) from error
 
-    def _made(self, concrete: Any, specs: tuple[tf.TensorSpec, ...], lies: Sequence[int]) -> Any:
+    def _made(
+        self, concrete: Any, specs: tuple[tf.TensorSpec, ...], lies: Sequence[int] | None
+    ) -> Any:
         """A call of the rewritten step, or of the step as it is; None where XLA compiles that."""
         traced = self._trace(concrete, specs)
         parts = parts_of(traced)
-        places = places_here(parts[0], lies) if lies else None
+        places = None if lies is None else places_here(parts[0], lies)
         settings = [self.settings.on(part.device).among(places) for part in parts]
         plans = [self._plan(*each) for each in zip(parts, settings, strict=True)]
         attributes = concrete.function_def.attr

@@ -9,14 +9,18 @@ construction, and nothing here knows TensorFlow beyond the names of its op types
 
 from __future__ import annotations
 
+import functools
 import hashlib
-from collections.abc import Iterable, Sequence
+import weakref
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from memtrade.errors import UnsupportedGraphError
+
+T = TypeVar("T")
 
 # Ops whose first output is the buffer of their first input (of IdentityN, each output that of its
 # input): they cost no memory of their own.
@@ -142,6 +146,14 @@ def led_to(ops: Sequence[Op], tensors: Sequence[Tensor], start: Iterable[int]) -
         if any(tensors[t].op in found for t in op.inputs):
             found.add(op.id)
     return found
+
+
+def repeats(keyed: Iterable[tuple[int, Hashable]]) -> dict[int, int]:
+    """Of (number, key): each number whose key was there before -> the first one with that key."""
+    first: dict[Hashable, int] = {}
+    return {
+        number: one for number, key in keyed if (one := first.setdefault(key, number)) != number
+    }
 
 
 class StepGraph:
@@ -362,6 +374,10 @@ class StepGraph:
         """The handles of variables that are written in place, see `keeps_place`."""
         return frozenset(op.inputs[0] for op in self.ops if self.keeps_place(op))
 
+    def reads_by_copying(self, op: Op) -> bool:
+        """Whether `op` reads a variable that is written in place."""
+        return op.type in READ_TYPES and op.inputs[0] in self.placed
+
     def label(self, tensor: int) -> str:
         """TensorFlow's name of a tensor, such as "block1/Relu:0"."""
         t = self.tensors[tensor]
@@ -379,3 +395,17 @@ class StepGraph:
                 )
             found.append(by_label[full])
         return found
+
+
+def once_per_graph(find: Callable[[StepGraph], T]) -> Callable[[StepGraph], T]:
+    """What `find` says of a graph is kept as long as the graph: strategies ask about many programs
+    of one."""
+    known: weakref.WeakKeyDictionary[StepGraph, T] = weakref.WeakKeyDictionary()
+
+    @functools.wraps(find)
+    def of(graph: StepGraph) -> T:
+        if graph not in known:
+            known[graph] = find(graph)
+        return known[graph]
+
+    return of

@@ -11,24 +11,15 @@ Apart, the bias's gradient would differ from the original's in its last bits.
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Mapping, Sequence
 
-from memtrade.graph import StepGraph
+from memtrade.graph import StepGraph, once_per_graph
 from memtrade.plan import Action
 
-# Strategies order many programs of one graph.
-_KNOWN: weakref.WeakKeyDictionary[StepGraph, dict[int, int]] = weakref.WeakKeyDictionary()
 
-
+@once_per_graph
 def bias_gradients(graph: StepGraph) -> dict[int, int]:
     """For each filter gradient that has one, the bias gradient that is merged with it: op ids."""
-    if graph not in _KNOWN:
-        _KNOWN[graph] = _find(graph)
-    return _KNOWN[graph]
-
-
-def _find(graph: StepGraph) -> dict[int, int]:
     reads: dict[tuple[str, int, tuple[int, ...]], list[int]] = {}
     for op in graph.ops:
         if op.type in ("BiasAddGrad", "Conv2DBackpropFilter"):

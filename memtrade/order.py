@@ -9,12 +9,11 @@ All of it depends on the graph alone, so it is worked out once, however many cho
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from memtrade.errors import UnsupportedGraphError
-from memtrade.graph import READ_TYPES, Op, StepGraph
+from memtrade.graph import READ_TYPES, StepGraph, once_per_graph
 
 # An op whose outputs are all this small runs as soon as it can: shapes, moving averages, biases'
 # gradients. They would otherwise hold the large tensors that they read.
@@ -52,17 +51,8 @@ class GraphFacts:
     kept_by_default: set[int]
 
 
-# Strategies lower many choices on one graph.
-_KNOWN: weakref.WeakKeyDictionary[StepGraph, GraphFacts] = weakref.WeakKeyDictionary()
-
-
+@once_per_graph
 def facts_of(graph: StepGraph) -> GraphFacts:
-    if graph not in _KNOWN:
-        _KNOWN[graph] = _find(graph)
-    return _KNOWN[graph]
-
-
-def _find(graph: StepGraph) -> GraphFacts:
     before, successors = _dependencies(graph)
     eager = _eager(graph)
     order = tuple(_ordered(graph, before, successors, eager))
@@ -208,17 +198,13 @@ def _parts_of_running_sums(graph: StepGraph) -> set[int]:
     return {t for op in running for t in op.inputs if graph.consumers[t] == [op.id]} - links
 
 
-def _copies(op: Op, graph: StepGraph) -> bool:
-    return op.type in READ_TYPES and op.inputs[0] in graph.placed
-
-
 def _on_demand(graph: StepGraph) -> set[int]:
     """Backward ops that could run before any gradient, and so must not: see StepGraph.backward.
     Of those with a state, reads that copy their variable."""
     return {
         op_id
         for op_id in graph.backward - graph.descendants
-        if (not graph.ops[op_id].stateful or _copies(graph.ops[op_id], graph))
+        if (not graph.ops[op_id].stateful or graph.reads_by_copying(graph.ops[op_id]))
         and all(c in graph.backward for t in graph.ops[op_id].outputs for c in graph.consumers[t])
         and any(graph.consumers[t] for t in graph.ops[op_id].outputs)
     }

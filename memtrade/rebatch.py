@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 
 from memtrade.errors import UnsupportedGraphError
-from memtrade.graph import Op, StepGraph, Tensor
+from memtrade.graph import Op, StepGraph, Tensor, repeats
 
 _NUMBER = re.compile(r"_?\d+")
 
@@ -84,14 +84,13 @@ class Rebatcher:
         """Constants that hold the same as one before them: by their values or, where these are not
         known, because they do at both sizes."""
         a, b = self._first.data, self._second.data
-        first: dict[Hashable, int] = {}
-        found = {}
-        for t in (op.outputs[0] for op in a.ops if op.type == "Const"):
+
+        def held(t: int) -> Hashable:
             known = values.get(t, (a.equal.get(t, t), b.equal.get(t, t)))
-            one = first.setdefault((t in values, tensors[t].dtype, tensors[t].shape, known), t)
-            if one != t:
-                found[t] = one
-        return found
+            return t in values, tensors[t].dtype, tensors[t].shape, known
+
+        constants = [op.outputs[0] for op in a.ops if op.type == "Const"]
+        return repeats((t, held(t)) for t in constants)
 
     def _values(self, batch: int) -> dict[int, tuple[int, ...]]:
         """The known numbers; those that are on no line (a width of -1, a mask) are not known."""

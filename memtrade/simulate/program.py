@@ -60,9 +60,7 @@ class Spec(NamedTuple):
     outputs: tuple[int, ...]
     requests: tuple[Request, ...] = ()
     variables: tuple[tuple[int, int], ...] = ()
-    workspace: int | None = (
-        None  # of MaxPool's gradient: the tensor that spares it all but its outputs
-    )
+    workspace: int | None = None  # of MaxPool's gradient: what spares it all but its outputs
 
 
 class Row(msgspec.Struct, gc=False):
@@ -137,11 +135,10 @@ class Linker:
             if op.type == "Const" or not constant[op.id]:
                 continue
             for t in op.outputs:
-                if all(constant[c] for c in self.graph.consumers[t]):
-                    continue
-                self.folded[t] = len(self.sizes)
-                self.sizes.append(self.sizes[t])
-                self.labels_of_hidden.append(f"{self.graph.label(t)} (constant)")
+                if any(not constant[c] for c in self.graph.consumers[t]):
+                    self.folded[t] = len(self.sizes)
+                    self.sizes.append(self.sizes[t])
+                    self.labels_of_hidden.append(f"{self.graph.label(t)} (constant)")
 
     def label(self, tensor: int) -> str:
         hidden = tensor - len(self.graph.tensors)
@@ -157,7 +154,7 @@ class Linker:
         inputs = tuple(t for t in op.inputs if t not in handles)
         if not self.constant[op_id]:
             inputs = tuple(self.folded.get(t, t) for t in inputs)
-        if op.type in READ_TYPES and op.inputs[0] in graph.placed:  # it is read by copying
+        if graph.reads_by_copying(op):
             request = Request(self.sizes[op.outputs[0]], 0)
             return Spec(Code.COMPUTE, (), op.outputs, (request,))
         if op.type in READ_TYPES:

@@ -154,7 +154,7 @@ class Walk:
         for op in graph.ops:
             if op.type == "Const":
                 self._constant_lies(graph.tensors[op.outputs[0]])
-        for folded in dict.fromkeys(self.linker.folded.values()):
+        for folded in self.linker.folded.values():
             self.sources[folded] = self._always("constants", self.linker.sizes[folded])
         self.persistent_bytes = self.allocator.bytes_in_use
         self.peak = Peak(self.persistent_bytes, -1, len(self._handle))

@@ -27,6 +27,7 @@ from memtrade.graph import (
     Op,
     StepGraph,
     Tensor,
+    repeats,
 )
 from memtrade.tf.body_bytes import BodyBytes
 from memtrade.tf.calls import Calls
@@ -330,16 +331,13 @@ def _known_values(
 
 
 def _equal_constants(graph_def: Any, tensor_ids: Mapping[str, int]) -> dict[int, int]:
-    first: dict[bytes, int] = {}
-    equal: dict[int, int] = {}
-    for node in graph_def.node:
-        t = tensor_ids.get(f"{node.name}:0") if node.op == "Const" else None
-        if t is not None:
-            value = node.attr["value"].SerializeToString(deterministic=True)
-            one = first.setdefault(hashlib.sha256(value).digest(), t)
-            if one != t:
-                equal[t] = one
-    return equal
+    def held(node: Any) -> bytes:
+        value = node.attr["value"].SerializeToString(deterministic=True)
+        return hashlib.sha256(value).digest()
+
+    constants = (node for node in graph_def.node if node.op == "Const")
+    made = ((tensor_ids.get(f"{node.name}:0"), node) for node in constants)
+    return repeats((t, held(node)) for t, node in made if t is not None)
 
 
 class _Definitions:

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 import tensorflow as tf
 
 from memtrade.facts import READING
-from memtrade.tf.captured import captures
+from memtrade.tf.captured import captures, on_device, on_host
 from memtrade.tf.extract import Trace, variable_spec
 from memtrade.tf.swap import NodeDef, const_node
 
@@ -47,25 +47,25 @@ def settle(trace: Trace) -> None:
     """
     captured = {inner.name: outer for inner, outer in captures(trace.concrete)}
     with tf.init_scope():
-        if tf.executing_eagerly():
-            _own(trace, captured)
-        for op in filter(
-            trace.graph.keeps_place, trace.graph.ops if tf.executing_eagerly() else ()
-        ):
+        if not tf.executing_eagerly():
+            return
+        _own(trace, captured)
+        for op in filter(trace.graph.keeps_place, trace.graph.ops):
             handle, value = captured.get(trace.graph.label(op.inputs[0])), op.inputs[1]
             if handle is None or tf.is_symbolic_tensor(handle):
                 continue  # it comes as an argument
-            dtype = tf.as_dtype(trace.graph.tensors[value].dtype)
+            held_as = trace.graph.tensors[value]
+            spec = tf.TensorSpec(held_as.shape or (), held_as.dtype)
             # By way of the heap, or the variable would be read while it is assigned.
-            held = tf.io.serialize_tensor(tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype))
-            start, stride, mask = _slice(len(trace.graph.tensors[value].shape or ()))
+            held = on_host(handle, spec)
+            start, stride, mask = _slice(len(held_as.shape or ()))
             at = tf.constant(start, tf.int32)
             tf.raw_ops.ResourceStridedSliceAssign(
                 ref=handle,
                 begin=at,
                 end=at,
                 strides=tf.constant(stride, tf.int32),
-                value=tf.io.parse_tensor(held, dtype),
+                value=on_device(held, spec.dtype),
                 begin_mask=mask,
                 end_mask=mask,
             )

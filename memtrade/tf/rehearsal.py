@@ -15,9 +15,8 @@ import tensorflow as tf
 
 from memtrade.facts import READING
 from memtrade.graph import CALL_TYPES
-from memtrade.tf.captured import captures
+from memtrade.tf.captured import captures, on_device, on_host
 from memtrade.tf.extract import Trace, variable_spec
-from memtrade.tf.swap import MAX_SLICE_BYTES
 
 _DRAWING = ("Random", "StatelessRandom", "TruncatedNormal", "Multinomial")
 _UPDATING = ("Assign", "ResourceApply", "ResourceScatter", "ResourceSparseApply")
@@ -63,7 +62,7 @@ def rehearse(
         except ValueError:
             return None
         specs = [(each, spec) for each in captured if (spec := variable_spec(each))]
-        before = [_on_host(handle, spec) for handle, spec in specs]
+        before = [on_host(handle, spec) for handle, spec in specs]
         in_use = tf.config.experimental.get_memory_info(device)["current"]
         # What the runtime keeps of a function's kernels goes with the function that calls it.
         alone = tf.function(lambda *batch: function(*batch), autograph=False)
@@ -78,20 +77,5 @@ def rehearse(
             for handle, spec in specs:  # of no bytes, which might lie in a variable's place, too
                 tf.raw_ops.AssignVariableOp(resource=handle, value=tf.zeros([0], spec.dtype))
             for (handle, spec), value in zip(specs, before, strict=True):
-                tf.raw_ops.AssignVariableOp(resource=handle, value=_lasting(value, spec.dtype))
+                tf.raw_ops.AssignVariableOp(resource=handle, value=on_device(value, spec.dtype))
     return peak - in_use
-
-
-def _on_host(handle: tf.Tensor, spec: tf.TensorSpec) -> Any:
-    """The variable's value, as bytes on the heap if one string can hold them."""
-    value = tf.raw_ops.ReadVariableOp(resource=handle, dtype=spec.dtype)
-    small = (value.shape.num_elements() or 0) * spec.dtype.size <= MAX_SLICE_BYTES
-    return tf.io.serialize_tensor(value) if small else value.numpy()
-
-
-def _lasting(value: Any, dtype: tf.DType) -> tf.Tensor:
-    """What `_on_host` gave, in the device's memory, and nothing else of it there."""
-    if isinstance(value, tf.Tensor):
-        return tf.io.parse_tensor(value, dtype)
-    # A constant may lie in the array, and the variable with it outside of the device.
-    return tf.raw_ops.DeepCopy(x=tf.constant(value))

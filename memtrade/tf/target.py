@@ -15,6 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from memtrade.errors import MemtradeError
+from memtrade.graph import repeats
 from memtrade.models.target import OwnStep
 from memtrade.tf.handles import captured_variables
 from memtrade.tf.laying import LaidVariables, laid_down
@@ -85,13 +86,8 @@ def _parts(arguments: tuple[Any, ...]) -> list[Any]:
 
 def _repeated(arguments: tuple[Any, ...]) -> dict[int, int]:
     """Places of the example's tensors that stand there for the second time -> the first place."""
-    places: dict[int, int] = {}
-    found = {}
-    for place, part in enumerate(_parts(arguments)):
-        first = places.setdefault(id(part), place)
-        if tf.is_tensor(part) and first != place:
-            found[place] = first
-    return found
+    parts = enumerate(_parts(arguments))
+    return repeats((place, id(part)) for place, part in parts if tf.is_tensor(part))
 
 
 def _behind(arguments: tuple[Any, ...], laid: LaidVariables) -> list[int]:

@@ -31,10 +31,10 @@ def _stages(report: PartitionReport) -> Sheet:
         range(len(traffic)),
         [
             ("stage", str),
-            ("sequential forward ms", lambda i: f"{sequential.forward[i] * 1e3:,.4g}"),
-            ("backward ms", lambda i: f"{sequential.backward[i] * 1e3:,.4g}"),
-            ("parallel forward ms", lambda i: f"{parallel.forward[i] * 1e3:,.4g}"),
-            ("backward ms", lambda i: f"{parallel.backward[i] * 1e3:,.4g}"),
+            ("sequential forward ms", _each(sequential.forward)),
+            ("backward ms", _each(sequential.backward)),
+            ("parallel forward ms", _each(parallel.forward)),
+            ("backward ms", _each(parallel.backward)),
             ("input MB", lambda i: f"{traffic[i].input_bytes / 1e6:,.3f}"),
             ("receive ms", lambda i: f"{traffic[i].receive_seconds * 1e3:,.3f}"),
             ("output MB", lambda i: f"{traffic[i].output_bytes / 1e6:,.3f}"),
@@ -58,12 +58,12 @@ def _real(real: RealTimes) -> Sheet:
         range(len(real.mean.forward)),
         [
             ("stage", str),
-            ("forward ms", lambda i: f"{real.mean.forward[i] * 1e3:,.4g}"),
-            ("variance ms²", lambda i: f"{real.variance.forward[i] * 1e6:,.4g}"),
-            ("mean deviation ms", lambda i: f"{real.mean_deviation.forward[i] * 1e3:,.4g}"),
-            ("backward ms", lambda i: f"{real.mean.backward[i] * 1e3:,.4g}"),
-            ("variance ms²", lambda i: f"{real.variance.backward[i] * 1e6:,.4g}"),
-            ("mean deviation ms", lambda i: f"{real.mean_deviation.backward[i] * 1e3:,.4g}"),
+            ("forward ms", _each(real.mean.forward)),
+            ("variance ms²", _each(real.variance.forward, 1e6)),
+            ("mean deviation ms", _each(real.mean_deviation.forward)),
+            ("backward ms", _each(real.mean.backward)),
+            ("variance ms²", _each(real.variance.backward, 1e6)),
+            ("mean deviation ms", _each(real.mean_deviation.backward)),
         ],
         title="Real times, measured on this machine",
         notes=(
@@ -71,6 +71,11 @@ def _real(real: RealTimes) -> Sheet:
             f"{real.iterations + 1} does not count. Deviations: mean absolute, from the mean",
         ),
     )
+
+
+def _each(stages: Sequence[float], unit: float = 1e3) -> Callable[[int], str]:
+    """A column with a figure of each stage."""
+    return lambda stage: f"{stages[stage] * unit:,.4g}"
 
 
 def _imbalances(report: PartitionReport, command: str) -> Sheet:
