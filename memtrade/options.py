@@ -25,6 +25,9 @@ T = TypeVar("T")
 # TensorFlow.
 OPTIMIZERS: dict[str, float] = {"sgd": 0.01, "momentum": 0.01, "rmsprop": 0.001, "adam": 0.001}
 
+# How many parts `--split` makes of a batch (`memtrade.tf.split`).
+PARTS = 8
+
 _BOOLEANS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 _KINDS = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "a word"}
 

@@ -1,7 +1,8 @@
 """The graph of a step at any batch size, from its graphs at two: no tracing, milliseconds.
 
 The idea. The same model traced at two batch sizes has the same ops; only dimensions differ, and
-each is affine in the batch: d(b) = p b + q. Two traces fix p and q.
+each is affine in the batch: d(b) = p b + q. Two traces fix p and q. (A part of the batch is an
+eighth of it: p need not be whole, but what follows must be.)
 
 Checked: the same ops, types, edges and attributes. Assumed: dimensions are affine, that is, none is
 a power of the batch, or rounded. `tests/tf/test_rebatch.py` holds that for every model here,
@@ -139,8 +140,8 @@ class Rebatcher:
     def _affine(self, x: int, y: int, batch: int, what: str) -> int:
         """The value at `batch` on the line through (first batch, x) and (second batch, y)."""
         first, second = self._at
-        slope, rest = divmod(y - x, second - first)
-        value = x + slope * (batch - first)
+        grown, rest = divmod((y - x) * (batch - first), second - first)
+        value = x + grown
         if rest or value < 0:
             raise self._differs(what)
         return value

@@ -33,14 +33,15 @@ from memtrade.measure.max_batch import BatchSearch
 from memtrade.measure.max_batch_records import MaxBatchRecord, make_max_batch_record
 from memtrade.measure.protocol import TrialSpec
 from memtrade.measure.records import Record, load_records, make_record, save_record, trial_id
+from memtrade.options import PARTS
 from memtrade.rebatch import Rebatcher
 from memtrade.results.searches import searches_sheet
 from memtrade.results.words import strategy_label
 from memtrade.strategies import PLANNED
 from memtrade.target import Target
 
-# The batch sizes of the two traces from which all other graphs are made.
-_TRACED_BATCHES = (2, 3)
+# The batch sizes, in units, of the two traces from which all other graphs are made.
+_TRACED_UNITS = (2, 3)
 
 # How a trial can have ended for it not to be run again. Others depend on the moment.
 _SETTLED = ("ok", "out_of_memory", "infeasible", "unsupported")
@@ -52,7 +53,7 @@ def max_batch(
     strategy: StrategyFlags | None = None,
     device: DeviceFlags | None = None,
     start: int | None = None,
-    granularity: int = 1,
+    granularity: int | None = None,
     max_batch_size: int | None = None,
     steps: int = 1,
     warmup: int = 1,
@@ -77,7 +78,7 @@ def max_batch(
         The batch size where the simulator begins; the answer may be above or below. Unless given:
         the largest that was found for the strategies before, or --batch-size for the first.
     granularity
-        Ask only for multiples of this batch size.
+        Ask only for multiples of this batch size; 1, or with --split the number of parts.
     max_batch_size
         Ask for no more than this.
     steps
@@ -91,7 +92,6 @@ def max_batch(
     json
         Print the searches to stdout as JSON, and no table.
     """
-    _check_sizes(start, granularity, max_batch_size)
     flags, device_flags = strategy or StrategyFlags(), device or DeviceFlags()
     specs = make_specs(
         model or ModelFlags(),
@@ -104,13 +104,15 @@ def max_batch(
     )
     check_writable(results)
     first = specs[0]
+    # Parts of other sizes are other graphs: those of one are had from another where all divide.
+    unit = PARTS if first.split else 1
+    sizes = _sizes(start, granularity, max_batch_size, unit)
     target = here_target(first.device, order=first.order, limit_bytes=first.memory_limit_bytes)
     rebatcher = None
     if any(spec.strategy in PLANNED for spec in specs):
-        rebatcher = _trace(first, device_flags.timeout, verbose)
+        rebatcher = _trace(first, unit, device_flags.timeout, verbose)
     with reporting() as reporter:
         trials = _Trials(results, reporter, device_flags.timeout, command_line, verbose)
-        sizes = _Sizes(start, granularity, max_batch_size)
         searches, stopped = _search_all(specs, target, sizes, rebatcher, trials)
     if stopped:
         done = f"{len(searches)} of {len(specs)} searches had finished; their trials are kept"
@@ -122,23 +124,31 @@ def max_batch(
 
 
 class _Sizes(NamedTuple):
-    """Which batches to try: from `start`, multiples of `step`, up to `most`."""
+    """Which batches to try: from `start`, multiples of `step`, up to `most`; plans are made for
+    multiples of `unit`."""
 
     start: int | None
     step: int
     most: int | None
+    unit: int
 
 
-def _check_sizes(start: int | None, granularity: int, max_batch_size: int | None) -> None:
-    if granularity < 1:
-        raise MemtradeError(f"--granularity must be at least 1, not {granularity}")
+def _sizes(start: int | None, step: int | None, most: int | None, unit: int) -> _Sizes:
+    step = unit if step is None else step
+    if step < 1:
+        raise MemtradeError(f"--granularity must be at least 1, not {step}")
+    if step % unit:
+        raise MemtradeError(
+            f"--granularity must be a multiple of {unit}, the number of parts of --split, "
+            f"not {step}"
+        )
     if start is not None and start < 1:
         raise MemtradeError(f"--start must be at least 1, not {start}")
-    if max_batch_size is not None and max_batch_size < granularity:
+    if most is not None and most < step:
         raise MemtradeError(
-            f"--max-batch-size must be at least the granularity of {granularity}, "
-            f"not {max_batch_size}"
+            f"--max-batch-size must be at least the granularity of {step}, not {most}"
         )
+    return _Sizes(start, step, most, unit)
 
 
 def _search_all(
@@ -150,7 +160,7 @@ def _search_all(
 ) -> tuple[list[MaxBatchRecord], bool]:
     """The records of the searches that ended, and whether somebody stopped them by Ctrl-C."""
     searches: list[MaxBatchRecord] = []
-    target_at = BatchTargets(target, rebatcher).at if rebatcher else None
+    target_at = BatchTargets(target, rebatcher, unit=sizes.unit).at if rebatcher else None
     try:
         for position, spec in enumerate(specs, start=1):
             trials.head = (position, len(specs), strategy_label(spec))
@@ -181,14 +191,15 @@ def _largest(searches: Sequence[MaxBatchRecord]) -> int | None:
     return max((search.batch_size for search in searches), default=0) or None
 
 
-def _trace(spec: TrialSpec, timeout_seconds: float, verbose: bool) -> Rebatcher:
+def _trace(spec: TrialSpec, unit: int, timeout_seconds: float, verbose: bool) -> Rebatcher:
     """The step at any batch size.
 
     Raises:
         MemtradeError: not even the variables fit under the limit.
     """
     graphs = []
-    for batch in _TRACED_BATCHES:
+    batches = [unit * count for count in _TRACED_UNITS]
+    for batch in batches:
         options = spec.model_options | {"batch_size": batch}
         traced = msgspec.structs.replace(
             spec,
@@ -199,7 +210,7 @@ def _trace(spec: TrialSpec, timeout_seconds: float, verbose: bool) -> Rebatcher:
         graphs.append(extract_graph(traced, timeout_seconds=timeout_seconds, verbose=verbose))
     assert spec.memory_limit_bytes is not None
     refuse_small_limit(graphs[0], spec.memory_limit_bytes)
-    return Rebatcher(graphs[0], _TRACED_BATCHES[0], graphs[1], _TRACED_BATCHES[1])
+    return Rebatcher(graphs[0], batches[0], graphs[1], batches[1])
 
 
 @dataclass

@@ -16,8 +16,9 @@ from memtrade.measure.here import learned_target
 from memtrade.rebatch import Rebatcher
 from memtrade.target import Target
 
-# Small enough to be quick; a line through the outer two that meets the one between is extended.
-SIZES = (4, 8, 16)
+# The smallest of three sizes, each twice the one before: small enough to be quick. A line through
+# the outer two that meets the one between is extended.
+_LEAST = 4
 
 
 class BatchTargets:
@@ -39,7 +40,8 @@ class BatchTargets:
         unit: int = 1,
     ):
         self._plain, self._rebatcher = target, rebatcher
-        self._environment, self._sizes = environment, tuple(size * unit for size in SIZES)
+        least = unit * -(-_LEAST // unit)
+        self._environment, self._sizes = environment, (least, 2 * least, 4 * least)
 
     @cached_property
     def _graphs(self) -> dict[int, StepGraph]:

@@ -35,11 +35,11 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from memtrade.errors import UnsupportedGraphError
+from memtrade.options import PARTS
 from memtrade.tf.extract import opened
 from memtrade.tf.graft import graft
 from memtrade.tf.step import TrainStep
 
-PARTS = 8
 # Of the widest, ops that make less than this share do not bound the step.
 _WIDE = 2 / 3
 
