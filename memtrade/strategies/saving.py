@@ -38,6 +38,9 @@ _JUDGED = 2
 # Of the peak of a rule's own plan that saves, what slower rules must come down to to be taken.
 _WORTH = 0.85
 
+# Of a peak, what is asked for: holes and padding are the rest.
+_HOLES = 0.92
+
 # Of the original's peak, what a plan must come down to, by this simulation's error at least; and
 # where some tensors have no known size: they may be large, and a plan may hold them for longer
 # (ragged means: 4% less by what is known, and measured 20% more).
@@ -115,8 +118,8 @@ def that_saves(
     for _, fates, lowering in itertools.islice(choices, _JUDGED):
         found.append(make_plan(strategy, graph, options, target, fates, lowering))
     leanest = min(found, key=peaks.of)
-    limit_bytes = int(enough * peaks.original)
-    if swaps and peaks.of(leanest) >= limit_bytes:
+    if swaps and peaks.of(leanest) >= enough * peaks.original:
+        limit_bytes = int(enough * _HOLES * peaks.original)
         _, fates, lowering = choices[0]
         actions = spilled(peaks.clock, lower(graph, decisions(fates), lowering), limit_bytes)
         fates = _with_sent(graph, fates, actions)
