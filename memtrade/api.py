@@ -36,7 +36,7 @@ from memtrade.measure.budgets import (
 from memtrade.measure.here import learned_target
 from memtrade.options import Value
 from memtrade.plan import Order, Plan
-from memtrade.settings import ORIGINAL, Settings, settings_of
+from memtrade.settings import NONE, ORIGINAL, REORDERED, Settings, settings_of
 from memtrade.simulate.memory import ROOMY_BYTES
 from memtrade.simulate.timeline import TimeSimulator
 from memtrade.strategies import find_planned, make_options
@@ -59,6 +59,7 @@ from memtrade.tf.places import offsets_of, places_here
 from memtrade.tf.rehearsal import can_be_rehearsed, rehearse
 from memtrade.tf.replicas import apply_plans, parts_of
 from memtrade.tf.rewrite import apply_plan
+from memtrade.tf.split import in_parts
 from memtrade.tf.step import TrainStep
 from memtrade.tf.structure import (
     arguments_of,
@@ -89,6 +90,7 @@ def apply(
     order: Order = "pinned",
     device: str | None = None,
     profile: str | None = None,
+    split: str = NONE,
     **options: Value,
 ) -> Any:
     """`train_step` rewritten by a strategy: same arguments, results and updates, less memory.
@@ -134,6 +136,9 @@ def apply(
             allocator. By default the first GPU, if TensorFlow sees one.
         profile: the device profile (`memtrade devices`, or a .toml file) that the plan is made for.
             By default the arena's, or the one whose name is nearest to the card's.
+        split: "reordered" runs the widest gradients (of batch norms) in parts along the batch,
+            which reaches below what each of them holds at once. Sums over the batch are then added
+            up in another order: the update is the original's within rounding, not to the bit.
         options: the strategy's options, as `memtrade strategies` lists them.
 
     Returns:
@@ -145,9 +150,8 @@ def apply(
         BrokenBudgetError: the step takes more than the budget, whatever was learned.
         UnsupportedGraphError: the step cannot be rewritten; the message names the op or input.
     """
-    settings = settings_of(
-        strategy, budget=budget, order=order, device=device, profile=profile, **options
-    )
+    told: Any = {"budget": budget, "order": order, "device": device, "profile": profile}
+    settings = settings_of(strategy, **told, split=split, **options)
     function = as_function(train_step)
     given = given_in(arguments_of(function, example_batch))
     rewriting = _Rewriting(function, settings, loss, offsets_of(given, Arena.started))
@@ -243,6 +247,9 @@ class _Rewriting:
     ) -> Any:
         """A call of the rewritten step, or of the step as it is; None where XLA compiles that."""
         traced = self._trace(concrete, specs)
+        if self.settings.split == REORDERED:
+            split = in_parts(concrete, specs, traced.step.name)
+            traced = self._trace(split.get_concrete_function(*specs), specs)  # pyright: ignore[reportFunctionMemberAccess]
         parts = parts_of(traced)
         places = None if lies is None else places_here(parts[0], lies)
         settings = [self.settings.on(part.device).among(places) for part in parts]

@@ -13,15 +13,8 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from memtrade.facts.calls import dense_filter
-from memtrade.graph import (
-    ALIAS_TYPES,
-    CALL_TYPES,
-    HANDED_TYPES,
-    READ_TYPES,
-    SOURCE_TYPES,
-    Op,
-    StepGraph,
-)
+from memtrade.graph import Op, StepGraph
+from memtrade.op_types import ALIAS_TYPES, CALL_TYPES, HANDED_TYPES, READ_TYPES, SOURCE_TYPES
 
 
 class OpClass(StrEnum):

@@ -11,7 +11,8 @@ from collections.abc import Callable
 
 import msgspec
 
-from memtrade.graph import BRANCH_TYPES, CALL_TYPES, LOOP_TYPES, READ_TYPES, Op, StepGraph
+from memtrade.graph import Op, StepGraph
+from memtrade.op_types import BRANCH_TYPES, CALL_TYPES, LOOP_TYPES, READ_TYPES
 from memtrade.units import megabytes
 
 

@@ -80,7 +80,7 @@ def optimize(
         order: see `memtrade.apply`; so for all that follow. "pinned" or "dataflow".
         device: that the model trains on.
         profile: that plans are made for.
-        **options: the strategy's.
+        **options: the strategy's; and `split`.
 
     Returns:
         The same model.

@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from memtrade.errors import UnsupportedGraphError
-from memtrade.graph import READ_TYPES, StepGraph, once_per_graph
+from memtrade.graph import StepGraph, once_per_graph
+from memtrade.op_types import READ_TYPES
 
 # An op whose outputs are all this small runs as soon as it can: shapes, moving averages, biases'
 # gradients. They would otherwise hold the large tensors that they read.

@@ -24,7 +24,8 @@ from dataclasses import dataclass
 import msgspec
 
 from memtrade.errors import UnsupportedGraphError
-from memtrade.graph import RECEIVE, SEND, GraphData, Op, Tensor, led_to
+from memtrade.graph import GraphData, Op, Tensor, led_to
+from memtrade.op_types import RECEIVE, SEND
 
 # The ops by which devices wait for each other, by the beginning of their types.
 COLLECTIVES = ("Collective", "Nccl")

@@ -4,7 +4,8 @@ import msgspec
 import pytest
 
 from memtrade.errors import UnsupportedGraphError
-from memtrade.graph import RECEIVE, SEND, GraphData, StepGraph
+from memtrade.graph import GraphData, StepGraph
+from memtrade.op_types import RECEIVE, SEND
 from memtrade.order import base_order
 from memtrade.parts import groups_of, losses, ranks, split
 from tests.graphs import Builder

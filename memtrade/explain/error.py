@@ -129,6 +129,24 @@ def read_failure(text: str) -> Failure:
     return Failure(**made)
 
 
+def node_of(error: Exception) -> str:
+    """The node that an error of TensorFlow's names, or ""."""
+    found = _NODES[0].search(_message(error))
+    return found["op"] if found else ""
+
+
+def first_line(error: Exception) -> str:
+    """The line of an error that says what there was no memory for, with the node; or its first."""
+    lines = [line.strip() for line in _message(error).splitlines() if line.strip()]
+    telling = [line for line in lines if "OOM" in line or "out of memory" in line.lower()]
+    said = (telling or lines or ["out of memory"])[0][:300]
+    return f"{said} (node {node})" if (node := node_of(error)) and node not in said else said
+
+
+def _message(error: Exception) -> str:
+    return str(getattr(error, "message", error))
+
+
 def _last(matches: Iterable[re.Match[str]]) -> re.Match[str] | None:
     found = None
     for each in matches:

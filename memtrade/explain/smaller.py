@@ -10,7 +10,8 @@ import math
 
 import msgspec
 
-from memtrade.graph import READ_TYPES, StepGraph, Tensor
+from memtrade.graph import StepGraph, Tensor
+from memtrade.op_types import READ_TYPES
 
 
 def with_batch(graph: StepGraph, batch: int, smaller: int) -> StepGraph:

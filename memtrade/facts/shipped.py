@@ -17,15 +17,14 @@ from typing import Any, NamedTuple
 
 from memtrade.facts.calls import body_requests, call_scratch_bytes
 from memtrade.facts.kernel import SCRATCH, Fact, Request
-from memtrade.graph import (
+from memtrade.graph import Op, StepGraph
+from memtrade.op_types import (
     ALIAS_TYPES,
     BODY_TYPES,
     CALL_TYPES,
     HANDED_TYPES,
     READ_TYPES,
     SOURCE_TYPES,
-    Op,
-    StepGraph,
 )
 
 CPU, OUTPUTS = "onednn-cpu", "outputs"

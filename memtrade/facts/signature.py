@@ -13,7 +13,8 @@ import math
 
 import msgspec
 
-from memtrade.graph import BODY_TYPES, RESERVING_TYPES, Op, StepGraph
+from memtrade.graph import Op, StepGraph
+from memtrade.op_types import BODY_TYPES, RESERVING_TYPES
 
 # What a child cannot make up: handles, lists, text.
 _OPAQUE = frozenset({"resource", "string", "variant"})

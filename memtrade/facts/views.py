@@ -10,7 +10,8 @@ kernels copy.
 
 from __future__ import annotations
 
-from memtrade.graph import ALIAS_TYPES, Op, StepGraph
+from memtrade.graph import Op, StepGraph
+from memtrade.op_types import ALIAS_TYPES
 
 # Where tensors begin in memory: at multiples of so many bytes.
 _ALIGNED_BYTES = 64

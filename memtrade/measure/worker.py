@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-import re
 import time
 from dataclasses import dataclass
 from functools import partial
@@ -23,6 +22,7 @@ import tensorflow as tf
 
 from memtrade.comparison import ANOTHER_ORDER, IN_PARTS
 from memtrade.errors import InfeasibleBudgetError, MemtradeError, UnsupportedGraphError
+from memtrade.explain.error import first_line, node_of
 from memtrade.graph import StepGraph
 from memtrade.measure import host
 from memtrade.measure.budgets import (
@@ -74,12 +74,12 @@ def main(request: bytes, say: Say) -> int:
     try:
         _Worker(spec, say).run()
     except tf.errors.ResourceExhaustedError as error:
-        say(Failed("out_of_memory", _first_line(error)))
+        say(Failed("out_of_memory", first_line(error)))
     except tf.errors.InvalidArgumentError as error:
         # What ParseTensor says where the device has no room for the tensor that comes back.
         if "Cannot parse tensor from proto" not in str(error.message):
             raise
-        where = _node_of(error) or "a tensor"
+        where = node_of(error) or "a tensor"
         say(Failed("out_of_memory", f"no room to swap in {where}"))
     except (BrokenBudgetError, InfeasibleBudgetError) as error:
         say(Failed("infeasible", str(error)))
@@ -90,7 +90,7 @@ def main(request: bytes, say: Say) -> int:
     except (OverflowError, ValueError) as error:
         if "2**63" not in str(error):  # what TensorFlow and msgpack count to
             raise
-        say(Failed("unsupported", f"the step is too large: {_first_line(error)}"))
+        say(Failed("unsupported", f"the step is too large: {first_line(error)}"))
     return 0
 
 
@@ -387,16 +387,3 @@ class _Worker:
         )
         self._say(comparison.verified(tolerance))
         self._say(Done())
-
-
-def _node_of(error: Exception) -> str:
-    """The node that TensorFlow's message names, or ""."""
-    found = re.search(r"\{\{node (\S+?)\}\}", str(getattr(error, "message", error)))
-    return found[1] if found else ""
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(getattr(error, "message", error)).strip().splitlines()
-    interesting = [line for line in lines if "OOM" in line or "out of memory" in line.lower()]
-    said = (interesting or lines or ["out of memory"])[0].strip()[:300]
-    return f"{said} (node {node})" if (node := _node_of(error)) and node not in said else said

@@ -21,7 +21,8 @@ import msgspec
 
 from memtrade.costs import OpClass, OpCost, op_cost
 from memtrade.devices import Device
-from memtrade.graph import ALIAS_TYPES, StepGraph
+from memtrade.graph import StepGraph
+from memtrade.op_types import ALIAS_TYPES
 from memtrade.order import base_order
 from memtrade.pipeline.design.stages import StageGraph
 from memtrade.pipeline.design.work import (

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from memtrade.graph import StepGraph
-from memtrade.simulate.bfc import GRAIN_BYTES
 from memtrade.simulate.history import History, MemoryEvent
+from memtrade.simulate.regions import GRAIN_BYTES
 
 # The viewer reads pickles of protocols 2 to 4.
 _PROTOCOL = 4

@@ -41,15 +41,21 @@ nothing while f stays below some thousands. Memory: at most two dictionary entri
 from __future__ import annotations
 
 import copy
-import struct
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple, Self
 
 from memtrade.errors import MemtradeError
+from memtrade.simulate.regions import (
+    GRAIN_BYTES,
+    Ascending,
+    Descending,
+    SubAllocator,
+    nine_tenths,
+    round_up,
+)
 
 MIB = 1 << 20
-GRAIN_BYTES = 256  # kMinAllocationSize
 FIRST_REGION_BYTES = 2 * MIB
 MAX_PADDING_BYTES = 128 * MIB
 
@@ -57,9 +63,6 @@ MAX_PADDING_BYTES = 128 * MIB
 _ADDRESS_BITS = 48
 _ADDRESS_MASK = (1 << _ADDRESS_BITS) - 1
 _SIZE_SHIFT = _ADDRESS_BITS - 8
-
-SubAllocator = Callable[[int], int | None]
-"""Bytes -> the address of a new region of that size, or None when the system has no such block."""
 
 
 class Chunk(NamedTuple):
@@ -152,7 +155,7 @@ class BfcAllocator:
         )
         first_bytes = min(limit_bytes, FIRST_REGION_BYTES) if allow_growth else limit_bytes
         self._region_bytes = round_up(first_bytes)  # curr_region_allocation_bytes_
-        self._sub_allocator = sub_allocator or _Descending()
+        self._sub_allocator = sub_allocator or Descending()
         self._regions: list[tuple[int, int]] = []
         self._pool_bytes = 0
         self.bytes_in_use = 0  # bytes of all chunks in use, padding included
@@ -171,7 +174,7 @@ class BfcAllocator:
         op's shape, a 4-byte tensor, opens the usual first region of 2 MiB; the rest of the limit
         becomes one region. (For a device that really has one region: ``allow_growth=False``.)
         """
-        arena = cls(limit_bytes, sub_allocator=sub_allocator or _Ascending())
+        arena = cls(limit_bytes, sub_allocator=sub_allocator or Ascending())
         shape = arena.allocate(4)
         arena.free(arena.allocate(arena.growable_bytes))
         arena.free(shape)
@@ -367,7 +370,7 @@ class BfcAllocator:
         size = min(self._region_bytes, available)
         address = self._sub_allocator(size)
         while address is None:
-            less = round_up(_nine_tenths(size))
+            less = round_up(nine_tenths(size))
             if less < rounded or less == size:  # below 2,560 bytes TensorFlow would ask forever
                 return False
             size = less
@@ -391,41 +394,3 @@ class BfcAllocator:
                 raise ValueError(
                     f"region {address:#x} + {size} touches region {other:#x} + {other_bytes}"
                 )
-
-
-def round_up(num_bytes: int) -> int:
-    """As the allocator hands it out: up to a multiple of its grain."""
-    return (num_bytes + GRAIN_BYTES - 1) // GRAIN_BYTES * GRAIN_BYTES
-
-
-def _float32(value: float) -> float:
-    return struct.unpack("f", struct.pack("f", value))[0]
-
-
-def _nine_tenths(num_bytes: int) -> int:
-    """0.9 of it in single precision, as C++ multiplies a ``size_t`` by a ``float``."""
-    return int(_float32(_float32(num_bytes) * _float32(0.9)))
-
-
-class _Descending:
-    """Each region a page below the one before, from 2**47 down: the order of Linux's ``mmap``."""
-
-    def __init__(self) -> None:
-        self.lowest = 1 << 47
-
-    def __call__(self, num_bytes: int) -> int:
-        self.lowest -= round_up(num_bytes) + 4096
-        return self.lowest
-
-
-class _Ascending:
-    """Each region a page above the one before: the order of a heap that grows, where memtrade's
-    children have theirs."""
-
-    def __init__(self) -> None:
-        self.next = 1 << 46
-
-    def __call__(self, num_bytes: int) -> int:
-        address = self.next
-        self.next += round_up(num_bytes) + 4096
-        return address

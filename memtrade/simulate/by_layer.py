@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from memtrade.facts import SCRATCH
-from memtrade.graph import READ_TYPES, StepGraph
+from memtrade.graph import StepGraph
+from memtrade.op_types import READ_TYPES
 from memtrade.simulate.program import Linker
 from memtrade.simulate.usage import Usage
 

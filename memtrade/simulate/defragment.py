@@ -23,6 +23,7 @@ from memtrade.facts import Request
 from memtrade.plan import Action
 from memtrade.simulate.bfc import ArenaOutOfMemoryError
 from memtrade.simulate.memory import ROOMY_BYTES, differing_steps
+from memtrade.simulate.moments import Lag
 from memtrade.simulate.placement import (
     SHARES,
     Events,
@@ -34,7 +35,7 @@ from memtrade.simulate.placement import (
 )
 from memtrade.simulate.program import Code, Program, Row
 from memtrade.simulate.timeline import TimeSimulator
-from memtrade.simulate.walk import Lag, Walk
+from memtrade.simulate.walk import Walk
 from memtrade.target import Places
 
 # A choice must save this much, or it is only more ops; padding below this share of the peak is not

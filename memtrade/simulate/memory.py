@@ -32,11 +32,13 @@ import msgspec
 
 from memtrade.graph import StepGraph
 from memtrade.plan import Action, Plan
-from memtrade.simulate.bfc import ArenaOutOfMemoryError, BfcAllocator, round_up
+from memtrade.simulate.bfc import ArenaOutOfMemoryError, BfcAllocator
 from memtrade.simulate.live import Laid, laid, live_rows
+from memtrade.simulate.moments import Holder, Lag, Peak
 from memtrade.simulate.program import Linker, Program
+from memtrade.simulate.regions import round_up
 from memtrade.simulate.unplanned import executor_order, merged_tensors
-from memtrade.simulate.walk import Holder, Lag, Peak, Walk
+from memtrade.simulate.walk import Walk
 from memtrade.target import Places, Target
 
 # More than any step needs: what a step that does not fit would take.

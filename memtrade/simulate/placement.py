@@ -25,7 +25,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from memtrade.simulate.bfc import GRAIN_BYTES, ArenaOutOfMemoryError, BfcAllocator, round_up
+from memtrade.simulate.bfc import ArenaOutOfMemoryError, BfcAllocator
+from memtrade.simulate.regions import GRAIN_BYTES, round_up
 from memtrade.simulate.walk import Walk
 
 # Requests below a share of the limit go where they go; so does padding below another share. What

@@ -21,7 +21,8 @@ import msgspec
 
 from memtrade.facts import FOLDED_BYTES, READING, SCRATCH, Facts, Request, reuse
 from memtrade.facts.views import viewed
-from memtrade.graph import ALIAS_TYPES, CALL_TYPES, READ_TYPES, SOURCE_TYPES, Op, StepGraph
+from memtrade.graph import Op, StepGraph
+from memtrade.op_types import ALIAS_TYPES, CALL_TYPES, READ_TYPES, SOURCE_TYPES
 from memtrade.plan import Action
 
 # They read the workspace of oneDNN's MaxPool, where it is still there.

@@ -32,7 +32,7 @@ from memtrade.devices import Device
 from memtrade.graph import StepGraph
 from memtrade.plan import Action, Plan
 from memtrade.simulate.memory import MemoryResult, Simulator
-from memtrade.simulate.walk import Lag
+from memtrade.simulate.moments import Lag
 from memtrade.target import Target
 
 COMPUTE, COPY_OUT, COPY_IN = "compute", "copy-out", "copy-in"

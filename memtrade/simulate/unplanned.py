@@ -21,7 +21,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Hashable, Mapping
 
-from memtrade.graph import ALIAS_TYPES, READ_TYPES, SOURCE_TYPES, Op, StepGraph
+from memtrade.graph import Op, StepGraph
+from memtrade.op_types import ALIAS_TYPES, READ_TYPES, SOURCE_TYPES
 
 # Ops whose kernels call themselves inexpensive.
 _CHEAP = ALIAS_TYPES | READ_TYPES | SOURCE_TYPES | {"Rank", "Shape", "ShapeN", "Size"}

@@ -25,9 +25,10 @@ from typing import NamedTuple
 from memtrade.graph import StepGraph
 from memtrade.plan import Action, Plan
 from memtrade.simulate.memory import ROOMY_BYTES
+from memtrade.simulate.moments import Allocator, Lag
 from memtrade.simulate.program import Code, Linker, Program
 from memtrade.simulate.timeline import COMPUTE, Timeline, TimeSimulator
-from memtrade.simulate.walk import Allocator, Lag, Walk
+from memtrade.simulate.walk import Walk
 from memtrade.units import megabytes
 
 # Of those who hold memory at the peak, a text names so many.

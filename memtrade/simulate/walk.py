@@ -7,12 +7,11 @@ import heapq
 import math
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import NamedTuple, Protocol, Self
-
-import msgspec
+from typing import Self
 
 from memtrade.graph import Tensor
 from memtrade.simulate.bfc import ArenaOutOfMemoryError
+from memtrade.simulate.moments import Allocator, Holder, Lag, Peak
 from memtrade.simulate.program import COMPUTE, RESERVE, SWAP_OUT, Code, Linker, Program, Row
 
 HANDLE_BYTES = 200  # the scalar tensor that holds a variable's resource handle
@@ -21,49 +20,6 @@ STRING_BYTES = 24  # what a swapped tensor leaves in the arena: a string scalar
 MAX_SLICE_BYTES = (1 << 31) - (1 << 20)  # as in memtrade/tf/swap.py
 _GRAPHS = 3  # of functions: the rewritten one, and those that the step came from
 _FOREVER = 1 << 40  # references of what outlives the step
-
-
-class Allocator(Protocol):
-    """What the walk needs of an allocator."""
-
-    bytes_in_use: int
-
-    def allocate(self, num_bytes: int, /) -> int: ...
-
-    def free(self, handle: int, /) -> object: ...
-
-
-class Holder(msgspec.Struct, frozen=True, array_like=True):
-    """Who holds memory at the peak, and the bytes it asked for.
-
-    `label` is a tensor's name, "scratch of" an op, or "variables", "batch", "constants".
-    """
-
-    label: str
-    size_bytes: int
-
-
-class Peak(NamedTuple):
-    """Most bytes in use, during which action, and how many buffers had been made by then."""
-
-    in_use: int
-    action: int
-    buffers: int
-
-
-class Lag(NamedTuple):
-    """When things happen, where copies run beside compute: seconds, for each action.
-
-    A tensor on its way out holds its memory until its copy has ended, and later actions, which
-    the host starts before that, find it occupied.
-
-    Attributes:
-        begun: when the host starts the action, and so when its outputs are allocated.
-        ended: when the device is done with it.
-    """
-
-    begun: list[float]
-    ended: list[float]
 
 
 class Walk:

@@ -25,7 +25,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 
 from memtrade.errors import UnsupportedGraphError
-from memtrade.graph import READ_TYPES, StepGraph
+from memtrade.graph import StepGraph
+from memtrade.op_types import READ_TYPES
 from memtrade.plan import CHECKPOINT, Action, Fate
 from memtrade.schedule import lower
 from memtrade.strategies.base import MIN_ELEMENTS, reached

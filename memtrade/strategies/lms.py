@@ -42,7 +42,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from memtrade.errors import MemtradeError, UnsupportedGraphError
-from memtrade.graph import ALIAS_TYPES, READ_TYPES, SOURCE_TYPES, StepGraph
+from memtrade.graph import StepGraph
+from memtrade.op_types import ALIAS_TYPES, READ_TYPES, SOURCE_TYPES
 from memtrade.options import check, option, options_of
 from memtrade.plan import Action, Fate, Plan
 from memtrade.schedule import Lowering, lower

@@ -16,6 +16,9 @@ recomputed (random numbers, calls that read variables) is swapped by the same ru
 `rule=openai` the checkpoints are those of OpenAI's tool, and segments come back as it does it:
 `memtrade.strategies.bottlenecks`.
 
+Where that leaves more than half of the original's peak, other rules are tried; and where these do,
+too, what rests at the peak is swapped meanwhile (`memtrade.strategies.saving`).
+
 It takes what `checkpoints` takes, and O(ops) for the gaps. Not guaranteed: the smallest peak, or
 that a hidable copy is hidden. Gaps are those of the original's compute times, and each copy is
 looked at as if it were alone.
@@ -28,7 +31,8 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from memtrade.graph import ALIAS_TYPES, READ_TYPES, StepGraph
+from memtrade.graph import StepGraph
+from memtrade.op_types import ALIAS_TYPES, READ_TYPES
 from memtrade.options import check, option, options_of
 from memtrade.order import base_order
 from memtrade.plan import CHECKPOINT, Fate, Plan
@@ -88,7 +92,14 @@ def plan(graph: StepGraph, options: Options, target: Target) -> Plan:
         otherwise.append(lambda: lms.fates(graph, lms.Options()))
     enough = ENOUGH if options.select == "hidable" else 1.0
     return that_saves(
-        "ome", graph, options, target, lambda: fates(graph, options, target), otherwise, enough
+        "ome",
+        graph,
+        options,
+        target,
+        lambda: fates(graph, options, target),
+        otherwise,
+        enough,
+        swaps=options.select == "hidable",
     )
 
 

@@ -2,6 +2,7 @@
 
     rule ──no place to cut, or not small enough► other rules, each with the forward part as it was
                                                   created and by list scheduling ─► the leanest
+    the leanest ──not small enough────────────► what rests at its peak leaves meanwhile (spill.py)
     plan ──peak not below the original's────────► no actions: the step runs as it is
 
 Peaks are the simulator's; the original's is that of the order in which TensorFlow's executor runs
@@ -21,10 +22,11 @@ import msgspec
 
 from memtrade.errors import UnsupportedGraphError
 from memtrade.graph import StepGraph
-from memtrade.plan import Fate, Plan
+from memtrade.plan import Action, Fate, Plan
 from memtrade.schedule import Lowering, lower
 from memtrade.simulate.memory import ROOMY_BYTES
-from memtrade.strategies.base import clock_of, decisions, make_plan
+from memtrade.strategies.base import assemble, clock_of, decisions, make_plan
+from memtrade.strategies.spill import spilled
 from memtrade.target import Target
 from memtrade.units import megabytes
 
@@ -35,6 +37,9 @@ _JUDGED = 2
 
 # Of the peak of a rule's own plan that saves, what slower rules must come down to to be taken.
 _WORTH = 0.85
+
+# Of a peak, what is asked for: holes and padding are the rest.
+_HOLES = 0.92
 
 # Of the original's peak, what a plan must come down to, by this simulation's error at least; and
 # where some tensors have no known size: they may be large, and a plan may hold them for longer
@@ -82,9 +87,15 @@ def that_saves(
     rule: Decide,
     otherwise: Sequence[Decide],
     enough: float = 1.0,
+    *,
+    swaps: bool = False,
 ) -> Plan:
     """The rule's plan if its peak is below `enough` times the original's, or others save little
-    more and are slower; else the leanest of all that there are, whether it saves or not."""
+    more and are slower; else the leanest of all that there are, whether it saves or not.
+
+    Args:
+        swaps: whether what rests at the peak may leave for host memory.
+    """
     peaks = Peaks(graph, target)
     found: list[Plan] = []
     own_bytes = peaks.original
@@ -107,10 +118,28 @@ def that_saves(
     for _, fates, lowering in itertools.islice(choices, _JUDGED):
         found.append(make_plan(strategy, graph, options, target, fates, lowering))
     leanest = min(found, key=peaks.of)
+    if swaps and peaks.of(leanest) >= enough * peaks.original:
+        limit_bytes = int(enough * _HOLES * peaks.original)
+        _, fates, lowering = choices[0]
+        actions = spilled(peaks.clock, lower(graph, decisions(fates), lowering), limit_bytes)
+        fates = _with_sent(graph, fates, actions)
+        found.append(assemble(strategy, graph, options, target, fates, actions))
+        leanest = min(found, key=peaks.of)
     if own_bytes < peaks.original and peaks.of(leanest) > _WORTH * own_bytes:
         no_slower = peaks.seconds(leanest) <= peaks.seconds(found[0])
         return leanest if no_slower else found[0]
     return leanest
+
+
+def _with_sent(
+    graph: StepGraph, fates: Sequence[Fate], actions: Sequence[Action]
+) -> Sequence[Fate]:
+    """The fates, where more activations leave than these say."""
+    made = {fate.tensor: fate for fate in fates}
+    told = {t for t, fate in made.items() if fate.decision == "swap"}
+    sent = {action.id for action in actions if action.kind == "swap_out"} - told
+    made |= {t: Fate(t, "swap", "at rest at the peak") for t in sent & {*graph.activations}}
+    return [made[t] for t in sorted(made)]
 
 
 def no_worse(plan: Plan, peaks: Peaks) -> Plan:

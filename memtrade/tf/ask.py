@@ -23,10 +23,8 @@ import statistics
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import msgspec
-import numpy as np
 import psutil
 import tensorflow as tf
 
@@ -42,18 +40,12 @@ from memtrade.facts.asking import (
 from memtrade.facts.shipped import reuse
 from memtrade.facts.signature import Operand, Signature
 from memtrade.tf.calibrate import copies, median_seconds
-from memtrade.tf.calls import Alone, body_of, is_compiled, values_read
 from memtrade.tf.device import LocalDevice, make_device
 from memtrade.tf.kernel_log import Granted, LogLine, Output, between, read_events, requests_of
-from memtrade.tf.nodes import set_attributes
+from memtrade.tf.stretches import OtherShapeError, Stretches
 
 # How TensorFlow begins to say what failed in a function.
 _NOISE = re.compile("Graph execution error|Detected at node|<stack traces")
-
-# Of floats, whole numbers and truth values: what an input holds. Nothing overflows, and an index
-# of 0 is always there.
-_FILLINGS = {"bool": True}
-_FLOAT, _WHOLE = 0.5, 0
 
 # A group is run again, after the run that prepares it, until it has taken so long; at least twice,
 # of which the shorter time counts: now and then a thread comes late.
@@ -62,8 +54,6 @@ _FEWEST_RUNS, _MOST_RUNS, _ENOUGH_SECONDS = 2, 5, 0.3
 _LEAST_SECONDS = 1e-6
 # Ops in a row whose time is that of starting one.
 _NOTHING = 1000
-# The outputs of the op that tells what a line of the log takes.
-_RULER = 64
 # What is copied to tell the rate, and how long that and an op's overhead are looked at.
 _COPY_BYTES, _SECONDS_EACH = 64 << 20, 0.1
 
@@ -93,7 +83,7 @@ class _Asker:
         """Asks all at once, or one by one where one of them cannot be run."""
         try:
             answers = _answers(group, log)
-        except (tf.errors.OpError, ValueError, TypeError, _OtherShapeError) as error:
+        except (tf.errors.OpError, ValueError, TypeError, OtherShapeError) as error:
             if len(group) > 1:
                 for each in group:
                     self._group([each], log)
@@ -104,10 +94,6 @@ class _Asker:
             return
         for answer in answers:
             self._say(answer)
-
-
-class _OtherShapeError(Exception):
-    """The kernel makes tensors of other shapes than the step's: it is not the step's kernel."""
 
 
 class _Log:
@@ -135,7 +121,7 @@ class _Log:
 
 
 def _answers(group: Sequence[Signature], log: _Log) -> list[Answer]:
-    stretches = _Stretches()
+    stretches = Stretches()
     for i, signature in enumerate(group):
         stretches.add(f"k{i}", signature, held=True)
     for i, signature in enumerate(group):
@@ -236,161 +222,8 @@ def _reused(
     return tuple(found)
 
 
-def _given(signature: Signature) -> list[Operand]:
-    """The inputs, with a variable's value where the graph has its handle."""
-    if not signature.functions:
-        return list(signature.inputs)
-    read = values_read(Alone(signature.node, signature.functions))
-    return [
-        Operand(*read[i]) if i in read else operand for i, operand in enumerate(signature.inputs)
-    ]
-
-
 def _bytes(operand: Operand) -> int:
     return math.prod(operand.shape) * tf.as_dtype(operand.dtype).size
-
-
-class _Stretches:
-    """A GraphDef in the making: see the module's picture."""
-
-    def __init__(self) -> None:
-        self.graph_def = tf.compat.v1.GraphDef()
-        self.previous = ""
-        self.timed: list[str] = []
-        self.fillings: dict[str, tf.Tensor] = {}  # placeholder of a value -> the value
-        self.wanted: dict[str, tuple[int, ...]] = {}
-        self._functions: dict[tuple[Any, ...], Any] = {}
-
-    def add(self, name: str, signature: Signature, *, held: bool) -> None:
-        given = _given(signature)
-        inputs = [self._input(f"{name}/in{i}", operand) for i, operand in enumerate(given)]
-        before = inputs
-        if signature.outputs:
-            # What a step's kernel writes to was in use a moment ago, and is still in the cache.
-            dtype, shape = max(signature.outputs, key=lambda each: math.prod(each[1]))
-            before = [*inputs, self._input(f"{name}/was", Operand(dtype, shape))]
-        begin = self._node("Timestamp", f"{name}/begin")
-        begin.input.extend(f"^{each}" for each in before)
-        if self.previous:
-            begin.input.append(f"^{self.previous}")
-        run = self.graph_def.node.add()
-        run.ParseFromString(signature.node)
-        if signature.functions:
-            run.attr["f"].func.name = self._function(signature, given)
-        run.name = f"{name}/run"
-        run.input.extend([*inputs, f"^{begin.name}"])
-        end = self._node("Timestamp", f"{name}/end")
-        end.input.append(f"^{run.name}")
-        self.previous = end.name
-        self.timed += [begin.name, end.name]
-        if held:
-            for i, operand in enumerate(given):
-                reader = self._node("Size", f"{name}/held{i}", T=operand.dtype, out_type="int32")
-                reader.input.extend([inputs[i], f"^{self.previous}"])
-                self.previous = reader.name
-            for i, (_, shape) in enumerate(signature.outputs):
-                self.wanted[f"{run.name}:{i}"] = shape
-
-    def _function(self, signature: Signature, given: Sequence[Operand]) -> str:
-        """The name under which TensorFlow knows what the call calls: it learns of functions that
-        are traced, not of those in a graph that is imported into one."""
-        key = signature.node, signature.functions, tuple(given)
-        if key not in self._functions:
-            alone = Alone(signature.node, signature.functions)
-            names = [f"in{i}" for i in range(len(given))]
-            body = body_of(alone, names)
-
-            def called(*inputs: tf.Tensor) -> list[tf.Tensor]:
-                given_to = dict(zip(names, inputs, strict=True))
-                read = {name: t for name, t in given_to.items() if name in body.read}
-                return tf.graph_util.import_graph_def(body.graph_def, read, body.results, name="")
-
-            self._functions[key] = tf.function(
-                called,
-                input_signature=[tf.TensorSpec(each.shape, each.dtype) for each in given],
-                autograph=False,
-                jit_compile=is_compiled(alone) or None,
-                experimental_attributes={"_noinline": True},
-            ).get_concrete_function()  # pyright: ignore[reportFunctionMemberAccess]
-        return self._functions[key].name
-
-    def _input(self, name: str, operand: Operand) -> str:
-        if operand.values is not None:
-            dtype = tf.as_dtype(operand.dtype)
-            values = np.asarray(operand.values, dtype.as_numpy_dtype).reshape(operand.shape)
-            return self._const(name, values, operand.dtype)
-        dims = self._const(f"{name}/dims", np.asarray(operand.shape, np.int64), "int64")
-        fill = self._node("Fill", name, T=operand.dtype, index_type="int64")
-        fill.input.extend([dims, self._value(operand.dtype)])
-        if self.previous:
-            fill.input.append(f"^{self.previous}")
-        return name
-
-    def _value(self, dtype: str) -> str:
-        """A placeholder for the filling: a constant would be folded, and the kernel with it."""
-        name = f"value/{dtype}"
-        if name not in self.fillings:
-            whole = tf.as_dtype(dtype).is_integer
-            filling = _FILLINGS.get(dtype, _WHOLE if whole else _FLOAT)
-            self.fillings[name] = tf.cast(filling, dtype)
-            self._node("Placeholder", name, dtype=dtype)
-        return name
-
-    def _const(self, name: str, values: np.ndarray, dtype: str) -> str:
-        node = self._node("Const", name, dtype=dtype)
-        set_attributes(node, {"value": values})
-        return name
-
-    def _node(self, op: str, name: str, **types: str) -> Any:
-        node = self.graph_def.node.add(op=op, name=name)
-        set_attributes(node, {key: tf.as_dtype(dtype) for key, dtype in types.items()})
-        return node
-
-    def _stamp(self, name: str) -> None:
-        stamp = self._node("Timestamp", name)
-        stamp.input.append(f"^{self.previous}")
-        self.previous = name
-        self.timed.append(name)
-
-    def _ruler(self) -> None:
-        axis = self._const("ruler/axis", np.asarray(0, np.int32), "int32")
-        whole = self._const("ruler/whole", np.zeros(_RULER, np.float32), "float32")
-        split = self._node("Split", "ruler/run", T="float32")
-        split.attr["num_split"].i = _RULER
-        split.input.extend([axis, whole, f"^{self.previous}"])
-        self.previous = split.name
-
-    def function(self) -> Callable[[], list[float]]:
-        """Runs all stretches; returns the seconds of each, then of one with many tiny outputs, and
-        last of an empty one."""
-        self._stamp("ruler/begin")
-        self._ruler()
-        self._stamp("ruler/end")
-        self._stamp("empty/begin")
-        self._stamp("empty/end")
-
-        @tf.function(autograph=False)
-        def stretches(*fillings: tf.Tensor) -> tf.Tensor:
-            fetched = [*(f"{name}:0" for name in self.timed), *self.wanted]
-            made = tf.graph_util.import_graph_def(
-                self.graph_def,
-                input_map=dict(zip(self.fillings, fillings, strict=True)),
-                return_elements=fetched,
-                name="",
-            )
-            for t, shape in zip(made[len(self.timed) :], self.wanted.values(), strict=True):
-                if not t.shape.is_compatible_with(shape):
-                    raise _OtherShapeError(f"{t.name} is {t.shape}, not {shape}")
-            with tf.control_dependencies([made[0].graph.get_operation_by_name(self.previous)]):
-                return tf.stack(made[: len(self.timed)])
-
-        values = list(self.fillings.values())
-
-        def run() -> list[float]:
-            stamps = stretches(*values).numpy()
-            return [float(b - a) for a, b in zip(stamps[::2], stamps[1::2], strict=True)]
-
-        return run
 
 
 @tf.function(autograph=False)

@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from memtrade.graph import ALIAS_TYPES, GraphData, Op, StepGraph, Tensor
+from memtrade.graph import GraphData, Op, StepGraph, Tensor
+from memtrade.op_types import ALIAS_TYPES
 from memtrade.plan import Action
 from memtrade.simulate.memory import ROOMY_BYTES, Simulator
 from memtrade.target import ARENA, profile_target

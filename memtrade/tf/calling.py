@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from memtrade.errors import MemtradeError, UnsupportedGraphError
-from memtrade.graph import CALL_TYPES
+from memtrade.op_types import CALL_TYPES
 from memtrade.tf.extract import opened
 from memtrade.tf.graft import graft
 from memtrade.tf.loss import Named

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from memtrade.graph import CALL_TYPES
+from memtrade.op_types import CALL_TYPES
 from memtrade.tf.inline import Inlined, called_body, op_defs, still_called
 from memtrade.tf.nodes import NodeDef
 

@@ -7,7 +7,6 @@ The second one is the first where it calls nothing and its shapes are known.
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,17 +17,8 @@ import tensorflow as tf
 
 from memtrade.errors import UnsupportedGraphError
 from memtrade.findings import Finding
-from memtrade.graph import (
-    ALIAS_TYPES,
-    CALL_TYPES,
-    READ_TYPES,
-    SOURCE_TYPES,
-    GraphData,
-    Op,
-    StepGraph,
-    Tensor,
-    repeats,
-)
+from memtrade.graph import GraphData, Op, StepGraph, Tensor
+from memtrade.op_types import ALIAS_TYPES, CALL_TYPES, READ_TYPES, SOURCE_TYPES
 from memtrade.tf.body_bytes import BodyBytes
 from memtrade.tf.calls import Calls
 from memtrade.tf.captured import captures
@@ -37,12 +27,12 @@ from memtrade.tf.graft import graft
 from memtrade.tf.inline import Inlined, opens
 from memtrade.tf.loss import Named, candidates, find_loss
 from memtrade.tf.meetings import refuse_elsewhere
-from memtrade.tf.nodes import Constant, folded, is_few
 from memtrade.tf.origins import with_origins
 from memtrade.tf.sizes import learn_sizes
 from memtrade.tf.step import CHECKPOINTS, TrainStep
 from memtrade.tf.sums import in_groups, parts_of
 from memtrade.tf.unroll import shapes_kept, unrolled
+from memtrade.tf.values import equal_constants, known_values
 
 
 @dataclass(frozen=True)
@@ -172,8 +162,8 @@ def read_graph(
         collection=living(func_graph.get_collection(CHECKPOINTS)),
         nodes=tuple(node for node, _ in definitions.places),
         functions=definitions.functions,
-        values=_known_values(operations, tensor_ids),
-        equal=_equal_constants(graph_def, tensor_ids),
+        values=known_values(operations, tensor_ids),
+        equal=equal_constants(graph_def, tensor_ids),
         gathered=tuple(map(living, filter(None, map(_gathered, func_graph.get_operations())))),
         sized={tensor_ids[name]: how for name, how in learned.how.items()},
         unsized=tuple(learned.unsized),
@@ -304,40 +294,6 @@ def variable_spec(captured: tf.Tensor) -> tf.TensorSpec | None:
         return None
     behind = data.shape_and_type[0]
     return tf.TensorSpec(tf.TensorShape(behind.shape), tf.as_dtype(behind.dtype))
-
-
-def _known_values(
-    operations: Sequence[tf.Operation], tensor_ids: dict[str, int]
-) -> dict[int, tuple[int, ...]]:
-    """Of the small whole-number tensors whose values do not depend on the batch: what TensorFlow
-    knows, and what follows from that."""
-    known: dict[str, Constant] = {}
-    for operation in operations:
-        for t in operation.outputs:
-            if t.dtype == tf.bool or not is_few(t):
-                continue
-            value = tf.get_static_value(t)
-            found = None if value is None else Constant(value)
-            if found is None and len(operation.outputs) == 1:
-                inputs = [known[each.name] for each in operation.inputs if each.name in known]
-                if len(inputs) == len(operation.inputs):
-                    found = folded(operation.node_def, inputs)
-            if found is not None:
-                known[t.name] = found
-    return {
-        tensor_ids[name]: tuple(int(each) for each in constant.array.flat)
-        for name, constant in known.items()
-    }
-
-
-def _equal_constants(graph_def: Any, tensor_ids: Mapping[str, int]) -> dict[int, int]:
-    def held(node: Any) -> bytes:
-        value = node.attr["value"].SerializeToString(deterministic=True)
-        return hashlib.sha256(value).digest()
-
-    constants = (node for node in graph_def.node if node.op == "Const")
-    made = ((tensor_ids.get(f"{node.name}:0"), node) for node in constants)
-    return repeats((t, held(node)) for t, node in made if t is not None)
 
 
 class _Definitions:

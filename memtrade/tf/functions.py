@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from memtrade.graph import READ_TYPES
+from memtrade.op_types import READ_TYPES
 from memtrade.tf.inline import Inlined, functions_named, op_defs, still_called
 from memtrade.tf.nodes import KNOWN_TYPES, MOST_VALUES, Constant, NodeDef, make_call
 

@@ -23,7 +23,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from memtrade.graph import CALL_TYPES
+from memtrade.op_types import CALL_TYPES
 from memtrade.tf.nodes import GraphDef, NodeDef, make_node
 
 

@@ -20,7 +20,8 @@ import tensorflow as tf
 
 from memtrade.errors import UnknownNameError, UnsupportedGraphError
 from memtrade.facts import reuse
-from memtrade.graph import ALIAS_TYPES, READ_TYPES, Op, Tensor, led_to
+from memtrade.graph import Op, Tensor, led_to
+from memtrade.op_types import ALIAS_TYPES, READ_TYPES
 from memtrade.tf.structure import named_leaves
 
 NAME = "loss"

@@ -9,7 +9,8 @@ from typing import Any
 import tensorflow as tf
 
 from memtrade.errors import UnsupportedGraphError
-from memtrade.graph import SOURCE_TYPES, StepGraph
+from memtrade.graph import StepGraph
+from memtrade.op_types import SOURCE_TYPES
 from memtrade.strategies.checkpoints import EXPENSIVE_TYPES
 from memtrade.strategies.native import (
     GRAPPLER_MODES,

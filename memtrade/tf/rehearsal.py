@@ -14,7 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from memtrade.facts import READING
-from memtrade.graph import CALL_TYPES
+from memtrade.op_types import CALL_TYPES
 from memtrade.tf.captured import captures, on_device, on_host
 from memtrade.tf.extract import Trace, variable_spec
 

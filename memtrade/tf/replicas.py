@@ -14,7 +14,8 @@ from typing import Any
 import msgspec
 import tensorflow as tf
 
-from memtrade.graph import HANDED_TYPES, StepGraph
+from memtrade.graph import StepGraph
+from memtrade.op_types import HANDED_TYPES
 from memtrade.parts import losses, split
 from memtrade.plan import Plan, check_plan
 from memtrade.tf.extract import Trace

@@ -17,8 +17,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from memtrade.graph import HANDED_TYPES, SEND, SOURCE_TYPES
 from memtrade.kernel_pairs import bias_gradients
+from memtrade.op_types import HANDED_TYPES, SEND, SOURCE_TYPES
 from memtrade.plan import Plan, check_plan
 from memtrade.tf.extract import Trace
 from memtrade.tf.graft import graft

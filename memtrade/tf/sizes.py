@@ -17,12 +17,7 @@ from typing import Any
 import tensorflow as tf
 
 from memtrade.facts import reuse
-from memtrade.graph import (
-    ALIAS_TYPES,
-    BRANCH_TYPES,
-    LOOP_TYPES,
-    RESERVING_TYPES,
-)
+from memtrade.op_types import ALIAS_TYPES, BRANCH_TYPES, LOOP_TYPES, RESERVING_TYPES
 from memtrade.tf.bodies import Argument, Body, draw_body
 from memtrade.tf.body_bytes import BodyBytes, leading_to, peak_bytes, shared_bytes
 

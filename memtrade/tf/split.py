@@ -29,7 +29,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -65,11 +65,20 @@ def split_step(step: TrainStep, parts: int = PARTS) -> TrainStep:
     Raises:
         UnsupportedGraphError: there is nothing to split, or nothing to divide.
     """
-    concrete = opened(step.function.get_concrete_function(*step.specs), step.specs)
+    concrete = step.function.get_concrete_function(*step.specs)
+    function = in_parts(concrete, step.specs, step.name, parts)
+    return dataclasses.replace(step, name=f"{step.name} in parts", function=function)
+
+
+def in_parts(
+    concrete: Any, specs: Sequence[tf.TensorSpec], name: str, parts: int = PARTS
+) -> Callable[..., Any]:
+    """A tf.function of `specs` that does as `concrete` does, see `split_step`."""
+    concrete = opened(concrete, specs)
     wide = _widest(concrete.graph)
     if not wide:
         raise UnsupportedGraphError(
-            f"{step.name} has no gradient of a batch norm (NHWC, float32, training): "
+            f"{name} has no gradient of a batch norm (NHWC, float32, training): "
             "nothing can be split, leave --split out"
         )
     if any(op.inputs[1].shape[0] == 1 for op, _ in wide.values()):
@@ -94,14 +103,13 @@ def split_step(step: TrainStep, parts: int = PARTS) -> TrainStep:
     for node in made.node:
         kept = [each for each in node.input if each.removeprefix("^") not in whole]
         node.input[:] = [renamed.get(reference, reference) for reference in kept]
-    function = graft(
+    return graft(
         concrete,
         made,
-        step.specs,
+        specs,
         results=[renamed.get(t.name, t.name) for t in concrete.graph.outputs],
         effects=[op.name for op in concrete.graph.control_outputs],
     )
-    return dataclasses.replace(step, name=f"{step.name} in parts", function=function)
 
 
 class _Wide(NamedTuple):

@@ -28,7 +28,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from memtrade.graph import LOOP_TYPES, READ_TYPES
+from memtrade.op_types import LOOP_TYPES, READ_TYPES
 from memtrade.tf.functions import START, Functions, kernel_function, ordered
 from memtrade.tf.graft import graft
 from memtrade.tf.inline import functions_named, still_called

@@ -20,7 +20,8 @@ from hypothesis import strategies as st
 from memtrade.measure.environment import child_environment
 from memtrade.measure.protocol import TrialSpec
 from memtrade.simulate import bfc
-from memtrade.simulate.bfc import GRAIN_BYTES, MIB, ArenaOutOfMemoryError, BfcAllocator
+from memtrade.simulate.bfc import MIB, ArenaOutOfMemoryError, BfcAllocator
+from memtrade.simulate.regions import GRAIN_BYTES
 
 Step = tuple[str, int, int, int, int]
 

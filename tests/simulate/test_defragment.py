@@ -10,7 +10,7 @@ from memtrade.simulate.defragment import defragment
 from memtrade.simulate.memory import ROOMY_BYTES
 from memtrade.simulate.timeline import TimeSimulator
 from memtrade.strategies.base import worth_deciding
-from memtrade.strategies.optimal.spill import spilled
+from memtrade.strategies.spill import spilled
 from tests.graphs import ARENA, Builder
 from tests.simulate.test_memory import everything, moving
 

@@ -12,7 +12,7 @@ from memtrade.schedule import lower
 from memtrade.simulate.timeline import TimeSimulator
 from memtrade.strategies import find_planned, make_options
 from memtrade.strategies.base import worth_deciding
-from memtrade.strategies.optimal.spill import least_bytes, spilled
+from memtrade.strategies.spill import least_bytes, spilled
 from tests.graphs import ARENA, Builder, chain
 from tests.strategies.brute_force import random_step_graph
 

@@ -189,6 +189,16 @@ def test_of_two_rules_a_little_leaner_counts_where_it_is_no_slower(graph, own, o
     assert len(dropped) == len(rules[taken])
 
 
+@pytest.mark.parametrize("swaps", [False, True])
+def test_what_rests_at_the_peak_leaves_where_rules_leave_too_much(graph, swaps):
+    options = make_options("ome", {})
+    peaks = Peaks(graph, ARENA)
+    made = that_saves("ome", graph, options, ARENA, list, [], enough=0.6, swaps=swaps)
+    check_plan(made, graph)
+    assert (peaks.of(made) < 0.65 * peaks.original) == swaps
+    assert {fate.tensor for fate in made.fates} == set(made.tensors("swap"))
+
+
 def test_without_any_place_to_cut_other_rules_save():
     """What is trained is the input (a picture, a prompt): nothing comes from a batch."""
     graph = StepGraph(msgspec.structs.replace(chain(16).data, inputs=()))

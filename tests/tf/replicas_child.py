@@ -29,8 +29,9 @@ import tensorflow as tf
 import memtrade
 import memtrade.keras
 from memtrade.errors import InvalidPlanError
-from memtrade.graph import HANDED_TYPES, StepGraph
+from memtrade.graph import StepGraph
 from memtrade.measure.here import here_target
+from memtrade.op_types import HANDED_TYPES
 from memtrade.parts import is_collective
 from memtrade.strategies import find_planned, make_options
 from memtrade.tf.extract import trace_concrete

@@ -16,7 +16,7 @@ from memtrade.errors import (
     UnknownNameError,
     UnsupportedGraphError,
 )
-from memtrade.graph import CALL_TYPES
+from memtrade.op_types import CALL_TYPES
 from memtrade.simulate.predict import ROOMY_BYTES, Predictor
 from memtrade.strategies import PLANNED, make_options
 from memtrade.target import profile_target

@@ -12,10 +12,10 @@ import tensorflow as tf
 
 from memtrade.facts.signature import signature_of
 from memtrade.facts.surroundings import ONEDNN
-from memtrade.graph import CALL_TYPES
 from memtrade.measure.here import here_target, learned_target
 from memtrade.measure.protocol import TrialSpec
 from memtrade.measure.trial import run_child
+from memtrade.op_types import CALL_TYPES
 from memtrade.tf.extract import trace
 from memtrade.tf.kernel_log import (
     Granted,

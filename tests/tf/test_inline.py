@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 from memtrade.facts.calls import DenseFilter, dense_filter
-from memtrade.graph import CALL_TYPES
+from memtrade.op_types import CALL_TYPES
 from memtrade.tf.extract import opened, trace
 from memtrade.tf.inline import Inlined
 from tests.tf.test_extract import step_of

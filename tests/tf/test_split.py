@@ -1,16 +1,18 @@
 """Steps whose widest gradients run in parts: the same update within rounding, and less memory."""
 
+import logging
 from collections.abc import Callable
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
+import memtrade
 from memtrade.comparison import IN_PARTS
-from memtrade.errors import UnsupportedGraphError
+from memtrade.errors import UnknownNameError, UnsupportedGraphError
 from memtrade.models import make_model
 from memtrade.simulate.memory import Simulator
-from memtrade.strategies.optimal.spill import least_bytes
+from memtrade.strategies.spill import least_bytes
 from memtrade.target import profile_target
 from memtrade.tf import split
 from memtrade.tf.build import make_step
@@ -45,6 +47,39 @@ def compared(step: TrainStep, parts: int) -> float:
 def test_the_update_is_the_same_within_rounding(parts: int) -> None:
     # 5 examples in 2, 3 and (at most as many as there are) 5 parts, which differ by one.
     assert 0 < compared(resnet(), parts) < IN_PARTS
+
+
+def normed(weights: list[tf.Variable]) -> Callable[..., tf.Tensor]:
+    """Of two convolutions, each with a batch norm behind it."""
+
+    @tf.function(autograph=False)
+    def train_step(x: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            for filters in weights:
+                made = tf.nn.conv2d(x, filters, 1, "SAME")
+                scale, offset = tf.ones([16]), tf.zeros([16])
+                x, _, _ = tf.compat.v1.nn.fused_batch_norm(made, scale, offset)
+                x = tf.nn.relu(x)
+            loss = tf.reduce_mean(x * x)
+        for variable, gradient in zip(weights, tape.gradient(loss, weights), strict=True):
+            variable.assign_sub(0.1 * gradient)
+        return loss
+
+    return train_step
+
+
+def test_a_step_of_ones_own_runs_in_parts(caplog: pytest.LogCaptureFixture) -> None:
+    weights = [tf.Variable(tf.random.normal([3, 3, 16, 16])) for _ in range(2)]
+    step, batch = normed(weights), tf.random.normal([10, 32, 32, 16])
+    caplog.set_level(logging.INFO, "memtrade")
+    made = memtrade.apply(step, batch, "optimal", split="reordered")
+    memtrade.apply(step, batch, "optimal")
+    in_parts, whole = (each.peak_bytes for each in caplog.records if hasattr(each, "peak_bytes"))
+    assert in_parts < 0.95 * whole
+    found = compare_steps(step, made, weights, (batch,), steps=2, anew=True)
+    assert found.verified(IN_PARTS).equal
+    with pytest.raises(UnknownNameError, match="reordered"):
+        memtrade.apply(step, batch, split="exact")
 
 
 def test_what_forgets_a_part_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ import pytest
 import tensorflow as tf
 
 import memtrade
-from memtrade.graph import BODY_TYPES
+from memtrade.op_types import BODY_TYPES
 from memtrade.tf import unroll
 from memtrade.tf.extract import opened
 from memtrade.tf.functions import ordered

@@ -28,7 +28,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from memtrade.errors import UnsupportedGraphError
-from memtrade.graph import ALIAS_TYPES, READ_TYPES, Op, StepGraph
+from memtrade.graph import Op, StepGraph
+from memtrade.op_types import ALIAS_TYPES, READ_TYPES
 
 Allowed = frozenset[int] | None  # ops of the line; None: no constraint
 

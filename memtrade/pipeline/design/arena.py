@@ -14,7 +14,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from memtrade.graph import SOURCE_TYPES, GraphData, Op, StepGraph, Tensor
+from memtrade.graph import GraphData, Op, StepGraph, Tensor
+from memtrade.op_types import SOURCE_TYPES
 from memtrade.order import base_order
 from memtrade.pipeline.design.partition import Partition
 from memtrade.pipeline.design.schedule import Schedule, StageTask, TaskKind

@@ -16,7 +16,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from memtrade.graph import SOURCE_TYPES, StepGraph
+from memtrade.graph import StepGraph
+from memtrade.op_types import SOURCE_TYPES
 
 _NORM, _UPDATE = "FusedBatchNormV3", "AssignSubVariableOp"
 _MEAN, _VARIANCE = 1, 2  # outputs of the op

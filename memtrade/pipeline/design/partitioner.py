@@ -36,7 +36,8 @@ import numpy as np
 
 from memtrade.costs import OpCost
 from memtrade.errors import MemtradeError
-from memtrade.graph import READ_TYPES, Op, StepGraph
+from memtrade.graph import Op, StepGraph
+from memtrade.op_types import READ_TYPES
 from memtrade.pipeline.design.anchors import find_anchors
 from memtrade.pipeline.design.partition import Balance, Crossing, Partition, Stage
 from memtrade.strategies.segments import frontiers

@@ -19,13 +19,14 @@ import msgspec
 
 from memtrade.costs import OpClass, OpCost, op_cost
 from memtrade.devices import Device
-from memtrade.graph import READ_TYPES, SOURCE_TYPES, Op, StepGraph
+from memtrade.graph import Op, StepGraph
+from memtrade.op_types import READ_TYPES, SOURCE_TYPES
 from memtrade.order import base_order
 from memtrade.pipeline.design.schedule import TaskKind
 from memtrade.pipeline.design.stages import StageGraph
 from memtrade.plan import Action, Plan
-from memtrade.simulate.bfc import GRAIN_BYTES
 from memtrade.simulate.memory import Simulator
+from memtrade.simulate.regions import GRAIN_BYTES
 from memtrade.simulate.timeline import TimeSimulator
 from memtrade.target import Target
 

@@ -30,6 +30,7 @@ import tensorflow as tf
 
 from memtrade.comparison import ANOTHER_ORDER, Verified
 from memtrade.errors import MemtradeError, UnsupportedGraphError
+from memtrade.explain.error import first_line
 from memtrade.measure.child import Say
 from memtrade.measure.protocol import Failed, Progress, Runtime
 from memtrade.models import make_model
@@ -353,8 +354,8 @@ def _lost(error: tf.errors.OpError) -> Lost:
     message = str(error.message)
     lines = [line.strip() for line in message.splitlines() if line.strip()]
     if isinstance(error, tf.errors.ResourceExhaustedError):
-        told = [line for line in lines if "OOM" in line] or lines
-        return Lost("out_of_memory", told[0][:300], _stage_of(told[0]))
+        told = first_line(error)
+        return Lost("out_of_memory", told, _stage_of(told))
     told = [line for line in lines if _TASK.search(line)] or lines or [type(error).__name__]
     stage = _stage_of(message)
     where = "" if stage is None else f" to stage {stage + 1}"

@@ -9,7 +9,8 @@ from typing import Any
 import tensorflow as tf
 
 from memtrade.errors import UnsupportedGraphError
-from memtrade.graph import SOURCE_TYPES, StepGraph
+from memtrade.graph import StepGraph
+from memtrade.op_types import SOURCE_TYPES
 from memtrade.pipeline.design.batch_norm import MovingAverage, moving_averages
 from memtrade.pipeline.design.partition import Partition
 from memtrade.pipeline.design.schedule import Schedule, StageTask

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from memtrade.errors import UnsupportedGraphError
-from memtrade.graph import SOURCE_TYPES, StepGraph
+from memtrade.graph import StepGraph
+from memtrade.op_types import SOURCE_TYPES
 from memtrade.pipeline.design.batch_norm import MovingAverage
 from memtrade.pipeline.design.partition import Partition
 from memtrade.pipeline.tf.draw import DrawnStep

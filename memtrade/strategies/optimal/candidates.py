@@ -18,7 +18,7 @@ from memtrade.strategies.deadline import Deadline
 from memtrade.strategies.optimal.judge import Finished, Judge, Verdict
 from memtrade.strategies.optimal.problem import Problem, make_problem, reference_order
 from memtrade.strategies.optimal.rules import Rules, early_swaps, exact_program
-from memtrade.strategies.optimal.spill import least_bytes
+from memtrade.strategies.spill import least_bytes
 from memtrade.target import Target
 from memtrade.units import megabytes
 

@@ -15,7 +15,7 @@ from memtrade.simulate.memory import ROOMY_BYTES
 from memtrade.simulate.overlap import overlap
 from memtrade.simulate.timeline import TimeSimulator
 from memtrade.strategies.deadline import Deadline
-from memtrade.strategies.optimal.spill import spilled
+from memtrade.strategies.spill import spilled
 from memtrade.target import Target
 
 

@@ -1,0 +1,32 @@
+"""Kinds of ops: what they do to memory, by the names of their types."""
+
+from __future__ import annotations
+
+# Ops whose first output is the buffer of their first input (of IdentityN, each output that of its
+# input): they cost no memory of their own.
+ALIAS_TYPES = frozenset(
+    {"EnsureShape", "ExpandDims", "Identity", "IdentityN", "PreventGradient", "Reshape", "Squeeze",
+     "StopGradient"}
+)  # fmt: skip
+
+# What stands in a device's part of a step for the other devices: a tensor that goes there, or comes
+# from there. They make no nodes; TensorFlow moves the tensors.
+SEND, RECEIVE = "memtrade.Send", "memtrade.Receive"
+HANDED_TYPES = frozenset({SEND, RECEIVE})
+
+# Ops that read a variable: their output is the variable's own buffer until it is updated.
+READ_TYPES = frozenset({"ReadVariableOp"})
+
+# Ops that stand for something from outside the step, or that hold a value of their own.
+SOURCE_TYPES = frozenset({"Const", "NoOp", "Placeholder", "VarHandleOp"})
+
+# Ops that call a function; extraction opens them up where it can.
+CALL_TYPES = frozenset({"PartitionedCall", "StatefulPartitionedCall"})
+
+# Ops that run a function as often as it takes, or one of several.
+LOOP_TYPES = frozenset({"StatelessWhile", "While"})
+BRANCH_TYPES = frozenset({"Case", "If", "StatelessCase", "StatelessIf"})
+BODY_TYPES = LOOP_TYPES | BRANCH_TYPES
+
+# Ops whose last output, a reserve space, has no shape that is known, and on CPUs no bytes.
+RESERVING_TYPES = frozenset({"FusedBatchNormGradV3", "FusedBatchNormV3"})

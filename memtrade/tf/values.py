@@ -1,0 +1,48 @@
+"""What is known of tensors' values before a step runs, by tensor id."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from memtrade.graph import repeats
+from memtrade.tf.nodes import Constant, folded, is_few
+
+
+def known_values(
+    operations: Sequence[tf.Operation], tensor_ids: dict[str, int]
+) -> dict[int, tuple[int, ...]]:
+    """Of the small whole-number tensors whose values do not depend on the batch: what TensorFlow
+    knows, and what follows from that."""
+    known: dict[str, Constant] = {}
+    for operation in operations:
+        for t in operation.outputs:
+            if t.dtype == tf.bool or not is_few(t):
+                continue
+            value = tf.get_static_value(t)
+            found = None if value is None else Constant(value)
+            if found is None and len(operation.outputs) == 1:
+                inputs = [known[each.name] for each in operation.inputs if each.name in known]
+                if len(inputs) == len(operation.inputs):
+                    found = folded(operation.node_def, inputs)
+            if found is not None:
+                known[t.name] = found
+    return {
+        tensor_ids[name]: tuple(int(each) for each in constant.array.flat)
+        for name, constant in known.items()
+    }
+
+
+def equal_constants(graph_def: Any, tensor_ids: Mapping[str, int]) -> dict[int, int]:
+    """Constants that hold the same as one before them -> that one."""
+
+    def held(node: Any) -> bytes:
+        value = node.attr["value"].SerializeToString(deterministic=True)
+        return hashlib.sha256(value).digest()
+
+    constants = (node for node in graph_def.node if node.op == "Const")
+    made = ((tensor_ids.get(f"{node.name}:0"), node) for node in constants)
+    return repeats((t, held(node)) for t, node in made if t is not None)
