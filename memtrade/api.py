@@ -36,7 +36,7 @@ from memtrade.measure.budgets import (
 from memtrade.measure.here import learned_target
 from memtrade.options import Value
 from memtrade.plan import Order, Plan
-from memtrade.settings import NONE, ORIGINAL, REORDERED, Settings, settings_of
+from memtrade.settings import NONE, ORIGINAL, REORDERED, Settings, check_split, settings_of
 from memtrade.simulate.memory import ROOMY_BYTES
 from memtrade.simulate.timeline import TimeSimulator
 from memtrade.strategies import find_planned, make_options
@@ -150,12 +150,13 @@ def apply(
         BrokenBudgetError: the step takes more than the budget, whatever was learned.
         UnsupportedGraphError: the step cannot be rewritten; the message names the op or input.
     """
-    told: Any = {"budget": budget, "order": order, "device": device, "profile": profile}
-    settings = settings_of(strategy, **told, split=split, **options)
+    check_split(split)
+    settings = settings_of(
+        strategy, budget=budget, order=order, device=device, profile=profile, **options
+    )
     function = as_function(train_step)
-    given = given_in(arguments_of(function, example_batch))
-    rewriting = _Rewriting(function, settings, loss, offsets_of(given, Arena.started))
-    del given
+    lies = offsets_of(given_in(arguments_of(function, example_batch)), Arena.started)
+    rewriting = _Rewriting(function, settings, loss, lies, in_parts=split == REORDERED)
 
     def optimized(*args: Any, **kwargs: Any) -> Any:
         return rewriting.call(args, kwargs)
@@ -196,6 +197,7 @@ class _Rewriting:
     settings: Settings
     loss: Named
     lies: Sequence[int]  # where each tensor of the example is; later batches come and go
+    in_parts: bool = False
     planned: list[int] = field(default_factory=list)  # bytes of the batches before
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -247,7 +249,7 @@ class _Rewriting:
     ) -> Any:
         """A call of the rewritten step, or of the step as it is; None where XLA compiles that."""
         traced = self._trace(concrete, specs)
-        if self.settings.split == REORDERED:
+        if self.in_parts:
             split = in_parts(concrete, specs, traced.step.name)
             traced = self._trace(split.get_concrete_function(*specs), specs)  # pyright: ignore[reportFunctionMemberAccess]
         parts = parts_of(traced)

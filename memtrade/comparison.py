@@ -63,6 +63,8 @@ class Verified(msgspec.Struct, frozen=True, kw_only=True, tag="verified"):
         of_update: the largest share of an update (`memtrade.comparison`).
         steps: compared. variables: compared after each step.
         differing: beyond the tolerance, the largest first.
+        itself: the share of an update by which the original differs from itself when it is run
+            again, where that was looked at.
     """
 
     equal: bool
@@ -72,6 +74,7 @@ class Verified(msgspec.Struct, frozen=True, kw_only=True, tag="verified"):
     steps: int
     variables: int
     differing: tuple[Difference, ...]
+    itself: float | None = None
 
 
 @dataclass(frozen=True)

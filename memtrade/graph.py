@@ -23,6 +23,10 @@ from memtrade.op_types import ALIAS_TYPES, READ_TYPES, SOURCE_TYPES
 
 T = TypeVar("T")
 
+# The runtime computes ops whose inputs are all constants once, up to this size, and lets others
+# read the results; with a pinned order the ops themselves still run.
+_FOLDED_BYTES = 10 << 20
+
 # Values up to here are assigned in place; a read of the variable then copies it.
 _IN_PLACE_BYTES = 64 * 1024
 
@@ -326,7 +330,20 @@ class StepGraph:
             self.tensors[tensor].size_bytes > 0
             and producer.type not in SOURCE_TYPES
             and producer.type not in READ_TYPES
+            and not self.folded[producer.id]
         )
+
+    @cached_property
+    def folded(self) -> list[bool]:
+        """For each op, whether it is a constant for the runtime, which computes what is made of
+        constants alone once and for all."""
+        found = [op.type == "Const" for op in self.ops]
+        for op in self.ops:
+            if op.inputs and not op.stateful and all(found[self.tensors[t].op] for t in op.inputs):
+                found[op.id] |= all(
+                    0 < self.tensors[t].size_bytes <= _FOLDED_BYTES for t in op.outputs
+                )
+        return found
 
     def keeps_place(self, op: Op) -> bool:
         """Whether `op` assigns what rewritten steps write into the variable's own buffer: the

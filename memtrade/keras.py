@@ -24,7 +24,7 @@ from memtrade.batch.fitting import Examples, accumulate, find_batch
 from memtrade.errors import MemtradeError, UnsupportedGraphError
 from memtrade.options import Value
 from memtrade.plan import Order
-from memtrade.settings import AUTO, settings_of
+from memtrade.settings import AUTO, NONE, check_split, settings_of
 from memtrade.tensorboard import MemoryBoard
 from memtrade.tf.loss import Named
 from memtrade.units import megabytes
@@ -50,6 +50,7 @@ def optimize(
     order: Order = "pinned",
     device: str | None = None,
     profile: str | None = None,
+    split: str = NONE,
     **options: Value,
 ) -> keras.Model:
     """Makes `model.fit` and `model.train_on_batch` run a rewritten training step.
@@ -80,7 +81,8 @@ def optimize(
         order: see `memtrade.apply`; so for all that follow. "pinned" or "dataflow".
         device: that the model trains on.
         profile: that plans are made for.
-        **options: the strategy's; and `split`.
+        split: "reordered" runs the widest gradients in parts.
+        **options: the strategy's.
 
     Returns:
         The same model.
@@ -93,6 +95,7 @@ def optimize(
             `example_batch`, else from `model.fit`.
     """
     _check(model)
+    check_split(split)
     settings = {
         "strategy": strategy,
         "budget": budget,
@@ -102,7 +105,7 @@ def optimize(
         **options,
     }
     settings_of(**settings)  # what is wrong is said now, not in `fit`
-    settings["loss"] = loss
+    settings |= {"loss": loss, "split": split}
 
     def make_train_function(force: bool = False) -> TrainFunction:
         made = model.train_function

@@ -79,7 +79,7 @@ def facts_of(graph: StepGraph) -> GraphFacts:
             sum(
                 graph.tensors[t].size_bytes
                 for t in op.outputs
-                if graph.root[t] == t and t not in parts
+                if graph.root[t] == t and t not in parts and not graph.folded[op.id]
             )
             for op in graph.ops
         ],

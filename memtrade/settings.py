@@ -33,7 +33,6 @@ class Settings:
         budget_bytes: what the peak may reach; None for no budget.
         automatic: whether a step that fits is left as it is.
         asked: whether the budget is the user's, or the device's memory.
-        split: REORDERED, where the widest gradients run in parts.
     """
 
     strategy: Strategy
@@ -45,7 +44,6 @@ class Settings:
     transfer: HostTransfer
     automatic: bool = False
     asked: bool = True
-    split: str = NONE
 
     def on(self, device: str) -> Settings:
         """The same on the device of a replica ("GPU:1"); "" is the device that was asked for."""
@@ -67,7 +65,6 @@ def settings_of(
     order: Order = "pinned",
     device: str | None = None,
     profile: str | None = None,
-    split: str = NONE,
     **options: Value,
 ) -> Settings:
     """Raises MemtradeError for what does not exist or is out of bounds; see `memtrade.apply`."""
@@ -80,8 +77,6 @@ def settings_of(
         raise MemtradeError(f"a budget must be more than nothing, not {budget!r}")
     if order not in ("pinned", "dataflow"):
         raise UnknownNameError("order", order, ("pinned", "dataflow"))
-    if split not in (NONE, REORDERED):
-        raise UnknownNameError("split", split, (NONE, REORDERED))
     device = device_of(device)
     transfer = transfer_from(device)
     target = here_target(device, profile=profile, order=order)
@@ -93,9 +88,13 @@ def settings_of(
     if budget_bytes is not None and "budget" in known:
         given["budget"] = budget if isinstance(budget, str) else f"{budget_bytes}B"
     made = make_options(chosen.name, given)
-    return Settings(
-        chosen, made, budget_bytes, device, profile, target, transfer, automatic, asked, split
-    )
+    return Settings(chosen, made, budget_bytes, device, profile, target, transfer, automatic, asked)
+
+
+def check_split(split: str) -> None:
+    """Raises UnknownNameError where it is neither NONE nor REORDERED."""
+    if split not in (NONE, REORDERED):
+        raise UnknownNameError("split", split, (NONE, REORDERED))
 
 
 def device_of(device: str | None) -> str:

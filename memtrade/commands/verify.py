@@ -94,7 +94,11 @@ def differing(found: Verified) -> list[str]:
         for each in found.differing[:_NAMES_SHOWN]
     ]
     more = len(found.differing) - _NAMES_SHOWN
-    return [*named, f"and {more} more"] if more > 0 else named
+    if more > 0:
+        named.append(f"and {more} more")
+    if found.itself:
+        named.append(f"run again, the original differs from itself by {number(found.itself)}")
+    return named
 
 
 def _sheet(specs: list[TrialSpec], outcomes: list[Outcome]) -> Sheet:

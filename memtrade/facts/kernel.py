@@ -11,10 +11,6 @@ SCRATCH = -1
 # Reading a variable, or its shape, leaves it alone; all other ops on a variable update it.
 READING = frozenset({"ReadVariableOp", "ResourceGather", "VarIsInitializedOp", "VariableShape"})
 
-# The runtime computes ops whose inputs are all constants once, up to this size, and lets others
-# read the results; with a pinned order the ops themselves still run.
-FOLDED_BYTES = 10 << 20
-
 
 class Request(NamedTuple):
     """One request to the allocator. `output`: the output it is for, or SCRATCH."""

@@ -66,7 +66,7 @@ from memtrade.tf.places import places_of
 from memtrade.tf.rewrite import apply_plan
 from memtrade.tf.split import split_step
 from memtrade.tf.step import TrainStep
-from memtrade.tf.verify import StepFunction, compare_steps
+from memtrade.tf.verify import StepFunction, compare_steps, differs_from_itself
 
 
 def main(request: bytes, say: Say) -> int:
@@ -375,15 +375,19 @@ class _Worker:
             variables = original.variables()
             step = self._rewrite(traced, self._plan(traced, self._target(traced)), device)
             tolerance = max(tolerance, IN_PARTS if self.spec.split else 0.0)
-        comparison = compare_steps(
+        batch, steps = original.make_batch(), self.spec.steps
+        found = compare_steps(
             original.function,
             step,
             variables,
-            original.make_batch(),
-            steps=self.spec.steps,
+            batch,
+            steps=steps,
             own_variables=own_variables,
             anew=bool(self.spec.split),
             on_step=lambda i, of: self._say(Progress("verify", i, of)),
-        )
-        self._say(comparison.verified(tolerance))
+        ).verified(tolerance)
+        if not found.equal:
+            itself = differs_from_itself(original.function, variables, batch, steps=steps)
+            found = msgspec.structs.replace(found, itself=itself)
+        self._say(found)
         self._say(Done())

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from memtrade.facts import FOLDED_BYTES, READING, SCRATCH, Facts, Request, reuse
+from memtrade.facts import READING, SCRATCH, Facts, Request, reuse
 from memtrade.facts.views import viewed
 from memtrade.graph import Op, StepGraph
 from memtrade.op_types import ALIAS_TYPES, CALL_TYPES, READ_TYPES, SOURCE_TYPES
@@ -123,20 +123,12 @@ class Linker:
                 self.labels_of_hidden.append(f"{op.name}:workspace")
 
     def _fold_constants(self) -> None:
-        constant = [False] * len(self.graph.ops)
+        folded = self.graph.folded
         for op in self.graph.ops:
-            constant[op.id] = op.type == "Const" or bool(
-                op.inputs
-                and not op.stateful
-                and all(constant[self.graph.tensors[t].op] for t in op.inputs)
-                and all(0 < self.sizes[t] <= FOLDED_BYTES for t in op.outputs)
-            )
-        self.constant = constant
-        for op in self.graph.ops:
-            if op.type == "Const" or not constant[op.id]:
+            if op.type == "Const" or not folded[op.id]:
                 continue
             for t in op.outputs:
-                if any(not constant[c] for c in self.graph.consumers[t]):
+                if any(not folded[c] for c in self.graph.consumers[t]):
                     self.folded[t] = len(self.sizes)
                     self.sizes.append(self.sizes[t])
                     self.labels_of_hidden.append(f"{self.graph.label(t)} (constant)")
@@ -153,7 +145,7 @@ class Linker:
         handles = [t for t in op.inputs if graph.tensors[t].dtype == "resource"]
         variables = tuple((t, self.capture_bytes.get(t, 0)) for t in handles)
         inputs = tuple(t for t in op.inputs if t not in handles)
-        if not self.constant[op_id]:
+        if not graph.folded[op_id]:
             inputs = tuple(self.folded.get(t, t) for t in inputs)
         if graph.reads_by_copying(op):
             request = Request(self.sizes[op.outputs[0]], 0)

@@ -117,7 +117,11 @@ def spilled(
     live = np.array(clock.simulator.live_bytes(actions), dtype=np.int64)
     rests = list(_rests(clock, actions, int(live.max() * _SMALL_SHARE)))
     limit = max(limit_bytes, _floor(live, rests))
-    chosen = _choose(live, rests, limit, host_bytes)
+    chosen, peak = _choose(live.copy(), rests, limit, host_bytes)
+    if peak > limit:  # what is made again needs others there, which copies do not
+        copied = [rest for rest in rests if rest.needs is None]
+        others, lower = _choose(live, copied, limit, host_bytes)
+        chosen = others if lower < peak else chosen
     return tuple(_with_copies(clock.graph, actions, chosen)) if chosen else tuple(actions)
 
 
@@ -147,8 +151,9 @@ def _floor(live: np.ndarray, rests: Sequence[_Rest]) -> int:
 
 def _choose(
     live: np.ndarray, rests: Sequence[_Rest], limit_bytes: int, host_bytes: float
-) -> list[_Rest]:
-    """Some of `rests`, so that `live`, which is changed, nowhere exceeds the limit."""
+) -> tuple[list[_Rest], int]:
+    """Some of `rests`, so that `live`, which is changed, nowhere exceeds the limit, and the peak
+    that is left."""
     after = np.array([rest.after for rest in rests], dtype=np.int64)
     before = np.array([rest.before for rest in rests], dtype=np.int64)
     left, touching = np.ones(len(rests), dtype=bool), _touching(rests)
@@ -182,7 +187,7 @@ def _choose(
         if best.needs is None and not best.outside and best.tensor not in sent:
             host_bytes -= best.size_bytes
             sent.add(best.tensor)
-    return chosen
+    return chosen, int(live.max())
 
 
 def _touching(rests: Sequence[_Rest]) -> dict[_Buffer, list[int]]:

@@ -17,6 +17,9 @@ from memtrade.tf.step import TrainStep
 
 StepFunction = Callable[..., tf.Tensor]
 
+# How often a step is run again that may differ from itself: CycleGAN's does in one run of ten.
+REPEATS = 8
+
 
 def compare_steps(
     original: StepFunction,
@@ -63,6 +66,22 @@ def compare_steps(
     for each in zip(expected, found, strict=True):
         comparison.add(*each)
     return comparison
+
+
+def differs_from_itself(
+    step: StepFunction, variables: Sequence[tf.Variable], batch: Sequence[tf.Tensor], *, steps: int
+) -> float | None:
+    """The share of an update by which a step differs from itself when it is run again; None where
+    it never did.
+
+    TensorFlow's AddN begins with the input whose buffer it may take, and which one that is depends
+    on what has run by then: three gradients or more are added up in one order or another.
+    """
+    for _ in range(REPEATS):
+        found = compare_steps(step, step, variables, batch, steps=steps).verified(0.0)
+        if not found.equal:
+            return found.of_update
+    return None
 
 
 def history(

@@ -42,7 +42,7 @@ elif spec["task"] == "verify":
     wrong = trick == "wrong" and strategy == "ome"
     gap = {"max_difference": wrong / 2, "of_update": wrong / 2}
     say("verified", equal=not wrong, tolerance=0.0, steps=spec["steps"], variables=3, **gap,
-        differing=[{"name": f"w{i}", **gap} for i in range(7 * wrong)])
+        differing=[{"name": f"w{i}", **gap} for i in range(7 * wrong)], itself=wrong / 4)
     say("done")
 else:
     say("planned", summary=dict(kept=1, recomputed=2, swapped=3, kept_bytes=10,

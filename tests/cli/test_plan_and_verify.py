@@ -87,6 +87,7 @@ def test_verify_exits_with_1_where_a_strategy_differs(shell: Shell) -> None:
     assert "differs" in out
     assert "w0 by 0.5" in out
     assert "and 2 more" in out
+    assert "the original differs from itself by 0.25" in " ".join(out.split())
 
 
 def test_verify_exits_with_1_where_it_could_not_compare(shell: Shell) -> None:

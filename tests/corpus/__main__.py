@@ -169,7 +169,8 @@ def _sheet(rows: Sequence[Row], folder: str) -> Sheet:
 _NOTE = (
     "Peaks are the allocator's, variables and batch included; `optimal` has a budget of 60% of the "
     "original's. Equal: all that is returned and every variable after two steps, to the bit, "
-    "against TensorFlow without its graph optimizer. Each row, and each original, has a process of "
+    "against TensorFlow without its graph optimizer; as itself: run again, the original differs "
+    "from itself, too. Each row, and each original, has a process of "
     "its own. The executor orders the ops of a step as it is by how long each took before, so its "
     "peak differs from process to process (CycleGAN: 23 to 36 MB). Steps take milliseconds, so a "
     "plan's own ops weigh more in them than in large ones; other work ran beside them. Between "
@@ -188,7 +189,9 @@ def _line(row: Row) -> tuple[str, ...]:
         str(row["step"]),
         str(row["strategy"]),
         str(row["outcome"]),
-        {"True": "yes", "False": "no"}.get(str(row.get("equal")), "-"),
+        {"True": "yes", "False": "no", "": "-"}.get(
+            str(row.get("equal", "")), str(row.get("equal"))
+        ),
         *(text(None if size is None else size / 1e6) for size in sizes),
         text(_share(row, "peak_bytes", "original_bytes")),
         text(_share(row, "needed_bytes", "original_bytes")),
@@ -200,7 +203,10 @@ def _line(row: Row) -> tuple[str, ...]:
 def _summary(strategy: str, rows: Sequence[Row]) -> str:
     own = [row for row in rows if row["strategy"] == strategy]
     ran = [row for row in own if row["outcome"] in ("rewritten", "as it is")]
-    equal = sum(str(row.get("equal")) == "True" for row in ran)
+    said = collections.Counter(str(row.get("equal")) for row in ran)
+    equal = f"{said['True']} of them equal"
+    if said["as itself"]:
+        equal += f" and {said['as itself']} as near as the original comes to itself"
     smaller = [s for row in ran if (s := _share(row, "peak_bytes", "original_bytes")) is not None]
     slower = [s for row in ran if (s := _share(row, "seconds", "original_seconds")) is not None]
     sized = [row for row in ran if row["outcome"] == "rewritten" and not row.get("bound")]
@@ -213,8 +219,8 @@ def _summary(strategy: str, rows: Sequence[Row]) -> str:
     outcomes = collections.Counter(row["outcome"] for row in own if row not in ran)
     others = ", ".join(f"{count} {outcome}" for outcome, count in sorted(outcomes.items()))
     return (
-        f"{strategy}: {len(ran)} of {len(own)} steps ran ({others or 'all'}), {equal} of them "
-        f"equal, {left} as they were; median peak {statistics.median(smaller):.0%} of the "
+        f"{strategy}: {len(ran)} of {len(own)} steps ran ({others or 'all'}), {equal}, "
+        f"{left} as they were; median peak {statistics.median(smaller):.0%} of the "
         f"original's, largest {max(smaller):.0%}; median step {statistics.median(slower):.2f} "
         f"times the original's; of {len(off)} rewritten steps whose tensors all have a size, "
         f"predictions are off by {statistics.median(map(abs, off)):.1%} in the median, "

@@ -91,5 +91,5 @@ def test_a_rehearsal_counts_constants_once_and_leaves_nothing_behind():
     """Of scan's 0.7 MB, 0.15 are constants, which a function's first run makes."""
     row = measured("control/scanned", "optimal", budget="800KB")
     assert row["outcome"] == "rewritten"
-    assert row["equal"]
+    assert row["equal"] is True
     assert row["peak_bytes"] <= 1.05 * 800_000

@@ -73,7 +73,7 @@ def forget_scratch() -> int:
 
 
 def test_a_wrong_fact_breaks_the_first_plan_and_not_the_second(least_bytes: int):
-    budget_bytes = int(least_bytes * 1.02)
+    budget_bytes = int(least_bytes * 1.01)
     assert forget_scratch()
     record = trial(f"{budget_bytes}B")
     assert record.status == "ok", record.reason

@@ -62,7 +62,7 @@ def normed(weights: list[tf.Variable]) -> Callable[..., tf.Tensor]:
                 x = tf.nn.relu(x)
             loss = tf.reduce_mean(x * x)
         for variable, gradient in zip(weights, tape.gradient(loss, weights), strict=True):
-            variable.assign_sub(0.1 * gradient)
+            variable.assign_sub(0.1 * gradient)  # pyright: ignore[reportOperatorIssue]
         return loss
 
     return train_step

@@ -9,7 +9,7 @@ import tensorflow as tf
 from memtrade.comparison import ANOTHER_ORDER
 from memtrade.models import make_model
 from memtrade.tf.build import make_step
-from memtrade.tf.verify import compare_steps, compare_values
+from memtrade.tf.verify import compare_steps, compare_values, differs_from_itself
 
 TINY = 1e-4
 FAMILY = "gpt2"
@@ -38,6 +38,21 @@ def afresh(step, computed):
     for variable, value in zip(step.variables(), computed[0], strict=True):
         variable.assign(value)
     return step
+
+
+@pytest.mark.parametrize("repeats", [True, False])
+def test_a_step_that_no_run_repeats_is_told_from_others(repeats: bool) -> None:
+    weight = tf.Variable(tf.ones([4]))
+    runs = tf.Variable(tf.zeros([]))  # nobody puts it back: it is not among those that are compared
+
+    @tf.function
+    def step(x: tf.Tensor) -> tf.Tensor:
+        runs.assign_add(0.0 if repeats else 1.0)
+        weight.assign_sub(x * (1 + 1e-6 * runs))
+        return tf.reduce_sum(weight)
+
+    found = differs_from_itself(step, [weight], (tf.ones([4]),), steps=2)
+    assert (found is None) == repeats
 
 
 def differing(step, found, **named) -> list[tuple[str, str]]:
