@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any
@@ -115,7 +114,8 @@ def that_saves(
                 live = simulator.peak_live_bytes(lower(graph, decisions(fates), lowering))
                 choices.append((live, fates, lowering))
     choices.sort(key=lambda choice: choice[0])
-    for _, fates, lowering in itertools.islice(choices, _JUDGED):
+    small = choices[0][0] < enough * peaks.original  # else the leanest is spilled, anyway
+    for _, fates, lowering in choices[: _JUDGED if small or not swaps else 1]:
         found.append(make_plan(strategy, graph, options, target, fates, lowering))
     leanest = min(found, key=peaks.of)
     if swaps and peaks.of(leanest) >= enough * peaks.original:

@@ -185,6 +185,7 @@ def test_a_cloned_random_op_turns_red():
         for op in found.graph.ops
     ]
     graph = StepGraph(msgspec.structs.replace(found.graph.data, ops=tuple(lying)))
+    graph.folded = [op.type == "Const" for op in graph.ops]  # nor constant, for all their inputs
     decisions: dict[int, Decision] = dict.fromkeys(graph.activations, "recompute")
     plan = Plan("planted", {}, graph.fingerprint, "pinned", (), lower(graph, decisions))
     graph_def = rewrite(dataclasses.replace(found, graph=graph), plan, SerializeTransfer())
