@@ -86,7 +86,7 @@ def _of_search(search: MaxBatchRecord, where: str, best: Measured | None) -> lis
         family=spec.model,
         layers=spec.model_options.get("layers"),
         strategy=spec.strategy,
-        variant=strategy_label(spec),
+        variant=strategy_label(spec) + (f", in parts ({spec.split})" if spec.split else ""),
         batch_size=search.batch_size,
         conditions=step_conditions(spec),
         bound=search.bound,
