@@ -137,8 +137,7 @@ def apply(
         profile: the device profile (`memtrade devices`, or a .toml file) that the plan is made for.
             By default the arena's, or the one whose name is nearest to the card's.
         split: "reordered" runs the widest gradients (of batch norms) in parts along the batch,
-            which reaches below what each of them holds at once. Sums over the batch are then added
-            up in another order: the update is the original's within rounding, not to the bit.
+            below what each holds at once; the update is then equal within rounding, not to the bit.
         options: the strategy's options, as `memtrade strategies` lists them.
 
     Returns:
@@ -200,6 +199,10 @@ class _Rewriting:
     in_parts: bool = False
     planned: list[int] = field(default_factory=list)  # bytes of the batches before
 
+    @property
+    def name(self) -> str:
+        return getattr(self.function, "__name__", "train_step")
+
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Adds a call of the rewritten step to the graph that is being traced."""
         kwargs = with_variables(self.function, args, kwargs)
@@ -220,8 +223,7 @@ class _Rewriting:
         return run([values[i] for i in order])
 
     def _warn(self, why: str) -> None:
-        name = getattr(self.function, "__name__", "train_step")
-        warnings.warn(f"{name} {why}: it runs as it is", stacklevel=2)
+        warnings.warn(f"{self.name} {why}: it runs as it is", stacklevel=2)
 
     def rewritten(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, list[int]]:
         """A call of the rewritten step, or of the step as it is, with its tensors alone, and for
@@ -238,9 +240,8 @@ class _Rewriting:
             return self._made(concrete, tuple(specs[i] for i in order), lies), order
         except _UNFORESEEN as error:
             words = str(error).strip().splitlines() or [""]
-            name = getattr(self.function, "__name__", "train_step")
             raise UnsupportedGraphError(
-                f"{name} could not be rewritten, and memtrade should have said why: "
+                f"{self.name} could not be rewritten, and memtrade should have said why: "
                 f"{type(error).__name__}: {words[0]}"
             ) from error
 
@@ -248,10 +249,10 @@ class _Rewriting:
         self, concrete: Any, specs: tuple[tf.TensorSpec, ...], lies: Sequence[int] | None
     ) -> Any:
         """A call of the rewritten step, or of the step as it is; None where XLA compiles that."""
-        traced = self._trace(concrete, specs)
+        planned = concrete
         if self.in_parts:
-            split = in_parts(concrete, specs, traced.step.name)
-            traced = self._trace(split.get_concrete_function(*specs), specs)  # pyright: ignore[reportFunctionMemberAccess]
+            planned = in_parts(concrete, specs, self.name).get_concrete_function(*specs)  # pyright: ignore[reportFunctionMemberAccess]
+        traced = self._trace(planned, specs)
         parts = parts_of(traced)
         places = None if lies is None else places_here(parts[0], lies)
         settings = [self.settings.on(part.device).among(places) for part in parts]
@@ -273,7 +274,7 @@ class _Rewriting:
 
     def _trace(self, concrete: Any, specs: tuple[tf.TensorSpec, ...]) -> Trace:
         step = TrainStep(
-            name=getattr(self.function, "__name__", "train_step"),
+            name=self.name,
             function=self.function,
             specs=specs,
             make_batch=lambda: tuple(tf.zeros(spec.shape, spec.dtype) for spec in specs),
@@ -396,5 +397,4 @@ class _Rewriting:
 
 
 def _known_bytes(spec: tf.TensorSpec) -> int:
-    elements = spec.shape.num_elements() if spec.shape.is_fully_defined() else 0
-    return elements * spec.dtype.size if spec.dtype.size else 0
+    return (spec.shape.num_elements() or 0) * (spec.dtype.size or 0)

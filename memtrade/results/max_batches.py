@@ -22,7 +22,14 @@ from memtrade.results.figures import (
     ratio_of,
 )
 from memtrade.results.sheets import DASH, Sheet
-from memtrade.results.words import ratio, seconds, step_conditions, strategy_label, strategy_rank
+from memtrade.results.words import (
+    parts_text,
+    ratio,
+    seconds,
+    step_conditions,
+    strategy_label,
+    strategy_rank,
+)
 from memtrade.units import megabytes
 
 MAX_BATCH_SHEET = "max-batch"
@@ -86,7 +93,7 @@ def _of_search(search: MaxBatchRecord, where: str, best: Measured | None) -> lis
         family=spec.model,
         layers=spec.model_options.get("layers"),
         strategy=spec.strategy,
-        variant=strategy_label(spec) + (f", in parts ({spec.split})" if spec.split else ""),
+        variant=", ".join(filter(None, (strategy_label(spec), parts_text(spec)))),
         batch_size=search.batch_size,
         conditions=step_conditions(spec),
         bound=search.bound,

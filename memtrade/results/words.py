@@ -28,6 +28,11 @@ def strategy_label(spec: TrialSpec) -> str:
     return f"{spec.strategy} ({inside})" if inside else spec.strategy
 
 
+def parts_text(spec: TrialSpec) -> str:
+    """How ops run in parts, or ""."""
+    return f"in parts ({spec.split})" if spec.split else ""
+
+
 def strategy_rank(name: str) -> int:
     """The position in the registry; a saved plan's own strategy comes last."""
     return list(STRATEGIES).index(name) if name in STRATEGIES else len(STRATEGIES)
@@ -42,7 +47,7 @@ def step_text(spec: TrialSpec) -> str:
         f"{size} × {size} pixels" if size else "",
         options_text(unusual_model_options(spec)),
         spec.optimizer,
-        f"in parts ({spec.split})" if spec.split else "",
+        parts_text(spec),
     ]
     return ", ".join(part for part in parts if part)
 

@@ -25,7 +25,7 @@ from memtrade.plan import Action, Fate, Plan
 from memtrade.schedule import Lowering, lower
 from memtrade.simulate.memory import ROOMY_BYTES
 from memtrade.strategies.base import assemble, clock_of, decisions, make_plan
-from memtrade.strategies.spill import spilled
+from memtrade.strategies.spill import leaving, spilled
 from memtrade.target import Target
 from memtrade.units import megabytes
 
@@ -105,23 +105,22 @@ def that_saves(
         if own_bytes < enough * peaks.original:
             return found[0]
     simulator = peaks.clock.simulator
-    choices: list[tuple[int, Sequence[Fate], Lowering]] = []
+    choices: list[tuple[int, Sequence[Fate], tuple[Action, ...]]] = []
     for decide in (rule, *otherwise, lambda: ()):
         with contextlib.suppress(NoCutError):
             fates = decide()
             for lean in (False, True):
-                lowering = Lowering(lean_forward=lean)
-                live = simulator.peak_live_bytes(lower(graph, decisions(fates), lowering))
-                choices.append((live, fates, lowering))
+                actions = lower(graph, decisions(fates), Lowering(lean_forward=lean))
+                choices.append((simulator.peak_live_bytes(actions), fates, actions))
     choices.sort(key=lambda choice: choice[0])
     small = choices[0][0] < enough * peaks.original  # else the leanest is spilled, anyway
-    for _, fates, lowering in choices[: _JUDGED if small or not swaps else 1]:
-        found.append(make_plan(strategy, graph, options, target, fates, lowering))
+    for _, fates, actions in choices[: _JUDGED if small or not swaps else 1]:
+        found.append(assemble(strategy, graph, options, target, fates, actions))
     leanest = min(found, key=peaks.of)
     if swaps and peaks.of(leanest) >= enough * peaks.original:
         limit_bytes = int(enough * _HOLES * peaks.original)
-        _, fates, lowering = choices[0]
-        actions = spilled(peaks.clock, lower(graph, decisions(fates), lowering), limit_bytes)
+        _, fates, actions = choices[0]
+        actions = spilled(peaks.clock, actions, limit_bytes)
         fates = _with_sent(graph, fates, actions)
         found.append(assemble(strategy, graph, options, target, fates, actions))
         leanest = min(found, key=peaks.of)
@@ -136,9 +135,9 @@ def _with_sent(
 ) -> Sequence[Fate]:
     """The fates, where more activations leave than these say."""
     made = {fate.tensor: fate for fate in fates}
-    told = {t for t, fate in made.items() if fate.decision == "swap"}
-    sent = {action.id for action in actions if action.kind == "swap_out"} - told
-    made |= {t: Fate(t, "swap", "at rest at the peak") for t in sent & {*graph.activations}}
+    for t in leaving(graph, actions):
+        if t not in made or made[t].decision != "swap":
+            made[t] = Fate(t, "swap", "at rest at the peak")
     return [made[t] for t in sorted(made)]
 
 

@@ -125,6 +125,12 @@ def spilled(
     return tuple(_with_copies(clock.graph, actions, chosen)) if chosen else tuple(actions)
 
 
+def leaving(graph: StepGraph, actions: Iterable[Action]) -> list[int]:
+    """The activations that leave for host memory, ascending."""
+    sent = {action.id for action in actions if action.kind == "swap_out"}
+    return [t for t in graph.activations if t in sent]
+
+
 def least_bytes(simulator: Simulator) -> int:
     """What no plan that moves and remakes whole tensors goes below: the most that one op needs with
     all that it reads and makes, besides what is always there."""

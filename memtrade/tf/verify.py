@@ -18,7 +18,7 @@ from memtrade.tf.step import TrainStep
 StepFunction = Callable[..., tf.Tensor]
 
 # How often a step is run again that may differ from itself: CycleGAN's does in one run of ten.
-REPEATS = 8
+_REPEATS = 8
 
 
 def compare_steps(
@@ -77,7 +77,7 @@ def differs_from_itself(
     TensorFlow's AddN begins with the input whose buffer it may take, and which one that is depends
     on what has run by then: three gradients or more are added up in one order or another.
     """
-    for _ in range(REPEATS):
+    for _ in range(_REPEATS):
         found = compare_steps(step, step, variables, batch, steps=steps).verified(0.0)
         if not found.equal:
             return found.of_update

@@ -139,6 +139,7 @@ BAD = [
     ("--start 0", "--start must be at least 1, not 0"),
     ("--granularity 0", "--granularity must be at least 1, not 0"),
     ("--granularity 8 --max-batch-size 7", "must be at least the granularity of 8, not 7"),
+    ("--granularity 20 --split reordered", "must be a multiple of 8, the number of parts"),
     ("--max-batch-size 0", "must be at least the granularity of 1, not 0"),
     ("--memory-limit 30MiB", "the memory limit must exceed the variables' size"),
     ("--device gpu:3", "unknown device 'gpu:3'"),

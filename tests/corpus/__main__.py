@@ -25,6 +25,7 @@ from memtrade.measure.environment import child_environment
 from memtrade.measure.protocol import TrialSpec
 from memtrade.results.sheets import Sheet
 from tests.corpus import CORPUS
+from tests.corpus.running import ITSELF
 
 LIMIT_BYTES = 3 << 30
 TIMEOUT_SECONDS = 300
@@ -36,6 +37,7 @@ COLUMNS: tuple[str, ...] = (
 )  # fmt: skip
 STRATEGIES = ("ome", "optimal")
 MISSING = "missing"
+_EQUAL = {"True": "yes", "False": "no", ITSELF: ITSELF}
 SHARE = 0.6  # the budget of `optimal`, of the original's peak
 
 Row = dict[str, Any]
@@ -189,9 +191,7 @@ def _line(row: Row) -> tuple[str, ...]:
         str(row["step"]),
         str(row["strategy"]),
         str(row["outcome"]),
-        {"True": "yes", "False": "no", "": "-"}.get(
-            str(row.get("equal", "")), str(row.get("equal"))
-        ),
+        _EQUAL.get(str(row.get("equal")), "-"),
         *(text(None if size is None else size / 1e6) for size in sizes),
         text(_share(row, "peak_bytes", "original_bytes")),
         text(_share(row, "needed_bytes", "original_bytes")),
@@ -205,8 +205,8 @@ def _summary(strategy: str, rows: Sequence[Row]) -> str:
     ran = [row for row in own if row["outcome"] in ("rewritten", "as it is")]
     said = collections.Counter(str(row.get("equal")) for row in ran)
     equal = f"{said['True']} of them equal"
-    if said["as itself"]:
-        equal += f" and {said['as itself']} as near as the original comes to itself"
+    if said[ITSELF]:
+        equal += f" and {said[ITSELF]} as near as the original comes to itself"
     smaller = [s for row in ran if (s := _share(row, "peak_bytes", "original_bytes")) is not None]
     slower = [s for row in ran if (s := _share(row, "seconds", "original_seconds")) is not None]
     sized = [row for row in ran if row["outcome"] == "rewritten" and not row.get("bound")]

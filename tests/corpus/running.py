@@ -8,9 +8,12 @@ from typing import Any
 import tensorflow as tf
 
 from memtrade.tf.handles import captured_variables
-from memtrade.tf.verify import compare_steps
+from memtrade.tf.verify import compare_steps, differs_from_itself
 
 STEPS = 2
+
+# In a row of the table: it differs, and so does the original when it is run again.
+ITSELF = "as itself"
 
 
 def flat(returned: Any) -> tf.Tensor:
@@ -29,6 +32,13 @@ def variables_of(step: Any, batch: tuple[Any, ...]) -> list[Any]:
     captured = captured_variables(step.get_concrete_function(*batch))
     given = [leaf for leaf in tf.nest.flatten(batch) if isinstance(leaf, tf.Variable)]
     return [*captured, *given]
+
+
+def differs_itself(step: Any, batch: tuple[Any, ...]) -> bool:
+    """Whether a step does not come to the same when it is run again."""
+    variables = variables_of(step, batch)
+    found = differs_from_itself(lambda *values: flat(step(*values)), variables, batch, steps=STEPS)
+    return found is not None
 
 
 def differing(step: Any, lean: Callable[..., Any], batch: tuple[Any, ...]) -> list[Any]:

@@ -21,12 +21,11 @@ from memtrade.errors import MemtradeError
 from memtrade.tf.device import Arena
 from memtrade.tf.laying import laid_down
 from memtrade.tf.structure import packed, specs_of, tensors_of
-from memtrade.tf.verify import REPEATS
 from tests.corpus import CORPUS
-from tests.corpus.running import differing, flat
+from tests.corpus.running import ITSELF, differing, differs_itself, flat
 
 LIMIT_BYTES = 3 << 30
-ORIGINAL, ITSELF = "original", "as itself"
+ORIGINAL = "original"
 WARMUP, COUNTED = 1, 3
 
 Row = dict[str, Any]
@@ -90,11 +89,9 @@ def made(name: str) -> tuple[Any, tuple[Any, ...]]:
 
 
 def _is_equal(step: Any, lean: Any, batch: tuple[Any, ...]) -> bool | str:
-    """Or ITSELF: it differs, and so does the original from itself when it is run again."""
     if not differing(step, lean, batch):
         return True
-    again = any(differing(step, step, batch) for _ in range(REPEATS))
-    return ITSELF if again else False
+    return ITSELF if differs_itself(step, batch) else False
 
 
 class _Foreseen(logging.Handler):

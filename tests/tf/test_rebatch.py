@@ -11,18 +11,21 @@ import tensorflow as tf
 from memtrade.errors import UnsupportedGraphError
 from memtrade.graph import GraphData, StepGraph
 from memtrade.models import make_model
+from memtrade.options import PARTS
 from memtrade.rebatch import Rebatcher
 from memtrade.tf.build import make_step
 from memtrade.tf.extract import trace
+from memtrade.tf.split import split_step
 from tests.tf.small_models import SMALL
 
 
 @cache
-def traced(name: str, batch: int) -> StepGraph:
+def traced(name: str, batch: int, *, in_parts: bool = False) -> StepGraph:
     family, options = SMALL[name]
     model = make_model(family, options | {"batch_size": batch})
     with tf.Graph().as_default():
-        return trace(make_step(model, optimizer="momentum")).graph
+        step = make_step(model, optimizer="momentum")
+        return trace(split_step(step) if in_parts else step).graph
 
 
 def comparable(data: GraphData) -> GraphData:
@@ -43,6 +46,14 @@ def test_a_rebatched_graph_is_the_traced_one(name: str) -> None:
     assert made.fingerprint == real.fingerprint
     assert comparable(made.data) == comparable(real.data)
     assert made.data.values.items() <= real.data.values.items()
+
+
+def test_a_graph_in_parts_is_had_at_multiples_of_their_number() -> None:
+    first, second, real = (traced("resnet-18", n * PARTS, in_parts=True) for n in (2, 3, 5))
+    rebatcher = Rebatcher(first, 2 * PARTS, second, 3 * PARTS)
+    assert rebatcher.at(5 * PARTS).fingerprint == real.fingerprint
+    with pytest.raises(UnsupportedGraphError, match="differs between batch 16 and batch 24"):
+        rebatcher.at(5 * PARTS + 1)
 
 
 def test_far_from_the_traces_too() -> None:

@@ -15,7 +15,7 @@ from memtrade.simulate.memory import ROOMY_BYTES
 from memtrade.simulate.overlap import overlap
 from memtrade.simulate.timeline import TimeSimulator
 from memtrade.strategies.deadline import Deadline
-from memtrade.strategies.spill import spilled
+from memtrade.strategies.spill import leaving, spilled
 from memtrade.target import Target
 
 
@@ -102,8 +102,7 @@ class Judge:
         program = spilled(self.times, verdict.actions, limit_bytes, host)
         if program == verdict.actions:
             return verdict
-        sent = {action.id for action in program if action.kind == "swap_out"}
-        swapped: dict[int, Decision] = {t: "swap" for t in self.graph.activations if t in sent}
+        swapped: dict[int, Decision] = dict.fromkeys(leaving(self.graph, program), "swap")
         return self.judge_program(program, {**verdict.decisions, **swapped})
 
     def seconds(self, verdict: Verdict, copies_bytes: float) -> float:
