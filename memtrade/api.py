@@ -11,7 +11,6 @@ alone; whatever else runs in the process is optimized as before.
 
 from __future__ import annotations
 
-import gc
 import itertools
 import logging
 import os
@@ -58,7 +57,6 @@ from memtrade.tf.loss import Named
 from memtrade.tf.places import offsets_of, places_here
 from memtrade.tf.rehearsal import can_be_rehearsed, rehearse
 from memtrade.tf.replicas import apply_plans, parts_of
-from memtrade.tf.rewrite import apply_plan
 from memtrade.tf.split import in_parts
 from memtrade.tf.step import TrainStep
 from memtrade.tf.structure import (
@@ -256,7 +254,8 @@ class _Rewriting:
         parts = parts_of(traced)
         places = None if lies is None else places_here(parts[0], lies)
         settings = [self.settings.on(part.device).among(places) for part in parts]
-        plans = [self._plan(*each) for each in zip(parts, settings, strict=True)]
+        found = [self._plan(*each) for each in zip(parts, settings, strict=True)]
+        plans = [plan for plan, _ in found]
         attributes = concrete.function_def.attr
         compiled = "_XlaMustCompile" in attributes and attributes["_XlaMustCompile"].b
         if not any(plan.actions for plan in plans):
@@ -269,8 +268,9 @@ class _Rewriting:
                 "the rewritten step runs without jit_compile",
                 stacklevel=2,
             )
-        made = apply_plans(traced, parts, plans, [each.transfer for each in settings])
-        return partial(call_alone, made.get_concrete_function())  # pyright: ignore[reportFunctionMemberAccess]
+        transfers = [each.transfer for each in settings]
+        _, rehearsed = found[0]  # of a part of several none is
+        return partial(call_alone, rehearsed or _built(traced, parts, plans, transfers))
 
     def _trace(self, concrete: Any, specs: tuple[tf.TensorSpec, ...]) -> Trace:
         step = TrainStep(
@@ -283,32 +283,29 @@ class _Rewriting:
         )
         return trace_concrete(step, concrete)
 
-    def _plan(self, traced: Trace, settings: Settings) -> Plan:
-        """A plan that keeps the budget: by prediction and, where the device counts, by a rehearsal.
+    def _plan(self, traced: Trace, settings: Settings) -> tuple[Plan, Any]:
+        """A plan that keeps the budget, by prediction and, where the device counts, by a rehearsal;
+        and the rehearsed function.
 
         What a rehearsal above the budget teaches corrects the target, and the plan is made anew.
         """
         budget_bytes = settings.budget_bytes
         target = learned_target(settings.target, [traced.graph], environment=os.environ)
         if settings.automatic and self._fits(traced, settings, target):
-            return find_planned(ORIGINAL).plan(traced.graph, make_options(ORIGINAL), target)
+            return find_planned(ORIGINAL).plan(traced.graph, make_options(ORIGINAL), target), None
         options = host.within_room(settings.options, traced.graph, budget_bytes or 0)
         for correction in itertools.count():
             foresee = partial(self._foresee, traced, options)
             (plan, given_bytes), target = leaving_margin(foresee, target)
-            if peak_bytes := self._rehearse(traced, plan, given_bytes):
-                gc.collect()  # with the rehearsed function goes what the runtime keeps of it
+            peak_bytes, made = self._rehearse(traced, plan, given_bytes)
             if budget_bytes is None or peak_bytes <= budget_bytes:
-                return plan
+                return plan, made
+            del made
             if correction == CORRECTIONS:
                 op = peak_op(target, traced.graph, plan)
                 raise BrokenBudgetError(peak_bytes, budget_bytes, op)
             learned = corrected(
-                target,
-                traced.graph,
-                plan,
-                peak_bytes=peak_bytes,
-                environment=os.environ,
+                target, traced.graph, plan, peak_bytes=peak_bytes, environment=os.environ
             )
             log.warning(
                 "%s took %s MB of a budget of %s MB when it was rehearsed: planned anew; %s",
@@ -337,20 +334,16 @@ class _Rewriting:
         )
         return original_bytes <= budget_bytes
 
-    def _rehearse(self, traced: Trace, plan: Plan, given_bytes: int) -> int:
-        """The peak of one run that leaves nothing behind; 0 where nobody asks, or nobody counts."""
-        if self.settings.budget_bytes is None or not plan.actions:
-            return 0
-        if not can_be_rehearsed(traced):
-            return 0
-        concrete = apply_plan(traced, plan, self.settings.transfer).get_concrete_function()  # pyright: ignore[reportFunctionMemberAccess]
+    def _rehearse(self, traced: Trace, plan: Plan, given_bytes: int) -> tuple[int, Any]:
+        """The peak of one run that leaves nothing behind (0 where nobody counts) and what ran, if
+        anybody asks."""
+        asked = self.settings.budget_bytes is not None and plan.actions
+        if not asked or not can_be_rehearsed(traced):
+            return 0, None
+        concrete = _built(traced, [traced], [plan], [self.settings.transfer])
         name = self.settings.device_name
-        device = "CPU:0" if name == ARENA else name.upper()
-        with tf.init_scope():
-            batch = traced.step.make_batch()
-        captured = traced.concrete.captured_inputs
-        taken = rehearse(lambda *values: call_alone(concrete, values), batch, captured, device)
-        return 0 if taken is None else taken + given_bytes
+        taken = rehearse(traced, concrete, "CPU:0" if name == ARENA else name.upper())
+        return 0 if taken is None else taken + given_bytes, concrete
 
     def _foresee(self, traced: Trace, options: Any, target: Target) -> tuple[Plan, int]:
         """A plan that is predicted to keep the budget, and the bytes that lie there before
@@ -394,6 +387,11 @@ class _Rewriting:
                 },
             )
         return found.given_bytes
+
+
+def _built(traced: Trace, parts: Any, plans: Any, transfers: Any) -> Any:
+    """The rewritten step's concrete function."""
+    return apply_plans(traced, parts, plans, transfers).get_concrete_function()  # pyright: ignore[reportFunctionMemberAccess]
 
 
 def _known_bytes(spec: tf.TensorSpec) -> int:

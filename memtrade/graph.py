@@ -340,9 +340,9 @@ class StepGraph:
         found = [op.type == "Const" for op in self.ops]
         for op in self.ops:
             if op.inputs and not op.stateful and all(found[self.tensors[t].op] for t in op.inputs):
-                found[op.id] |= all(
-                    0 < self.tensors[t].size_bytes <= _FOLDED_BYTES for t in op.outputs
-                )
+                made = [self.tensors[t] for t in op.outputs]
+                sized = all(t.size_bytes or 0 in (t.shape or ()) for t in made)
+                found[op.id] |= sized and all(t.size_bytes <= _FOLDED_BYTES for t in made)
         return found
 
     def keeps_place(self, op: Op) -> bool:

@@ -216,8 +216,9 @@ class Simulator:
         error: ArenaOutOfMemoryError | None = None
         try:
             walk = self.begin(program, limit_bytes=limit_bytes, lag=lag, places=places)
+            at_first = walk.peak
             for _ in differing_steps(walk, steps):
-                peaks.append(walk.peak)
+                peaks.append(max(walk.peak, at_first) if not peaks else walk.peak)
         except ArenaOutOfMemoryError as raised:
             error = raised
             peaks.append(walk.peak)

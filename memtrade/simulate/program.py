@@ -128,7 +128,8 @@ class Linker:
             if op.type == "Const" or not folded[op.id]:
                 continue
             for t in op.outputs:
-                if any(not folded[c] for c in self.graph.consumers[t]):
+                read = any(not folded[c] for c in self.graph.consumers[t])
+                if read or t in self.graph.data.outputs:
                     self.folded[t] = len(self.sizes)
                     self.sizes.append(self.sizes[t])
                     self.labels_of_hidden.append(f"{self.graph.label(t)} (constant)")
@@ -235,9 +236,10 @@ class Linker:
                     lost.add(hidden_of.get(id_, SCRATCH))
             elif kind == "reserve":
                 rows.append(Row(index, RESERVE, (Request(id_),), (), (), ()))
-        for t in returned:
-            readers[latest[t]] += 1
-        return Program(rows, tensor_of, readers, [latest[t] for t in returned])
+        handed = [latest[self.folded.get(t, t)] for t in returned]
+        for version in handed:
+            readers[version] += 1
+        return Program(rows, tensor_of, readers, handed)
 
 
 def _looked_at(graph: StepGraph) -> frozenset[int]:

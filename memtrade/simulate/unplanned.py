@@ -11,7 +11,8 @@ Constants and inputs come before all else. What the step as it came gathers (Ker
 all gradients through one IdentityN, which waits for the last of them) is read no earlier than that.
 With more threads the order is another from run to run.
 
-Before that the runtime merges what is computed twice: stateless ops of one definition on the same
+Before that the runtime computes what is made of constants alone, which are constants then, and
+merges what is computed twice: stateless ops of one definition on the same
 inputs (each branch's own ReLU of a block's input). Control edges that hold a plan's order keep ops
 apart, so only a step without one is merged. O(ops + edges).
 """
@@ -67,6 +68,7 @@ def executor_order(graph: StepGraph, same: Mapping[int, int] | None = None) -> l
     """Op ids in the order in which they run. `same`: `merged_tensors`, worked out unless given."""
     same = merged_tensors(graph) if same is None else same
     gone = {graph.tensors[t].op for t in same}
+    gone |= {op.id for op in graph.ops if graph.folded[op.id] and op.type != "Const"}
     successors, waiting = _edges(graph, same, gone)
     order: list[int] = []
 
@@ -108,8 +110,9 @@ def _edges(
     controls: list[set[int]] = []
     for op in graph.ops:
         left = op.id not in gone
-        reads.append({graph.tensors[same.get(t, t)].op for t in op.inputs} if left else set())
-        controls.append({stands_for.get(c, c) for c in op.controls} if left else set())
+        made = {graph.tensors[same.get(t, t)].op for t in op.inputs} if left else set()
+        reads.append(made - gone)
+        controls.append({stands_for.get(c, c) for c in op.controls} - gone if left else set())
     before = [read | waits for read, waits in zip(reads, controls, strict=True)]
     for group in graph.data.gathered:
         producers = {graph.tensors[same.get(t, t)].op for t in group}

@@ -13,6 +13,7 @@ from memtrade.graph import Tensor
 from memtrade.simulate.bfc import ArenaOutOfMemoryError
 from memtrade.simulate.moments import Allocator, Holder, Lag, Peak
 from memtrade.simulate.program import COMPUTE, RESERVE, SWAP_OUT, Code, Linker, Program, Row
+from memtrade.simulate.regions import round_up
 
 HANDLE_BYTES = 200  # the scalar tensor that holds a variable's resource handle
 SHAPE_BYTES, SEED_BYTES = 16, 8  # what is there while a variable or the batch gets its values
@@ -110,10 +111,14 @@ class Walk:
         for op in graph.ops:
             if op.type == "Const":
                 self._constant_lies(graph.tensors[op.outputs[0]])
+            self._always("constants", op.attrs.get("kept_bytes", 0))
+        folding_bytes = 0
         for folded in self.linker.folded.values():
             self.sources[folded] = self._always("constants", self.linker.sizes[folded])
+            folding_bytes += round_up(self.linker.sizes[folded])
         self.persistent_bytes = self.allocator.bytes_in_use
-        self.peak = Peak(self.persistent_bytes, -1, len(self._handle))
+        # The runtime holds what it has computed twice for a moment, before the first step.
+        self.peak = Peak(self.persistent_bytes + folding_bytes, -1, len(self._handle))
 
     def _constant_lies(self, made: Tensor) -> None:
         """Once for its kernel, if it holds what no other does, and in graphs that look at it."""

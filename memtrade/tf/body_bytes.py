@@ -17,12 +17,14 @@ from memtrade.tf.bodies import Body
 
 class BodyBytes(NamedTuple):
     """Of tensors by name: bytes, how they are known, and what lists hold; of ops, their scratch,
-    and how many iterations of a loop TensorFlow may run at once."""
+    what their bodies keep for good, and how many iterations of a loop TensorFlow may run at once.
+    """
 
     sizes: dict[str, int]
     how: dict[str, str]
     contents: dict[str, tf.TensorSpec]
     scratch: dict[str, int]
+    kept: dict[str, int]
     abreast: dict[str, int]
     unsized: list[str]
 
@@ -72,8 +74,11 @@ def leading_to(body: Body) -> list[tf.Operation]:
     return [each for each in operations if each.name in alive]
 
 
-def peak_bytes(operations: Sequence[tf.Operation], body: Body, learned: BodyBytes) -> int:
-    """Most bytes in use beside the arguments; lists are counted where they are handed on."""
+def body_bytes(
+    operations: Sequence[tf.Operation], body: Body, learned: BodyBytes
+) -> tuple[int, int]:
+    """Most bytes in use beside the arguments (lists are counted where they are handed on) and
+    beside what constants take; and these, which are there for good once the step has run."""
     number = {operation.name: i for i, operation in enumerate(operations)}
     ops: list[Op] = []
     tensors: list[Tensor] = []
@@ -106,4 +111,7 @@ def peak_bytes(operations: Sequence[tf.Operation], body: Body, learned: BodyByte
     simulator = Simulator(graph, profile_target(ARENA))
     as_written = [Action("run", op_id) for op_id in range(len(ops))]
     walked = [simulator.memory(each, limit_bytes=ROOMY_BYTES) for each in (as_written, ())]
-    return max(each.peak_bytes - each.persistent_bytes for each in walked)
+    kept = walked[0].persistent_bytes - walked[0].given_bytes
+    return max(each.peak_bytes - each.persistent_bytes for each in walked), kept + sum(
+        learned.kept.values()
+    )

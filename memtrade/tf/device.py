@@ -130,7 +130,12 @@ class Arena(LocalDevice):
         return address - first if in_first else address - rest + _FIRST_BYTES
 
     def free_pieces(self) -> list[tuple[int, int]]:
-        """(offset, bytes) of each free piece of the allocator's, by asking for them.
+        """(offset, bytes) of each free piece of the allocator's. Raises as `plugged`."""
+        return self.plugged()[0]
+
+    def plugged(self) -> tuple[list[tuple[int, int]], list[tf.Tensor]]:
+        """(offset, bytes) of each free piece of the allocator's, by asking for them; and tensors
+        that fill all of these but the last.
 
         A request gets the smallest piece that holds it, whole if that is less than twice as large;
         so requests that halve find each piece, and the bytes in use tell how large it is. The last
@@ -156,7 +161,7 @@ class Arena(LocalDevice):
                 before = self.in_use_bytes()
             del piece
         pieces.append((tail, end - tail))
-        return _merged(pieces)
+        return _merged(pieces), [*shapes, *taken]
 
     def resident_bytes(self) -> int:
         """Touched pages of the larger region, by mincore(2)."""

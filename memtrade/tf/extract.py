@@ -267,12 +267,14 @@ def _read_tensor(
 
 
 def _scratch(learned: BodyBytes, operation: tf.Operation) -> dict[str, int]:
-    """What the body of a loop or a branch takes while it runs, and more of them at once."""
+    """What the body of a loop or a branch takes while it runs, for good, and where more of them
+    run at once."""
     taken = learned.scratch.get(operation.name)
     if taken is None:
         return {}
     return {
         "scratch_bytes": taken,
+        "kept_bytes": learned.kept[operation.name],
         "ahead_bytes": taken * max(0, learned.abreast.get(operation.name, 1) - 1),
     }
 

@@ -1,13 +1,16 @@
 """One run of a rewritten step before it trains: what its device says of it, and nothing remains.
 
-Variables are read to the host before and written back after, into the places that they had: all of
-them are given back first, so that each finds a hole of its own size. The run has a function of its
-own, so that the random numbers of the training to come are not drawn. A step that does more than
-compute and update variables is not rehearsed.
+Variables are read to the host before and written back after, one by one and while nothing else is
+free, so that each finds the hole that it left itself. The function is the one that will train: what
+tracing another one leaves behind, nobody foresees. Its caller is another, so that the random
+numbers of the training to come are not drawn. A step that does more than compute and update
+variables is not rehearsed.
 """
 
 from __future__ import annotations
 
+import contextlib
+import gc
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,7 +18,9 @@ import tensorflow as tf
 
 from memtrade.facts import READING
 from memtrade.op_types import CALL_TYPES
+from memtrade.tf.calling import call_alone
 from memtrade.tf.captured import captures, on_device, on_host
+from memtrade.tf.device import Arena
 from memtrade.tf.extract import Trace, variable_spec
 
 _DRAWING = ("Random", "StatelessRandom", "TruncatedNormal", "Multinomial")
@@ -41,13 +46,12 @@ def can_be_rehearsed(trace: Trace) -> bool:
     )
 
 
-def rehearse(
-    function: Any, values: Sequence[tf.Tensor], captured: Sequence[tf.Tensor], device: str
-) -> int | None:
-    """Most bytes that one call took on `device` ("GPU:0") beyond what was in use before it.
+def rehearse(trace: Trace, concrete: Any, device: str) -> int | None:
+    """Most bytes that a call of the rewritten step took on `device` ("GPU:0") beyond what was in
+    use before it and the batch.
 
     Args:
-        captured: what the step closes over; handles of variables are those that are written back.
+        concrete: the rewritten step's function.
 
     Returns:
         None where the device's allocator keeps no count, as TensorFlow's for the CPU does not
@@ -61,21 +65,32 @@ def rehearse(
             tf.config.experimental.reset_memory_stats(device)
         except ValueError:
             return None
+        batch = trace.step.make_batch()
+        captured = trace.concrete.captured_inputs
         specs = [(each, spec) for each in captured if (spec := variable_spec(each))]
         before = [on_host(handle, spec) for handle, spec in specs]
         in_use = tf.config.experimental.get_memory_info(device)["current"]
-        # What the runtime keeps of a function's kernels goes with the function that calls it.
-        alone = tf.function(lambda *batch: function(*batch), autograph=False)
+        alone = tf.function(lambda *values: call_alone(concrete, values), autograph=False)
         try:
-            results = alone(*values)
+            results = alone(*batch)
             for result in tf.nest.flatten(results, expand_composites=True):
                 if tf.is_tensor(result):  # a step may return None
                     result.numpy()  # until the device is done
             peak = tf.config.experimental.get_memory_info(device)["peak"]
-            results = result = None  # where they lie may have been a variable's place
         finally:
-            for handle, spec in specs:  # of no bytes, which might lie in a variable's place, too
-                tf.raw_ops.AssignVariableOp(resource=handle, value=tf.zeros([0], spec.dtype))
-            for (handle, spec), value in zip(specs, before, strict=True):
-                tf.raw_ops.AssignVariableOp(resource=handle, value=on_device(value, spec.dtype))
+            results = result = alone = None
+            gc.collect()  # with a function goes what the runtime keeps of its kernels
+            _write_back(specs, before)
     return peak - in_use
+
+
+def _write_back(specs: Sequence[tuple[tf.Tensor, tf.TensorSpec]], values: Sequence[Any]) -> None:
+    """Gives variables what they held, each where it lies: no other hole is free meanwhile."""
+    arena, plugs = Arena.started, []
+    nothing = {dtype: tf.zeros([0], dtype) for dtype in {spec.dtype for _, spec in specs}}
+    with contextlib.suppress(tf.errors.OpError, ValueError):  # too little is free
+        plugs = arena.plugged() if arena else []
+    for (handle, spec), value in zip(specs, values, strict=True):
+        tf.raw_ops.AssignVariableOp(resource=handle, value=nothing[spec.dtype])
+        tf.raw_ops.AssignVariableOp(resource=handle, value=on_device(value, spec.dtype))
+    del plugs

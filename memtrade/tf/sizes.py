@@ -12,14 +12,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 from memtrade.facts import reuse
 from memtrade.op_types import ALIAS_TYPES, BRANCH_TYPES, LOOP_TYPES, RESERVING_TYPES
 from memtrade.tf.bodies import Argument, Body, draw_body
-from memtrade.tf.body_bytes import BodyBytes, leading_to, peak_bytes, shared_bytes
+from memtrade.tf.body_bytes import BodyBytes, body_bytes, leading_to, shared_bytes
 
 Library = Any  # tf.compat.v1.FunctionDefLibrary, a protobuf class that type checkers cannot see
 
@@ -53,11 +53,20 @@ def learn_sizes(
     return _Sizes(library, known).learn(operations)
 
 
+class _Drawn(NamedTuple):
+    """A body, what is known of its tensors, and what it takes while it runs and for good."""
+
+    body: Body
+    learned: BodyBytes
+    peak_bytes: int
+    kept_bytes: int
+
+
 class _Sizes:
     def __init__(self, library: Library, known: Mapping[str, tuple[int, tf.TensorSpec | None]]):
         self.library = library
         self.known = known
-        self.found = BodyBytes({}, {}, {}, {}, {}, [])
+        self.found = BodyBytes({}, {}, {}, {}, {}, {}, [])
         self.trips: dict[str, int] = {}  # of loops, by the names of their outputs
 
     def learn(self, operations: Sequence[tf.Operation]) -> BodyBytes:
@@ -210,8 +219,7 @@ class _Sizes:
         contents = self.found.contents
         return [Argument(t.dtype, t.shape, contents.get(t.name)) for t in inputs]
 
-    def _body(self, function: str, inputs: Sequence[tf.Tensor]) -> tuple[Body, BodyBytes, int]:
-        """The body, what is known of its tensors, and the most that it takes while it runs."""
+    def _body(self, function: str, inputs: Sequence[tf.Tensor]) -> _Drawn:
         body = draw_body(self.library, function, self._arguments(inputs))
         contents = self.found.contents
         known = (
@@ -230,13 +238,14 @@ class _Sizes:
         )
         operations = leading_to(body)
         learned = learn_sizes(operations, self.library, known)
-        return body, learned, peak_bytes(operations, body, learned)
+        return _Drawn(body, learned, *body_bytes(operations, body, learned))
 
     def _loop(self, operation: tf.Operation) -> None:
         inputs, outputs = list(operation.inputs), list(operation.outputs)
-        body, learned, peak = self._body(operation.get_attr("body").name, inputs)
+        body, learned, peak, kept = self._body(operation.get_attr("body").name, inputs)
         trips = self._trip_count(operation, inputs)
         self.found.scratch[operation.name] = peak
+        self.found.kept[operation.name] = kept
         abreast = operation.get_attr("parallel_iterations")
         self.found.abreast[operation.name] = abreast if trips is None else min(abreast, trips)
         self.found.unsized.extend(f"{operation.name}/{name}" for name in learned.unsized)
@@ -293,9 +302,10 @@ class _Sizes:
             else [operation.get_attr(f"{which}_branch") for which in ("then", "else")]
         )
         drawn = [self._body(f.name, list(operation.inputs)[1:]) for f in functions]
-        self.found.scratch[operation.name] = max(peak for _, _, peak in drawn)
+        self.found.scratch[operation.name] = max(each.peak_bytes for each in drawn)
+        self.found.kept[operation.name] = sum(each.kept_bytes for each in drawn)
         for i, t in enumerate(operation.outputs):
-            results = [(learned, body.results[i].name) for body, learned, _ in drawn]
+            results = [(each.learned, each.body.results[i].name) for each in drawn]
             sized = all(name not in learned.unsized for learned, name in results)
             size = max(learned.sizes[name] for learned, name in results)
             contents = [learned.contents.get(name) for learned, name in results]

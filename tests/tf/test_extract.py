@@ -84,6 +84,18 @@ def test_parts_and_joints_of_masked_rows_are_bounded():
         assert graph.tensors[op.outputs[0]].size_bytes == 2 * 32 * 4 * 4
 
 
+def test_what_branches_compute_of_constants_alone_is_kept():
+    """Keras's gradient accumulation begins anew with zeros: in a branch, and there for good."""
+
+    def function(x):
+        grown = tf.cond(x[0, 0] > 0, lambda: tf.zeros([32, 64]), lambda: x + 1)
+        return tf.reduce_sum(grown)
+
+    graph = trace(step_of(function, tf.TensorSpec([32, 64]))).graph
+    (branch,) = (op for op in graph.ops if op.attrs.get("scratch_bytes") is not None)
+    assert 32 * 64 * 4 <= branch.attrs["kept_bytes"] < 1.5 * 32 * 64 * 4
+
+
 def test_constants_that_hold_the_same_are_told():
     def function(x):
         parts = [tf.constant([0.5, 1.5]), tf.constant([0.5, 1.5]), tf.constant([0.5, 2.5])]
