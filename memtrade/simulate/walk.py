@@ -111,11 +111,12 @@ class Walk:
         for op in graph.ops:
             if op.type == "Const":
                 self._constant_lies(graph.tensors[op.outputs[0]])
-            self._always("constants", op.attrs.get("kept_bytes", 0))
-        folding_bytes = 0
-        for folded in self.linker.folded.values():
-            self.sources[folded] = self._always("constants", self.linker.sizes[folded])
-            folding_bytes += round_up(self.linker.sizes[folded])
+            elif kept_bytes := op.attrs.get("kept_bytes", 0):
+                self._always("constants", kept_bytes)
+        sizes, constants = self.linker.sizes, self.linker.folded.values()
+        for folded in constants:
+            self.sources[folded] = self._always("constants", sizes[folded])
+        folding_bytes = sum(round_up(sizes[folded]) for folded in constants)
         self.persistent_bytes = self.allocator.bytes_in_use
         # The runtime holds what it has computed twice for a moment, before the first step.
         self.peak = Peak(self.persistent_bytes + folding_bytes, -1, len(self._handle))

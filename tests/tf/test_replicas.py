@@ -47,20 +47,20 @@ def test_two_processes_of_multi_worker_mirrored_strategy_train_as_before():
     early_bytes = 128 * 1024
     most = {"ome": 1.1, "lms": 1.2}
 
-    def as_small_as_predicted(worker: dict) -> bool:
-        peaks = [
-            (most[name], found["peaks"][0], found["measured"]) for name, found in worker.items()
+    def above(workers: list[dict]) -> list[tuple]:
+        """What takes more than is allowed: strategy, predicted, the original's, measured."""
+        return [
+            (name, predicted, original, peak)
+            for worker in workers
+            for name, found in worker.items()
+            for (predicted, _), (original, peak) in [(found["peaks"][0], found["measured"])]
+            if peak - early_bytes >= min(0.9 * original, most[name] * predicted)
         ]
-        return all(
-            peak - early_bytes < min(0.9 * original, above * predicted)
-            for above, (predicted, _), (original, peak) in peaks
-        )
 
     runs = [two_workers()]
-    if not all(map(as_small_as_predicted, runs[0])):
+    if above(runs[0]):
         runs.append(two_workers())
-    for worker in runs[-1]:
-        for found in worker.values():
-            check(found, parts=1)
-            assert found["losses"][0] == found["losses"][1]
-        assert as_small_as_predicted(worker)
+    for found in (each for run in runs for worker in run for each in worker.values()):
+        check(found, parts=1)
+        assert found["losses"][0] == found["losses"][1]
+    assert above(runs[-1]) == []
