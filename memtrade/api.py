@@ -36,9 +36,10 @@ from memtrade.measure.here import learned_target
 from memtrade.options import Value
 from memtrade.plan import Order, Plan
 from memtrade.settings import NONE, ORIGINAL, REORDERED, Settings, check_split, settings_of
-from memtrade.simulate.memory import ROOMY_BYTES
+from memtrade.simulate.memory import ROOMY_BYTES, MemoryResult
 from memtrade.simulate.timeline import TimeSimulator
 from memtrade.strategies import find_planned, make_options
+from memtrade.strategies.base import clock_of
 from memtrade.strategies.budget import check_sized
 from memtrade.strategies.saving import Peaks, no_worse
 from memtrade.target import ARENA, Target
@@ -48,6 +49,7 @@ from memtrade.tf.calling import (
     call_alone,
     call_unchanged,
     of_tensors,
+    step_of,
     step_to_read,
     unchanged,
 )
@@ -58,7 +60,6 @@ from memtrade.tf.places import offsets_of, places_here
 from memtrade.tf.rehearsal import can_be_rehearsed, rehearse
 from memtrade.tf.replicas import apply_plans, parts_of
 from memtrade.tf.split import in_parts
-from memtrade.tf.step import TrainStep
 from memtrade.tf.structure import (
     arguments_of,
     check_shapes,
@@ -152,8 +153,9 @@ def apply(
         strategy, budget=budget, order=order, device=device, profile=profile, **options
     )
     function = as_function(train_step)
-    lies = offsets_of(given_in(arguments_of(function, example_batch)), Arena.started)
-    rewriting = _Rewriting(function, settings, loss, lies, in_parts=split == REORDERED)
+    batch = given_in(arguments_of(function, example_batch))
+    lies = offsets_of(batch, Arena.started)
+    rewriting = _Rewriting(function, settings, loss, lies, batch, in_parts=split == REORDERED)
 
     def optimized(*args: Any, **kwargs: Any) -> Any:
         return rewriting.call(args, kwargs)
@@ -165,6 +167,7 @@ def apply(
     for _ in range(2):  # makes variables where the original would; then traces without making them
         function.get_concrete_function(*given)
     step.get_concrete_function(*given)  # pyright: ignore[reportFunctionMemberAccess]
+    batch.clear()  # it is the user's
     return step
 
 
@@ -194,6 +197,7 @@ class _Rewriting:
     settings: Settings
     loss: Named
     lies: Sequence[int]  # where each tensor of the example is; later batches come and go
+    batch: Sequence[Any]  # the example itself, until the first signature is rewritten
     in_parts: bool = False
     planned: list[int] = field(default_factory=list)  # bytes of the batches before
 
@@ -234,8 +238,7 @@ class _Rewriting:
             concrete = self.function.get_concrete_function(*args, **kwargs)
             order = argument_order(self.function, args, kwargs)
         try:
-            lies = None if self.planned else [self.lies[i] for i in order]
-            return self._made(concrete, tuple(specs[i] for i in order), lies), order
+            return self._made(concrete, tuple(specs[i] for i in order), order), order
         except _UNFORESEEN as error:
             words = str(error).strip().splitlines() or [""]
             raise UnsupportedGraphError(
@@ -243,18 +246,18 @@ class _Rewriting:
                 f"{type(error).__name__}: {words[0]}"
             ) from error
 
-    def _made(
-        self, concrete: Any, specs: tuple[tf.TensorSpec, ...], lies: Sequence[int] | None
-    ) -> Any:
+    def _made(self, concrete: Any, specs: tuple[tf.TensorSpec, ...], order: Sequence[int]) -> Any:
         """A call of the rewritten step, or of the step as it is; None where XLA compiles that."""
         planned = concrete
         if self.in_parts:
             planned = in_parts(concrete, specs, self.name).get_concrete_function(*specs)  # pyright: ignore[reportFunctionMemberAccess]
-        traced = self._trace(planned, specs)
+        example = [] if self.planned else [self.batch[i] for i in order]
+        step = step_of(self.function, planned, specs, self.loss, example)
+        traced = trace_concrete(step, planned)
         parts = parts_of(traced)
-        places = None if lies is None else places_here(parts[0], lies)
-        settings = [self.settings.on(part.device).among(places) for part in parts]
-        found = [self._plan(*each) for each in zip(parts, settings, strict=True)]
+        lies = None if self.planned else [self.lies[i] for i in order]
+        settings = [self.settings.on(part.device) for part in parts]
+        found = [self._plan(*each, lies) for each in zip(parts, settings, strict=True)]
         plans = [plan for plan, _ in found]
         attributes = concrete.function_def.attr
         compiled = "_XlaMustCompile" in attributes and attributes["_XlaMustCompile"].b
@@ -272,25 +275,17 @@ class _Rewriting:
         _, rehearsed = found[0]  # of a part of several none is
         return partial(call_alone, rehearsed or _built(traced, parts, plans, transfers))
 
-    def _trace(self, concrete: Any, specs: tuple[tf.TensorSpec, ...]) -> Trace:
-        step = TrainStep(
-            name=self.name,
-            function=self.function,
-            specs=specs,
-            make_batch=lambda: tuple(tf.zeros(spec.shape, spec.dtype) for spec in specs),
-            variables=lambda: tuple(concrete.variables),
-            loss=self.loss,
-        )
-        return trace_concrete(step, concrete)
-
-    def _plan(self, traced: Trace, settings: Settings) -> tuple[Plan, Any]:
+    def _plan(
+        self, traced: Trace, settings: Settings, lies: Sequence[int] | None
+    ) -> tuple[Plan, Any]:
         """A plan that keeps the budget, by prediction and, where the device counts, by a rehearsal;
         and the rehearsed function.
 
         What a rehearsal above the budget teaches corrects the target, and the plan is made anew.
         """
         budget_bytes = settings.budget_bytes
-        target = learned_target(settings.target, [traced.graph], environment=os.environ)
+        target = settings.target.among(places_here(traced, lies))
+        target = learned_target(target, [traced.graph], environment=os.environ)
         if settings.automatic and self._fits(traced, settings, target):
             return find_planned(ORIGINAL).plan(traced.graph, make_options(ORIGINAL), target), None
         options = host.within_room(settings.options, traced.graph, budget_bytes or 0)
@@ -298,12 +293,22 @@ class _Rewriting:
             foresee = partial(self._foresee, traced, options)
             (plan, given_bytes), target = leaving_margin(foresee, target)
             peak_bytes, made = self._rehearse(traced, plan, given_bytes)
-            if budget_bytes is None or peak_bytes <= budget_bytes:
+            if budget_bytes is None or made is None:
                 return plan, made
+            held = peak_bytes <= budget_bytes
+            if held:  # but what it updated may lie elsewhere now
+                there = target.among(places_here(traced, lies))
+                if there is not target:
+                    clock = clock_of(traced.graph, there)
+                    target, peak_bytes = there, self._judge(traced, plan, clock).peak_bytes
+                if peak_bytes <= budget_bytes:
+                    return plan, made
             del made
             if correction == CORRECTIONS:
                 op = peak_op(target, traced.graph, plan)
                 raise BrokenBudgetError(peak_bytes, budget_bytes, op)
+            if held:  # it is planned anew from there
+                continue
             learned = corrected(
                 target, traced.graph, plan, peak_bytes=peak_bytes, environment=os.environ
             )
@@ -354,22 +359,20 @@ class _Rewriting:
         made = self.settings.strategy.plan(traced.graph, options, target)
         peaks = Peaks(traced.graph, target)
         plan = no_worse(made, peaks)
-        if self.settings.budget_bytes is None and not log.isEnabledFor(logging.INFO):
-            return plan, 0
-        return plan, self._judge(traced, plan, peaks.clock)
-
-    def _judge(self, traced: Trace, plan: Plan, clock: TimeSimulator) -> int:
-        """The bytes that lie there before the first step, as predicted.
-
-        Raises InfeasibleBudgetError where the plan is predicted to exceed the budget.
-        """
         budget_bytes = self.settings.budget_bytes
+        if budget_bytes is None and not log.isEnabledFor(logging.INFO):
+            return plan, 0
+        found = self._judge(traced, plan, peaks.clock)
         if budget_bytes is not None:
             check_sized(traced.graph)
+            if found.peak_bytes > budget_bytes:
+                raise InfeasibleBudgetError(found.peak_bytes, budget_bytes, found.peak_op)
+        return plan, found.given_bytes
+
+    def _judge(self, traced: Trace, plan: Plan, clock: TimeSimulator) -> MemoryResult:
+        """What the plan is predicted to take, which the log says, too."""
         found = clock.timeline(plan, limit_bytes=ROOMY_BYTES).memory
         assert found is not None
-        if budget_bytes is not None and found.peak_bytes > budget_bytes:
-            raise InfeasibleBudgetError(found.peak_bytes, budget_bytes, found.peak_op)
         if log.isEnabledFor(logging.INFO):
             original = clock.timeline((), limit_bytes=ROOMY_BYTES).memory
             assert original is not None
@@ -386,7 +389,7 @@ class _Rewriting:
                     "bound": bound,
                 },
             )
-        return found.given_bytes
+        return found
 
 
 def _built(traced: Trace, parts: Any, plans: Any, transfers: Any) -> Any:

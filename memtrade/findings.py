@@ -11,8 +11,8 @@ from collections.abc import Callable
 
 import msgspec
 
-from memtrade.graph import Op, StepGraph
-from memtrade.op_types import BRANCH_TYPES, CALL_TYPES, LOOP_TYPES, READ_TYPES
+from memtrade.graph import BOUND, WATCHED, Op, StepGraph
+from memtrade.op_types import BRANCH_TYPES, CALL_TYPES, DRAWING_TYPES, LOOP_TYPES, READ_TYPES
 from memtrade.units import megabytes
 
 
@@ -56,10 +56,10 @@ def of_graph(graph: StepGraph) -> list[Finding]:
     if unsized:
         follows = "nothing tells their size: predictions are lower bounds, and budgets are refused"
         found.append(Finding("unsized tensors", len(unsized), unsized[0], follows))
-    bounded = [t for t, how in graph.data.sized.items() if how == "bound"]
-    if bounded:
-        follows = "their size is bounded from above, so predictions may be too high"
-        found.append(Finding("bounded tensors", len(bounded), graph.label(bounded[0]), follows))
+    for how, what, follows in _SIZED:
+        sized = [t for t, known in graph.data.sized.items() if known == how]
+        if sized:
+            found.append(Finding(what, len(sized), graph.label(sized[0]), follows))
     return found
 
 
@@ -69,11 +69,15 @@ def row(finding: Finding) -> tuple[str, str, str, str]:
     return finding.what, f"{finding.count:,}", finding.where, follows
 
 
-_DRAWING = frozenset(
-    {"Multinomial", "ParameterizedTruncatedNormal", "RandomGamma", "RandomPoissonV2",
-     "RandomShuffle", "RandomStandardNormal", "RandomUniform", "RandomUniformInt",
-     "TruncatedNormal"}
-)  # fmt: skip
+_SIZED = (
+    (BOUND, "bounded tensors", "their size is bounded from above, so predictions may be too high"),
+    (
+        WATCHED,
+        "watched tensors",
+        "their size is what it is for the example batch: a batch with more of them takes more",
+    ),
+)
+
 _HARMLESS = frozenset({"Placeholder", "ResourceGather", "VarHandleOp"})
 
 _IN_OPS: tuple[tuple[str, Callable[[Op], bool], str], ...] = (
@@ -94,7 +98,7 @@ _IN_OPS: tuple[tuple[str, Callable[[Op], bool], str], ...] = (
     ),
     (
         "random ops with a state",
-        lambda op: op.stateful and op.type in _DRAWING,
+        lambda op: op.stateful and op.type in DRAWING_TYPES,
         "they run once, and what they draw is kept or swapped",
     ),
     (
@@ -102,7 +106,7 @@ _IN_OPS: tuple[tuple[str, Callable[[Op], bool], str], ...] = (
         lambda op: (
             op.stateful
             and bool(op.outputs)
-            and op.type not in LOOP_TYPES | BRANCH_TYPES | CALL_TYPES | READ_TYPES | _DRAWING
+            and op.type not in LOOP_TYPES | BRANCH_TYPES | CALL_TYPES | READ_TYPES | DRAWING_TYPES
             and op.type not in _HARMLESS
         ),
         "they run once, where the step has them",

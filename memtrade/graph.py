@@ -30,6 +30,9 @@ _FOLDED_BYTES = 10 << 20
 # Values up to here are assigned in place; a read of the variable then copies it.
 _IN_PLACE_BYTES = 64 * 1024
 
+# How a tensor's size is known that tracing does not tell.
+BOUND, TRIP_COUNT, WATCHED = "bound", "trip count", "watched"
+
 # What the backward part reads of the forward part alone (x - mean in a gradient) waits for its
 # reader if it is larger than this; shapes and the like are made at once.
 _LATE_BYTES = 64 * 1024
@@ -89,7 +92,7 @@ class GraphData(msgspec.Struct, frozen=True):
             of them, where it does not say.
         repeated: inputs that are the same tensor as an input before them -> that one.
         equal: constants that hold the same as a constant before them -> that one.
-        sized: how tensors' sizes are known that tracing does not size: "bound" or "trip count".
+        sized: how tensors' sizes are known that tracing does not: BOUND, WATCHED or TRIP_COUNT.
         unsized: names of the tensors whose sizes nothing tells, and that so count as nothing.
     """
 
@@ -115,8 +118,7 @@ class GraphData(msgspec.Struct, frozen=True):
 
 
 def led_to(ops: Sequence[Op], tensors: Sequence[Tensor], start: Iterable[int]) -> set[int]:
-    """Ids of the ops that make the tensors `start`, and of all that these lead to. O(ops +
-    edges)."""
+    """Ids of the ops that make the tensors `start`, and of all that these lead to. Linear."""
     found = {tensors[t].op for t in start}
     for op in ops:
         if any(tensors[t].op in found for t in op.inputs):
@@ -141,8 +143,7 @@ class StepGraph:
     def __init__(self, data: GraphData):
         self.data = data
         self.name = data.name
-        self.ops = data.ops
-        self.tensors = data.tensors
+        self.ops, self.tensors = data.ops, data.tensors
         for op in data.ops:
             late = [data.tensors[t].op for t in op.inputs if data.tensors[t].op >= op.id]
             if late:
@@ -193,11 +194,10 @@ class StepGraph:
 
     @property
     def bound(self) -> str:
-        """What stands before a predicted peak: "≥" where sizes are not known, "≤" where some are
-        only bounded from above, nothing otherwise."""
-        if self.data.unsized:
-            return "≥"
-        return "≤" if "bound" in self.data.sized.values() else ""
+        """What stands before a predicted peak: "≥" where sizes are not known, "≈" where some are
+        those of one batch, "≤" where some are only bounded from above, nothing otherwise."""
+        how = set(self.data.sized.values())
+        return "≥" if self.data.unsized else "≈" if WATCHED in how else "≤" if BOUND in how else ""
 
     @property
     def loss(self) -> int:

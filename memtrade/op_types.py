@@ -14,6 +14,13 @@ ALIAS_TYPES = frozenset(
 SEND, RECEIVE = "memtrade.Send", "memtrade.Receive"
 HANDED_TYPES = frozenset({SEND, RECEIVE})
 
+# Ops that draw random numbers by a state of their own.
+DRAWING_TYPES = frozenset(
+    {"Multinomial", "ParameterizedTruncatedNormal", "RandomGamma", "RandomPoissonV2",
+     "RandomShuffle", "RandomStandardNormal", "RandomUniform", "RandomUniformInt",
+     "TruncatedNormal"}
+)  # fmt: skip
+
 # Ops that read a variable: their output is the variable's own buffer until it is updated.
 READ_TYPES = frozenset({"ReadVariableOp"})
 

@@ -14,7 +14,7 @@ from memtrade.measure.here import here_target
 from memtrade.options import Value, options_of
 from memtrade.plan import Order
 from memtrade.strategies import Strategy, find_planned, make_options
-from memtrade.target import ARENA, Places, Target
+from memtrade.target import ARENA, Target
 from memtrade.tf.swap import HostTransfer, transfer_from
 from memtrade.units import bytes_of
 
@@ -52,10 +52,6 @@ class Settings:
             return self
         target = here_target(name, profile=self.profile, order=self.target.order)
         return replace(self, device_name=name, target=target, transfer=transfer_from(name))
-
-    def among(self, places: Places | None) -> Settings:
-        """The same where so much lies in the arena already."""
-        return replace(self, target=self.target.replace(places=places)) if places else self
 
 
 def settings_of(

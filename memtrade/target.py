@@ -90,6 +90,10 @@ class Target:
     def replace(self, **changes: object) -> Target:
         return dataclasses.replace(self, **changes)  # pyright: ignore[reportArgumentType]
 
+    def among(self, places: Places | None) -> Target:
+        """The same where so much lies in the arena already, if that is known."""
+        return self.replace(places=places) if places else self
+
 
 def profile_target(
     name_or_path: str | Path, *, order: Order = "pinned", limit_bytes: int | None = None

@@ -8,8 +8,11 @@ from memtrade.graph import Op, StepGraph
 
 SCRATCH = -1
 
-# Reading a variable, or its shape, leaves it alone; all other ops on a variable update it.
-READING = frozenset({"ReadVariableOp", "ResourceGather", "VarIsInitializedOp", "VariableShape"})
+# Reading a variable, its shape or a table leaves it alone; all other ops on one update it.
+READING = frozenset(
+    {"LookupTableFindV2", "LookupTableSizeV2", "ReadVariableOp", "ResourceGather",
+     "VarIsInitializedOp", "VariableShape"}
+)  # fmt: skip
 
 
 class Request(NamedTuple):

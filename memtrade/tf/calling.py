@@ -14,7 +14,14 @@ from memtrade.tf.extract import opened
 from memtrade.tf.graft import graft
 from memtrade.tf.loss import Named
 from memtrade.tf.step import TrainStep
-from memtrade.tf.structure import check_shapes, packed, released, specs_of, tensors_of
+from memtrade.tf.structure import (
+    check_shapes,
+    given_in,
+    packed,
+    released,
+    specs_of,
+    tensors_of,
+)
 
 # What TensorFlow finds as the gradient of a call of a rewritten step.
 _NO_GRADIENT = "MemtradeRewrittenStep"
@@ -67,15 +74,28 @@ def step_to_read(
     check_shapes(function, specs, {})
     function.get_concrete_function(*released(specs))  # makes variables, if there are any to make
     concrete = of_tensors(function, specs, {})
-    step = TrainStep(
+    return step_of(function, concrete, tensors_of(specs), loss, given_in(example)), concrete
+
+
+def step_of(
+    function: Any,
+    concrete: Any,
+    specs: Sequence[tf.TensorSpec],
+    loss: Named = None,
+    example: Sequence[Any] = (),
+) -> TrainStep:
+    """The step that `concrete` is of `function`, for an `example` of its batch: tensors, arrays or,
+    where there are none, specs."""
+    there = not any(isinstance(each, tf.TensorSpec) for each in example)
+    return TrainStep(
         name=getattr(function, "__name__", "train_step"),
         function=function,
-        specs=tuple(tensors_of(specs)),
-        make_batch=tuple,
-        variables=tuple,
+        specs=tuple(specs),
+        make_batch=lambda: tuple(tf.zeros(spec.shape, spec.dtype) for spec in specs),
+        variables=lambda: tuple(concrete.variables),
         loss=loss,
+        example=example if there and len(example) == len(specs) else None,
     )
-    return step, concrete
 
 
 @tf.RegisterGradient(_NO_GRADIENT)

@@ -33,6 +33,7 @@ from memtrade.tf.step import CHECKPOINTS, TrainStep
 from memtrade.tf.sums import in_groups, parts_of
 from memtrade.tf.unroll import shapes_kept, unrolled
 from memtrade.tf.values import equal_constants, known_values
+from memtrade.tf.watched import elements_watched
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ def trace_concrete(step: TrainStep, concrete: Any) -> Trace:
     """The trace of a concrete function of `step.specs`, in their order."""
     traced = concrete
     concrete = in_groups(unrolled(opened(concrete, step.specs), step.specs), step.specs)
-    data = with_origins(read_graph(step.name, concrete, step.laid, step.loss), traced)
+    data = with_origins(read_graph(step.name, concrete, step.laid, step.loss, step.example), traced)
     repeated = {data.inputs[i]: data.inputs[first] for i, first in step.repeated.items()}
     data = msgspec.structs.replace(data, behind=_behind(step, concrete), repeated=repeated)
     graph = StepGraph(data)
@@ -114,9 +115,14 @@ def opened(concrete: Any, specs: Sequence[tf.TensorSpec]) -> Any:
 
 
 def read_graph(
-    name: str, concrete: Any, laid: Sequence[tf.Variable] = (), loss: Named = None
+    name: str,
+    concrete: Any,
+    laid: Sequence[tf.Variable] = (),
+    loss: Named = None,
+    example: Sequence[tf.Tensor] | None = None,
 ) -> GraphData:
-    """The graph of a concrete function as plain data, what it captures in the order of `laid`.
+    """The graph of a concrete function as plain data, what it captures in the order of `laid`, what
+    nothing else sizes as it is for an `example` of its batch.
 
     Shapes come from the function's own graph: an imported GraphDef has lost those behind
     variables' handles.
@@ -130,6 +136,9 @@ def read_graph(
     calls = Calls(graph_def, {name.partition(":")[0]: spec for name, (_, spec) in held.items()})
     definitions = _Definitions(graph_def, calls)
     learned = learn_sizes(operations, graph_def.library, held)
+    if learned.unsized and example is not None:
+        watched = elements_watched(concrete, example, set(learned.unsized))
+        learned = learn_sizes(operations, graph_def.library, held, watched)
     op_ids = {operation.name: i for i, operation in enumerate(operations)}
     ops, tensors, tensor_ids = _read_ops(operations, op_ids, graph_def, calls, definitions, learned)
     place = {id(variable.handle): i for i, variable in enumerate(laid)}

@@ -9,6 +9,7 @@ the slice `[:]` of the variable writes the same bits into the buffer that it has
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import tensorflow as tf
 
@@ -57,18 +58,22 @@ def settle(trace: Trace) -> None:
             held_as = trace.graph.tensors[value]
             spec = tf.TensorSpec(held_as.shape or (), held_as.dtype)
             # By way of the heap, or the variable would be read while it is assigned.
-            held = on_host(handle, spec)
-            start, stride, mask = _slice(len(held_as.shape or ()))
-            at = tf.constant(start, tf.int32)
-            tf.raw_ops.ResourceStridedSliceAssign(
-                ref=handle,
-                begin=at,
-                end=at,
-                strides=tf.constant(stride, tf.int32),
-                value=on_device(held, spec.dtype),
-                begin_mask=mask,
-                end_mask=mask,
-            )
+            put_in_place(handle, spec, on_host(handle, spec))
+
+
+def put_in_place(handle: tf.Tensor, spec: tf.TensorSpec, held: Any) -> None:
+    """Gives a variable what `on_host` told of one, without moving it."""
+    start, stride, mask = _slice(len(spec.shape))
+    at = tf.constant(start, tf.int32)
+    tf.raw_ops.ResourceStridedSliceAssign(
+        ref=handle,
+        begin=at,
+        end=at,
+        strides=tf.constant(stride, tf.int32),
+        value=on_device(held, spec.dtype),
+        begin_mask=mask,
+        end_mask=mask,
+    )
 
 
 def _own(trace: Trace, captured: Mapping[str, tf.Tensor]) -> None:

@@ -27,16 +27,16 @@ def places_of(traced: Trace, batch: Sequence[tf.Tensor], device: LocalDevice) ->
     return _found(traced, offsets_of(batch, device), device)
 
 
-def places_here(traced: Trace, given: Sequence[int]) -> Places | None:
+def places_here(traced: Trace, given: Sequence[int] | None) -> Places | None:
     """The same in a process of the user's own; None where TensorFlow has no arena there, or what is
     traced is a part of a step.
 
     Args:
-        given: `offsets_of` its batch.
+        given: `offsets_of` its batch, where that is there.
     """
     arena = Arena.started
     with tf.init_scope():  # apply is called while a function is being traced
-        if arena is None or traced.device or not tf.executing_eagerly():
+        if arena is None or given is None or traced.device or not tf.executing_eagerly():
             return None
         settle(traced)
         try:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import gc
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -22,6 +22,7 @@ from memtrade.tf.calling import call_alone
 from memtrade.tf.captured import captures, on_device, on_host
 from memtrade.tf.device import Arena
 from memtrade.tf.extract import Trace, variable_spec
+from memtrade.tf.in_place import put_in_place
 
 _DRAWING = ("Random", "StatelessRandom", "TruncatedNormal", "Multinomial")
 _UPDATING = ("Assign", "ResourceApply", "ResourceScatter", "ResourceSparseApply")
@@ -33,7 +34,8 @@ def can_be_rehearsed(trace: Trace) -> bool:
     A part of a step does not run alone."""
     if trace.device:
         return False
-    if not all(spec.shape.is_fully_defined() for spec in trace.step.specs):
+    closed = all(spec.shape.is_fully_defined() for spec in trace.step.specs)
+    if not closed and trace.step.example is None:
         return False
     if any(tf.is_symbolic_tensor(captured) for _, captured in captures(trace.concrete)):
         return False
@@ -65,10 +67,10 @@ def rehearse(trace: Trace, concrete: Any, device: str) -> int | None:
             tf.config.experimental.reset_memory_stats(device)
         except ValueError:
             return None
-        batch = trace.step.make_batch()
-        captured = trace.concrete.captured_inputs
-        specs = [(each, spec) for each in captured if (spec := variable_spec(each))]
-        before = [on_host(handle, spec) for handle, spec in specs]
+        example = trace.step.example
+        batch = trace.step.make_batch() if example is None else map(tf.convert_to_tensor, example)
+        variables = _variables(trace)
+        before = [on_host(each.handle, each.spec) for each in variables]
         in_use = tf.config.experimental.get_memory_info(device)["current"]
         alone = tf.function(lambda *values: call_alone(concrete, values), autograph=False)
         try:
@@ -80,17 +82,35 @@ def rehearse(trace: Trace, concrete: Any, device: str) -> int | None:
         finally:
             results = result = alone = None
             gc.collect()  # with a function goes what the runtime keeps of its kernels
-            _write_back(specs, before)
+            _write_back(variables, before)
     return peak - in_use
 
 
-def _write_back(specs: Sequence[tuple[tf.Tensor, tf.TensorSpec]], values: Sequence[Any]) -> None:
+class _Variable(NamedTuple):
+    handle: tf.Tensor
+    spec: tf.TensorSpec
+    stays: bool  # the step writes it in place
+
+
+def _variables(trace: Trace) -> list[_Variable]:
+    stay = {trace.graph.label(t) for t in trace.graph.placed}
+    return [
+        _Variable(outer, spec, inner.name in stay)
+        for inner, outer in captures(trace.concrete)
+        if (spec := variable_spec(outer))
+    ]
+
+
+def _write_back(variables: Sequence[_Variable], values: Sequence[Any]) -> None:
     """Gives variables what they held, each where it lies: no other hole is free meanwhile."""
     arena, plugs = Arena.started, []
-    nothing = {dtype: tf.zeros([0], dtype) for dtype in {spec.dtype for _, spec in specs}}
+    nothing = {dtype: tf.zeros([0], dtype) for dtype in {each.spec.dtype for each in variables}}
     with contextlib.suppress(tf.errors.OpError, ValueError):  # too little is free
         plugs = arena.plugged() if arena else []
-    for (handle, spec), value in zip(specs, values, strict=True):
+    for (handle, spec, stays), value in zip(variables, values, strict=True):
+        if stays:
+            put_in_place(handle, spec, value)
+            continue
         tf.raw_ops.AssignVariableOp(resource=handle, value=nothing[spec.dtype])
         tf.raw_ops.AssignVariableOp(resource=handle, value=on_device(value, spec.dtype))
     del plugs

@@ -4,8 +4,9 @@
     a list            element bytes times the loop's trip count
     a loop, a branch  its body, walked as a little graph: what it takes while it runs
 
-Bounds are from above. What has none stays *unsized*: it counts as nothing, a prediction with it
-says "at least", and a budget is refused.
+Bounds are from above. What has none has the size that was *watched* on an example batch, where
+there is one; else it stays *unsized*: it counts as nothing, a prediction with it says "at least",
+and a budget is refused.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from memtrade.facts import reuse
+from memtrade.graph import BOUND, TRIP_COUNT, WATCHED
 from memtrade.op_types import ALIAS_TYPES, BRANCH_TYPES, LOOP_TYPES, RESERVING_TYPES
 from memtrade.tf.bodies import Argument, Body, draw_body
 from memtrade.tf.body_bytes import BodyBytes, body_bytes, leading_to, shared_bytes
@@ -44,13 +46,15 @@ def learn_sizes(
     operations: Sequence[tf.Operation],
     library: Library,
     known: Mapping[str, tuple[int, tf.TensorSpec | None]],
+    watched: Mapping[str, int] | None = None,
 ) -> BodyBytes:
     """The sizes of all outputs of `operations`, which stand in a topological order.
 
     Args:
         known: of inputs that hold tensors (variables, lists): bytes, and what they hold.
+        watched: elements of tensors for one batch, for those that nothing else sizes.
     """
-    return _Sizes(library, known).learn(operations)
+    return _Sizes(library, known, watched or {}).learn(operations)
 
 
 class _Drawn(NamedTuple):
@@ -63,9 +67,14 @@ class _Drawn(NamedTuple):
 
 
 class _Sizes:
-    def __init__(self, library: Library, known: Mapping[str, tuple[int, tf.TensorSpec | None]]):
+    def __init__(
+        self,
+        library: Library,
+        known: Mapping[str, tuple[int, tf.TensorSpec | None]],
+        watched: Mapping[str, int],
+    ):
         self.library = library
-        self.known = known
+        self.known, self.watched = known, watched
         self.found = BodyBytes({}, {}, {}, {}, {}, {}, [])
         self.trips: dict[str, int] = {}  # of loops, by the names of their outputs
 
@@ -103,8 +112,10 @@ class _Sizes:
         elif t.shape.is_fully_defined():
             self._set(t, t.shape.num_elements() * t.dtype.size, "")
         else:
-            elements = self._most_elements(operation, t)
-            self._set(t, None if elements is None else elements * t.dtype.size, "bound")
+            elements, how = self.watched.get(t.name), WATCHED
+            if elements is None:
+                elements, how = self._most_elements(operation, t), BOUND
+            self._set(t, None if elements is None else elements * t.dtype.size, how)
 
     # Tensors with unknown shapes
 
@@ -192,24 +203,22 @@ class _Sizes:
                 if inputs[0].shape.rank
                 else None
             )
-            self._set(t, sizes[inputs[0].name], "bound", content)
+            self._set(t, sizes[inputs[0].name], BOUND, content)
         elif operation.type in ("TensorListPushBack", "TensorListSetItem"):
             item = inputs[1 if operation.type == "TensorListPushBack" else 2]
             sized = not {item.name, inputs[0].name} & set(self.found.unsized)
             size = sizes[inputs[0].name] + sizes[item.name]
-            self._set(
-                t, size if sized else None, "trip count", tf.TensorSpec(item.shape, item.dtype)
-            )
+            self._set(t, size if sized else None, TRIP_COUNT, tf.TensorSpec(item.shape, item.dtype))
         elif operation.type == "OptionalFromValue":
             sized = not {each.name for each in inputs} & set(self.found.unsized)
             size = sum(sizes[each.name] for each in inputs)
             self._set(
-                t, size if sized else None, "bound", tf.TensorSpec(inputs[0].shape, inputs[0].dtype)
+                t, size if sized else None, BOUND, tf.TensorSpec(inputs[0].shape, inputs[0].dtype)
             )
         elif inputs and inputs[0].dtype == tf.variant:  # PopBack, Identity, ZerosLike, AddN
             sized = inputs[0].name not in self.found.unsized
             size, content = sizes[inputs[0].name], contents.get(inputs[0].name)
-            self._set(t, size if sized else None, "bound", content)
+            self._set(t, size if sized else None, BOUND, content)
         else:
             self._set(t, None, "")
 
@@ -261,7 +270,7 @@ class _Sizes:
             elif after.dtype == tf.variant:
                 known = not growth or trips is not None
                 size = start + growth * (trips or 0) if known else None
-                self._set(after, size, "trip count", content)
+                self._set(after, size, TRIP_COUNT, content)
             else:
                 self._set(after, max(start, growth), "")
 
@@ -310,7 +319,7 @@ class _Sizes:
             size = max(learned.sizes[name] for learned, name in results)
             contents = [learned.contents.get(name) for learned, name in results]
             content = next((each for each in contents if each), None)
-            self._set(t, size if sized else None, "bound", content)
+            self._set(t, size if sized else None, BOUND, content)
 
 
 def _product(dims: Sequence[int | None]) -> int:

@@ -27,6 +27,7 @@ class TrainStep:
         loss: which of the returned values it is, where the user says so.
         laid: the variables as they lie in memory, where that is not the order of their first use.
         repeated: place of an argument -> place of an earlier one that is the same tensor.
+        example: a batch (tensors or arrays) whose sizes count where nothing else tells them.
         behind: for each argument, how many of `laid` were made before it; those that are not there
             lie behind all variables.
     """
@@ -40,3 +41,4 @@ class TrainStep:
     behind: Sequence[int] = ()
     repeated: Mapping[int, int] = field(default_factory=dict)
     loss: Any = None  # memtrade.tf.loss.Named
+    example: Sequence[Any] | None = None

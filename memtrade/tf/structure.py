@@ -15,6 +15,9 @@ from memtrade.errors import UnsupportedGraphError
 # A value on each replica of a tf.distribute strategy.
 _PerReplica = tf.types.experimental.distributed.PerReplica
 
+# What becomes a tensor.
+_ARRAYS = (np.ndarray, np.generic)
+
 # Tensors of several parts, which steps may take.
 _COMPOSITES = (tf.RaggedTensor, tf.SparseTensor, tf.IndexedSlices)
 _COMPOSITE_SPECS = (tf.RaggedTensorSpec, tf.SparseTensorSpec, tf.IndexedSlicesSpec)
@@ -111,7 +114,7 @@ def specs_of(structure: Any) -> Any:
             return HeldVariable(leaf)
         if isinstance(leaf, (*_COMPOSITES, _PerReplica)):
             return tf.type_spec_from_value(leaf)
-        if isinstance(leaf, (tf.Tensor, np.ndarray, np.generic)):
+        if isinstance(leaf, (tf.Tensor, *_ARRAYS)):
             return tf.TensorSpec(leaf.shape, tf.as_dtype(leaf.dtype))
         return leaf
 
@@ -119,12 +122,13 @@ def specs_of(structure: Any) -> Any:
 
 
 def given_in(structure: Any) -> list[Any]:
-    """What `tensors_of(specs_of(structure))` are the specs of; specs in the place of arrays."""
+    """What `tensors_of(specs_of(structure))` are the specs of; specs of values on replicas."""
 
     def tensor(leaf: Any) -> Any:
-        return leaf if isinstance(leaf, (tf.Tensor, *_COMPOSITES)) else specs_of(leaf)
+        return leaf if isinstance(leaf, (tf.Tensor, *_ARRAYS, *_COMPOSITES)) else specs_of(leaf)
 
-    return tensors_of(tf.nest.map_structure(tensor, structure))
+    leaves = tf.nest.flatten(tf.nest.map_structure(tensor, structure), expand_composites=True)
+    return [leaf for leaf in leaves if is_tensor(leaf) or isinstance(leaf, _ARRAYS)]
 
 
 def tensors_of(structure: Any) -> list[Any]:

@@ -54,6 +54,7 @@ def make_target_step(model: OwnStep) -> TrainStep:
     specs = specs_of(arguments)
     check_shapes(function, specs, {})
     _check_size(model, tensors_of(specs))
+    parts = _parts(arguments)
     try:
         with laid_down() as laid_later:
             concrete = function.get_concrete_function(*released(specs))
@@ -75,6 +76,7 @@ def make_target_step(model: OwnStep) -> TrainStep:
         laid=[*laid, *laid_later],
         repeated=_repeated(arguments),
         behind=_behind(arguments, laid),
+        example=None if any(map(_is_spec, parts)) else parts,
     )
 
 
@@ -82,6 +84,10 @@ def _parts(arguments: tuple[Any, ...]) -> list[Any]:
     """The example's tensors, arrays and specs, those of ragged and sparse tensors one by one."""
     parts: list[Any] = tf.nest.flatten(held(arguments), expand_composites=True)
     return [each for each in parts if is_tensor(each) or isinstance(each, (np.ndarray, np.generic))]
+
+
+def _is_spec(part: Any) -> bool:
+    return isinstance(part, tf.TensorSpec)
 
 
 def _repeated(arguments: tuple[Any, ...]) -> dict[int, int]:
@@ -140,9 +146,7 @@ def _check_size(model: OwnStep, specs: list[tf.TensorSpec]) -> None:
 def _batch(arguments: tuple[Any, ...]) -> tuple[tf.Tensor, ...]:
     """The example's tensors; zeros where it has only their specs."""
     return tuple(
-        tf.zeros(part.shape, part.dtype)
-        if isinstance(part, tf.TensorSpec)
-        else tf.convert_to_tensor(part)  # pyright: ignore[reportArgumentType]
+        tf.zeros(part.shape, part.dtype) if _is_spec(part) else tf.convert_to_tensor(part)  # pyright: ignore[reportArgumentType]
         for part in _parts(arguments)
     )
 

@@ -1,0 +1,121 @@
+"""Sizes that tracing does not tell, as they are for one batch: the ops that lead to them are run.
+
+Nothing else runs, and nothing that changes what is there: a tensor behind a queue or a written
+variable is not watched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from memtrade.facts import READING
+from memtrade.op_types import DRAWING_TYPES
+from memtrade.tf.graft import grafted
+from memtrade.tf.inline import functions_named, op_defs
+from memtrade.tf.nodes import make_node
+
+_KEPT = READING | DRAWING_TYPES | {"Placeholder", "VarHandleOp"}
+
+
+def elements_watched(
+    concrete: Any, batch: Sequence[tf.Tensor], names: Collection[str]
+) -> dict[str, int]:
+    """How many elements each of the tensors `names` has for `batch`, where that can be watched.
+
+    Args:
+        concrete: a function of the batch that calls nothing. names: of tensors of its graph.
+    """
+    operations = concrete.graph.get_operations()
+    changing = _behind(_changing(concrete.graph))
+    wanted = [
+        t
+        for operation in operations
+        if operation.name not in changing
+        for t in operation.outputs
+        if t.name in names and t.dtype not in (tf.variant, tf.resource)
+    ]
+    if not wanted or any(map(tf.is_symbolic_tensor, (*concrete.captured_inputs, *batch))):
+        return {}
+    with tf.init_scope():  # apply is called while a function is being traced
+        try:
+            found = _asking(concrete, wanted)(*batch)
+        except tf.errors.OpError:  # the device is too small, or the batch is no good
+            return {}
+        return {t.name: int(size) for t, size in zip(wanted, found, strict=True)}
+
+
+def _asking(concrete: Any, wanted: Sequence[tf.Tensor]) -> Any:
+    """A function of the batch that returns how many elements each of the `wanted` has."""
+    graph_def = concrete.graph.as_graph_def()
+    inputs = [t.op.name for t in concrete.graph.inputs]
+    needed = _leading_to(wanted)
+    nodes = [node for node in graph_def.node if node.name in needed and node.name not in inputs]
+    for node in nodes:
+        node.input[:] = [each for each in node.input if not each.startswith("^")]
+    asks = [
+        make_node("Size", f"memtrade/size_{i}", [t.name], T=t.dtype, out_type=tf.int64)
+        for i, t in enumerate(wanted)
+    ]
+    return grafted(
+        tf.compat.v1.GraphDef(
+            node=[*nodes, *asks], library=graph_def.library, versions=graph_def.versions
+        ),
+        [tf.TensorSpec(t.shape, t.dtype) for t in concrete.inputs[: _given(concrete)]],
+        names=inputs,
+        captured=lambda: concrete.captured_inputs,
+        structure=[tf.TensorSpec([], tf.int64)] * len(asks),
+        results=[node.name for node in asks],
+        effects=[],
+    )
+
+
+def _given(concrete: Any) -> int:
+    return len(concrete.inputs) - len(concrete.captured_inputs)
+
+
+def _changing(graph: Any) -> list[tf.Operation]:
+    """The ops that change something, themselves or in what they call."""
+    graph_def = graph.as_graph_def()
+    defined = op_defs(graph_def)
+    library = {each.signature.name: each.node_def for each in graph_def.library.function}
+    known: dict[str, bool] = {}
+
+    def changes(node: Any) -> bool:
+        called = [name for name in functions_named(node) if name in library]
+        if called:
+            return any(map(body_changes, called))
+        return defined[node.op].is_stateful and node.op not in _KEPT
+
+    def body_changes(name: str) -> bool:
+        if name not in known:
+            known[name] = False
+            known[name] = any(map(changes, library[name]))
+        return known[name]
+
+    return [graph.get_operation_by_name(node.name) for node in graph_def.node if changes(node)]
+
+
+def _behind(operations: Iterable[tf.Operation]) -> set[str]:
+    """The names of the ops and of all that read what they make, and so on."""
+    stack = list(operations)
+    found = {operation.name for operation in stack}
+    while stack:
+        for t in stack.pop().outputs:
+            new = [each for each in t.consumers() if each.name not in found]
+            found.update(each.name for each in new)
+            stack.extend(new)
+    return found
+
+
+def _leading_to(tensors: Iterable[tf.Tensor]) -> set[str]:
+    """The names of the ops that make the tensors, of those that make what these read, and so on."""
+    stack = [t.op for t in tensors]
+    found = {operation.name for operation in stack}
+    while stack:
+        new = [t.op for t in stack.pop().inputs if t.op.name not in found]
+        found.update(each.name for each in new)
+        stack.extend(new)
+    return found
