@@ -12,7 +12,7 @@ from collections.abc import Callable
 import msgspec
 
 from memtrade.graph import BOUND, WATCHED, Op, StepGraph
-from memtrade.op_types import BRANCH_TYPES, CALL_TYPES, DRAWING_TYPES, LOOP_TYPES, READ_TYPES
+from memtrade.op_types import BRANCH_TYPES, CALL_TYPES, DRAWING_TYPES, LOOP_TYPES, READING_TYPES
 from memtrade.units import megabytes
 
 
@@ -78,7 +78,7 @@ _SIZED = (
     ),
 )
 
-_HARMLESS = frozenset({"Placeholder", "ResourceGather", "VarHandleOp"})
+_HARMLESS = READING_TYPES | {"Placeholder", "VarHandleOp"}
 
 _IN_OPS: tuple[tuple[str, Callable[[Op], bool], str], ...] = (
     (
@@ -106,7 +106,7 @@ _IN_OPS: tuple[tuple[str, Callable[[Op], bool], str], ...] = (
         lambda op: (
             op.stateful
             and bool(op.outputs)
-            and op.type not in LOOP_TYPES | BRANCH_TYPES | CALL_TYPES | READ_TYPES | DRAWING_TYPES
+            and op.type not in LOOP_TYPES | BRANCH_TYPES | CALL_TYPES | DRAWING_TYPES
             and op.type not in _HARMLESS
         ),
         "they run once, where the step has them",

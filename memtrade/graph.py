@@ -353,7 +353,7 @@ class StepGraph:
         if op.type != "AssignVariableOp":
             return False
         value = self.tensors[op.inputs[1]]
-        if value.shape is None or not value.size_bytes:
+        if value.id in self.data.sized or value.shape is None or not value.size_bytes:
             return False
         late = self.forward.isdisjoint(self.consumers[op.inputs[0]])
         return late or value.size_bytes <= _IN_PLACE_BYTES

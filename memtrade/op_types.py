@@ -14,15 +14,21 @@ ALIAS_TYPES = frozenset(
 SEND, RECEIVE = "memtrade.Send", "memtrade.Receive"
 HANDED_TYPES = frozenset({SEND, RECEIVE})
 
+# Ops that read a variable: their output is the variable's own buffer until it is updated.
+READ_TYPES = frozenset({"ReadVariableOp"})
+
+# Ops that leave the variable or table alone whose handle they are given; all others update it.
+READING_TYPES = READ_TYPES | frozenset(
+    {"LookupTableFindV2", "LookupTableSizeV2", "ResourceGather", "VarIsInitializedOp",
+     "VariableShape"}
+)  # fmt: skip
+
 # Ops that draw random numbers by a state of their own.
 DRAWING_TYPES = frozenset(
     {"Multinomial", "ParameterizedTruncatedNormal", "RandomGamma", "RandomPoissonV2",
      "RandomShuffle", "RandomStandardNormal", "RandomUniform", "RandomUniformInt",
      "TruncatedNormal"}
 )  # fmt: skip
-
-# Ops that read a variable: their output is the variable's own buffer until it is updated.
-READ_TYPES = frozenset({"ReadVariableOp"})
 
 # Ops that stand for something from outside the step, or that hold a value of their own.
 SOURCE_TYPES = frozenset({"Const", "NoOp", "Placeholder", "VarHandleOp"})

@@ -5,10 +5,10 @@
 Facts come from files that are shipped (`shipped.py`), or were learned where they are used.
 """
 
-from memtrade.facts.kernel import READING, SCRATCH, Fact, Facts, Request
+from memtrade.facts.kernel import SCRATCH, Fact, Facts, Request
 from memtrade.facts.shipped import CPU, OUTPUTS, ShippedFacts, reuse, shipped
 
 __all__ = [
-    "CPU", "OUTPUTS", "READING", "SCRATCH", "Fact", "Facts", "Request",
+    "CPU", "OUTPUTS", "SCRATCH", "Fact", "Facts", "Request",
     "ShippedFacts", "reuse", "shipped",
 ]  # fmt: skip

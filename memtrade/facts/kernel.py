@@ -8,12 +8,6 @@ from memtrade.graph import Op, StepGraph
 
 SCRATCH = -1
 
-# Reading a variable, its shape or a table leaves it alone; all other ops on one update it.
-READING = frozenset(
-    {"LookupTableFindV2", "LookupTableSizeV2", "ReadVariableOp", "ResourceGather",
-     "VarIsInitializedOp", "VariableShape"}
-)  # fmt: skip
-
 
 class Request(NamedTuple):
     """One request to the allocator. `output`: the output it is for, or SCRATCH."""

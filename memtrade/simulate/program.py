@@ -19,10 +19,10 @@ from typing import NamedTuple
 
 import msgspec
 
-from memtrade.facts import READING, SCRATCH, Facts, Request, reuse
+from memtrade.facts import SCRATCH, Facts, Request, reuse
 from memtrade.facts.views import viewed
 from memtrade.graph import Op, StepGraph
-from memtrade.op_types import ALIAS_TYPES, CALL_TYPES, READ_TYPES, SOURCE_TYPES
+from memtrade.op_types import ALIAS_TYPES, CALL_TYPES, READ_TYPES, READING_TYPES, SOURCE_TYPES
 from memtrade.plan import Action
 
 # They read the workspace of oneDNN's MaxPool, where it is still there.
@@ -155,7 +155,7 @@ class Linker:
             return Spec(Code.READ, (), op.outputs, variables=variables[:1])
         if op.type == "AssignVariableOp" and not graph.keeps_place(op):
             return Spec(Code.ASSIGN, inputs, (), variables=variables[:1])
-        if handles and op.type not in READING | CALL_TYPES:
+        if handles and op.type not in READING_TYPES | CALL_TYPES:
             return Spec(Code.UPDATE, inputs, op.outputs, variables=variables)
         passing = (
             op.type in reuse().passing and self.sizes[op.inputs[0]] == self.sizes[op.outputs[0]]

@@ -31,9 +31,10 @@ from memtrade.tf.origins import with_origins
 from memtrade.tf.sizes import learn_sizes
 from memtrade.tf.step import CHECKPOINTS, TrainStep
 from memtrade.tf.sums import in_groups, parts_of
+from memtrade.tf.swap import MAX_SLICE_BYTES
 from memtrade.tf.unroll import shapes_kept, unrolled
 from memtrade.tf.values import equal_constants, known_values
-from memtrade.tf.watched import elements_watched
+from memtrade.tf.watched import Shapes, watched_shapes
 
 
 @dataclass(frozen=True)
@@ -136,11 +137,14 @@ def read_graph(
     calls = Calls(graph_def, {name.partition(":")[0]: spec for name, (_, spec) in held.items()})
     definitions = _Definitions(graph_def, calls)
     learned = learn_sizes(operations, graph_def.library, held)
+    watched: Shapes = {}
     if learned.unsized and example is not None:
-        watched = elements_watched(concrete, example, set(learned.unsized))
+        watched = watched_shapes(concrete, example, set(learned.unsized))
         learned = learn_sizes(operations, graph_def.library, held, watched)
     op_ids = {operation.name: i for i, operation in enumerate(operations)}
-    ops, tensors, tensor_ids = _read_ops(operations, op_ids, graph_def, calls, definitions, learned)
+    ops, tensors, tensor_ids = _read_ops(
+        operations, op_ids, graph_def, calls, definitions, learned, watched
+    )
     place = {id(variable.handle): i for i, variable in enumerate(laid)}
     captured = sorted(closed_over, key=lambda pair: place.get(id(pair[1]), len(place)))
 
@@ -186,6 +190,7 @@ def _read_ops(
     calls: Calls,
     definitions: _Definitions,
     learned: BodyBytes,
+    watched: Shapes,
 ) -> tuple[list[Op], list[Tensor], dict[str, int]]:
     """The ops and their outputs as plain data, and the tensors' ids by name."""
     meeting = meeting_nodes(graph_def)
@@ -200,8 +205,10 @@ def _read_ops(
     for op_id, operation in enumerate(operations):
         outputs = []
         for index, output in enumerate(operation.outputs):
-            tensor = _read_tensor(len(tensors), op_id, index, output, learned.sizes[output.name])
-            tensor_ids[output.name] = tensor.id
+            name, size_bytes = output.name, learned.sizes[output.name]
+            shape = watched.get(name) if size_bytes <= MAX_SLICE_BYTES else None
+            tensor = _read_tensor(len(tensors), op_id, index, output, size_bytes, shape)
+            tensor_ids[name] = tensor.id
             tensors.append(tensor)
             outputs.append(tensor.id)
         ops.append(
@@ -267,9 +274,14 @@ def _before(operation: tf.Operation) -> list[tf.Operation]:
 
 
 def _read_tensor(
-    tensor_id: int, op_id: int, index: int, output: tf.Tensor, size_bytes: int
+    tensor_id: int,
+    op_id: int,
+    index: int,
+    output: tf.Tensor,
+    size_bytes: int,
+    shape: tuple[int, ...] | None,
 ) -> Tensor:
-    shape = None
+    """`shape`: where it was watched. Another batch's is another, so nothing is sliced by it."""
     if output.shape.is_fully_defined():
         shape = tuple(size for size in output.shape.as_list() if size is not None)
     return Tensor(tensor_id, op_id, index, output.dtype.name, shape, size_bytes)

@@ -13,7 +13,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from memtrade.facts import READING
+from memtrade.op_types import READING_TYPES
 from memtrade.tf.captured import captures, on_device, on_host
 from memtrade.tf.extract import Trace, variable_spec
 from memtrade.tf.swap import NodeDef, const_node
@@ -80,7 +80,9 @@ def _own(trace: Trace, captured: Mapping[str, tf.Tensor]) -> None:
     """Adds nothing to each variable that may be updated, in a branch or a loop, too: -0.0, which
     leaves even 0.0 as it is."""
     graph = trace.graph
-    written = {t for op in graph.ops if op.type not in READING for t in op.inputs} - graph.placed
+    written = {
+        t for op in graph.ops if op.type not in READING_TYPES for t in op.inputs
+    } - graph.placed
     for t in sorted(written):
         handle = captured.get(graph.label(t))
         spec = None if handle is None else variable_spec(handle)

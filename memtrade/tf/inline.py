@@ -173,10 +173,17 @@ def called_body(node: NodeDef, library: dict[str, Any]) -> Any:
 def op_defs(graph_def: GraphDef) -> dict[str, Any]:
     """The definitions of all ops that the graph and its functions use.
 
-    A MetaGraphDef lists them: TensorFlow's public way to ask.
+    A MetaGraphDef lists them: TensorFlow's public way to ask. It looks into what is called, but not
+    into what a loop or a branch runs, so it is given the ops themselves.
     """
+    functions = graph_def.library.function
+    kinds = {
+        node.op for body in (graph_def.node, *(f.node_def for f in functions)) for node in body
+    }
+    kinds -= {each.signature.name for each in functions}
+    flat = tf.compat.v1.GraphDef(node=[tf.compat.v1.NodeDef(op=kind) for kind in sorted(kinds)])
     with tf.Graph().as_default() as empty:
-        meta = tf.compat.v1.train.export_meta_graph(graph_def=graph_def, graph=empty)
+        meta = tf.compat.v1.train.export_meta_graph(graph_def=flat, graph=empty)
     return {each.name: each for each in meta.meta_info_def.stripped_op_list.op}
 
 

@@ -16,8 +16,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from memtrade.facts import READING
-from memtrade.op_types import CALL_TYPES
+from memtrade.op_types import CALL_TYPES, READING_TYPES
 from memtrade.tf.calling import call_alone
 from memtrade.tf.captured import captures, on_device, on_host
 from memtrade.tf.device import Arena
@@ -26,7 +25,7 @@ from memtrade.tf.in_place import put_in_place
 
 _DRAWING = ("Random", "StatelessRandom", "TruncatedNormal", "Multinomial")
 _UPDATING = ("Assign", "ResourceApply", "ResourceScatter", "ResourceSparseApply")
-_HARMLESS = READING | {"VarHandleOp"}
+_HARMLESS = READING_TYPES | {"VarHandleOp"}
 
 
 def can_be_rehearsed(trace: Trace) -> bool:

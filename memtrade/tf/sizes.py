@@ -46,13 +46,13 @@ def learn_sizes(
     operations: Sequence[tf.Operation],
     library: Library,
     known: Mapping[str, tuple[int, tf.TensorSpec | None]],
-    watched: Mapping[str, int] | None = None,
+    watched: Mapping[str, Sequence[int]] | None = None,
 ) -> BodyBytes:
     """The sizes of all outputs of `operations`, which stand in a topological order.
 
     Args:
         known: of inputs that hold tensors (variables, lists): bytes, and what they hold.
-        watched: elements of tensors for one batch, for those that nothing else sizes.
+        watched: shapes of tensors for one batch, for those that nothing else sizes.
     """
     return _Sizes(library, known, watched or {}).learn(operations)
 
@@ -71,7 +71,7 @@ class _Sizes:
         self,
         library: Library,
         known: Mapping[str, tuple[int, tf.TensorSpec | None]],
-        watched: Mapping[str, int],
+        watched: Mapping[str, Sequence[int]],
     ):
         self.library = library
         self.known, self.watched = known, watched
@@ -112,8 +112,9 @@ class _Sizes:
         elif t.shape.is_fully_defined():
             self._set(t, t.shape.num_elements() * t.dtype.size, "")
         else:
-            elements, how = self.watched.get(t.name), WATCHED
-            if elements is None:
+            if t.name in self.watched:
+                elements, how = math.prod(self.watched[t.name]), WATCHED
+            else:
                 elements, how = self._most_elements(operation, t), BOUND
             self._set(t, None if elements is None else elements * t.dtype.size, how)
 

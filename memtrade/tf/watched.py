@@ -1,7 +1,7 @@
-"""Sizes that tracing does not tell, as they are for one batch: the ops that lead to them are run.
+"""Shapes that tracing does not tell, as they are for one batch: the ops that lead to them are run.
 
-Nothing else runs, and nothing that changes what is there: a tensor behind a queue or a written
-variable is not watched.
+Nothing else runs, and nothing that changes what is there: what comes of an iterator or a queue is
+not watched.
 """
 
 from __future__ import annotations
@@ -11,22 +11,24 @@ from typing import Any
 
 import tensorflow as tf
 
-from memtrade.facts import READING
-from memtrade.op_types import DRAWING_TYPES
+from memtrade.op_types import DRAWING_TYPES, READING_TYPES
 from memtrade.tf.graft import grafted
 from memtrade.tf.inline import functions_named, op_defs
 from memtrade.tf.nodes import make_node
 
-_KEPT = READING | DRAWING_TYPES | {"Placeholder", "VarHandleOp"}
+_KEPT = READING_TYPES | DRAWING_TYPES | {"Placeholder", "VarHandleOp"}
 
 
-def elements_watched(
-    concrete: Any, batch: Sequence[tf.Tensor], names: Collection[str]
-) -> dict[str, int]:
-    """How many elements each of the tensors `names` has for `batch`, where that can be watched.
+Shapes = dict[str, tuple[int, ...]]
+
+
+def watched_shapes(concrete: Any, batch: Sequence[Any], names: Collection[str]) -> Shapes:
+    """The shape that each of the tensors `names` has for `batch`, where that can be watched.
 
     Args:
-        concrete: a function of the batch that calls nothing. names: of tensors of its graph.
+        concrete: a function of the batch that calls nothing.
+        batch: tensors or arrays.
+        names: of tensors of its graph.
     """
     operations = concrete.graph.get_operations()
     changing = _behind(_changing(concrete.graph))
@@ -44,11 +46,13 @@ def elements_watched(
             found = _asking(concrete, wanted)(*batch)
         except tf.errors.OpError:  # the device is too small, or the batch is no good
             return {}
-        return {t.name: int(size) for t, size in zip(wanted, found, strict=True)}
+        return {
+            t.name: tuple(map(int, shape.numpy())) for t, shape in zip(wanted, found, strict=True)
+        }
 
 
 def _asking(concrete: Any, wanted: Sequence[tf.Tensor]) -> Any:
-    """A function of the batch that returns how many elements each of the `wanted` has."""
+    """A function of the batch that returns the shape of each of the `wanted`."""
     graph_def = concrete.graph.as_graph_def()
     inputs = [t.op.name for t in concrete.graph.inputs]
     needed = _leading_to(wanted)
@@ -56,7 +60,7 @@ def _asking(concrete: Any, wanted: Sequence[tf.Tensor]) -> Any:
     for node in nodes:
         node.input[:] = [each for each in node.input if not each.startswith("^")]
     asks = [
-        make_node("Size", f"memtrade/size_{i}", [t.name], T=t.dtype, out_type=tf.int64)
+        make_node("Shape", f"memtrade/shape_{i}", [t.name], T=t.dtype, out_type=tf.int64)
         for i, t in enumerate(wanted)
     ]
     return grafted(
@@ -66,7 +70,7 @@ def _asking(concrete: Any, wanted: Sequence[tf.Tensor]) -> Any:
         [tf.TensorSpec(t.shape, t.dtype) for t in concrete.inputs[: _given(concrete)]],
         names=inputs,
         captured=lambda: concrete.captured_inputs,
-        structure=[tf.TensorSpec([], tf.int64)] * len(asks),
+        structure=[tf.TensorSpec([None], tf.int64)] * len(asks),
         results=[node.name for node in asks],
         effects=[],
     )

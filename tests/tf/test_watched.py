@@ -1,0 +1,117 @@
+"""What tracing does not size has the size that it has for the example batch."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import memtrade
+from memtrade.errors import UnsupportedGraphError
+from memtrade.graph import WATCHED
+from memtrade.tf.calling import step_to_read
+from memtrade.tf.extract import trace_concrete
+
+WIDTH, LAYERS = 32, 6
+
+
+def ragged_step():
+    """A step of a ragged batch, and its variables."""
+    table = tf.Variable(tf.random.stateless_normal([50, WIDTH], (0, 1)))
+    weights = [
+        tf.Variable(tf.random.stateless_normal([WIDTH, WIDTH], (1, i)) / 6) for i in range(LAYERS)
+    ]
+
+    @tf.function
+    def train_step(words):
+        with tf.GradientTape() as tape:
+            x = tf.gather(table, words.values)
+            for w in weights:
+                x = tf.nn.tanh(x @ w)
+            loss = tf.reduce_sum(tf.math.segment_sum(x, words.value_rowids()) ** 2)
+        for w, g in zip(weights, tape.gradient(loss, weights), strict=True):
+            w.assign_sub(1e-4 * g)
+        return loss
+
+    return train_step, [table, *weights]
+
+
+def batch_of(*lengths):
+    return tf.RaggedTensor.from_row_lengths(tf.range(sum(lengths)) % 50, lengths)
+
+
+def traced(step, *example):
+    return trace_concrete(*step_to_read(step, example)).graph
+
+
+def test_shapes_of_a_ragged_batch_are_those_of_the_example():
+    step, _ = ragged_step()
+    graph = traced(step, batch_of(100, 7, 21))
+    assert not graph.data.unsized
+    assert graph.bound == "≈"
+    shapes = {graph.tensors[t].shape for t, how in graph.data.sized.items() if how == WATCHED}
+    assert (128, WIDTH) in shapes  # the rows of all three
+
+
+def test_specs_tell_no_shapes():
+    step, _ = ragged_step()
+    graph = traced(step, tf.RaggedTensorSpec([3, None], tf.int32, 1))
+    assert graph.data.unsized
+    assert graph.bound == "≥"
+
+
+def test_a_ragged_step_is_planned_for_a_budget_and_other_batches_get_the_same():
+    step, variables = ragged_step()
+    before = [v.numpy() for v in variables]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)  # it would run as it is
+        lean = memtrade.apply(step, (batch_of(900, 70, 30),), "optimal", budget="700KB")
+    assert all(np.array_equal(v.numpy(), b) for v, b in zip(variables, before, strict=True))
+    for batch in (batch_of(900, 70, 30), batch_of(1900, 700, 3), batch_of(0, 1, 0)):
+        ran = []
+        for each in (step, lean):
+            for v, b in zip(variables, before, strict=True):
+                v.assign(b)
+            ran.append([each(batch).numpy(), *(v.numpy() for v in variables)])
+        assert all(np.array_equal(*pair) for pair in zip(*ran, strict=True))
+
+
+def test_watching_takes_nothing_from_an_iterator():
+    """So what comes of one is not sized."""
+    weight = tf.Variable(tf.ones([4, 4]))
+    rows = iter(tf.data.Dataset.range(8).map(lambda i: tf.ones([i, 4])))
+
+    @tf.function
+    def train_step():
+        with tf.GradientTape() as tape:
+            x = next(rows)
+            for _ in range(4):
+                x = tf.nn.tanh(x @ weight)
+            loss = tf.reduce_sum(x)
+        weight.assign_sub(tape.gradient(loss, weight))
+        return loss
+
+    with pytest.raises(UnsupportedGraphError, match="a budget needs the size of every tensor"):
+        memtrade.apply(train_step, (), "optimal", budget="1MB")
+    assert next(rows).shape[0] == 0
+
+
+def test_what_runs_to_be_watched_may_read_a_table():
+    keys = tf.lookup.KeyValueTensorInitializer(tf.range(4), tf.range(4) * 2)
+    table = tf.lookup.StaticHashTable(keys, -1)
+    weight = tf.Variable(tf.ones([8, 8]))
+
+    def train_step(ids):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.gather(weight, table.lookup(tf.unique(ids)[0])))
+        weight.assign_sub(tape.gradient(loss, weight))
+        return loss
+
+    graph = traced(train_step, tf.constant([0, 1, 1, 3]))
+    assert not graph.data.unsized
+    found = graph.tensors[
+        graph.ops[[op.type for op in graph.ops].index("LookupTableFindV2")].outputs[0]
+    ]
+    assert found.shape == (3,)
