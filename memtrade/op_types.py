@@ -25,9 +25,10 @@ READING_TYPES = READ_TYPES | frozenset(
 
 # Ops that draw random numbers by a state of their own.
 DRAWING_TYPES = frozenset(
-    {"Multinomial", "ParameterizedTruncatedNormal", "RandomGamma", "RandomPoissonV2",
-     "RandomShuffle", "RandomStandardNormal", "RandomUniform", "RandomUniformInt",
-     "TruncatedNormal"}
+    {"FixedUnigramCandidateSampler", "LogUniformCandidateSampler", "Multinomial",
+     "ParameterizedTruncatedNormal", "RandomGamma", "RandomPoissonV2", "RandomShuffle",
+     "RandomStandardNormal", "RandomUniform", "RandomUniformInt", "TruncatedNormal",
+     "UniformCandidateSampler"}
 )  # fmt: skip
 
 # Ops that stand for something from outside the step, or that hold a value of their own.

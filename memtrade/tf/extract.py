@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from memtrade.errors import UnsupportedGraphError
 from memtrade.findings import Finding
-from memtrade.graph import GraphData, Op, StepGraph, Tensor
+from memtrade.graph import BOUND, GraphData, Op, StepGraph, Tensor
 from memtrade.op_types import ALIAS_TYPES, CALL_TYPES, READ_TYPES, SOURCE_TYPES
 from memtrade.tf.body_bytes import BodyBytes
 from memtrade.tf.calls import Calls
@@ -139,7 +139,8 @@ def read_graph(
     learned = learn_sizes(operations, graph_def.library, held)
     watched: Shapes = {}
     if learned.unsized and example is not None:
-        watched = watched_shapes(concrete, example, set(learned.unsized))
+        bounded = {name for name, how in learned.how.items() if how == BOUND}
+        watched = watched_shapes(concrete, example, bounded.union(learned.unsized))
         learned = learn_sizes(operations, graph_def.library, held, watched)
     op_ids = {operation.name: i for i, operation in enumerate(operations)}
     ops, tensors, tensor_ids = _read_ops(

@@ -35,7 +35,8 @@ COLUMNS: tuple[str, ...] = (
     "needed_bytes", "predicted_original_bytes", "predicted_bytes", "bound", "original_seconds",
     "seconds", "trace_seconds", "apply_seconds", "said",
 )  # fmt: skip
-STRATEGIES = ("ome", "optimal")
+BUDGETED = "optimal"
+STRATEGIES = ("ome", BUDGETED)
 MISSING = "missing"
 _EQUAL = {"True": "yes", "False": "no", ITSELF: ITSELF}
 SHARE = 0.6  # the budget of `optimal`, of the original's peak
@@ -93,7 +94,7 @@ def _tried(trial: Any, name: str) -> list[Row]:
         known["original_bytes"] = original["peak_bytes"]
         known["original_seconds"] = original["seconds"]
         known["rest_bytes"] = original["rest_bytes"]
-    budgets = {"optimal": {"budget": int(SHARE * known.get("original_bytes", 0))}}
+    budgets = {BUDGETED: {"budget": int(SHARE * known.get("original_bytes", 0))}}
     return [
         {**known, "strategy": each, **_child(trial.run, name, each, budgets.get(each, {}))}
         for each in STRATEGIES
@@ -178,7 +179,7 @@ _NOTE = (
     "plan's own ops weigh more in them than in large ones; other work ran beside them. Between "
     "steps: variables, batch and constants, below which nothing comes. Least found: where a budget "
     "cannot be kept, the smallest peak of any plan, as predicted. Predicted: ≥ where tensors have "
-    "no known size, ≤ where some are only bounded."
+    "no known size, ≈ where some have that of the batch, ≤ where some are only bounded."
 )
 
 
@@ -208,6 +209,7 @@ def _summary(strategy: str, rows: Sequence[Row]) -> str:
     if said[ITSELF]:
         equal += f" and {said[ITSELF]} as near as the original comes to itself"
     smaller = [s for row in ran if (s := _share(row, "peak_bytes", "original_bytes")) is not None]
+    above = f", {sum(s > SHARE for s in smaller)} above the budget" if strategy == BUDGETED else ""
     slower = [s for row in ran if (s := _share(row, "seconds", "original_seconds")) is not None]
     sized = [row for row in ran if row["outcome"] == "rewritten" and not row.get("bound")]
     off = [
@@ -219,7 +221,7 @@ def _summary(strategy: str, rows: Sequence[Row]) -> str:
     outcomes = collections.Counter(row["outcome"] for row in own if row not in ran)
     others = ", ".join(f"{count} {outcome}" for outcome, count in sorted(outcomes.items()))
     return (
-        f"{strategy}: {len(ran)} of {len(own)} steps ran ({others or 'all'}), {equal}, "
+        f"{strategy}: {len(ran)} of {len(own)} steps ran ({others or 'all'}){above}, {equal}, "
         f"{left} as they were; median peak {statistics.median(smaller):.0%} of the "
         f"original's, largest {max(smaller):.0%}; median step {statistics.median(slower):.2f} "
         f"times the original's; of {len(off)} rewritten steps whose tensors all have a size, "
