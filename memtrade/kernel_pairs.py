@@ -6,15 +6,26 @@ read the same gradient and wait for the same ops:
     Conv2DBackpropFilter(x, shape, g)
     BiasAddGrad(g)                        ──► one kernel, which sums g in an order of its own
 
-Apart, the bias's gradient would differ from the original's in its last bits.
+Apart, the bias's gradient would differ from the original's in its last bits. And MaxPool leaves a
+workspace to its gradient, if that reads the pool's own output:
+
+    MaxPool(x) ──y, workspace──► MaxPoolGrad(x, y, g)
+
+Where y comes back from the host, another kernel looks for the maxima again, and adds up what a
+value gets from windows that overlap in another order (whether it does, depends on the CPU's
+instructions and on the shape). The gradient reads x, too, so there the pool runs again instead.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 
 from memtrade.graph import StepGraph, once_per_graph
 from memtrade.plan import Action
+
+POOL_GRADIENTS = frozenset({"MaxPool3DGrad", "MaxPoolGrad"})
+
+_RUNNING = ("run", "recompute")
 
 
 @once_per_graph
@@ -45,6 +56,68 @@ def side_by_side(graph: StepGraph, actions: Sequence[Action]) -> tuple[Action, .
         mover.take(action)
     # One that the filter gradient itself waits for cannot move: no kernel merges them either.
     return tuple(mover.placed) if not mover.waiting else tuple(actions)
+
+
+def as_kernels(
+    graph: StepGraph, actions: Sequence[Action], pooled: Container[int]
+) -> tuple[Action, ...]:
+    """`actions` in which the same kernels run as in the original: `side_by_side`, and with pools.
+
+    Args:
+        pooled: what pools made that leave a workspace.
+    """
+    gradients = {
+        op.id: op.inputs[1]
+        for op in graph.ops
+        if op.type in POOL_GRADIENTS and op.inputs[1] in pooled
+    }
+    return side_by_side(graph, _pooling_again(graph, actions, gradients) if gradients else actions)
+
+
+def _pooling_again(
+    graph: StepGraph, actions: Sequence[Action], gradients: Mapping[int, int]
+) -> list[Action]:
+    """`actions` with a pool again before each of its `gradients` (op id -> what the pool made) that
+    would read a copy; without copies that nothing else reads. O(actions)."""
+    pooled = frozenset(gradients.values())
+    needless = _read_by_none_but(gradients, graph, actions)
+    copied: set[int] = set()
+    made: list[Action] = []
+    for i, action in enumerate(actions):
+        if action.kind == "swap_in" and action.id in pooled:
+            copied.add(action.id)
+            if i in needless:
+                continue
+        elif action.kind in _RUNNING:
+            t = gradients.get(action.id)
+            if t in copied:
+                made.append(Action("recompute", graph.tensors[t].op))
+                copied.discard(t)
+            copied.difference_update(graph.ops[action.id].outputs)
+        made.append(action)
+    back = {action.id for action in made if action.kind == "swap_in"}
+    gone = pooled - back
+    return [a for a in made if a.kind not in ("swap_out", "wait") or a.id not in gone]
+
+
+def _read_by_none_but(
+    gradients: Mapping[int, int], graph: StepGraph, actions: Sequence[Action]
+) -> set[int]:
+    """The places of the copies back that only the gradients would read."""
+    pooled = frozenset(gradients.values())
+    last: dict[int, int] = {}  # of a tensor that came back: where it did
+    found: set[int] = set()
+    for i, action in enumerate(actions):
+        if action.kind == "swap_in" and action.id in pooled:
+            last[action.id] = i
+            found.add(i)
+        elif action.kind in _RUNNING:
+            op = graph.ops[action.id]
+            own = gradients.get(action.id)
+            found -= {last[t] for t in op.inputs if t in last and t != own}
+            for t in op.outputs:
+                last.pop(t, None)
+    return found
 
 
 class _Mover:

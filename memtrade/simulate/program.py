@@ -22,11 +22,9 @@ import msgspec
 from memtrade.facts import SCRATCH, Facts, Request, reuse
 from memtrade.facts.views import viewed
 from memtrade.graph import Op, StepGraph
+from memtrade.kernel_pairs import POOL_GRADIENTS
 from memtrade.op_types import ALIAS_TYPES, CALL_TYPES, READ_TYPES, READING_TYPES, SOURCE_TYPES
 from memtrade.plan import Action
-
-# They read the workspace of oneDNN's MaxPool, where it is still there.
-_POOL_GRADIENTS = frozenset({"MaxPoolGrad", "MaxPool3DGrad"})
 
 
 class Code(IntEnum):
@@ -173,7 +171,7 @@ class Linker:
             hidden = self.hidden_of[op.outputs[0]]
             outputs = (*outputs, hidden)
             wanted.append(Request(self.sizes[hidden], len(outputs) - 1))
-        if op.type in _POOL_GRADIENTS:
+        if op.type in POOL_GRADIENTS:
             workspace = self.hidden_of.get(op.inputs[1])
         return Spec(
             Code.COMPUTE,

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from memtrade.graph import StepGraph
-from memtrade.kernel_pairs import side_by_side
+from memtrade.kernel_pairs import as_kernels
 from memtrade.plan import Action, Decision, Fate, Plan
 from memtrade.schedule import Lowering, lower
 from memtrade.simulate.defragment import defragment
@@ -59,6 +59,8 @@ def reached(seeds: Iterable[int], following: Callable[[int], Iterable[int]]) -> 
 
 _last_clock: list[TimeSimulator] = []
 
+_POOLED = "its pool's gradient is the same to the bit only beside the pool"
+
 
 def clock_of(graph: StepGraph, target: Target) -> TimeSimulator:
     """One simulator for all that looks at a step on a target: to make it takes as long as to walk
@@ -96,17 +98,26 @@ def assemble(
     fates: Iterable[Fate],
     actions: tuple[Action, ...],
 ) -> Plan:
-    """A plan of finished actions; in a pinned order, where it is known what is free when, with
-    reservations against the allocator's padding, and with ops side by side that are one kernel."""
+    """A plan of finished actions, in which the same kernels run as in the original; in a pinned
+    order, where it is known what is free when, with reservations against the allocator's
+    padding."""
+    clock = clock_of(graph, target)
+    pooled = clock.simulator.linker.hidden_of
+    actions = as_kernels(graph, actions, pooled)
+    copied = {action.id for action in actions if action.kind == "swap_out"}
     if target.order == "pinned":
-        actions = side_by_side(graph, actions)
-        actions = defragment(clock_of(graph, target), actions)
+        actions = defragment(clock, actions)
     return Plan(
         strategy=strategy,
         options=dataclasses.asdict(options),
         fingerprint=graph.fingerprint,
         order=target.order,
-        fates=tuple(fates),
+        fates=tuple(
+            Fate(fate.tensor, "recompute", _POOLED)
+            if fate.decision == "swap" and fate.tensor in pooled and fate.tensor not in copied
+            else fate
+            for fate in fates
+        ),
         actions=actions,
         target=target.name,
     )

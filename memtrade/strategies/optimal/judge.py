@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from memtrade.graph import StepGraph
-from memtrade.kernel_pairs import side_by_side
+from memtrade.kernel_pairs import as_kernels
 from memtrade.plan import Action, Decision
 from memtrade.schedule import lower
 from memtrade.simulate.defragment import defragment
@@ -85,10 +85,14 @@ class Judge:
     ) -> Verdict:
         """Of a program that may do more than carry out `decisions`, which are told for it."""
         self.deadline.check()
-        actions = side_by_side(self.graph, program)
+        pooled = self.simulator.linker.hidden_of
+        actions = as_kernels(self.graph, program, pooled)
         swapped = {action.id for action in actions if action.kind == "swap_out"}
+        again: dict[int, Decision] = {
+            t: "recompute" for t in pooled if decisions.get(t) == "swap" and t not in swapped
+        }
         return Verdict(
-            decisions,
+            {**decisions, **again},
             actions,
             self.simulator.peak_live_bytes(actions),
             sum(self.graph.tensors[t].size_bytes for t in swapped),
