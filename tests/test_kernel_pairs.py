@@ -1,7 +1,8 @@
-"""A bias gradient moves behind its filter gradient, and what reads it behind both."""
+"""A bias gradient moves behind its filter gradient, and what reads it behind both; a pool runs
+again beside its gradient."""
 
 from memtrade.graph import StepGraph
-from memtrade.kernel_pairs import bias_gradients, side_by_side
+from memtrade.kernel_pairs import as_kernels, bias_gradients, side_by_side
 from memtrade.plan import Action
 from tests.graphs import Builder
 
@@ -81,3 +82,55 @@ def test_recomputations_and_swaps_keep_their_places():
         Action("run", ids["bias"]),
         *program[9:],
     )
+
+
+def pooling() -> StepGraph:
+    """x ─► pool ─► loss, whose gradient is read by the pool's gradient and, with y, by another."""
+    b = Builder()
+    (x,) = b.op("x", "Placeholder", sizes=[64])
+    (y,) = b.op("pool", "MaxPool", [x], sizes=[16])
+    (loss,) = b.op("loss", "Sum", [y], sizes=[4])
+    (g,) = b.op("filter", "Mul", [loss, y], sizes=[16])
+    (made,) = b.op("pool gradient", "MaxPoolGrad", [x, y, g], sizes=[64])
+    b.op("update", "AssignSubVariableOp", [made], stateful=True)
+    return b.build(inputs=[x], outputs=[loss], loss=loss, control_outputs=[len(b.ops) - 1])
+
+
+def pooled_words(*words: str, leaves: bool = True) -> list[str]:
+    graph = pooling()
+    (y,) = graph.find(["pool"])
+    ids = {op.name: op.id for op in graph.ops}
+    kinds = {"out": Action("swap_out", y), "wait": Action("wait", y), "in": Action("swap_in", y)}
+    program = [kinds.get(word) or Action("run", ids[word]) for word in words]
+    told = {action: word for word, action in kinds.items()}
+    made = as_kernels(graph, program, {y} if leaves else ())
+    names = {Action("run", op.id): op.name for op in graph.ops}
+    names |= {Action("recompute", op.id): f"again {op.name}" for op in graph.ops}
+    return [(told | names)[action] for action in made]
+
+
+def test_a_pool_whose_output_left_runs_again_before_its_gradient():
+    order = pooled_words(
+        "x", "pool", "loss", "out", "wait", "in", "filter", "pool gradient", "update"
+    )
+    assert order[4:] == ["wait", "in", "filter", "again pool", "pool gradient", "update"]
+
+
+def test_a_copy_that_only_the_pools_gradient_would_read_is_not_made():
+    order = pooled_words(
+        "x", "pool", "loss", "filter", "out", "wait", "in", "pool gradient", "update"
+    )
+    assert order[3:] == ["filter", "again pool", "pool gradient", "update"]
+
+
+def test_a_pool_that_leaves_no_workspace_is_left_alone():
+    words = ("x", "pool", "loss", "out", "wait", "in", "filter", "pool gradient", "update")
+    assert pooled_words(*words, leaves=False) == [*words]
+
+
+def test_a_pool_that_the_plan_makes_again_is_not_made_twice():
+    graph = pooling()
+    ids = {op.name: op.id for op in graph.ops}
+    program = [Action("run", ids[name]) for name in ("x", "pool", "loss", "filter")]
+    program += [Action("recompute", ids["pool"]), Action("run", ids["pool gradient"])]
+    assert as_kernels(graph, program, set(graph.find(["pool"]))) == tuple(program)

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 import tensorflow as tf
 
+import memtrade
 from memtrade.comparison import Comparison, Values, by_name
 from memtrade.graph import StepGraph
 from memtrade.plan import Decision, Plan
@@ -107,6 +108,35 @@ def test_same_losses_and_variables(name, strategy, options, order):
 )  # fmt: skip
 def test_the_original_tools_rules_give_the_same(strategy, options, order):
     test_same_losses_and_variables("resnet-18-v2", strategy, options, order)
+
+
+@pytest.mark.parametrize("strategy", ["lms", "ome"])
+def test_pools_with_overlapping_windows_give_the_same(strategy):
+    """oneDNN adds up what a value gets from several windows in an order that depends on whether the
+    gradient reads the pool's own output."""
+    filters = [tf.Variable(tf.random.stateless_normal([3, 3, 8, 8], (0, i)) / 8) for i in range(3)]
+    batch = tf.random.stateless_normal([4, 24, 24, 8], (1, 0))
+
+    @tf.function
+    def train_step(x):
+        with tf.GradientTape() as tape:
+            for i, each in enumerate(filters):
+                x = tf.nn.relu(tf.nn.conv2d(x, each, 1, "SAME"))
+                x = tf.nn.max_pool2d(x, 3, 1 + i % 2, "SAME")
+            loss = tf.reduce_sum(x**2)
+        for each, gradient in zip(filters, tape.gradient(loss, filters), strict=True):
+            each.assign_sub(1e-4 * gradient)
+        return loss
+
+    options = {"ome": {"select": "all"}}.get(strategy, {})
+    lean = memtrade.apply(train_step, batch, strategy, **options)
+    own = {str(i): each for i, each in enumerate(filters)}
+    initial = {name: each.numpy() for name, each in own.items()}
+    comparison = Comparison(initial)
+    ran = [history(each, own, initial, (batch,), steps=2) for each in (train_step, lean)]
+    for pair in zip(*ran, strict=True):
+        comparison.add(*pair)
+    assert comparison.beyond(0.0) == []
 
 
 def test_the_plans_under_test_do_something():
