@@ -11,13 +11,13 @@ import msgspec
 import pytest
 import tensorflow as tf
 
-import memtrade
 from memtrade.comparison import Comparison, Values, by_name
 from memtrade.graph import StepGraph
 from memtrade.plan import Decision, Plan
 from memtrade.schedule import lower
 from memtrade.strategies import PLANNED, make_options
-from memtrade.tf.extract import trace
+from memtrade.tf.calling import step_to_read
+from memtrade.tf.extract import trace, trace_concrete
 from memtrade.tf.rewrite import apply_plan, import_step, rewrite
 from memtrade.tf.swap import SerializeTransfer
 from memtrade.tf.verify import history
@@ -128,8 +128,10 @@ def test_pools_with_overlapping_windows_give_the_same(strategy):
             each.assign_sub(1e-4 * gradient)
         return loss
 
-    options = {"ome": {"select": "all"}}.get(strategy, {})
-    lean = memtrade.apply(train_step, batch, strategy, **options)
+    found = trace_concrete(*step_to_read(train_step, (batch,)))
+    options = make_options(strategy, {"select": "all"} if strategy == "ome" else {})
+    plan = PLANNED[strategy].plan(found.graph, options, ARENA)
+    lean = apply_plan(found, plan, SerializeTransfer())
     own = {str(i): each for i, each in enumerate(filters)}
     initial = {name: each.numpy() for name, each in own.items()}
     comparison = Comparison(initial)
