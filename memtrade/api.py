@@ -57,7 +57,7 @@ from memtrade.tf.device import Arena
 from memtrade.tf.extract import Trace, inspected, trace_concrete
 from memtrade.tf.loss import Named
 from memtrade.tf.places import offsets_of, places_here
-from memtrade.tf.rehearsal import can_be_rehearsed, rehearse
+from memtrade.tf.rehearsal import Rehearsal, can_be_rehearsed, rehearsed
 from memtrade.tf.replicas import apply_plans, parts_of
 from memtrade.tf.split import in_parts
 from memtrade.tf.structure import (
@@ -292,18 +292,19 @@ class _Rewriting:
         for correction in itertools.count():
             foresee = partial(self._foresee, traced, options)
             (plan, given_bytes), target = leaving_margin(foresee, target)
-            peak_bytes, made = self._rehearse(traced, plan, given_bytes)
-            if budget_bytes is None or made is None:
-                return plan, made
+            tried = self._rehearse(traced, plan, lies)
+            if budget_bytes is None or not tried or tried.taken_bytes is None:
+                return plan, tried and tried.concrete
+            peak_bytes = tried.taken_bytes + given_bytes
             held = peak_bytes <= budget_bytes
-            if held:  # but what it updated may lie elsewhere now
-                there = target.among(places_here(traced, lies))
-                if there is not target:
-                    clock = clock_of(traced.graph, there)
-                    target, peak_bytes = there, self._judge(traced, plan, clock).peak_bytes
+            if held:
+                if tried.moved:  # what it updated lies elsewhere now
+                    target = target.among(tried.moved)
+                    found = self._judge(traced, plan, clock_of(traced.graph, target))
+                    peak_bytes = found.peak_bytes
                 if peak_bytes <= budget_bytes:
-                    return plan, made
-            del made
+                    return plan, tried.concrete
+            del tried
             if correction == CORRECTIONS:
                 op = peak_op(target, traced.graph, plan)
                 raise BrokenBudgetError(peak_bytes, budget_bytes, op)
@@ -315,8 +316,7 @@ class _Rewriting:
             log.warning(
                 "%s took %s MB of a budget of %s MB when it was rehearsed: planned anew; %s",
                 traced.step.name,
-                megabytes(peak_bytes),
-                megabytes(budget_bytes),
+                *map(megabytes, (peak_bytes, budget_bytes)),
                 learned.remedy,
             )
             target = learned.target
@@ -339,16 +339,15 @@ class _Rewriting:
         )
         return original_bytes <= budget_bytes
 
-    def _rehearse(self, traced: Trace, plan: Plan, given_bytes: int) -> tuple[int, Any]:
-        """The peak of one run that leaves nothing behind (0 where nobody counts) and what ran, if
-        anybody asks."""
+    def _rehearse(self, traced: Trace, plan: Plan, lies: Sequence[int] | None) -> Rehearsal | None:
+        """Runs of the rewritten step that leave nothing behind, if anybody asks what it takes."""
         asked = self.settings.budget_bytes is not None and plan.actions
         if not asked or not can_be_rehearsed(traced):
-            return 0, None
-        concrete = _built(traced, [traced], [plan], [self.settings.transfer])
+            return None
         name = self.settings.device_name
-        taken = rehearse(traced, concrete, "CPU:0" if name == ARENA else name.upper())
-        return 0 if taken is None else taken + given_bytes, concrete
+        device = "CPU:0" if name == ARENA else name.upper()
+        build = partial(_built, traced, [traced], [plan], [self.settings.transfer])
+        return rehearsed(traced, build, device, lies)
 
     def _foresee(self, traced: Trace, options: Any, target: Target) -> tuple[Plan, int]:
         """A plan that is predicted to keep the budget, and the bytes that lie there before

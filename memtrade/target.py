@@ -34,11 +34,13 @@ class Places(NamedTuple):
             through its regions, the older one first.
         captures, inputs: where the variables that the step captures lie, and its batch, in the
             order of the graph; -1 for what has no place yet, or no bytes.
+        built: the rewritten step is there, too, with the constants that its graph keeps.
     """
 
     free: tuple[tuple[int, int], ...]
     captures: tuple[int, ...]
     inputs: tuple[int, ...]
+    built: bool = False
 
     def narrowed(self) -> Places:
         """As if small tensors that nothing tells of lay in each hole: scratch and constants that

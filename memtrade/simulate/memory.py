@@ -242,7 +242,7 @@ class Simulator:
         if key not in self._started:
             arena = self.allocator(key[0])
             walk = Walk(self.linker, program, arena)
-            walk.persist(self._occupy(arena, places))
+            walk.persist(self._occupy(arena, places), bool(places and places.built))
             self._started[key] = walk, arena
         walk, arena = self._started[key]
         return walk.fork(program, arena.fork(), lag)

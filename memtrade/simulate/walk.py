@@ -58,6 +58,7 @@ class Walk:
         self._owner, self._died = [-1], [math.inf]
         self.variables: dict[int, int] = {}
         self._lies: Mapping[int, int] = {}
+        self._graphs = _GRAPHS  # that keep constants and are still to come
         self.moved = False
         self.hopeless = math.inf
         self.sources = [0] * len(linker.sizes)
@@ -86,15 +87,18 @@ class Walk:
         """Where each buffer lies, or lay; 0 for what never had a place."""
         return self._handle
 
-    def persist(self, lies: Mapping[int, int] = MappingProxyType({})) -> None:
+    def persist(self, lies: Mapping[int, int] = MappingProxyType({}), built: bool = False) -> None:
         """Puts variables, batch and constants into the arena, in the order they were made in.
 
         Args:
             lies: tensor id -> address, of what lies there already.
+            built: all graphs are there already, with what they keep.
 
         Raises ArenaOutOfMemoryError where they do not fit.
         """
         graph, self._lies = self.linker.graph, lies
+        # The graphs that the step came from are there where its variables are.
+        self._graphs = 0 if built else 1 if lies else _GRAPHS
         there_bytes = self.allocator.bytes_in_use
         if self.linker.margin_bytes:
             self._always("set aside", self.linker.margin_bytes)
@@ -129,8 +133,7 @@ class Walk:
         else:
             self.sources[made.id] = self.sources[first]
         if made.id in self.linker.looked_at:
-            # The graphs that the step came from are there already where variables are.
-            for _ in range(1 if self._lies else _GRAPHS):
+            for _ in range(self._graphs):
                 self._always("constants", made.size_bytes)
 
     def _capture_lies(self, t: int, size: int) -> None:

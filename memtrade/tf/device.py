@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 import ctypes.util
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any, ClassVar
 
 import numpy as np
@@ -20,7 +20,7 @@ from memtrade.errors import MemtradeError
 from memtrade.tf.swap import DeviceCopyTransfer, HostTransfer, SerializeTransfer
 
 MIB = 1 << 20
-_GRAIN = 256  # bytes of the allocator's smallest chunk
+GRAIN = 256  # bytes of the allocator's smallest chunk
 _FIRST_BYTES = 2 * MIB  # of the region that the first request opens
 
 
@@ -145,13 +145,13 @@ class Arena(LocalDevice):
         ValueError where nothing is.
         """
         end = _FIRST_BYTES + self._rest_bytes
-        half = (end - self.in_use_bytes()) // (2 * _GRAIN)
+        half = (end - self.in_use_bytes()) // (2 * GRAIN)
         if not half:
             raise ValueError("the arena is full")
         grains = [half, *(1 << k for k in reversed(range(half.bit_length())))]
         # The shapes are tensors themselves. They are made first, and given back last.
-        shapes = [tf.constant([each, _GRAIN]) for each in grains]
-        pieces, taken = [(self.offset(shape), _GRAIN) for shape in shapes], []
+        shapes = [tf.constant([each, GRAIN]) for each in grains]
+        pieces, taken = [(self.offset(shape), GRAIN) for shape in shapes], []
         tail = self.offset(_empty(shapes[0]))
         for shape in shapes[1:]:
             before = self.in_use_bytes()
@@ -162,6 +162,20 @@ class Arena(LocalDevice):
             del piece
         pieces.append((tail, end - tail))
         return _merged(pieces), [*shapes, *taken]
+
+    def filled(self, below: int, apart: Collection[int]) -> tuple[dict[int, tf.Tensor], Any]:
+        """Tensors of the smallest size that fill what is free below an offset, by their own
+        offsets; and what must live as long as they, which lies at none of the offsets `apart`.
+
+        Args:
+            below: where the last free piece begins, or within that.
+        """
+        found: dict[int, tf.Tensor] = {}
+        while (at := self.offset(shape := tf.constant([1, GRAIN]))) in apart:
+            found[at] = shape
+        while (at := self.offset(grain := _empty(shape))) < below:
+            found[at] = grain
+        return found, shape
 
     def resident_bytes(self) -> int:
         """Touched pages of the larger region, by mincore(2)."""

@@ -27,12 +27,15 @@ def places_of(traced: Trace, batch: Sequence[tf.Tensor], device: LocalDevice) ->
     return _found(traced, offsets_of(batch, device), device)
 
 
-def places_here(traced: Trace, given: Sequence[int] | None) -> Places | None:
+def places_here(
+    traced: Trace, given: Sequence[int] | None, *, built: bool = False
+) -> Places | None:
     """The same in a process of the user's own; None where TensorFlow has no arena there, or what is
     traced is a part of a step.
 
     Args:
         given: `offsets_of` its batch, where that is there.
+        built: whether the rewritten step is there, too.
     """
     arena = Arena.started
     with tf.init_scope():  # apply is called while a function is being traced
@@ -40,7 +43,8 @@ def places_here(traced: Trace, given: Sequence[int] | None) -> Places | None:
             return None
         settle(traced)
         try:
-            return _found(traced, given, arena)
+            found = _found(traced, given, arena)
+            return found and found._replace(built=built)
         finally:
             arena.reset_peak()  # of what was asked for to see what is free
 

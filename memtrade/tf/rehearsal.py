@@ -1,30 +1,36 @@
-"""One run of a rewritten step before it trains: what its device says of it, and nothing remains.
+"""Runs of a rewritten step before it trains: what its device says of them, and nothing remains.
 
-Variables are read to the host before and written back after, one by one and while nothing else is
-free, so that each finds the hole that it left itself. The function is the one that will train: what
-tracing another one leaves behind, nobody foresees. Its caller is another, so that the random
-numbers of the training to come are not drawn. A step that does more than compute and update
-variables is not rehearsed.
+Variables are read to the host before and written back after, each where it lay. The function is the
+one that will train: what tracing another one leaves behind, nobody foresees. Its caller is another,
+so that the random numbers of the training to come are not drawn. A step that does more than compute
+and update variables is not rehearsed.
 """
 
 from __future__ import annotations
 
 import contextlib
 import gc
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 from memtrade.op_types import CALL_TYPES, READING_TYPES
+from memtrade.target import Places
 from memtrade.tf.calling import call_alone
 from memtrade.tf.captured import captures, on_device, on_host
-from memtrade.tf.device import Arena
+from memtrade.tf.device import GRAIN, Arena
 from memtrade.tf.extract import Trace, variable_spec
 from memtrade.tf.in_place import put_in_place
+from memtrade.tf.places import places_here
 
 _DRAWING = ("Random", "StatelessRandom", "TruncatedNormal", "Multinomial")
 _UPDATING = ("Assign", "ResourceApply", "ResourceScatter", "ResourceSparseApply")
+# Updates may have given variables other places by the second, which others fill in the third.
+_STEPS = 3
+# In pieces of 256 bytes, that takes a second or two.
+_MOST_FILLED_BYTES = 32 << 20
 _HARMLESS = READING_TYPES | {"VarHandleOp"}
 
 
@@ -47,48 +53,104 @@ def can_be_rehearsed(trace: Trace) -> bool:
     )
 
 
-def rehearse(trace: Trace, concrete: Any, device: str) -> int | None:
-    """Most bytes that a call of the rewritten step took on `device` ("GPU:0") beyond what was in
-    use before it and the batch.
+class Rehearsal(NamedTuple):
+    """What runs of a rewritten step told.
+
+    Attributes:
+        concrete: the rewritten step's function.
+        taken_bytes: the most in use beyond what was before it was built; None where the device's
+            allocator keeps no count, as TensorFlow's for the CPU does not unless it is told to
+            (TF_CPU_ALLOCATOR_USE_BFC).
+        moved: what lies where now, where that is not as it was.
+    """
+
+    concrete: Any
+    taken_bytes: int | None
+    moved: Places | None
+
+
+def rehearsed(
+    trace: Trace, build: Callable[[], Any], device: str, lies: Sequence[int] | None
+) -> Rehearsal:
+    """Builds the rewritten step, and runs it on `device` ("GPU:0").
 
     Args:
-        concrete: the rewritten step's function.
-
-    Returns:
-        None where the device's allocator keeps no count, as TensorFlow's for the CPU does not
-    unless it is told to (TF_CPU_ALLOCATOR_USE_BFC).
+        lies: `offsets_of` its batch, where that is there.
 
     Raises:
-        tf.errors.ResourceExhaustedError: the call does not fit the device.
+        tf.errors.ResourceExhaustedError: the step does not fit the device.
     """
     with tf.init_scope():  # apply is called while a function is being traced
-        try:
-            tf.config.experimental.reset_memory_stats(device)
-        except ValueError:
-            return None
-        example = trace.step.example
-        batch = trace.step.make_batch() if example is None else map(tf.convert_to_tensor, example)
-        variables = _variables(trace)
-        before = [on_host(each.handle, each.spec) for each in variables]
-        in_use = tf.config.experimental.get_memory_info(device)["current"]
-        alone = tf.function(lambda *values: call_alone(concrete, values), autograph=False)
-        try:
+        unbuilt_bytes = _in_use_bytes(device)
+        concrete = build()
+        if unbuilt_bytes is None:
+            return Rehearsal(concrete, None, None)
+        kept_bytes = (_in_use_bytes(device) or 0) - unbuilt_bytes
+        before = places_here(trace, lies, built=True)
+        taken_bytes = _run(trace, concrete, device) + kept_bytes
+        after = places_here(trace, lies, built=True)
+        return Rehearsal(concrete, taken_bytes, None if after == before else after)
+
+
+def _in_use_bytes(device: str) -> int | None:
+    try:
+        return tf.config.experimental.get_memory_info(device)["current"]
+    except ValueError:
+        return None
+
+
+def _run(trace: Trace, concrete: Any, device: str) -> int:
+    """Most bytes that calls of the rewritten step take beyond what is in use and the batch."""
+    example = trace.step.example
+    batch = trace.step.make_batch() if example is None else example
+    batch = [*map(tf.convert_to_tensor, batch)]
+    kept = _Kept(_variables(trace))
+    tf.config.experimental.reset_memory_stats(device)  # of what looking at the arena took
+    in_use = tf.config.experimental.get_memory_info(device)["current"]
+    alone = tf.function(lambda *values: call_alone(concrete, values), autograph=False)
+    try:
+        for _ in range(_STEPS):
             results = alone(*batch)
             for result in tf.nest.flatten(results, expand_composites=True):
                 if tf.is_tensor(result):  # a step may return None
                     result.numpy()  # until the device is done
-            peak = tf.config.experimental.get_memory_info(device)["peak"]
-        finally:
-            results = result = alone = None
-            gc.collect()  # with a function goes what the runtime keeps of its kernels
-            _write_back(variables, before)
+            results = result = None
+        peak = tf.config.experimental.get_memory_info(device)["peak"]
+    finally:
+        results = result = alone = None  # whatever ended them
+        gc.collect()  # with a function goes what the runtime keeps of its kernels
+        kept.give_back()
     return peak - in_use
 
 
-class _Variable(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class _Variable:
     handle: tf.Tensor
     spec: tf.TensorSpec
     stays: bool  # the step writes it in place
+
+    def give(self, held: Any) -> None:
+        """Has it hold what `on_host` told of it, in the smallest free place that holds that."""
+        if self.stays:
+            put_in_place(self.handle, self.spec, held)
+            return
+        self.empty()
+        value = on_device(held, self.spec.dtype)
+        tf.raw_ops.AssignVariableOp(resource=self.handle, value=value)
+
+    def empty(self) -> None:
+        nothing = tf.zeros([0], self.spec.dtype)
+        tf.raw_ops.AssignVariableOp(resource=self.handle, value=nothing)
+
+    def offset(self, arena: Arena) -> int:
+        dtype = self.spec.dtype
+        return arena.offset(tf.raw_ops.ReadVariableOp(resource=self.handle, dtype=dtype))
+
+    @property
+    def size_bytes(self) -> int:
+        """In whole pieces of the allocator's."""
+        size = (self.spec.shape.num_elements() or 0) * self.spec.dtype.size
+        return -(-size // GRAIN) * GRAIN
 
 
 def _variables(trace: Trace) -> list[_Variable]:
@@ -100,16 +162,49 @@ def _variables(trace: Trace) -> list[_Variable]:
     ]
 
 
-def _write_back(variables: Sequence[_Variable], values: Sequence[Any]) -> None:
-    """Gives variables what they held, each where it lies: no other hole is free meanwhile."""
-    arena, plugs = Arena.started, []
-    nothing = {dtype: tf.zeros([0], dtype) for dtype in {each.spec.dtype for each in variables}}
-    with contextlib.suppress(tf.errors.OpError, ValueError):  # too little is free
-        plugs = arena.plugged() if arena else []
-    for (handle, spec, stays), value in zip(variables, values, strict=True):
-        if stays:
-            put_in_place(handle, spec, value)
-            continue
-        tf.raw_ops.AssignVariableOp(resource=handle, value=nothing[spec.dtype])
-        tf.raw_ops.AssignVariableOp(resource=handle, value=on_device(value, spec.dtype))
-    del plugs
+class _Kept:
+    """What variables hold, and where.
+
+    An update may give a variable another buffer, so after a run they lie elsewhere, with holes
+    among them; the plan was made for where they lay.
+    """
+
+    def __init__(self, variables: Sequence[_Variable]):
+        self.variables = variables
+        self.arena = Arena.started
+        self.lay: dict[_Variable, int] = {}
+        self.bounds: set[int] = set()  # where something else began
+        with contextlib.suppress(tf.errors.OpError, ValueError):  # too little is free
+            if self.arena is not None:
+                lay = {each: each.offset(self.arena) for each in variables if not each.stays}
+                self.bounds = {at for at, _ in self.arena.free_pieces()}.union(lay.values())
+                self.lay = lay
+        self.values = [on_host(each.handle, each.spec) for each in variables]
+
+    def give_back(self) -> None:
+        """Each goes where it lay, or if that would take long, where it lies."""
+        grains, plugs = {}, None
+        with contextlib.suppress(tf.errors.OpError, ValueError):  # too little is free
+            if self.arena is not None:
+                grains, plugs = self._filled(self.arena)
+        for variable, value in zip(self.variables, self.values, strict=True):
+            at = self.lay.get(variable, -1)
+            while at in grains:  # up to where the next one began
+                del grains[at]
+                at = -1 if at + GRAIN in self.bounds else at + GRAIN
+            variable.give(value)
+        del grains, plugs
+
+    def _filled(self, arena: Arena) -> tuple[dict[int, tf.Tensor], Any]:
+        """Fills what is free in the arena but for its last piece, so that each hole is opened for
+        one variable alone; those that moved hold nothing then. See `Arena.filled`."""
+        moved = [each for each, at in self.lay.items() if each.offset(arena) != at]
+        holes = sum(size for _, size in arena.free_pieces()[:-1])
+        if holes + sum(each.size_bytes for each in moved) > _MOST_FILLED_BYTES:
+            return {}, arena.plugged()
+        for each in moved:
+            each.empty()
+        tail, _ = arena.free_pieces()[-1]
+        places = [range(at := self.lay[each], at + each.size_bytes, GRAIN) for each in moved]
+        below = max([tail, *(place.stop for place in places)])
+        return arena.filled(below, set().union(*places))
