@@ -4,6 +4,8 @@ Momentum slots and batch-norm moving averages are among the variables; two model
 And the check can fail: planted wrong plans and wrong graphs turn it red.
 """
 
+# pyright: reportOperatorIssue=false
+
 import dataclasses
 import functools
 
@@ -125,7 +127,7 @@ def test_pools_with_overlapping_windows_give_the_same(strategy):
                 x = tf.nn.max_pool2d(x, 3, 1 + i % 2, "SAME")
             loss = tf.reduce_sum(x**2)
         for each, gradient in zip(filters, tape.gradient(loss, filters), strict=True):
-            each.assign_sub(tf.multiply(1e-4, gradient))
+            each.assign_sub(1e-4 * gradient)
         return loss
 
     found = trace_concrete(*step_to_read(train_step, (batch,)))

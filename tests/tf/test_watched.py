@@ -1,5 +1,7 @@
 """What tracing does not size has the size that it has for the example batch."""
 
+# pyright: reportOperatorIssue=false
+
 from __future__ import annotations
 
 import warnings
@@ -32,7 +34,7 @@ def ragged_step():
                 x = tf.nn.tanh(x @ w)
             loss = tf.reduce_sum(tf.math.segment_sum(x, words.value_rowids()) ** 2)
         for w, g in zip(weights, tape.gradient(loss, weights), strict=True):
-            w.assign_sub(tf.multiply(1e-4, g))
+            w.assign_sub(1e-4 * g)
         return loss
 
     return train_step, [table, *weights]
