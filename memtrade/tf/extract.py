@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from memtrade.errors import UnsupportedGraphError
 from memtrade.findings import Finding
-from memtrade.graph import BOUND, GraphData, Op, StepGraph, Tensor
+from memtrade.graph import GraphData, Op, StepGraph, Tensor
 from memtrade.op_types import ALIAS_TYPES, CALL_TYPES, READ_TYPES, SOURCE_TYPES
 from memtrade.tf.body_bytes import BodyBytes
 from memtrade.tf.calls import Calls
@@ -28,13 +28,12 @@ from memtrade.tf.inline import Inlined, opens
 from memtrade.tf.loss import Named, candidates, find_loss
 from memtrade.tf.meetings import refuse_elsewhere
 from memtrade.tf.origins import with_origins
-from memtrade.tf.sizes import learn_sizes
 from memtrade.tf.step import CHECKPOINTS, TrainStep
 from memtrade.tf.sums import in_groups, parts_of
 from memtrade.tf.swap import MAX_SLICE_BYTES
 from memtrade.tf.unroll import shapes_kept, unrolled
 from memtrade.tf.values import equal_constants, known_values
-from memtrade.tf.watched import Shapes, watched_shapes
+from memtrade.tf.watched import Shapes, learned_sizes
 
 
 @dataclass(frozen=True)
@@ -136,12 +135,7 @@ def read_graph(
     held = {inner.name: (0, spec) for inner, outer in closed_over if (spec := variable_spec(outer))}
     calls = Calls(graph_def, {name.partition(":")[0]: spec for name, (_, spec) in held.items()})
     definitions = _Definitions(graph_def, calls)
-    learned = learn_sizes(operations, graph_def.library, held)
-    watched: Shapes = {}
-    if learned.unsized and example is not None:
-        bounded = {name for name, how in learned.how.items() if how == BOUND}
-        watched = watched_shapes(concrete, example, bounded.union(learned.unsized))
-        learned = learn_sizes(operations, graph_def.library, held, watched)
+    learned, watched = learned_sizes(concrete, operations, graph_def.library, held, example)
     op_ids = {operation.name: i for i, operation in enumerate(operations)}
     ops, tensors, tensor_ids = _read_ops(
         operations, op_ids, graph_def, calls, definitions, learned, watched

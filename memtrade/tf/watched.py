@@ -6,20 +6,39 @@ not watched.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
+from memtrade.graph import BOUND
 from memtrade.op_types import DRAWING_TYPES, READING_TYPES
+from memtrade.tf.body_bytes import BodyBytes
 from memtrade.tf.graft import grafted
 from memtrade.tf.inline import functions_named, op_defs
 from memtrade.tf.nodes import make_node
+from memtrade.tf.sizes import learn_sizes
 
 _KEPT = READING_TYPES | DRAWING_TYPES | {"Placeholder", "VarHandleOp"}
 
 
 Shapes = dict[str, tuple[int, ...]]
+
+
+def learned_sizes(
+    concrete: Any,
+    operations: Sequence[tf.Operation],
+    library: Any,
+    held: Mapping[str, tuple[int, tf.TensorSpec | None]],
+    example: Sequence[Any] | None,
+) -> tuple[BodyBytes, Shapes]:
+    """What is known of sizes, and the shapes that had to be watched for that."""
+    learned = learn_sizes(operations, library, held)
+    if not learned.unsized or example is None:
+        return learned, {}
+    bounded = {name for name, how in learned.how.items() if how == BOUND}
+    watched = watched_shapes(concrete, example, bounded.union(learned.unsized))
+    return learn_sizes(operations, library, held, watched), watched
 
 
 def watched_shapes(concrete: Any, batch: Sequence[Any], names: Collection[str]) -> Shapes:
