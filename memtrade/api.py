@@ -272,8 +272,8 @@ class _Rewriting:
                 stacklevel=2,
             )
         transfers = [each.transfer for each in settings]
-        _, rehearsed = found[0]  # of a part of several none is
-        return partial(call_alone, rehearsed or _built(traced, parts, plans, transfers))
+        _, tried = found[0]  # of a part of several none is
+        return partial(call_alone, tried or _built(traced, parts, plans, transfers))
 
     def _plan(
         self, traced: Trace, settings: Settings, lies: Sequence[int] | None
@@ -361,11 +361,11 @@ class _Rewriting:
         budget_bytes = self.settings.budget_bytes
         if budget_bytes is None and not log.isEnabledFor(logging.INFO):
             return plan, 0
-        found = self._judge(traced, plan, peaks.clock)
         if budget_bytes is not None:
             check_sized(traced.graph)
-            if found.peak_bytes > budget_bytes:
-                raise InfeasibleBudgetError(found.peak_bytes, budget_bytes, found.peak_op)
+        found = self._judge(traced, plan, peaks.clock)
+        if budget_bytes is not None and found.peak_bytes > budget_bytes:
+            raise InfeasibleBudgetError(found.peak_bytes, budget_bytes, found.peak_op)
         return plan, found.given_bytes
 
     def _judge(self, traced: Trace, plan: Plan, clock: TimeSimulator) -> MemoryResult:

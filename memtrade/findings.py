@@ -12,7 +12,7 @@ from collections.abc import Callable
 import msgspec
 
 from memtrade.graph import BOUND, WATCHED, Op, StepGraph
-from memtrade.op_types import BRANCH_TYPES, CALL_TYPES, DRAWING_TYPES, LOOP_TYPES, READING_TYPES
+from memtrade.op_types import BRANCH_TYPES, CALL_TYPES, DRAWING_TYPES, HARMLESS_TYPES, LOOP_TYPES
 from memtrade.units import megabytes
 
 
@@ -78,8 +78,6 @@ _SIZED = (
     ),
 )
 
-_HARMLESS = READING_TYPES | {"Placeholder", "VarHandleOp"}
-
 _IN_OPS: tuple[tuple[str, Callable[[Op], bool], str], ...] = (
     (
         "loops",
@@ -107,7 +105,7 @@ _IN_OPS: tuple[tuple[str, Callable[[Op], bool], str], ...] = (
             op.stateful
             and bool(op.outputs)
             and op.type not in LOOP_TYPES | BRANCH_TYPES | CALL_TYPES | DRAWING_TYPES
-            and op.type not in _HARMLESS
+            and op.type not in HARMLESS_TYPES
         ),
         "they run once, where the step has them",
     ),

@@ -43,6 +43,12 @@ def bias_gradients(graph: StepGraph) -> dict[int, int]:
     return pairs
 
 
+@once_per_graph
+def _pool_gradients(graph: StepGraph) -> dict[int, int]:
+    """For each pool's gradient, what the pool made: op id -> tensor id."""
+    return {op.id: op.inputs[1] for op in graph.ops if op.type in POOL_GRADIENTS}
+
+
 def side_by_side(graph: StepGraph, actions: Sequence[Action]) -> tuple[Action, ...]:
     """`actions` with each bias gradient right behind its filter gradient.
 
@@ -66,11 +72,7 @@ def as_kernels(
     Args:
         pooled: what pools made that leave a workspace.
     """
-    gradients = {
-        op.id: op.inputs[1]
-        for op in graph.ops
-        if op.type in POOL_GRADIENTS and op.inputs[1] in pooled
-    }
+    gradients = {op_id: t for op_id, t in _pool_gradients(graph).items() if t in pooled}
     return side_by_side(graph, _pooling_again(graph, actions, gradients) if gradients else actions)
 
 

@@ -23,6 +23,9 @@ READING_TYPES = READ_TYPES | frozenset(
      "VariableShape"}
 )  # fmt: skip
 
+# Ops with a state that change nothing.
+HARMLESS_TYPES = READING_TYPES | {"Placeholder", "VarHandleOp"}
+
 # Ops that draw random numbers by a state of their own.
 DRAWING_TYPES = frozenset(
     {"FixedUnigramCandidateSampler", "LogUniformCandidateSampler", "Multinomial",

@@ -17,10 +17,10 @@ import numpy as np
 import tensorflow as tf
 
 from memtrade.errors import MemtradeError
+from memtrade.simulate.regions import GRAIN_BYTES
 from memtrade.tf.swap import DeviceCopyTransfer, HostTransfer, SerializeTransfer
 
 MIB = 1 << 20
-GRAIN = 256  # bytes of the allocator's smallest chunk
 _FIRST_BYTES = 2 * MIB  # of the region that the first request opens
 
 
@@ -145,13 +145,13 @@ class Arena(LocalDevice):
         ValueError where nothing is.
         """
         end = _FIRST_BYTES + self._rest_bytes
-        half = (end - self.in_use_bytes()) // (2 * GRAIN)
+        half = (end - self.in_use_bytes()) // (2 * GRAIN_BYTES)
         if not half:
             raise ValueError("the arena is full")
         grains = [half, *(1 << k for k in reversed(range(half.bit_length())))]
         # The shapes are tensors themselves. They are made first, and given back last.
-        shapes = [tf.constant([each, GRAIN]) for each in grains]
-        pieces, taken = [(self.offset(shape), GRAIN) for shape in shapes], []
+        shapes = [tf.constant([each, GRAIN_BYTES]) for each in grains]
+        pieces, taken = [(self.offset(shape), GRAIN_BYTES) for shape in shapes], []
         tail = self.offset(_empty(shapes[0]))
         for shape in shapes[1:]:
             before = self.in_use_bytes()
@@ -171,7 +171,7 @@ class Arena(LocalDevice):
             below: where the last free piece begins, or within that.
         """
         found: dict[int, tf.Tensor] = {}
-        while (at := self.offset(shape := tf.constant([1, GRAIN]))) in apart:
+        while (at := self.offset(shape := tf.constant([1, GRAIN_BYTES]))) in apart:
             found[at] = shape
         while (at := self.offset(grain := _empty(shape))) < below:
             found[at] = grain

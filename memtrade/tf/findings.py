@@ -11,7 +11,7 @@ import tensorflow as tf
 from memtrade.errors import MemtradeError
 from memtrade.findings import Finding, of_graph
 from memtrade.parts import COLLECTIVES
-from memtrade.tf.inline import functions_named
+from memtrade.tf.inline import functions_named, functions_with
 
 # Ops that hold a Python function, which the graph cannot carry to another place.
 _PYTHON_TYPES = frozenset({"EagerPyFunc", "PyFunc", "PyFuncStateless"})
@@ -52,16 +52,9 @@ def refusals(graph_def: Any) -> Iterator[Finding]:
 def meeting_nodes(graph_def: Any) -> dict[str, dict[str, bool]]:
     """The nodes that run a function (a branch, a loop) with collectives in it, or a function that
     calls one, and the attribute that says so."""
-    library = {each.signature.name: each.node_def for each in graph_def.library.function}
-    meeting: set[str] = set()  # functions
-
-    def meets(node: Any) -> bool:
-        return node.op.startswith(COLLECTIVES) or not meeting.isdisjoint(functions_named(node))
-
-    while found := {
-        name for name, body in library.items() if name not in meeting and any(map(meets, body))
-    }:
-        meeting |= found
+    meeting = functions_with(
+        graph_def.library.function, lambda node: node.op.startswith(COLLECTIVES)
+    )
     return {
         node.name: {"collective": True}
         for node in graph_def.node

@@ -18,7 +18,7 @@ What the body does to variables keeps its place: its stateful ops wait for what 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -206,6 +206,19 @@ def functions_named(node: NodeDef) -> Iterable[str]:
             yield value.func.name
         for function in value.list.func:
             yield function.name
+
+
+def functions_with(library: Iterable[Any], is_meant: Callable[[NodeDef], bool]) -> set[str]:
+    """The names of the functions that hold such a node, or a node that runs one that does."""
+    bodies = {each.signature.name: each.node_def for each in library}
+    found: set[str] = set()
+
+    def holds(node: NodeDef) -> bool:
+        return is_meant(node) or not found.isdisjoint(functions_named(node))
+
+    while new := {n for n, body in bodies.items() if n not in found and any(map(holds, body))}:
+        found |= new
+    return found
 
 
 def _no_op(name: str, waits: list[str]) -> NodeDef:

@@ -41,7 +41,8 @@ def places_here(
     with tf.init_scope():  # apply is called while a function is being traced
         if arena is None or given is None or traced.device or not tf.executing_eagerly():
             return None
-        settle(traced)
+        if not built:  # else it is settled
+            settle(traced)
         try:
             found = _found(traced, given, arena)
             return found and found._replace(built=built)

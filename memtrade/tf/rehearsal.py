@@ -16,11 +16,12 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from memtrade.op_types import CALL_TYPES, READING_TYPES
+from memtrade.op_types import CALL_TYPES, HARMLESS_TYPES
+from memtrade.simulate.regions import GRAIN_BYTES, round_up
 from memtrade.target import Places
 from memtrade.tf.calling import call_alone
 from memtrade.tf.captured import captures, on_device, on_host
-from memtrade.tf.device import GRAIN, Arena
+from memtrade.tf.device import Arena
 from memtrade.tf.extract import Trace, variable_spec
 from memtrade.tf.in_place import put_in_place
 from memtrade.tf.places import places_here
@@ -31,7 +32,6 @@ _UPDATING = ("Assign", "ResourceApply", "ResourceScatter", "ResourceSparseApply"
 _STEPS = 3
 # In pieces of 256 bytes, that takes a second or two.
 _MOST_FILLED_BYTES = 32 << 20
-_HARMLESS = READING_TYPES | {"VarHandleOp"}
 
 
 def can_be_rehearsed(trace: Trace) -> bool:
@@ -45,7 +45,7 @@ def can_be_rehearsed(trace: Trace) -> bool:
     if any(tf.is_symbolic_tensor(captured) for _, captured in captures(trace.concrete)):
         return False
     return all(
-        op.type in _HARMLESS
+        op.type in HARMLESS_TYPES
         or op.type.startswith(_DRAWING + _UPDATING)
         or (op.type in CALL_TYPES and "filter" in op.attrs)
         for op in trace.graph.ops
@@ -149,8 +149,7 @@ class _Variable:
     @property
     def size_bytes(self) -> int:
         """In whole pieces of the allocator's."""
-        size = (self.spec.shape.num_elements() or 0) * self.spec.dtype.size
-        return -(-size // GRAIN) * GRAIN
+        return round_up((self.spec.shape.num_elements() or 0) * self.spec.dtype.size)
 
 
 def _variables(trace: Trace) -> list[_Variable]:
@@ -191,7 +190,7 @@ class _Kept:
             at = self.lay.get(variable, -1)
             while at in grains:  # up to where the next one began
                 del grains[at]
-                at = -1 if at + GRAIN in self.bounds else at + GRAIN
+                at = -1 if at + GRAIN_BYTES in self.bounds else at + GRAIN_BYTES
             variable.give(value)
         del grains, plugs
 
@@ -205,6 +204,6 @@ class _Kept:
         for each in moved:
             each.empty()
         tail, _ = arena.free_pieces()[-1]
-        places = [range(at := self.lay[each], at + each.size_bytes, GRAIN) for each in moved]
+        places = [range(at := self.lay[each], at + each.size_bytes, GRAIN_BYTES) for each in moved]
         below = max([tail, *(place.stop for place in places)])
         return arena.filled(below, set().union(*places))

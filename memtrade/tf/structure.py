@@ -122,12 +122,9 @@ def specs_of(structure: Any) -> Any:
 
 
 def given_in(structure: Any) -> list[Any]:
-    """What `tensors_of(specs_of(structure))` are the specs of; specs of values on replicas."""
-
-    def tensor(leaf: Any) -> Any:
-        return leaf if isinstance(leaf, (tf.Tensor, *_ARRAYS, *_COMPOSITES)) else specs_of(leaf)
-
-    leaves = tf.nest.flatten(tf.nest.map_structure(tensor, structure), expand_composites=True)
+    """What `tensors_of(specs_of(structure))` are the specs of: tensors, arrays and specs, those of
+    ragged and sparse tensors one by one."""
+    leaves = tf.nest.flatten(held(structure), expand_composites=True)
     return [leaf for leaf in leaves if is_tensor(leaf) or isinstance(leaf, _ARRAYS)]
 
 

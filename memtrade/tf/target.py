@@ -24,8 +24,7 @@ from memtrade.tf.step import TrainStep
 from memtrade.tf.structure import (
     arguments_of,
     check_shapes,
-    held,
-    is_tensor,
+    given_in,
     packed,
     released,
     specs_of,
@@ -54,7 +53,7 @@ def make_target_step(model: OwnStep) -> TrainStep:
     specs = specs_of(arguments)
     check_shapes(function, specs, {})
     _check_size(model, tensors_of(specs))
-    parts = _parts(arguments)
+    parts = given_in(arguments)
     try:
         with laid_down() as laid_later:
             concrete = function.get_concrete_function(*released(specs))
@@ -80,28 +79,22 @@ def make_target_step(model: OwnStep) -> TrainStep:
     )
 
 
-def _parts(arguments: tuple[Any, ...]) -> list[Any]:
-    """The example's tensors, arrays and specs, those of ragged and sparse tensors one by one."""
-    parts: list[Any] = tf.nest.flatten(held(arguments), expand_composites=True)
-    return [each for each in parts if is_tensor(each) or isinstance(each, (np.ndarray, np.generic))]
-
-
 def _is_spec(part: Any) -> bool:
     return isinstance(part, tf.TensorSpec)
 
 
 def _repeated(arguments: tuple[Any, ...]) -> dict[int, int]:
     """Places of the example's tensors that stand there for the second time -> the first place."""
-    parts = enumerate(_parts(arguments))
+    parts = enumerate(given_in(arguments))
     return repeats((place, id(part)) for place, part in parts if tf.is_tensor(part))
 
 
 def _behind(arguments: tuple[Any, ...], laid: LaidVariables) -> list[int]:
     """How many variables lie before each of the example's tensors; arrays become tensors later."""
-    tensors = {id(part): part for part in _parts(arguments) if tf.is_tensor(part)}
+    tensors = {id(part): part for part in given_in(arguments) if tf.is_tensor(part)}
     sizes = [part.shape.num_elements() * (part.dtype.size or 0) for part in tensors.values()]
     found = dict(zip(tensors, laid.behind(sizes), strict=True))
-    return [found.get(id(part), sys.maxsize) for part in _parts(arguments)]
+    return [found.get(id(part), sys.maxsize) for part in given_in(arguments)]
 
 
 def _made(model: OwnStep) -> tuple[Any, Any]:
@@ -147,7 +140,7 @@ def _batch(arguments: tuple[Any, ...]) -> tuple[tf.Tensor, ...]:
     """The example's tensors; zeros where it has only their specs."""
     return tuple(
         tf.zeros(part.shape, part.dtype) if _is_spec(part) else tf.convert_to_tensor(part)  # pyright: ignore[reportArgumentType]
-        for part in _parts(arguments)
+        for part in given_in(arguments)
     )
 
 

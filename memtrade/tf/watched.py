@@ -12,15 +12,12 @@ from typing import Any
 import tensorflow as tf
 
 from memtrade.graph import BOUND
-from memtrade.op_types import DRAWING_TYPES, READING_TYPES
+from memtrade.op_types import DRAWING_TYPES, HARMLESS_TYPES
 from memtrade.tf.body_bytes import BodyBytes
 from memtrade.tf.graft import grafted
-from memtrade.tf.inline import functions_named, op_defs
+from memtrade.tf.inline import functions_named, functions_with, op_defs
 from memtrade.tf.nodes import make_node
 from memtrade.tf.sizes import learn_sizes
-
-_KEPT = READING_TYPES | DRAWING_TYPES | {"Placeholder", "VarHandleOp"}
-
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -103,22 +100,19 @@ def _changing(graph: Any) -> list[tf.Operation]:
     """The ops that change something, themselves or in what they call."""
     graph_def = graph.as_graph_def()
     defined = op_defs(graph_def)
-    library = {each.signature.name: each.node_def for each in graph_def.library.function}
-    known: dict[str, bool] = {}
+    functions = {each.signature.name for each in graph_def.library.function}
 
     def changes(node: Any) -> bool:
-        called = [name for name in functions_named(node) if name in library]
-        if called:
-            return any(map(body_changes, called))
-        return defined[node.op].is_stateful and node.op not in _KEPT
+        if not functions.isdisjoint(functions_named(node)):
+            return False  # what it runs decides
+        return defined[node.op].is_stateful and node.op not in HARMLESS_TYPES | DRAWING_TYPES
 
-    def body_changes(name: str) -> bool:
-        if name not in known:
-            known[name] = False
-            known[name] = any(map(changes, library[name]))
-        return known[name]
-
-    return [graph.get_operation_by_name(node.name) for node in graph_def.node if changes(node)]
+    changing = functions_with(graph_def.library.function, changes)
+    return [
+        graph.get_operation_by_name(node.name)
+        for node in graph_def.node
+        if changes(node) or not changing.isdisjoint(functions_named(node))
+    ]
 
 
 def _behind(operations: Iterable[tf.Operation]) -> set[str]:

@@ -95,7 +95,7 @@ def test_a_rehearsal_leaves_nothing_behind(name, budget):
     assert row["outcome"] == "rewritten"
     assert row["equal"] is True
     assert row["peak_bytes"] <= budget
-    assert 0.995 < row["predicted_bytes"] / row["peak_bytes"] < 1.02
+    assert abs(row["predicted_bytes"] / row["peak_bytes"] - 1) < 0.005
 
 
 def test_a_first_run_that_computes_constants_is_predicted():
@@ -103,4 +103,4 @@ def test_a_first_run_that_computes_constants_is_predicted():
     them once, and holds them twice meanwhile."""
     row = measured("optimizers/v1_gradients", "ome")
     assert row["outcome"] == "rewritten"
-    assert 0.995 < row["predicted_bytes"] / row["peak_bytes"] < 1.02
+    assert abs(row["predicted_bytes"] / row["peak_bytes"] - 1) < 0.005
