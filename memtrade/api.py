@@ -11,6 +11,7 @@ alone; whatever else runs in the process is optimized as before.
 
 from __future__ import annotations
 
+import gc
 import itertools
 import logging
 import os
@@ -297,14 +298,13 @@ class _Rewriting:
                 return plan, tried and tried.concrete
             peak_bytes = tried.taken_bytes + given_bytes
             held = peak_bytes <= budget_bytes
-            if held:
-                if tried.moved:  # what it updated lies elsewhere now
-                    target = target.among(tried.moved)
-                    found = self._judge(traced, plan, clock_of(traced.graph, target))
-                    peak_bytes = found.peak_bytes
-                if peak_bytes <= budget_bytes:
-                    return plan, tried.concrete
+            if held and tried.moved:  # what it updated lies elsewhere now
+                target = target.among(tried.moved)
+                peak_bytes = self._judge(traced, plan, clock_of(traced.graph, target)).peak_bytes
+            if peak_bytes <= budget_bytes:
+                return plan, tried.concrete
             del tried
+            gc.collect()  # with its function goes what that keeps on the device
             if correction == CORRECTIONS:
                 op = peak_op(target, traced.graph, plan)
                 raise BrokenBudgetError(peak_bytes, budget_bytes, op)

@@ -35,19 +35,23 @@ class Places(NamedTuple):
         captures, inputs: where the variables that the step captures lie, and its batch, in the
             order of the graph; -1 for what has no place yet, or no bytes.
         built: the rewritten step is there, too, with the constants that its graph keeps.
+        untold_bytes: neither free nor told of; as they may not be there, no peak counts them.
     """
 
     free: tuple[tuple[int, int], ...]
     captures: tuple[int, ...]
     inputs: tuple[int, ...]
     built: bool = False
+    untold_bytes: int = 0
 
     def narrowed(self) -> Places:
         """As if small tensors that nothing tells of lay in each hole: scratch and constants that
         kernels of TensorFlow's keep. What hangs on the whole hole does not hold then."""
         *holes, tail = self.free
-        left = ((at + _UNTOLD_BYTES, size - _UNTOLD_BYTES) for at, size in holes)
-        return self._replace(free=(*(hole for hole in left if hole[1] > 0), tail))
+        untold = [min(size, _UNTOLD_BYTES) for _, size in holes]
+        left = ((at + less, size - less) for (at, size), less in zip(holes, untold, strict=True))
+        free = (*(hole for hole in left if hole[1] > 0), tail)
+        return self._replace(free=free, untold_bytes=sum(untold))
 
 
 @dataclass(frozen=True, kw_only=True)

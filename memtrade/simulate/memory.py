@@ -153,7 +153,8 @@ class Simulator:
         series: bool = False,
         lag: Lag | None = None,
     ) -> MemoryResult:
-        """Simulates some steps in fresh memory; where variables move, in the worst of `layouts`.
+        """Simulates some steps in fresh memory; a plan, and a step whose variables move, in the
+        worst of `layouts`.
 
         Args:
             limit_bytes: the target's unless given.
@@ -168,7 +169,7 @@ class Simulator:
         program = self.link(actions)
         told, *others = self.layouts
         tried = [self._walked(program, steps, limit_bytes, lag, told)]
-        if tried[0].walk.moved:
+        if actions is not self._base or tried[0].walk.moved:
             tried += [self._walked(program, steps, limit_bytes, lag, each) for each in others]
         walked = max(tried, key=lambda each: (each.error is not None, each.best.in_use))
         walk, best = walked.walk, walked.best
@@ -272,6 +273,8 @@ class Simulator:
             behind = starts[bisect_right(starts, address)] - address
             held[address] = _chunk_bytes(round_up(sizes[t]), behind)
         arena.occupy(held.items(), free)
+        arena.bytes_in_use -= places.untold_bytes
+        arena.reset_peak()
         return lies
 
     def allocator(self, limit_bytes: int | None = None) -> BfcAllocator:

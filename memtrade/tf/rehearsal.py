@@ -30,6 +30,8 @@ _DRAWING = ("Random", "StatelessRandom", "TruncatedNormal", "Multinomial")
 _UPDATING = ("Assign", "ResourceApply", "ResourceScatter", "ResourceSparseApply")
 # Updates may have given variables other places by the second, which others fill in the third.
 _STEPS = 3
+# A step that begins elsewhere takes another peak: it is rehearsed again from there.
+_REHEARSALS = 3
 # In pieces of 256 bytes, that takes a second or two.
 _MOST_FILLED_BYTES = 32 << 20
 
@@ -87,9 +89,13 @@ def rehearsed(
             return Rehearsal(concrete, None, None)
         kept_bytes = (_in_use_bytes(device) or 0) - unbuilt_bytes
         before = places_here(trace, lies, built=True)
-        taken_bytes = _run(trace, concrete, device) + kept_bytes
-        after = places_here(trace, lies, built=True)
-        return Rehearsal(concrete, taken_bytes, None if after == before else after)
+        for _ in range(_REHEARSALS):
+            taken_bytes = _run(trace, concrete, device) + kept_bytes
+            after = places_here(trace, lies, built=True)
+            if after == before:  # what trains begins where this began
+                return Rehearsal(concrete, taken_bytes, None)
+            before = after
+        return Rehearsal(concrete, taken_bytes, after)
 
 
 def _in_use_bytes(device: str) -> int | None:

@@ -254,6 +254,19 @@ def test_holes_may_be_narrower_than_told():
     assert Simulator(graph, ARENA.replace(places=alone)).layouts == (alone,)
 
 
+def test_a_plan_does_not_count_on_a_hole_that_fits_to_the_byte():
+    graph = chain(1)
+
+    def fits(hole_bytes):
+        tail = (63 * MIB, MIB)  # of two tensors one has to go into the hole
+        places = Places(free=((256, hole_bytes), tail), captures=(), inputs=(32 * MIB,))
+        simulator = Simulator(graph, ARENA.replace(places=places))
+        return simulator.memory(everything(graph), limit_bytes=64 * MIB).out_of_memory is None
+
+    assert fits(MIB + 8192)
+    assert not fits(MIB + 256)
+
+
 def test_out_of_memory_is_a_result_that_names_the_op():
     graph = chain(4)
     result = simulate(graph, everything(graph), limit=6 * MIB)
