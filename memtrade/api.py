@@ -34,9 +34,9 @@ from memtrade.measure.budgets import (
     peak_op,
 )
 from memtrade.measure.here import learned_target
-from memtrade.options import Value
+from memtrade.options import NONE, Value
 from memtrade.plan import Order, Plan
-from memtrade.settings import NONE, ORIGINAL, REORDERED, Settings, check_split, settings_of
+from memtrade.settings import ORIGINAL, Settings, check_split, settings_of
 from memtrade.simulate.memory import ROOMY_BYTES, MemoryResult
 from memtrade.simulate.timeline import TimeSimulator
 from memtrade.strategies import find_planned, make_options
@@ -136,8 +136,8 @@ def apply(
             allocator. By default the first GPU, if TensorFlow sees one.
         profile: the device profile (`memtrade devices`, or a .toml file) that the plan is made for.
             By default the arena's, or the one whose name is nearest to the card's.
-        split: "reordered" runs the widest gradients (of batch norms) in parts along the batch,
-            below what each holds at once; the update is then equal within rounding, not to the bit.
+        split: "exact" runs the widest gradients behind pools in parts along the batch, below what
+            each holds at once; "reordered" those of batch norms, too, equal within rounding only.
         options: the strategy's options, as `memtrade strategies` lists them.
 
     Returns:
@@ -156,7 +156,7 @@ def apply(
     function = as_function(train_step)
     batch = given_in(arguments_of(function, example_batch))
     lies = offsets_of(batch, Arena.started)
-    rewriting = _Rewriting(function, settings, loss, lies, batch, in_parts=split == REORDERED)
+    rewriting = _Rewriting(function, settings, loss, lies, batch, split)
 
     def optimized(*args: Any, **kwargs: Any) -> Any:
         return rewriting.call(args, kwargs)
@@ -199,7 +199,7 @@ class _Rewriting:
     loss: Named
     lies: Sequence[int]  # where each tensor of the example is; later batches come and go
     batch: Sequence[Any]  # the example itself, until the first signature is rewritten
-    in_parts: bool = False
+    split: str = NONE
     planned: list[int] = field(default_factory=list)  # bytes of the batches before
 
     @property
@@ -250,8 +250,8 @@ class _Rewriting:
     def _made(self, concrete: Any, specs: tuple[tf.TensorSpec, ...], order: Sequence[int]) -> Any:
         """A call of the rewritten step, or of the step as it is; None where XLA compiles that."""
         planned = concrete
-        if self.in_parts:
-            planned = in_parts(concrete, specs, self.name).get_concrete_function(*specs)  # pyright: ignore[reportFunctionMemberAccess]
+        if self.split != NONE:
+            planned = in_parts(concrete, specs, self.name, self.split).get_concrete_function(*specs)  # pyright: ignore[reportFunctionMemberAccess]
         example = [] if self.planned else [self.batch[i] for i in order]
         step = step_of(self.function, planned, specs, self.loss, example)
         traced = trace_concrete(step, planned)

@@ -22,9 +22,9 @@ import tensorflow as tf
 from memtrade.api import apply
 from memtrade.batch.fitting import Examples, accumulate, find_batch
 from memtrade.errors import MemtradeError, UnsupportedGraphError
-from memtrade.options import Value
+from memtrade.options import NONE, Value
 from memtrade.plan import Order
-from memtrade.settings import AUTO, NONE, check_split, settings_of
+from memtrade.settings import AUTO, check_split, settings_of
 from memtrade.tensorboard import MemoryBoard
 from memtrade.tf.loss import Named
 from memtrade.units import megabytes
@@ -81,7 +81,7 @@ def optimize(
         order: see `memtrade.apply`; so for all that follow. "pinned" or "dataflow".
         device: that the model trains on.
         profile: that plans are made for.
-        split: "reordered" runs the widest gradients in parts.
+        split: "exact" or "reordered" runs the widest gradients in parts.
         **options: the strategy's.
 
     Returns:

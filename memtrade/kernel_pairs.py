@@ -6,8 +6,14 @@ read the same gradient and wait for the same ops:
     Conv2DBackpropFilter(x, shape, g)
     BiasAddGrad(g)                        ──► one kernel, which sums g in an order of its own
 
-Apart, the bias's gradient would differ from the original's in its last bits. And MaxPool leaves a
-workspace to its gradient, if that reads the pool's own output:
+Apart, the bias's gradient would differ from the original's in its last bits. So would what a
+convolution makes, which begins its sums with the bias on CPUs before AVX2:
+
+    Conv2D(x, w)
+    BiasAdd(conv, bias)                   ──► one kernel, if both wait for nothing but their inputs
+
+(If both wait for the same op, TensorFlow ends the process.) And MaxPool leaves a workspace to its
+gradient, if that reads the pool's own output:
 
     MaxPool(x) ──y, workspace──► MaxPoolGrad(x, y, g)
 
@@ -49,6 +55,24 @@ def _pool_gradients(graph: StepGraph) -> dict[int, int]:
     return {op.id: op.inputs[1] for op in graph.ops if op.type in POOL_GRADIENTS}
 
 
+@once_per_graph
+def biases(graph: StepGraph) -> dict[int, int]:
+    """For each convolution that has one, the BiasAdd that is merged with it: op ids."""
+    awaited = {control for op in graph.ops for control in op.controls}
+    given = {*graph.data.outputs, graph.data.loss}
+    found: dict[int, int] = {}
+    for op in graph.ops:
+        if op.type != "Conv2D" or op.controls or op.id in awaited:
+            continue
+        (made,) = op.outputs
+        readers = [graph.ops[each] for each in graph.consumers[made]]
+        if len(readers) == 1 and made not in given:
+            (reader,) = readers
+            if reader.type == "BiasAdd" and reader.inputs[0] == made and not reader.controls:
+                found[op.id] = reader.id
+    return found
+
+
 def side_by_side(graph: StepGraph, actions: Sequence[Action]) -> tuple[Action, ...]:
     """`actions` with each bias gradient right behind its filter gradient.
 
@@ -67,13 +91,48 @@ def side_by_side(graph: StepGraph, actions: Sequence[Action]) -> tuple[Action, .
 def as_kernels(
     graph: StepGraph, actions: Sequence[Action], pooled: Container[int]
 ) -> tuple[Action, ...]:
-    """`actions` in which the same kernels run as in the original: `side_by_side`, and with pools.
+    """`actions` in which the same kernels run as in the original: `side_by_side`, with biases, and
+    with pools.
 
     Args:
         pooled: what pools made that leave a workspace.
     """
+    actions = _with_biases(graph, actions)
     gradients = {op_id: t for op_id, t in _pool_gradients(graph).items() if t in pooled}
     return side_by_side(graph, _pooling_again(graph, actions, gradients) if gradients else actions)
+
+
+def _with_biases(graph: StepGraph, actions: Sequence[Action]) -> Sequence[Action]:
+    """`actions` with each convolution right before its BiasAdd, and none that comes back without
+    it: what leaves or stays is what the BiasAdd makes. O(actions)."""
+    pairs = biases(graph)
+    if not pairs:
+        return actions
+    made = {graph.ops[conv].outputs[0]: conv for conv in pairs}
+    convolution = {bias: conv for conv, bias in pairs.items()}
+    result = {graph.ops[bias].outputs[0] for bias in convolution}
+    moved = {a.id for a in actions if a.kind == "swap_out" and a.id in result}
+    waiting: dict[int, Action] = {}  # convolutions whose turn has come
+    behind: dict[int, list[Action]] = {}  # what leaves as soon as their BiasAdd has run
+    placed: list[Action] = []
+    for action in actions:
+        if action.kind in _RUNNING:
+            conv = convolution.get(action.id, -1)
+            if action.id in pairs:
+                waiting[action.id] = action
+            elif conv in waiting:
+                placed += [waiting.pop(conv), action, *behind.pop(conv, ())]
+            elif conv < 0:
+                placed.append(action)
+        elif action.kind != "reserve" and action.id in made:
+            conv = made[action.id]
+            (t,) = graph.ops[pairs[conv]].outputs
+            if t not in moved:
+                each = Action(action.kind, t)
+                (behind.setdefault(conv, []) if conv in waiting else placed).append(each)
+        else:
+            placed.append(action)
+    return placed
 
 
 def _pooling_again(

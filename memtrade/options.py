@@ -25,7 +25,10 @@ T = TypeVar("T")
 # TensorFlow.
 OPTIMIZERS: dict[str, float] = {"sgd": 0.01, "momentum": 0.01, "rmsprop": 0.001, "adam": 0.001}
 
-# How many parts `--split` makes of a batch (`memtrade.tf.split`).
+# Which ops run in parts along the batch (`memtrade.tf.split`): those whose parts make the same
+# bits, or those that add up over the batch, too. And how many parts.
+NONE, EXACT, REORDERED = "none", "exact", "reordered"
+SPLITS = (NONE, EXACT, REORDERED)
 PARTS = 8
 
 _BOOLEANS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}

@@ -11,7 +11,7 @@ from memtrade.errors import MemtradeError, UnknownNameError
 from memtrade.measure import host
 from memtrade.measure.flags import GPU_SHARE
 from memtrade.measure.here import here_target
-from memtrade.options import Value, options_of
+from memtrade.options import SPLITS, Value, options_of
 from memtrade.plan import Order
 from memtrade.strategies import Strategy, find_planned, make_options
 from memtrade.target import ARENA, Target
@@ -21,8 +21,6 @@ from memtrade.units import bytes_of
 # In place of a strategy: the step as it is where it fits, else the fastest plan that fits.
 AUTO = "auto"
 ORIGINAL, _FASTEST = "original", "optimal"
-# Whether ops run in parts (`memtrade.tf.split`).
-NONE, REORDERED = "none", "reordered"
 
 
 @dataclass(frozen=True)
@@ -88,9 +86,9 @@ def settings_of(
 
 
 def check_split(split: str) -> None:
-    """Raises UnknownNameError where it is neither NONE nor REORDERED."""
-    if split not in (NONE, REORDERED):
-        raise UnknownNameError("split", split, (NONE, REORDERED))
+    """Raises UnknownNameError where it is none of `SPLITS`."""
+    if split not in SPLITS:
+        raise UnknownNameError("split", split, SPLITS)
 
 
 def device_of(device: str | None) -> str:

@@ -1,9 +1,9 @@
-"""A bias gradient moves behind its filter gradient, and what reads it behind both; a pool runs
-again beside its gradient."""
+"""A bias gradient moves behind its filter gradient, and what reads it behind both; a convolution
+runs right before its BiasAdd; a pool runs again beside its gradient."""
 
 from memtrade.graph import StepGraph
-from memtrade.kernel_pairs import as_kernels, bias_gradients, side_by_side
-from memtrade.plan import Action
+from memtrade.kernel_pairs import as_kernels, bias_gradients, biases, side_by_side
+from memtrade.plan import Action, ActionKind
 from tests.graphs import Builder
 
 
@@ -134,3 +134,64 @@ def test_a_pool_that_the_plan_makes_again_is_not_made_twice():
     program = [Action("run", ids[name]) for name in ("x", "pool", "loss", "filter")]
     program += [Action("recompute", ids["pool"]), Action("run", ids["pool gradient"])]
     assert as_kernels(graph, program, set(graph.find(["pool"]))) == tuple(program)
+
+
+def biased(*, awaited: bool = False, twice: bool = False) -> StepGraph:
+    """conv ─ bias ─ relu, then relu's gradient.
+
+    `awaited`: another op waits for the convolution. `twice`: another one reads it.
+    """
+    b = Builder()
+    (x,) = b.op("x", "Placeholder", sizes=[64])
+    (conv,) = b.op("conv", "Conv2D", [x, x], sizes=[64])
+    (read,) = b.op("read", "ReadVariableOp", sizes=[4], controls=[1] if awaited else ())
+    (bias,) = b.op("bias", "BiasAdd", [conv, read], sizes=[64])
+    (relu,) = b.op("relu", "Relu", [conv if twice else bias], sizes=[64])
+    (loss,) = b.op("loss", "Sum", [relu], sizes=[4])
+    (gradient,) = b.op("gradient", "ReluGrad", [relu, bias], sizes=[64])
+    return b.build(inputs=[x], outputs=[loss, gradient], loss=loss)
+
+
+def kernels(graph: StepGraph, *words: str) -> list[str]:
+    """What becomes of actions "op", "again op", "out op" and "in op", in the same words."""
+    ids = {op.name: op.id for op in graph.ops}
+    kinds: dict[str, ActionKind] = {
+        "": "run",
+        "again": "recompute",
+        "out": "swap_out",
+        "in": "swap_in",
+    }
+    actions = []
+    for word in words:
+        kind, name = (" " + word).rsplit(" ", 1)
+        op = graph.ops[ids[name]]
+        swaps = kind.strip() in ("out", "in")
+        actions.append(Action(kinds[kind.strip()], op.outputs[0] if swaps else op.id))
+    names = {kind: word for word, kind in kinds.items()}
+    made = as_kernels(graph, actions, frozenset())
+    return [f"{names[each.kind]} {graph.ops[each.id].name}".strip() for each in made]
+
+
+def test_a_convolution_runs_right_before_its_bias():
+    made = kernels(biased(), "x", "conv", "read", "bias", "relu", "loss", "gradient")
+    assert made == ["x", "read", "conv", "bias", "relu", "loss", "gradient"]
+
+
+def test_what_stays_of_a_convolution_stays_with_its_bias():
+    before = ("x", "conv", "read", "bias", "relu", "loss")
+    begun = ["x", "read", "conv", "bias", "relu", "loss"]
+    assert kernels(biased(), *before, "again bias", "gradient") == [*begun, "gradient"]
+    again = ("again conv", "again bias", "gradient")
+    assert kernels(biased(), *before, *again) == [*begun, *again]
+
+
+def test_what_leaves_of_a_convolution_leaves_with_its_bias():
+    words = ("x", "conv", "out conv", "read", "bias", "relu", "loss", "in conv", "again bias")
+    made = ["x", "read", "conv", "bias", "out bias", "relu", "loss", "in bias", "gradient"]
+    assert kernels(biased(), *words, "gradient") == made
+
+
+def test_convolutions_that_others_look_at_are_left_alone():
+    assert [len(biases(each)) for each in (biased(), biased(awaited=True), biased(twice=True))] == [
+        1, 0, 0,
+    ]  # fmt: skip

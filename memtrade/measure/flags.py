@@ -28,7 +28,7 @@ from memtrade.measure.here import here_target
 from memtrade.measure.protocol import ChildTask, TrialSpec
 from memtrade.models import OPTIMIZERS, Model, make_model, options_of
 from memtrade.models.target import OwnStep
-from memtrade.options import Value
+from memtrade.options import NONE, Value
 from memtrade.plan import Order, load_plan
 from memtrade.strategies import STRATEGIES, find_strategy, make_options
 from memtrade.target import ARENA, Target, profile_target
@@ -70,8 +70,9 @@ class ModelFlags:
         model_option: Any option of the model as key=value; repeatable.
         optimizer: sgd, momentum, rmsprop or adam.
         learning_rate: The optimizer's own default unless given.
-        split: reordered runs the widest ops in parts along the batch, which adds numbers up in
-            another order: equal within rounding, not to the bit.
+        split: exact runs the widest gradients behind pools in parts along the batch; reordered
+            those of batch norms, too, which adds numbers up in another order: equal within
+            rounding, not to the bit.
     """
 
     model: str = "resnet"
@@ -87,7 +88,7 @@ class ModelFlags:
     model_option: Pairs = field(default_factory=list)
     optimizer: str = "sgd"
     learning_rate: float | None = None
-    split: Literal["none", "reordered"] = "none"
+    split: Literal["none", "exact", "reordered"] = "none"
 
     def make_model(self) -> Model:
         """Raises MemtradeError for what does not exist or is out of bounds."""
@@ -323,7 +324,7 @@ def make_specs(
         model_options=dataclasses.asdict(made),
         optimizer=optimizer,
         learning_rate=rate,
-        split="" if model.split == "none" else model.split,
+        split="" if model.split == NONE else model.split,
         order=strategy.order,
         device=device_name,
         memory_limit_bytes=limit_bytes,

@@ -58,7 +58,7 @@ class TrialSpec(msgspec.Struct, frozen=True, kw_only=True):
             device's rates and looks at no step.
         model_options: all options of the model, typed (`dataclasses.asdict` of the model).
         learning_rate: None is the optimizer's own default.
-        split: "reordered" where the widest ops run in parts (`memtrade.tf.split`).
+        split: "exact" or "reordered" where the widest ops run in parts (`memtrade.tf.split`).
         strategy_options: all options of the strategy, typed.
         device: "arena" or "gpu:N".
         memory_limit_bytes: the hard limit; None leaves it to `child_environment`.

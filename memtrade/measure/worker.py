@@ -51,6 +51,7 @@ from memtrade.measure.protocol import (
     TrialSpec,
 )
 from memtrade.models import DrawnModel, make_model
+from memtrade.options import REORDERED
 from memtrade.plan import Plan, load_plan
 from memtrade.simulate.predict import Predicted, Predictor
 from memtrade.strategies import NATIVE, NativeOptions, find_planned, make_options
@@ -179,7 +180,7 @@ class _Worker:
 
     def _make_step(self, construction: Construction = AS_USUAL) -> TrainStep:
         step = self._make_whole_step(construction)
-        return split_step(step) if self.spec.split else step
+        return split_step(step, self.spec.split) if self.spec.split else step
 
     def _make_whole_step(self, construction: Construction = AS_USUAL) -> TrainStep:
         model = make_model(self.spec.model, self.spec.model_options)
@@ -371,10 +372,11 @@ class _Worker:
         else:
             self._say(Progress("trace"))
             original, own_variables = self._make_whole_step(), None
-            traced = trace(split_step(original) if self.spec.split else original)
+            split = self.spec.split
+            traced = trace(split_step(original, split) if split else original)
             variables = original.variables()
             step = self._rewrite(traced, self._plan(traced, self._target(traced)), device)
-            tolerance = max(tolerance, IN_PARTS if self.spec.split else 0.0)
+            tolerance = max(tolerance, IN_PARTS if split == REORDERED else 0.0)
         batch, steps = original.make_batch(), self.spec.steps
         found = compare_steps(
             original.function,

@@ -60,7 +60,7 @@ def tools_sheets(records: Sequence[Record], *, predicted: Path = PREDICTED) -> l
     """
     found: dict[tuple[int | None, int], list[Record]] = {}
     for record in sorted(records, key=lambda record: record.created):
-        if is_thesis_net(record) and record.measured is not None:
+        if is_thesis_net(record):
             options = record.spec.model_options
             key = options.get("layers"), options["batch_size"]
             found.setdefault(key, []).append(record)
@@ -70,6 +70,7 @@ def tools_sheets(records: Sequence[Record], *, predicted: Path = PREDICTED) -> l
             "--results results/thesis"
         )
     frame: Any = pd.read_csv(predicted) if predicted.is_file() else None
+    found = {key: each for key, each in found.items() if any(r.measured for r in each)}
     ordered = sorted(found, key=lambda key: (key[0] is None, key[0] or 0, key[1]))
     return [_sheet(*key, found[key], frame) for key in ordered]
 
@@ -83,17 +84,20 @@ def is_thesis_net(record: Record) -> bool:
     return wanted is not None and unusual == told and record.spec.optimizer == OPTIMIZER
 
 
-def _sheet(layers: int | None, batch: int, records: Sequence[Record], predicted: Any) -> Sheet:
+def _sheet(layers: int | None, batch: int, tried: Sequence[Record], predicted: Any) -> Sheet:
+    records = [record for record in tried if record.measured is not None]
     theirs = _measured(records, layers, own=False)
     ours = _measured(records, layers, own=True)
     originals = _originals(records)
+    printed = _published(layers)
     sources: dict[str, CellByStrategy] = {
-        f"published, batch {BATCH}": _published(layers),
+        f"published, batch {BATCH}": printed,
         f"the thesis' way, here, batch {batch}": theirs,
-        **({f"the originals, TensorFlow 1, here, batch {batch}": originals} if originals else {}),
+        f"the originals, TensorFlow 1, here, batch {batch}": originals,
         f"the thesis' way, its GPU, predicted, batch {BATCH}": _predicted(predicted, layers),
         f"memtrade's own rules, here, batch {batch}": ours,
     }
+    sources = {name: cells for name, cells in sources.items() if cells.keys() - {"original"}}
     rows = [
         (strategy, name, cells.get(strategy, Cell()), cells.get("original", Cell()))
         for strategy in STRATEGIES
@@ -111,8 +115,13 @@ def _sheet(layers: int | None, batch: int, records: Sequence[Record], predicted:
             ("of original's time", lambda it: _over(it[2].step_seconds, it[3].step_seconds)),
         ],
         sections=tuple(strategy for strategy, *_ in rows),
-        title=f"{name}: published, measured, predicted",
-        notes=(*_notes(records, layers), f"here: {machine.cpu_model}, {machine.cores} cores"),
+        title=f"{name}, batch {batch}: published, measured, predicted",
+        notes=(
+            *(_against(printed, theirs) if batch == BATCH else ()),
+            *_notes(records, layers),
+            *(f"{r.spec.strategy}, here: {r.reason}" for r in tried if r.measured is None),
+            f"here: {machine.cpu_model}, {machine.cores} cores",
+        ),
         command="\n".join(dict.fromkeys(record.command for record in records)),
         frame=pd.DataFrame(
             [
@@ -125,6 +134,25 @@ def _sheet(layers: int | None, batch: int, records: Sequence[Record], predicted:
 
 def _over(one: float | None, other: float | None) -> str:
     return ratio(one / other if one is not None and other else None)
+
+
+def _against(printed: CellByStrategy, theirs: CellByStrategy) -> list[str]:
+    """How far the measured shares of `original`'s peak are from the published ones; where the
+    thesis could not run `original`, the peaks themselves."""
+
+    def peaks(strategy: str) -> tuple[float, float] | None:
+        pair = [cells.get(strategy, Cell()).peak_bytes for cells in (theirs, printed)]
+        return (pair[0], pair[1]) if pair[0] and pair[1] else None
+
+    whole, told = peaks("original") or (1.0, 1.0), []
+    for strategy in STRATEGIES[1:]:
+        if pair := peaks(strategy):
+            off = (pair[0] / whole[0]) / (pair[1] / whole[1]) - 1
+            told.append(f"{strategy} {off:+.1%}")
+    of = "their shares of original's" if peaks("original") else "their peaks"
+    return (
+        [f"the thesis' way, here, against the published, {of}: {', '.join(told)}"] if told else []
+    )
 
 
 def _published(layers: int | None) -> CellByStrategy:

@@ -88,14 +88,15 @@ def rehearsed(
         if unbuilt_bytes is None:
             return Rehearsal(concrete, None, None)
         kept_bytes = (_in_use_bytes(device) or 0) - unbuilt_bytes
+        taken_bytes, moved = 0, None
         before = places_here(trace, lies, built=True)
         for _ in range(_REHEARSALS):
             taken_bytes = _run(trace, concrete, device) + kept_bytes
             after = places_here(trace, lies, built=True)
-            if after == before:  # what trains begins where this began
-                return Rehearsal(concrete, taken_bytes, None)
-            before = after
-        return Rehearsal(concrete, taken_bytes, after)
+            moved, before = None if after == before else after, after
+            if moved is None:  # what trains begins where this began
+                break
+        return Rehearsal(concrete, taken_bytes, moved)
 
 
 def _in_use_bytes(device: str) -> int | None:

@@ -17,13 +17,14 @@ from typing import Any
 
 import tensorflow as tf
 
-from memtrade.kernel_pairs import bias_gradients
+from memtrade.kernel_pairs import bias_gradients, biases
 from memtrade.op_types import HANDED_TYPES, SEND, SOURCE_TYPES
 from memtrade.plan import Plan, check_plan
 from memtrade.tf.extract import Trace
 from memtrade.tf.graft import graft
 from memtrade.tf.in_place import settle, write_in_place
 from memtrade.tf.meetings import check_meetings
+from memtrade.tf.nodes import make_node
 from memtrade.tf.swap import HostTransfer, NodeDef, empty_nodes, size_node
 
 # Names of new nodes start with this; users find them in TensorBoard and in traces.
@@ -85,6 +86,8 @@ class _Rewriter:
         self.previous = ""  # pinned: the action that the next one waits for
         self.awaited: list[str] = []  # what else the action that comes waits for
         self.bias_gradients = bias_gradients(self.graph)
+        self.biases = biases(self.graph)
+        self.biased = frozenset(self.biases.values())
         self.filter_gradients: dict[int, NodeDef] = {}  # of the bias gradient that may follow
         self.reserved: list[str] = []  # reservations for the action that comes
         self.trigger = ""  # dataflow: the last backward op that ran
@@ -120,7 +123,7 @@ class _Rewriter:
         node.input.extend("^" + each.name for each in waits if each.type != SEND)
         if op.type in SOURCE_TYPES:
             return
-        self._pin(node, node)
+        self._pin_op(op_id, node)
         if op_id in self.bias_gradients:
             self.filter_gradients = {self.bias_gradients[op_id]: node}
         if op_id == self.graph.turn or op_id in self.graph.descendants:
@@ -133,8 +136,7 @@ class _Rewriter:
         self.nodes.append(node)
         for t in op.outputs:
             self.latest[t] = self._reference(t, node.name)
-        self._hold(node)
-        self._pin(node, node)
+        self._pin_op(op_id, node, again=True)
 
     def _swap_out(self, tensor: int) -> None:
         name = f"{self.scope}/out/{self._flat_label(tensor)}"
@@ -191,6 +193,22 @@ class _Rewriter:
         del node.input[:]
         node.input.extend(self.latest[t] for t in op.inputs)
         return node
+
+    def _pin_op(self, op_id: int, node: NodeDef, *, again: bool = False) -> None:
+        """Puts a run of an op behind the previous action. Of a convolution and its BiasAdd neither
+        waits for an op, or TensorFlow would not merge them: what they read does."""
+        first = node
+        if op_id in self.biased:
+            self.awaited.append(node.name)
+            return
+        if op_id in self.biases:
+            first = make_node("Identity", f"{self.scope}/before/{node.name}", node.input[:1])
+            first.attr["T"].CopyFrom(node.attr["T"])
+            node.input[0] = first.name
+            self.nodes.append(first)
+        if again:
+            self._hold(first)
+        self._pin(first, node)
 
     def _pin(self, first: NodeDef, last: NodeDef) -> None:
         """Puts an action behind the previous one, where the order is pinned."""

@@ -15,9 +15,9 @@ within rounding, not to the bit (`--split reordered`).
 
     in parts                  for each part of x: all these gradients ─► written over the part of x
 
-That is the same to the bit, where convolutions of a part are. After TSPLIT (Nie et al., ICDE 2022),
-which splits tensors as a fourth decision beside keep, recompute and swap; here which ops are split
-follows from the graph alone.
+These are the same to the bit: `--split exact` leaves batch norms whole. After TSPLIT (Nie et al.,
+ICDE 2022), which splits tensors as a fourth decision beside keep, recompute and swap; here which
+ops are split follows from the graph alone.
 
 Only ops that TensorFlow has. StridedSlice of the first dimension is a view. ScatterNdNonAliasingAdd
 adds in place where nobody else reads its input: first what was there, negative, and then what is to
@@ -35,7 +35,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from memtrade.errors import UnsupportedGraphError
-from memtrade.options import PARTS
+from memtrade.options import PARTS, REORDERED
 from memtrade.tf.extract import opened
 from memtrade.tf.graft import graft
 from memtrade.tf.step import TrainStep
@@ -44,7 +44,18 @@ from memtrade.tf.step import TrainStep
 _WIDE = 2 / 3
 
 _BATCH_NORM, _BATCH_NORM_GRADIENT = "FusedBatchNormV3", "FusedBatchNormGradV3"
-_MASK, _POOL_GRADIENT = "ReluGrad", "MaxPoolGrad"
+_POOL_GRADIENT = "MaxPoolGrad"
+
+# The gradients of activations, and which of their inputs are the gradient and x.
+_MASKS = {
+    "EluGrad": (0, 1),
+    "LeakyReluGrad": (0, 1),
+    "Relu6Grad": (0, 1),
+    "ReluGrad": (0, 1),
+    "SeluGrad": (0, 1),
+    "SigmoidGrad": (1, 0),
+    "TanhGrad": (1, 0),
+}
 
 # Ops that make each example of an example of their inputs, from the one of this position on.
 _BY_EXAMPLE = {
@@ -58,30 +69,34 @@ _BY_EXAMPLE = {
 _TOLD_SHAPES = ("AvgPoolGrad", "Conv2DBackpropInput")
 
 
-def split_step(step: TrainStep, parts: int = PARTS) -> TrainStep:
+def split_step(step: TrainStep, split: str, parts: int = PARTS) -> TrainStep:
     """`step` with its widest gradients in so many parts, which differ by one example where the
     batch cannot be divided evenly.
+
+    Args:
+        split: EXACT, or REORDERED for batch norms' too.
 
     Raises:
         UnsupportedGraphError: there is nothing to split, or nothing to divide.
     """
     concrete = step.function.get_concrete_function(*step.specs)
-    function = in_parts(concrete, step.specs, step.name, parts)
+    function = in_parts(concrete, step.specs, step.name, split, parts)
     return dataclasses.replace(step, name=f"{step.name} in parts", function=function)
 
 
 def in_parts(
-    concrete: Any, specs: Sequence[tf.TensorSpec], name: str, parts: int = PARTS
+    concrete: Any, specs: Sequence[tf.TensorSpec], name: str, split: str, parts: int = PARTS
 ) -> Callable[..., Any]:
     """A tf.function of `specs` that does as `concrete` does, see `split_step`."""
     concrete = opened(concrete, specs)
-    wide = _widest(concrete.graph)
+    wide = _widest(concrete.graph, split)
     if not wide:
+        norms = " or of a batch norm (float32, training)" if split == REORDERED else ""
         raise UnsupportedGraphError(
-            f"{name} has no gradient of a batch norm (NHWC, float32, training): "
+            f"{name} has no gradient of an activation behind a pool{norms}, channels last: "
             "nothing can be split, leave --split out"
         )
-    if any(op.inputs[1].shape[0] == 1 for op, _ in wide.values()):
+    if any(op.outputs[0].shape[0] == 1 for op, _ in wide.values()):
         raise UnsupportedGraphError("a batch of 1 has no parts: leave --split out")
     graph_def = concrete.graph.as_graph_def()
     made = tf.compat.v1.GraphDef(library=graph_def.library, versions=graph_def.versions)
@@ -119,50 +134,52 @@ class _Wide(NamedTuple):
     masked: Sequence[tf.Operation] = ()
 
 
-def _widest(func_graph: Any) -> dict[str, _Wide]:
-    """By name, the batch norms' gradients that hold most, and as wide ReluGrads of what is made by
-    example."""
+def _widest(func_graph: Any, split: str) -> dict[str, _Wide]:
+    """By name, the batch norms' gradients that hold most, and as wide gradients of activations that
+    are made by example."""
     operations = func_graph.get_operations()
-    norms = [op for op in operations if _is_splittable(op)]
-    least = _WIDE * max((_elements(op) for op in norms), default=0)
-    found = {op.name: _Wide(op) for op in norms if _elements(op) > least}
-    if found:
-        masks = (
-            op for op in operations if op.type == _MASK and op.inputs[1].shape.is_fully_defined()
-        )
-        wide = (_Wide(op, _masked(op)) for op in masks if _elements(op) > least)
-        found |= {each.op.name: each for each in wide if each.masked}
-    return found
+    norms = [_Wide(op) for op in operations if split == REORDERED and _is_splittable(op)]
+    masks = [_Wide(op, _masked(op)) for op in operations if op.type in _MASKS]
+    found = norms + [each for each in masks if each.masked]
+    least = _WIDE * max((_elements(each.op) for each in norms or found), default=0)
+    return {each.op.name: each for each in found if _elements(each.op) > least}
 
 
 def _elements(op: tf.Operation) -> int:
-    return op.inputs[1].shape.num_elements()
+    return op.outputs[0].shape.num_elements()
+
+
+def _gradient_and_x(op: tf.Operation) -> tuple[tf.Tensor, tf.Tensor]:
+    """What a gradient of an activation reads."""
+    gradient, x = (op.inputs[i] for i in _MASKS[op.type])
+    return gradient, x
 
 
 def _masked(op: tf.Operation) -> list[tf.Operation]:
-    """The ops of x's size that make nothing but the gradient that a ReluGrad masks, example by
-    example, from inputs to outputs; none where no pool's is among them, as sums alone run in place.
-    """
+    """The ops of x's size that make nothing but the gradient that `op` masks, example by example,
+    from inputs to outputs; none where no pool's is among them, as what others hold may leave
+    meanwhile, and none where a size is not known."""
     found: list[tf.Operation] = []
-    waiting = [op.inputs[0]]
+    gradient, x = _gradient_and_x(op)
+    waiting = [gradient] if x.shape.is_fully_defined() else []
     while waiting:
         tensor = waiting.pop()
-        own = len(tensor.consumers()) == 1 and tensor.shape == op.inputs[1].shape
+        own = len(tensor.consumers()) == 1 and tensor.shape == x.shape
         if own and tensor.op.type in _BY_EXAMPLE and _in_rows(tensor.op):
             found.append(tensor.op)
             waiting += _rows(tensor.op)
     pools = any(each.type == _POOL_GRADIENT for each in found)
-    return found[::-1] if pools and not _is_read_behind(op) else []
+    return found[::-1] if pools and not _is_read_behind(op, x) else []
 
 
-def _is_read_behind(op: tf.Operation) -> bool:
+def _is_read_behind(op: tf.Operation, x: tf.Tensor) -> bool:
     """Whether anybody reads x who needs the output of `op`: then x cannot be written over."""
     behind, waiting = set(), [op]
     while waiting:
         readers = {each for t in waiting.pop().outputs for each in t.consumers()}
         waiting += readers - behind
         behind |= readers
-    return any(each in behind for each in op.inputs[1].consumers())
+    return any(each in behind for each in x.consumers())
 
 
 def _in_rows(op: tf.Operation) -> bool:
@@ -209,7 +226,7 @@ def _mask_in_parts(
     """`made`: see `_masked`."""
     own = {each.outputs[0].name for each in made}
     outside = {t.name: t for each in made for t in each.inputs if t.name not in own}
-    x = op.inputs[1]
+    _, x = _gradient_and_x(op)
     outside[x.name] = x
     rows = {t.name for each in made for t in _rows(each)} | {x.name}
     with tf.Graph().as_default() as graph:
@@ -220,10 +237,9 @@ def _mask_in_parts(
                 name: (t if name != x.name else written)[start:end] if name in rows else t
                 for name, t in given.items()
             }
-            for each in made:
+            for each in [*made, op]:
                 here[each.outputs[0].name] = _on_part(graph, each, here, end - start)
-            part = tf.raw_ops.ReluGrad(gradients=here[op.inputs[0].name], features=here[x.name])
-            written = _written(written, part, start, end)
+            written = _written(written, here[op.outputs[0].name], start, end)
         tf.identity(written, "dx")
     # Who else reads x must have: it is written over.
     others = [each.name for each in x.consumers() if each is not op and each not in made]
@@ -235,8 +251,17 @@ def _on_part(graph: Any, op: Any, here: dict[str, tf.Tensor], examples: int) -> 
     inputs = [here[t.name] for t in op.inputs]
     if op.type in _TOLD_SHAPES:
         inputs[0] = tf.constant([examples, *op.outputs[0].shape.as_list()[1:]])
+    elif op.type == _POOL_GRADIENT:
+        # Of a pool's own output it takes other steps than of a slice, which may round otherwise.
+        with tf.control_dependencies([inputs[2]]):
+            inputs[1] = _same(graph, "MaxPool", op, inputs[:1])
+    return _same(graph, op.type, op, inputs)
+
+
+def _same(graph: Any, kind: str, op: Any, inputs: Sequence[tf.Tensor]) -> tf.Tensor:
+    """A `kind` with the attributes of `op`."""
     attributes = dict(op.node_def.attr)
-    return graph.create_op(op.type, inputs, [op.outputs[0].dtype], attrs=attributes).outputs[0]
+    return graph.create_op(kind, inputs, [op.outputs[0].dtype], attrs=attributes).outputs[0]
 
 
 def _placeholders(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:

@@ -8,6 +8,7 @@ And the check can fail: planted wrong plans and wrong graphs turn it red.
 
 import dataclasses
 import functools
+import os
 
 import msgspec
 import pytest
@@ -23,6 +24,7 @@ from memtrade.tf.extract import trace, trace_concrete
 from memtrade.tf.rewrite import apply_plan, import_step, rewrite
 from memtrade.tf.swap import SerializeTransfer
 from memtrade.tf.verify import history
+from tests import forks
 from tests.graphs import ARENA, target
 from tests.tf.small_models import SMALL, small_step
 
@@ -242,3 +244,49 @@ def test_a_wrong_clone_turns_red():
     clones = [n for n in graph_def.node if n.name.startswith("memtrade/again") and n.op == "Relu"]
     clones[-1].op = "Abs"
     assert reds("resnet-18", found, graph_def)
+
+
+BIASED = """
+import sys
+import tensorflow as tf
+import memtrade
+from memtrade.tf.verify import compare_steps
+
+tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
+shapes = [(3, 3, 3, 8), (3, 3, 8, 8), (3, 3, 8, 8)]
+normal = tf.random.stateless_normal
+filters = [tf.Variable(normal(shape, (0, i)) / 4) for i, shape in enumerate(shapes)]
+biases = [tf.Variable(normal([8], (1, i))) for i in range(3)]
+batch = normal([4, 17, 17, 3], (2, 0))
+
+@tf.function
+def train_step(x):
+    with tf.GradientTape() as tape:
+        for each, bias in zip(filters, biases):
+            x = tf.nn.relu(tf.nn.bias_add(tf.nn.conv2d(x, each, 1, "SAME"), bias))
+        loss = tf.reduce_sum(x**2)
+    weights = filters + biases
+    for each, gradient in zip(weights, tape.gradient(loss, weights)):
+        each.assign_sub(1e-6 * gradient)
+    return loss
+
+def mode(strategy):
+    return {} if strategy == "lms" else {"mode": "speed"}
+
+for order in ("pinned", "dataflow"):
+    for strategy in ("checkpoints", "lms", "ome"):
+        lean = memtrade.apply(train_step, batch, strategy, order=order, **mode(strategy))
+        found = compare_steps(train_step, lean, filters + biases, (batch,), steps=2)
+        print(order, strategy, found.verified(0.0).equal)
+"""
+
+
+def test_convolutions_with_biases_give_the_same():
+    """On a CPU with SSE4.1 alone, a convolution that begins with its bias rounds otherwise than one
+    with the bias added behind it."""
+    environment = os.environ | {"TF_ENABLE_ONEDNN_OPTS": "1", "ONEDNN_MAX_CPU_ISA": "SSE41"}
+    child = forks.ran(["-c", BIASED], env=environment)
+    assert child.returncode == 0, child.stderr[-2000:]
+    lines = child.stdout.splitlines()
+    assert len(lines) == 6
+    assert [line for line in lines if not line.endswith("True")] == []

@@ -11,7 +11,7 @@ import tensorflow as tf
 from memtrade.errors import UnsupportedGraphError
 from memtrade.graph import GraphData, StepGraph
 from memtrade.models import make_model
-from memtrade.options import PARTS
+from memtrade.options import PARTS, REORDERED
 from memtrade.rebatch import Rebatcher
 from memtrade.tf.build import make_step
 from memtrade.tf.extract import trace
@@ -25,7 +25,7 @@ def traced(name: str, batch: int, *, in_parts: bool = False) -> StepGraph:
     model = make_model(family, options | {"batch_size": batch})
     with tf.Graph().as_default():
         step = make_step(model, optimizer="momentum")
-        return trace(split_step(step) if in_parts else step).graph
+        return trace(split_step(step, REORDERED) if in_parts else step).graph
 
 
 def comparable(data: GraphData) -> GraphData:

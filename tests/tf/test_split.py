@@ -11,6 +11,7 @@ import memtrade
 from memtrade.comparison import IN_PARTS
 from memtrade.errors import UnknownNameError, UnsupportedGraphError
 from memtrade.models import make_model
+from memtrade.options import EXACT, REORDERED
 from memtrade.simulate.memory import Simulator
 from memtrade.strategies.spill import least_bytes
 from memtrade.target import profile_target
@@ -32,7 +33,7 @@ def compared(step: TrainStep, parts: int) -> float:
     variables = step.variables()
     found = compare_steps(
         step.function,
-        split_step(step, parts).function,
+        split_step(step, REORDERED, parts).function,
         variables,
         step.make_batch(),
         steps=2,
@@ -78,8 +79,61 @@ def test_a_step_of_ones_own_runs_in_parts(caplog: pytest.LogCaptureFixture) -> N
     assert in_parts < 0.95 * whole
     found = compare_steps(step, made, weights, (batch,), steps=2, anew=True)
     assert found.verified(IN_PARTS).equal
-    with pytest.raises(UnknownNameError, match="reordered"):
-        memtrade.apply(step, batch, split="exact")
+    with pytest.raises(UnknownNameError, match="exact, none, reordered"):
+        memtrade.apply(step, batch, split="some")
+
+
+ACTIVATIONS = {
+    "EluGrad": tf.nn.elu,
+    "LeakyReluGrad": tf.nn.leaky_relu,
+    "Relu6Grad": tf.nn.relu6,
+    "ReluGrad": tf.nn.relu,
+    "SeluGrad": tf.nn.selu,
+    "SigmoidGrad": tf.nn.sigmoid,
+    "TanhGrad": tf.nn.tanh,
+}
+
+
+def activated(
+    weights: list[tf.Variable], activation: Callable[[tf.Tensor], tf.Tensor]
+) -> Callable[..., tf.Tensor]:
+    """Of convolutions and a pool alone, as VGG's."""
+
+    @tf.function(autograph=False)
+    def train_step(x: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            for filters in weights:
+                x = activation(tf.nn.conv2d(x, filters, 1, "SAME"))
+            x = tf.nn.max_pool2d(x, 3, 2, "SAME")
+            loss = tf.reduce_mean(x * x)
+        for variable, gradient in zip(weights, tape.gradient(loss, weights), strict=True):
+            variable.assign_sub(0.1 * gradient)  # pyright: ignore[reportOperatorIssue]
+        return loss
+
+    return train_step
+
+
+@pytest.mark.parametrize("kind", sorted(ACTIVATIONS))
+def test_pools_in_parts_are_the_same_to_the_bit_and_need_less(
+    kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert ACTIVATIONS.keys() == split._MASKS.keys()
+    shapes = [[3, 3, 3, 16], [3, 3, 16, 16], [3, 3, 16, 16]]
+    weights = [tf.Variable(tf.random.normal(shape, stddev=0.1)) for shape in shapes]
+    step, batch = activated(weights, ACTIVATIONS[kind]), tf.random.normal([10, 32, 32, 3])
+    caplog.set_level(logging.INFO, "memtrade")
+    made = memtrade.apply(step, batch, "optimal", split=EXACT)
+    memtrade.apply(step, batch, "optimal")
+    in_parts, whole = (each.peak_bytes for each in caplog.records if hasattr(each, "peak_bytes"))
+    assert in_parts < 0.9 * whole
+    found = compare_steps(step, made, weights, (batch,), steps=2)
+    assert found.verified(0.0).equal, found.differing[:3]
+
+
+def test_batch_norms_are_left_whole_where_bits_count() -> None:
+    concrete = resnet().function.get_concrete_function(*resnet().specs)
+    found = {each.op.type for each in split._widest(concrete.graph, EXACT).values()}
+    assert found == {"ReluGrad"}
 
 
 def test_what_forgets_a_part_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,7 +174,8 @@ def test_pools_with_their_masks_are_the_same_to_the_bit(
     names = [t.op.name for t in concrete.graph.inputs]
     given = dict(zip(names, (x.numpy(), filters.numpy()), strict=True))
     masks = [op for op in concrete.graph.get_operations() if op.type == "ReluGrad"]
-    assert [sorted(each.type for each in split._masked(op)) for op in masks] == [ops]
+    masked = [split._masked(op) for op in masks]
+    assert [sorted(each.type for each in those) for those in masked] == [ops]
 
     def made(parts: int) -> np.ndarray:
         graph_def = tf.compat.v1.GraphDef()
@@ -156,7 +211,7 @@ def test_one_op_needs_less() -> None:
     with tf.Graph().as_default():
         whole = trace(resnet(8, 224)).graph
     with tf.Graph().as_default():
-        parts = trace(split_step(resnet(8, 224))).graph
+        parts = trace(split_step(resnet(8, 224), REORDERED)).graph
     simulators = [Simulator(graph, target) for graph in (whole, parts)]
     needed = [least_bytes(each) - each.laid_bytes for each in simulators]
     assert needed[1] < 0.8 * needed[0]
@@ -164,10 +219,11 @@ def test_one_op_needs_less() -> None:
 
 def test_a_batch_of_one_has_no_parts() -> None:
     with pytest.raises(UnsupportedGraphError, match="a batch of 1 has no parts"):
-        split_step(resnet(1))
+        split_step(resnet(1), REORDERED)
 
 
-def test_without_a_batch_norm_there_is_nothing_to_split() -> None:
+@pytest.mark.parametrize("way", [EXACT, REORDERED])
+def test_without_pools_there_is_nothing_to_split(way: str) -> None:
     model = make_model("gpt2", {"layers": 1, "width": 32, "heads": 2, "batch_size": 2})
     with pytest.raises(UnsupportedGraphError, match="nothing can be split"):
-        split_step(make_step(model))
+        split_step(make_step(model), way)
