@@ -23,7 +23,6 @@ from memtrade.results.figures import (
 )
 from memtrade.results.sheets import DASH, Sheet
 from memtrade.results.words import (
-    parts_text,
     ratio,
     seconds,
     step_conditions,
@@ -93,7 +92,7 @@ def _of_search(search: MaxBatchRecord, where: str, best: Measured | None) -> lis
         family=spec.model,
         layers=spec.model_options.get("layers"),
         strategy=spec.strategy,
-        variant=", ".join(filter(None, (strategy_label(spec), parts_text(spec)))),
+        variant=strategy_label(spec),
         batch_size=search.batch_size,
         conditions=step_conditions(spec),
         bound=search.bound,

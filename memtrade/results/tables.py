@@ -121,7 +121,6 @@ def _group_key(record: Record) -> bytes:
         # Older records are without options that came later, and had their defaults.
         dataclasses.asdict(make_model(spec.model, spec.model_options)),
         spec.optimizer,
-        spec.split,
         spec.device,
         spec.memory_limit_bytes,
         hardware(record.machine),
@@ -133,7 +132,7 @@ def _comparison(records: Sequence[Record], place: str = "") -> Sheet:
     """`place` names the machine where the tables are of several."""
     ordered = sorted(records, key=lambda r: (strategy_rank(r.spec.strategy), r.created))
     # The graph of `original` stays untouched, so the order of the others does not touch it.
-    originals = [record for record in ordered if record.spec.strategy == "original"]
+    originals = [r for r in ordered if r.spec.strategy == "original" and not r.spec.split]
     original = next((each for each in reversed(originals) if each.measured is not None), None)
     notes = [_conditions(ordered)]
     if (jobs := max(record.jobs for record in ordered)) > 1:

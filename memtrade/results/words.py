@@ -18,19 +18,16 @@ BESIDE = "†"
 
 
 def strategy_label(spec: TrialSpec) -> str:
-    """The strategy with what is not the default: "lms (lb=3)", "ome (dataflow)"."""
+    """The strategy with what is not the default: "lms (lb=3)", "ome (dataflow)", and how ops run
+    in parts: "optimal, in parts (reordered)"."""
     words = [
         options_text(unusual_strategy_options(spec)),
         spec.order if spec.order != "pinned" else "",
         "saved plan" if spec.plan_path else "",
     ]
     inside = ", ".join(word for word in words if word)
-    return f"{spec.strategy} ({inside})" if inside else spec.strategy
-
-
-def parts_text(spec: TrialSpec) -> str:
-    """How ops run in parts, or ""."""
-    return f"in parts ({spec.split})" if spec.split else ""
+    label = f"{spec.strategy} ({inside})" if inside else spec.strategy
+    return f"{label}, in parts ({spec.split})" if spec.split else label
 
 
 def strategy_rank(name: str) -> int:
@@ -47,7 +44,6 @@ def step_text(spec: TrialSpec) -> str:
         f"{size} × {size} pixels" if size else "",
         options_text(unusual_model_options(spec)),
         spec.optimizer,
-        parts_text(spec),
     ]
     return ", ".join(part for part in parts if part)
 
