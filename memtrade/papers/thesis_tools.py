@@ -93,11 +93,10 @@ def _sheet(layers: int | None, batch: int, tried: Sequence[Record], predicted: A
     sources: dict[str, CellByStrategy] = {
         f"published, batch {BATCH}": printed,
         f"the thesis' way, here, batch {batch}": theirs,
-        f"the originals, TensorFlow 1, here, batch {batch}": originals,
+        **({f"the originals, TensorFlow 1, here, batch {batch}": originals} if originals else {}),
         f"the thesis' way, its GPU, predicted, batch {BATCH}": _predicted(predicted, layers),
         f"memtrade's own rules, here, batch {batch}": ours,
     }
-    sources = {name: cells for name, cells in sources.items() if cells.keys() - {"original"}}
     rows = [
         (strategy, name, cells.get(strategy, Cell()), cells.get("original", Cell()))
         for strategy in STRATEGIES
