@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
@@ -74,7 +74,7 @@ class LearnedFacts:
         hidden = len(op.outputs)
         requests = tuple(
             Request(size, slot, self._positions(op, graph, slot, size))
-            for size, slot in known.requests
+            for size, slot in _in_full(known.requests, op, graph)
             if slot < hidden
         )
         seconds = known.seconds
@@ -101,6 +101,17 @@ class LearnedFacts:
             and inputs[position].size_bytes == size_bytes
             and dtype in (None, inputs[position].dtype)
         )
+
+
+def _in_full(
+    requests: Sequence[tuple[int, int]], op: Op, graph: StepGraph
+) -> Iterator[tuple[int, int]]:
+    """With outputs as large as the graph says: a kernel that was asked with zeros may have made
+    less (a segment_mean whose ids are all the same makes one row)."""
+    most = {slot: max(size for size, of in requests if of == slot) for _, slot in requests}
+    for size, slot in requests:
+        is_output = 0 <= slot < len(op.outputs) and size == most[slot]
+        yield max(size, graph.tensors[op.outputs[slot]].size_bytes) if is_output else size, slot
 
 
 def _in_place(requests: tuple[Request, ...], op: Op, graph: StepGraph) -> bool:

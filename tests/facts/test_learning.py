@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from memtrade.facts.learned import LearnedFacts
+from memtrade.facts.kernel import SCRATCH
+from memtrade.facts.learned import Learned, LearnedFacts
+from memtrade.facts.signature import signature_of
 from memtrade.facts.surroundings import Surroundings
 from memtrade.graph import GraphData, Op, StepGraph, Tensor
 from memtrade.measure import batches, learning
@@ -219,3 +221,19 @@ def test_a_batch_that_nobody_asked_for_is_on_the_line_of_three(tmp_path, asker, 
     assert refused == ARENA.facts.of(graph.ops[3], graph)
     targets.at(200, chains.at(200))
     assert children(asker) == 1
+
+
+def test_what_made_less_when_it_was_asked_makes_what_the_graph_says():
+    """A kernel is asked with zeros: a segment_mean whose ids are all zero makes one row."""
+    graph = chain("SegmentMean")
+    signature = signature_of(graph.ops[1], graph)
+    assert signature is not None
+    asked = Learned(
+        key=signature.key, kernel="SegmentMean 4x10000", requests=((64, SCRATCH), (40_000, 0)),
+        seconds=1.0, source="asked", on="2026-01-01",
+    )  # fmt: skip
+    fact = LearnedFacts(ARENA.facts, {signature.key: asked}).of(graph.ops[1], graph)
+    assert [(each.size_bytes, each.output) for each in fact.requests] == [
+        (64, SCRATCH),
+        (160_000, 0),
+    ]
