@@ -72,7 +72,7 @@ from memtrade.tf.structure import (
     tensors_of,
     with_variables,
 )
-from memtrade.units import megabytes
+from memtrade.units import megabytes, megabytes_between
 
 log = logging.getLogger("memtrade")
 
@@ -373,17 +373,17 @@ class _Rewriting:
         found = clock.timeline(plan, limit_bytes=ROOMY_BYTES).memory
         assert found is not None
         if log.isEnabledFor(logging.INFO):
-            original = clock.timeline((), limit_bytes=ROOMY_BYTES).memory
-            assert original is not None
+            original = clock.simulator.memory((), limit_bytes=ROOMY_BYTES)
             bound = traced.graph.bound
             log.info(
                 "%s of %s: predicted peak %s%s MB, original %s%s MB",
                 plan.strategy,
                 traced.step.name,
-                *(bound, megabytes(found.peak_bytes)),
-                *(bound, megabytes(original.peak_bytes)),
+                *(bound, megabytes_between(found.told_peak_bytes, found.peak_bytes)),
+                *(bound, megabytes_between(original.told_peak_bytes, original.peak_bytes)),
                 extra={
                     "peak_bytes": found.peak_bytes,
+                    "told_peak_bytes": found.told_peak_bytes,
                     "original_bytes": original.peak_bytes,
                     "bound": bound,
                 },

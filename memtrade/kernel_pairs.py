@@ -73,6 +73,19 @@ def biases(graph: StepGraph) -> dict[int, int]:
     return found
 
 
+@once_per_graph
+def _convolutions(graph: StepGraph) -> dict[int, int]:
+    """`biases`, the other way round."""
+    return {bias: conv for conv, bias in biases(graph).items()}
+
+
+@once_per_graph
+def _made_with_biases(graph: StepGraph) -> dict[int, int]:
+    """What each of these convolutions makes -> what its BiasAdd makes of that: tensor ids."""
+    ops = graph.ops
+    return {ops[conv].outputs[0]: ops[bias].outputs[0] for conv, bias in biases(graph).items()}
+
+
 def side_by_side(graph: StepGraph, actions: Sequence[Action]) -> tuple[Action, ...]:
     """`actions` with each bias gradient right behind its filter gradient.
 
@@ -105,19 +118,16 @@ def as_kernels(
 def _with_biases(graph: StepGraph, actions: Sequence[Action]) -> Sequence[Action]:
     """`actions` with each convolution right before its BiasAdd, and none that comes back without
     it: what leaves or stays is what the BiasAdd makes. O(actions)."""
-    pairs = biases(graph)
+    pairs, convolutions, made = biases(graph), _convolutions(graph), _made_with_biases(graph)
     if not pairs:
         return actions
-    made = {graph.ops[conv].outputs[0]: conv for conv in pairs}
-    convolution = {bias: conv for conv, bias in pairs.items()}
-    result = {graph.ops[bias].outputs[0] for bias in convolution}
-    moved = {a.id for a in actions if a.kind == "swap_out" and a.id in result}
+    moved = {action.id for action in actions if action.kind == "swap_out"}
     waiting: dict[int, Action] = {}  # convolutions whose turn has come
     behind: dict[int, list[Action]] = {}  # what leaves as soon as their BiasAdd has run
     placed: list[Action] = []
     for action in actions:
         if action.kind in _RUNNING:
-            conv = convolution.get(action.id, -1)
+            conv = convolutions.get(action.id, -1)
             if action.id in pairs:
                 waiting[action.id] = action
             elif conv in waiting:
@@ -125,8 +135,7 @@ def _with_biases(graph: StepGraph, actions: Sequence[Action]) -> Sequence[Action
             elif conv < 0:
                 placed.append(action)
         elif action.kind != "reserve" and action.id in made:
-            conv = made[action.id]
-            (t,) = graph.ops[pairs[conv]].outputs
+            conv, t = graph.tensors[action.id].op, made[action.id]
             if t not in moved:
                 each = Action(action.kind, t)
                 (behind.setdefault(conv, []) if conv in waiting else placed).append(each)

@@ -48,3 +48,8 @@ def mebibytes(size_bytes: int) -> str:
 def megabytes(size_bytes: int) -> str:
     """`size_bytes` as MB with one decimal, for views."""
     return f"{size_bytes / 1e6:,.1f}"
+
+
+def megabytes_between(least_bytes: int, most_bytes: int) -> str:
+    """The least and the most, as `megabytes`: once, where both read the same."""
+    return " to ".join(dict.fromkeys(map(megabytes, (least_bytes, most_bytes))))

@@ -163,10 +163,9 @@ def kernels(graph: StepGraph, *words: str) -> list[str]:
     }
     actions = []
     for word in words:
-        kind, name = (" " + word).rsplit(" ", 1)
-        op = graph.ops[ids[name]]
-        swaps = kind.strip() in ("out", "in")
-        actions.append(Action(kinds[kind.strip()], op.outputs[0] if swaps else op.id))
+        *how, name = word.split()
+        kind, op = kinds[" ".join(how)], graph.ops[ids[name]]
+        actions.append(Action(kind, op.outputs[0] if kind.startswith("swap") else op.id))
     names = {kind: word for word, kind in kinds.items()}
     made = as_kernels(graph, actions, frozenset())
     return [f"{names[each.kind]} {graph.ops[each.id].name}".strip() for each in made]

@@ -149,9 +149,8 @@ def _against(printed: CellByStrategy, theirs: CellByStrategy) -> list[str]:
             off = (pair[0] / whole[0]) / (pair[1] / whole[1]) - 1
             told.append(f"{strategy} {off:+.1%}")
     of = "their shares of original's" if peaks("original") else "their peaks"
-    return (
-        [f"the thesis' way, here, against the published, {of}: {', '.join(told)}"] if told else []
-    )
+    against = f"the thesis' way, here, against the published, {of}: {', '.join(told)}"
+    return [against] if told else []
 
 
 def _published(layers: int | None) -> CellByStrategy:

@@ -181,13 +181,19 @@ class BfcAllocator:
         arena.reset_peak()
         return arena
 
-    def occupy(self, held: Iterable[tuple[int, int]], free: Iterable[tuple[int, int]]) -> None:
+    def occupy(
+        self,
+        held: Iterable[tuple[int, int]],
+        free: Iterable[tuple[int, int]],
+        untold_bytes: int = 0,
+    ) -> None:
         """Hold what another allocator with the same regions does. Of an empty one only.
 
         Args:
             held: (address, bytes) of chunks that may be given back; all that is neither of these
                 nor free is in use for good.
             free: (address, bytes) of the free chunks.
+            untold_bytes: of what is in use, so many are not counted.
         """
         self._free, self._size_at, self._start_of = [], {}, {}
         for address, size in free:
@@ -195,7 +201,7 @@ class BfcAllocator:
             self._start_of[address + size] = address
             insort(self._free, (size << _SIZE_SHIFT) + address)
         self._live = dict(held)
-        self.bytes_in_use = self._pool_bytes - sum(self._size_at.values())
+        self.bytes_in_use = self._pool_bytes - sum(self._size_at.values()) - untold_bytes
         self.reset_peak()
 
     def address(self, offset: int) -> int:

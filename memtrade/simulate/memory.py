@@ -67,6 +67,7 @@ class MemoryResult(msgspec.Struct, frozen=True):
 
     Attributes:
         peak_bytes: the highest peak of the simulated steps, padding and holes included.
+        told_peak_bytes: where nothing but what is told of lies in the holes, if that is less.
         first_step_peak_bytes: of the first step alone.
         persistent_bytes: in use between steps.
         given_bytes: of these, what is there before the first step: variables and batch.
@@ -82,6 +83,7 @@ class MemoryResult(msgspec.Struct, frozen=True):
     """
 
     peak_bytes: int
+    told_peak_bytes: int
     first_step_peak_bytes: int
     persistent_bytes: int
     given_bytes: int
@@ -187,6 +189,7 @@ class Simulator:
             )
         return MemoryResult(
             peak_bytes=best.in_use + ahead_bytes,
+            told_peak_bytes=min(best.in_use, tried[0].best.in_use) + ahead_bytes,
             first_step_peak_bytes=walked.first_peak_bytes + ahead_bytes,
             persistent_bytes=walk.persistent_bytes,
             given_bytes=walk.given_bytes,
@@ -272,9 +275,7 @@ class Simulator:
         for t, address in lies.items():
             behind = starts[bisect_right(starts, address)] - address
             held[address] = _chunk_bytes(round_up(sizes[t]), behind)
-        arena.occupy(held.items(), free)
-        arena.bytes_in_use -= places.untold_bytes
-        arena.reset_peak()
+        arena.occupy(held.items(), free, places.untold_bytes)
         return lies
 
     def allocator(self, limit_bytes: int | None = None) -> BfcAllocator:

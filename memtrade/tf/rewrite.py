@@ -87,7 +87,7 @@ class _Rewriter:
         self.awaited: list[str] = []  # what else the action that comes waits for
         self.bias_gradients = bias_gradients(self.graph)
         self.biases = biases(self.graph)
-        self.biased = frozenset(self.biases.values())
+        self.ran = -1  # the op of the action before, if that ran one
         self.filter_gradients: dict[int, NodeDef] = {}  # of the bias gradient that may follow
         self.reserved: list[str] = []  # reservations for the action that comes
         self.trigger = ""  # dataflow: the last backward op that ran
@@ -195,18 +195,21 @@ class _Rewriter:
         return node
 
     def _pin_op(self, op_id: int, node: NodeDef, *, again: bool = False) -> None:
-        """Puts a run of an op behind the previous action. Of a convolution and its BiasAdd neither
-        waits for an op, or TensorFlow would not merge them: what they read does."""
-        first = node
-        if op_id in self.biased:
-            self.awaited.append(node.name)
+        """Puts a run of an op behind the previous action. Of a convolution and the BiasAdd right
+        behind it neither waits for an op, or TensorFlow would not merge them: what they read does.
+        A BiasAdd that stands elsewhere waits, and is not merged."""
+        first, before, self.ran = node, self.ran, op_id
+        if self.biases.get(before) == op_id:
+            if self.plan.order == "pinned":
+                self.awaited.append(node.name)
             return
         if op_id in self.biases:
             first = make_node("Identity", f"{self.scope}/before/{node.name}", node.input[:1])
             first.attr["T"].CopyFrom(node.attr["T"])
             node.input[0] = first.name
             self.nodes.append(first)
-        if again:
+        # If a convolution's clone and its BiasAdd's wait for the same, TensorFlow ends the process.
+        if again and not (node.op == "BiasAdd" and node.input[0].startswith(f"{self.scope}/again")):
             self._hold(first)
         self._pin(first, node)
 

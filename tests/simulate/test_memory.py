@@ -267,6 +267,15 @@ def test_a_plan_does_not_count_on_a_hole_that_fits_to_the_byte():
     assert not fits(MIB + 256)
 
 
+def test_a_peak_is_told_with_holes_as_they_are_told_and_held_to_the_worse():
+    graph = chain(1)
+    tail = (4 * MIB, 60 * MIB)
+    places = Places(free=((256, 2 * MIB), tail), captures=(), inputs=(3 * MIB,))
+    found = Simulator(graph, ARENA.replace(places=places)).memory(everything(graph))
+    # Two tensors divide the hole; where it is narrower, the first one takes all of it.
+    assert found.peak_bytes - found.told_peak_bytes == MIB - 4096
+
+
 def test_out_of_memory_is_a_result_that_names_the_op():
     graph = chain(4)
     result = simulate(graph, everything(graph), limit=6 * MIB)

@@ -17,10 +17,11 @@ WIDTH, ROWS, LAYERS = 128, 2048, 8
 
 
 class Foreseen(logging.Handler):
-    peak_bytes = 0
+    peak_bytes, told_bytes = 0, 0
 
     def emit(self, record: logging.LogRecord) -> None:
         self.peak_bytes = getattr(record, "peak_bytes", self.peak_bytes)
+        self.told_bytes = getattr(record, "told_peak_bytes", self.told_bytes)
 
 
 def make_step() -> Any:
@@ -58,7 +59,8 @@ def tried(strategy: str, **options: Any) -> dict[str, Any]:
         device.reset_peak()
         lean(batch)
         peaks.append(device.peak_bytes())
-    return {"predicted": foreseen.peak_bytes, "peaks": peaks, "raised": raised}
+    predicted = {"told": foreseen.told_bytes, "predicted": foreseen.peak_bytes}
+    return {**predicted, "peaks": peaks, "raised": raised}
 
 
 tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})

@@ -247,7 +247,6 @@ def test_a_wrong_clone_turns_red():
 
 
 BIASED = """
-import sys
 import tensorflow as tf
 import memtrade
 from memtrade.tf.verify import compare_steps

@@ -1,3 +1,5 @@
+# pyright: reportOperatorIssue=false
+
 import itertools
 
 import msgspec
@@ -10,9 +12,11 @@ from memtrade.measure.environment import child_environment
 from memtrade.measure.protocol import TrialSpec
 from memtrade.plan import Action, Order, Plan
 from memtrade.strategies import PLANNED, make_options
-from memtrade.tf.extract import trace
+from memtrade.tf.calling import step_to_read
+from memtrade.tf.extract import trace, trace_concrete
 from memtrade.tf.rewrite import apply_plan, rewrite
 from memtrade.tf.swap import DeviceCopyTransfer, SerializeTransfer
+from memtrade.tf.verify import compare_steps
 from tests import forks
 from tests.graphs import target
 from tests.tf.small_models import small_step
@@ -127,7 +131,8 @@ cpu = tf.config.list_physical_devices("CPU")[0]
 tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
 tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
 from memtrade.strategies import PLANNED, make_options
-from memtrade.tf.extract import trace
+from memtrade.tf.calling import step_to_read
+from memtrade.tf.extract import trace, trace_concrete
 from memtrade.tf.rewrite import apply_plan
 from memtrade.tf.swap import DeviceCopyTransfer
 from memtrade.tf.verify import compare_steps
@@ -151,3 +156,32 @@ def test_the_gpu_form_gives_the_same_gradient_on_two_logical_devices():
     words = done.stdout.split()
     assert words[:2] == ["differing", "0"]
     assert int(words[3]) > 0
+
+
+@pytest.mark.parametrize("order", ["pinned", "dataflow"])
+def test_a_bias_that_the_plan_adds_later_is_added_later(order: Order):
+    """Plans of earlier versions read the bias between a convolution and its BiasAdd: TensorFlow,
+    which would merge both into one op, must not then."""
+    filters, bias = tf.Variable(tf.ones([3, 3, 2, 4])), tf.Variable(tf.ones([4]))
+    batch = tf.random.stateless_normal([2, 6, 6, 2], (0, 1))
+
+    @tf.function
+    def train_step(x):
+        with tf.GradientTape() as tape:
+            made = tf.nn.bias_add(tf.nn.conv2d(x, filters, 1, "SAME"), bias)
+            loss = tf.reduce_sum(made**2)
+        for weight, gradient in zip(
+            (filters, bias), tape.gradient(loss, (filters, bias)), strict=True
+        ):
+            weight.assign_sub(1e-3 * gradient)
+        return loss
+
+    traced = trace_concrete(*step_to_read(train_step, (batch,)))
+    types = [op.type for op in traced.graph.ops]
+    between = types[types.index("Conv2D") + 1 : types.index("BiasAdd")]
+    assert between == ["ReadVariableOp"]
+    actions = tuple(Action("run", op.id) for op in traced.graph.ops)
+    plan = Plan("mine", {}, traced.graph.fingerprint, order, (), actions)
+    lean = apply_plan(traced, plan, SerializeTransfer())
+    found = compare_steps(train_step, lean, (filters, bias), (batch,), steps=2)
+    assert found.verified(1e-5).equal
