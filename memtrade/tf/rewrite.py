@@ -20,6 +20,7 @@ import tensorflow as tf
 from memtrade.kernel_pairs import bias_gradients, biases
 from memtrade.op_types import HANDED_TYPES, SEND, SOURCE_TYPES
 from memtrade.plan import Plan, check_plan
+from memtrade.simulate.summands import sums_as_they_came
 from memtrade.tf.extract import Trace
 from memtrade.tf.graft import graft
 from memtrade.tf.in_place import settle, write_in_place
@@ -87,14 +88,20 @@ class _Rewriter:
         self.awaited: list[str] = []  # what else the action that comes waits for
         self.bias_gradients = bias_gradients(self.graph)
         self.biases = biases(self.graph)
+        self.sums = sums_as_they_came(self.graph, self.plan.actions)
+        self.at = 0  # the index of the action
+        self.holding: list[str] = []  # what holds summands until the action has run
         self.ran = -1  # the op of the action before, if that ran one
         self.filter_gradients: dict[int, NodeDef] = {}  # of the bias gradient that may follow
         self.reserved: list[str] = []  # reservations for the action that comes
         self.trigger = ""  # dataflow: the last backward op that ran
 
     def graph_def(self) -> Any:
-        for action in self.plan.actions:
+        for index, action in enumerate(self.plan.actions):
+            self.at = index
             getattr(self, f"_{action.kind}")(action.id)
+            self.awaited += self.holding
+            self.holding = []
             if self.reserved and action.kind != "reserve":
                 self._release()
         return tf.compat.v1.GraphDef(
@@ -192,7 +199,20 @@ class _Rewriter:
             node.attr["parallel_iterations"].i = 1
         del node.input[:]
         node.input.extend(self.latest[t] for t in op.inputs)
+        if self.at in self.sums:
+            self._add_up_as_it_came(node)
         return node
+
+    def _add_up_as_it_came(self, node: NodeDef) -> None:
+        order, held = self.sums[self.at]
+        inputs = [*node.input]
+        for i in held:
+            dtype = tf.dtypes.as_dtype(node.attr["T"].type).name
+            reader = size_node(f"{self.scope}/held{i}/{node.name}", inputs[i], dtype)
+            reader.input.append("^" + node.name)
+            self.nodes.append(reader)
+            self.holding.append(reader.name)
+        node.input[:] = [inputs[i] for i in order]
 
     def _pin_op(self, op_id: int, node: NodeDef, *, again: bool = False) -> None:
         """Puts a run of an op behind the previous action. Of a convolution and the BiasAdd right

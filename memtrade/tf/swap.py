@@ -134,9 +134,9 @@ def empty_nodes(name: str, size_bytes: int) -> list[NodeDef]:
     return [shape, empty]
 
 
-def size_node(name: str, source: str) -> NodeDef:
-    """Reads a tensor of bytes without touching it."""
-    return _node("Size", name, [source], T="uint8", out_type="int32")
+def size_node(name: str, source: str, dtype: str = "uint8") -> NodeDef:
+    """Reads a tensor without touching it."""
+    return _node("Size", name, [source], T=dtype, out_type="int32")
 
 
 def _ranges(starts: Sequence[int], tensor: Tensor) -> list[tuple[int, int]]:
