@@ -45,7 +45,7 @@ def largest(
     most: int | None = None,
     stride: int = 1,
     within: float = 0.0,
-    asks: int | None = None,
+    spent: Callable[[], bool] = lambda: False,
 ) -> Found[Why]:
     """The largest multiple of `step`, up to `most`, at which nothing is in the way.
 
@@ -54,7 +54,7 @@ def largest(
         guess: where to begin; it need not be a multiple.
         stride: how far the second question is from the first, in steps: 1 for a good guess.
         within: a larger size that runs may be missed, if it is larger by no more than this share.
-        asks: how many questions may be asked; what runs is the largest of those that were.
+        spent: whether no more may be asked; what runs is the largest of those that were.
     """
     top = None if most is None else most // step
     if top == 0:
@@ -76,7 +76,7 @@ def largest(
     else:
         bad = unit
     while good != top and (bad is None or bad - good > max(1, within * good)):
-        if len(obstacles) == asks:
+        if spent():
             break
         if upwards and bad is None:
             unit = good + stride if top is None else min(good + stride, top)

@@ -104,7 +104,13 @@ def test_few_questions_find_what_runs_within_a_share_of_the_largest(
 ) -> None:
     device = Device(limit)
     stride = max(int(guess * 0.03), 1)
-    found = largest(device.obstacle, guess=guess, stride=stride, within=0.03, asks=asks)
+    found = largest(
+        device.obstacle,
+        guess=guess,
+        stride=stride,
+        within=0.03,
+        spent=lambda: len(device.asked) == asks,
+    )
     assert len(device.asked) <= asks
     assert found.batch == max((size for size in device.asked if size <= limit), default=0)
     if len(device.asked) < asks:
@@ -124,5 +130,7 @@ def test_a_good_guess_takes_three_questions_at_most(
     limit: int, questions: list[int], answer: int
 ) -> None:
     device = Device(limit)
-    found = largest(device.obstacle, guess=100, stride=3, within=0.03, asks=3)
+    found = largest(
+        device.obstacle, guess=100, stride=3, within=0.03, spent=lambda: len(device.asked) == 3
+    )
     assert (device.asked, found.batch) == (questions, answer)

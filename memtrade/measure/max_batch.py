@@ -135,7 +135,7 @@ class BatchSearch:
             most=self.most,
             stride=max(int(guess * self.within) // self.step, 1),
             within=self.within,
-            asks=self.trials,
+            spent=lambda: len(self.tried) == self.trials,
         )
 
     def _foreseen(self, batch: int) -> Obstacle | None:

@@ -25,6 +25,7 @@ from memtrade.graph import Op, StepGraph
 from memtrade.kernel_pairs import POOL_GRADIENTS
 from memtrade.op_types import ALIAS_TYPES, CALL_TYPES, READ_TYPES, READING_TYPES, SOURCE_TYPES
 from memtrade.plan import Action
+from memtrade.simulate.unplanned import merged_tensors
 
 
 class Code(IntEnum):
@@ -107,6 +108,7 @@ class Linker:
         self.labels_of_hidden: list[str] = []
         self.hidden_of: dict[int, int] = {}  # MaxPool's output -> its workspace
         self.folded: dict[int, int] = {}  # constant tensor -> its copy that others read
+        self.folding_bytes: list[int] = []  # of each that the runtime computes, merged or not
         self.looked_at = _looked_at(graph)
         self._add_workspaces()
         self._fold_constants()
@@ -121,16 +123,19 @@ class Linker:
                 self.labels_of_hidden.append(f"{op.name}:workspace")
 
     def _fold_constants(self) -> None:
-        folded = self.graph.folded
-        for op in self.graph.ops:
-            if op.type == "Const" or not folded[op.id]:
+        graph, folded = self.graph, self.graph.folded
+        computed = [op for op in graph.ops if folded[op.id] and op.type != "Const"]
+        same = merged_tensors(graph) if computed else {}
+        for t in (t for op in computed for t in op.outputs):
+            if all(folded[c] for c in graph.consumers[t]) and t not in graph.data.outputs:
                 continue
-            for t in op.outputs:
-                read = any(not folded[c] for c in self.graph.consumers[t])
-                if read or t in self.graph.data.outputs:
-                    self.folded[t] = len(self.sizes)
-                    self.sizes.append(self.sizes[t])
-                    self.labels_of_hidden.append(f"{self.graph.label(t)} (constant)")
+            self.folding_bytes.append(self.sizes[t])
+            one = same.get(t, t)
+            if one not in self.folded:
+                self.folded[one] = len(self.sizes)
+                self.sizes.append(self.sizes[one])
+                self.labels_of_hidden.append(f"{graph.label(one)} (constant)")
+            self.folded[t] = self.folded[one]
 
     def label(self, tensor: int) -> str:
         hidden = tensor - len(self.graph.tensors)
@@ -139,13 +144,12 @@ class Linker:
     def _spec(self, op_id: int) -> Spec | None:
         graph = self.graph
         op = graph.ops[op_id]
-        if op.type in SOURCE_TYPES:
+        if op.type in SOURCE_TYPES or graph.folded[op_id]:
             return None
         handles = [t for t in op.inputs if graph.tensors[t].dtype == "resource"]
         variables = tuple((t, self.capture_bytes.get(t, 0)) for t in handles)
         inputs = tuple(t for t in op.inputs if t not in handles)
-        if not graph.folded[op_id]:
-            inputs = tuple(self.folded.get(t, t) for t in inputs)
+        inputs = tuple(self.folded.get(t, t) for t in inputs)
         if graph.reads_by_copying(op):
             request = Request(self.sizes[op.outputs[0]], 0)
             return Spec(Code.COMPUTE, (), op.outputs, (request,))

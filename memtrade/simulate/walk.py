@@ -13,7 +13,6 @@ from memtrade.graph import Tensor
 from memtrade.simulate.bfc import ArenaOutOfMemoryError
 from memtrade.simulate.moments import Allocator, Holder, Lag, Peak
 from memtrade.simulate.program import COMPUTE, RESERVE, SWAP_OUT, Code, Linker, Program, Row
-from memtrade.simulate.regions import round_up
 
 HANDLE_BYTES = 200  # the scalar tensor that holds a variable's resource handle
 SHAPE_BYTES, SEED_BYTES = 16, 8  # what is there while a variable or the batch gets its values
@@ -117,13 +116,23 @@ class Walk:
                 self._constant_lies(graph.tensors[op.outputs[0]])
             elif kept_bytes := op.attrs.get("kept_bytes", 0):
                 self._always("constants", kept_bytes)
-        sizes, constants = self.linker.sizes, self.linker.folded.values()
-        for folded in constants:
+        folding_bytes = self._folded()
+        sizes = self.linker.sizes
+        for folded in dict.fromkeys(self.linker.folded.values()):
             self.sources[folded] = self._always("constants", sizes[folded])
-        folding_bytes = sum(round_up(sizes[folded]) for folded in constants)
         self.persistent_bytes = self.allocator.bytes_in_use
-        # The runtime holds what it has computed twice for a moment, before the first step.
-        self.peak = Peak(self.persistent_bytes + folding_bytes, -1, len(self._handle))
+        before = max(folding_bytes, self.persistent_bytes)
+        self.peak = Peak(before, -1, len(self._handle))
+
+    def _folded(self) -> int:
+        """The most bytes in use before the first step, when the runtime computes what is made of
+        constants alone: it holds all of it twice for a moment, what it will merge included."""
+        allocator = self.allocator
+        made = [allocator.allocate(size) for size in 2 * self.linker.folding_bytes]
+        most = allocator.bytes_in_use
+        for handle in made:
+            allocator.free(handle)
+        return most
 
     def _constant_lies(self, made: Tensor) -> None:
         """Once for its kernel, if it holds what no other does, and in graphs that look at it."""

@@ -62,6 +62,18 @@ def _original(t: tf.Tensor) -> tf.Tensor:
     return t
 
 
+def handed_bytes(body: Body, learned: BodyBytes) -> int:
+    """Of the results, what the body itself has made."""
+    made = {t.name: t for t in map(_original, body.results) if t.dtype != tf.variant}
+    given = {_original(each).name for each in body.arguments}
+    hidden = body.contents.values()
+    return sum(
+        learned.sizes[name]
+        for name, t in made.items()
+        if name not in given and t.op.name not in hidden
+    )
+
+
 def leading_to(body: Body) -> list[tf.Operation]:
     """The ops that make the body's results, or have effects."""
     alive = {t.op.name for t in body.results}

@@ -128,7 +128,7 @@ class _Rewriter:
             return
         waits = (self.graph.ops[control] for control in op.controls)
         node.input.extend("^" + each.name for each in waits if each.type != SEND)
-        if op.type in SOURCE_TYPES:
+        if op.type in SOURCE_TYPES or self.graph.folded[op_id]:
             return
         self._pin_op(op_id, node)
         if op_id in self.bias_gradients:
@@ -137,6 +137,8 @@ class _Rewriter:
             self.trigger = op.name
 
     def _recompute(self, op_id: int) -> None:
+        if self.graph.folded[op_id]:  # it is there for good
+            return
         op = self.graph.ops[op_id]
         self.clones[op_id] += 1
         node = self._copy(op_id, f"{self.scope}/again{self.clones[op_id]}/{op.name}")

@@ -21,7 +21,7 @@ from memtrade.facts import reuse
 from memtrade.graph import BOUND, TRIP_COUNT, WATCHED
 from memtrade.op_types import ALIAS_TYPES, BRANCH_TYPES, LOOP_TYPES, RESERVING_TYPES
 from memtrade.tf.bodies import Argument, Body, draw_body
-from memtrade.tf.body_bytes import BodyBytes, body_bytes, leading_to, shared_bytes
+from memtrade.tf.body_bytes import BodyBytes, body_bytes, handed_bytes, leading_to, shared_bytes
 
 Library = Any  # tf.compat.v1.FunctionDefLibrary, a protobuf class that type checkers cannot see
 
@@ -312,7 +312,10 @@ class _Sizes:
             else [operation.get_attr(f"{which}_branch") for which in ("then", "else")]
         )
         drawn = [self._body(f.name, list(operation.inputs)[1:]) for f in functions]
-        self.found.scratch[operation.name] = max(each.peak_bytes for each in drawn)
+        # What a branch hands on is asked for as the op's own outputs.
+        self.found.scratch[operation.name] = max(
+            max(each.peak_bytes - handed_bytes(each.body, each.learned), 0) for each in drawn
+        )
         self.found.kept[operation.name] = sum(each.kept_bytes for each in drawn)
         for i, t in enumerate(operation.outputs):
             results = [(each.learned, each.body.results[i].name) for each in drawn]

@@ -225,7 +225,7 @@ def test_numbers_that_shapes_are_inferred_with_are_kept_by_graphs_too():
 
 
 def test_constants_that_hold_the_same_lie_there_once():
-    """Not what is computed of them: a loop's zeros are there twice."""
+    """And what is computed of them: a loop's zeros."""
 
     def persistent(equal: bool) -> int:
         b = Builder()
@@ -241,7 +241,7 @@ def test_constants_that_hold_the_same_lie_there_once():
         return simulate(graph, everything(graph)).persistent_bytes
 
     assert persistent(equal=False) == 3 * BIG + 2 * 256
-    assert persistent(equal=True) == 3 * BIG + 256
+    assert persistent(equal=True) == 2 * BIG + 256
 
 
 def test_holes_may_be_narrower_than_told():
