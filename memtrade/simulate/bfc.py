@@ -64,6 +64,8 @@ _ADDRESS_BITS = 48
 _ADDRESS_MASK = (1 << _ADDRESS_BITS) - 1
 _SIZE_SHIFT = _ADDRESS_BITS - 8
 
+Pieces = Iterable[tuple[int, int]]
+
 
 class Chunk(NamedTuple):
     """A piece of a region, either wholly in use or wholly free."""
@@ -181,12 +183,7 @@ class BfcAllocator:
         arena.reset_peak()
         return arena
 
-    def occupy(
-        self,
-        held: Iterable[tuple[int, int]],
-        free: Iterable[tuple[int, int]],
-        untold_bytes: int = 0,
-    ) -> None:
+    def occupy(self, held: Pieces, free: Pieces, untold_bytes: int = 0) -> None:
         """Hold what another allocator with the same regions does. Of an empty one only.
 
         Args:

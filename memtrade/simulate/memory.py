@@ -117,7 +117,6 @@ class Simulator:
         self.assumed = tuple(sorted(each for each in types if not target.facts.is_known(each)))
         self.ahead_bytes = max((op.attrs.get("ahead_bytes", 0) for op in graph.ops), default=0)
         self._base: tuple[Action, ...] | None = None
-        self._same: dict[int, int] = {}
         places = target.places
         self.layouts = (places, places.narrowed()) if places and places.free[1:] else (places,)
         self._started: dict[tuple[int, Places | None], tuple[Walk, BfcAllocator]] = {}
@@ -131,15 +130,13 @@ class Simulator:
         if actions:
             return actions
         if self._base is None:
-            self._same = merged_tensors(self.graph)
-            order = executor_order(self.graph, self._same)
-            self._base = tuple(Action("run", op_id) for op_id in order)
+            self._base = tuple(Action("run", op_id) for op_id in executor_order(self.graph))
         return self._base
 
     def link(self, actions: Sequence[Action]) -> Program:
         """What `actions` returned, linked."""
         if self._linked is None or self._linked[0] is not actions:
-            same = self._same if actions is self._base else {}
+            same = merged_tensors(self.graph) if actions is self._base else {}
             program = self.linker.link(actions, self.graph.data.outputs, same)
             if not isinstance(actions, tuple):  # whoever made it may change it
                 return program

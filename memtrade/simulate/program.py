@@ -12,6 +12,7 @@ version's number of readers is known, and with it the moment of its death.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from enum import IntEnum
 from types import MappingProxyType
@@ -124,9 +125,9 @@ class Linker:
 
     def _fold_constants(self) -> None:
         graph, folded = self.graph, self.graph.folded
-        computed = [op for op in graph.ops if folded[op.id] and op.type != "Const"]
-        same = merged_tensors(graph) if computed else {}
-        for t in (t for op in computed for t in op.outputs):
+        same = merged_tensors(graph)
+        computed = (op for op in graph.ops if folded[op.id] and op.type != "Const")
+        for t in itertools.chain.from_iterable(op.outputs for op in computed):
             if all(folded[c] for c in graph.consumers[t]) and t not in graph.data.outputs:
                 continue
             self.folding_bytes.append(self.sizes[t])

@@ -39,7 +39,7 @@ def sums_as_they_came(graph: StepGraph, actions: Sequence[Action]) -> dict[int, 
         return {}
     linker = Linker(graph, shipped(OUTPUTS))
     same = merged_tensors(graph)
-    came = [Action("run", op_id) for op_id in executor_order(graph, same)]
+    came = [Action("run", op_id) for op_id in executor_order(graph)]
     first = {
         came[index].id: min(free, default=0) for index, free in _free(linker, came, sums, same)
     }
@@ -58,8 +58,9 @@ def sums_as_they_came(graph: StepGraph, actions: Sequence[Action]) -> dict[int, 
 
 
 def _has_an_order(op: Op, graph: StepGraph) -> bool:
-    inexact = graph.tensors[op.outputs[0]].dtype not in ("int32", "int64") if op.outputs else False
-    return op.type == "AddN" and len(op.inputs) > 2 and inexact
+    if op.type != "AddN" or len(op.inputs) < 3:
+        return False
+    return graph.tensors[op.outputs[0]].dtype not in ("int32", "int64")
 
 
 def _free(

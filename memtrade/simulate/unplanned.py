@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Hashable, Mapping
 
-from memtrade.graph import Op, StepGraph
+from memtrade.graph import Op, StepGraph, once_per_graph
 from memtrade.op_types import ALIAS_TYPES, READ_TYPES, SOURCE_TYPES
 
 # Ops whose kernels call themselves inexpensive.
@@ -33,6 +33,7 @@ _CHEAP = ALIAS_TYPES | READ_TYPES | SOURCE_TYPES | {"Rank", "Shape", "ShapeN", "
 _APART = frozenset({"NoOp", "Placeholder", "VarHandleOp"})
 
 
+@once_per_graph
 def merged_tensors(graph: StepGraph) -> dict[int, int]:
     """The outputs of ops that are computed twice, and the tensors that stand for them."""
     first: dict[Hashable, Op] = {}
@@ -64,9 +65,9 @@ def _definition(op: Op, graph: StepGraph) -> Hashable:
     return None
 
 
-def executor_order(graph: StepGraph, same: Mapping[int, int] | None = None) -> list[int]:
-    """Op ids in the order in which they run. `same`: `merged_tensors`, worked out unless given."""
-    same = merged_tensors(graph) if same is None else same
+def executor_order(graph: StepGraph) -> list[int]:
+    """Op ids in the order in which they run."""
+    same = merged_tensors(graph)
     gone = {graph.tensors[t].op for t in same}
     gone |= {op.id for op in graph.ops if graph.folded[op.id] and op.type != "Const"}
     successors, waiting = _edges(graph, same, gone)
