@@ -254,10 +254,10 @@ class BfcAllocator:
         both += [Chunk(address, size, False) for address, size in self._size_at.items()]
         return iter(sorted(both))
 
-    def pieces(self, least_bytes: int) -> list[int]:
-        """Sizes of the free chunks of at least so many bytes, ascending."""
+    def pieces(self, least_bytes: int) -> list[tuple[int, int]]:
+        """(bytes, address) of the free chunks of at least so many bytes, as requests take them."""
         found = bisect_left(self._free, least_bytes << _SIZE_SHIFT)
-        return [key >> _ADDRESS_BITS << 8 for key in self._free[found:]]
+        return [(key >> _ADDRESS_BITS << 8, key & _ADDRESS_MASK) for key in self._free[found:]]
 
     def size_of(self, handle: int) -> int:
         """Bytes that an allocation occupies, padding included; 0 for the null handle."""

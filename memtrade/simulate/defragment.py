@@ -24,6 +24,7 @@ from memtrade.plan import Action
 from memtrade.simulate.bfc import ArenaOutOfMemoryError
 from memtrade.simulate.memory import ROOMY_BYTES, differing_steps
 from memtrade.simulate.moments import Lag
+from memtrade.simulate.offsets import offsets
 from memtrade.simulate.placement import (
     SHARES,
     Events,
@@ -143,8 +144,16 @@ class _Trial:
         leaves behind; where variables move from step to step, in the one that it finds, too. None
         where not even what persists has room."""
         made: list[Reserved] = []
-        for (state, events), shares in itertools.product(self._begun(limit_bytes), SHARES):
-            found = Placement(events, state, most_bytes, shares, at_most).run()
+        # Where there is room, nothing need lie at a certain place.
+        ways = (True, False) if limit_bytes < ROOMY_BYTES else (False,)
+        for (state, events), is_planned, shares in itertools.product(
+            self._begun(limit_bytes), ways, SHARES
+        ):
+            planned = {}
+            if is_planned:
+                free = state.allocator.pieces(0)
+                planned = offsets(events, free, int(limit_bytes * shares[0]))
+            found = Placement(events, state, most_bytes, shares, at_most, planned).run()
             reserved = {self.program.rows[row].action: sizes for row, sizes in found.items()}
             if reserved not in made:
                 made.append(reserved)

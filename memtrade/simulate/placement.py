@@ -7,6 +7,9 @@ and from then on only an allocator is simulated. Row by row, the way with least 
     beside          what that piece has too much is reserved first
     farther away    the piece itself is reserved, so that the request goes to the next larger one
 
+    where planned   what it would rather take is reserved, so that it goes to the address that a
+                    static allocator gives it (offsets.py)
+
 Padding that is left where the step needs most comes from how earlier tensors lie. So where a row
 takes more than the limit, each of the rows before it is tried another way, the last one first,
 until the row fits: limited discrepancy search (W. D. Harvey, M. L. Ginsberg, IJCAI 1995) with one
@@ -20,12 +23,14 @@ from __future__ import annotations
 import itertools
 import math
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 import msgspec
 
 from memtrade.simulate.bfc import ArenaOutOfMemoryError, BfcAllocator
+from memtrade.simulate.offsets import Events, lead
 from memtrade.simulate.regions import GRAIN_BYTES, round_up
 from memtrade.simulate.walk import Walk
 
@@ -36,7 +41,6 @@ SHARES = ((1 / 1000, 1 / 3000), (1 / 200, 1 / 600), (1 / 60, 1 / 600), (1 / 60, 
 # how many rows may be tried again for each row that there is.
 _BACK, _PIECES, _EFFORT = 40, 4, 12
 
-Events = list[tuple[int, int]]  # (buffer, bytes that it asks for), or 0 bytes: it is given back
 _NO_BUFFER = 0  # of reservations: buffers count from 1, those from before the step from -1 down
 
 
@@ -146,13 +150,14 @@ class _Block(NamedTuple):
 
     Attributes:
         row: the first. rows: how many.
-        largest: the largest request; 0 where that is small.
+        largest: the largest request; 0 where that is small. buffer: whose it is.
     """
 
     row: int
     rows: int
     events: Events
     largest: int
+    buffer: int
 
 
 class _Turn(NamedTuple):
@@ -212,6 +217,7 @@ class Placement:
         limit_bytes: not to be exceeded.
         shares: one of `SHARES`.
         at_most: it is given up where more than that is in use, whatever is tried.
+        planned: buffer -> the address where it is to lie, if that is free by then.
     """
 
     def __init__(
@@ -221,7 +227,9 @@ class Placement:
         limit_bytes: int,
         shares: tuple[float, float],
         at_most: float,
+        planned: Mapping[int, int] = MappingProxyType({}),
     ):
+        self.planned = planned
         self.limit, self.at_most = limit_bytes, at_most
         large, self.little = (int(limit_bytes * share) for share in shares)
         self.blocks = _blocks(rows, large)
@@ -255,6 +263,11 @@ class Placement:
         if not block.largest:
             return _Way(state.run(block.events), 0, ())
         mark = len(state.done)
+        if (reserved := self._where_planned(state, block)) is not None:
+            way = self._tried(state, block, reserved)
+            if way.peak_bytes <= self.limit:
+                return way
+            state.undo(mark)
         way = self._tried(state, block, ())
         if self._is_good(way):
             return way
@@ -286,13 +299,24 @@ class Placement:
         asked = round_up(block.largest)
         passed: tuple[int, ...] = ()
         pieces = state.allocator.pieces(asked)
-        for place, piece in enumerate(pieces[:_PIECES]):
+        for place, (piece, _) in enumerate(pieces[:_PIECES]):
             if asked + GRAIN_BYTES < piece < 2 * asked:
                 yield (*passed, piece - asked)
             if place == len(pieces) - 1:
                 return  # nothing larger is left
             passed = (*passed, piece)
             yield passed
+
+    def _where_planned(self, state: State, block: _Block) -> tuple[int, ...] | None:
+        """What is to be reserved for its largest request to lie next to where it is planned to;
+        None where that does not go."""
+        wanted = self.planned.get(block.buffer)
+        if wanted is None:
+            return None
+        # What else the row asks for needs a place beside what is reserved.
+        others = [size for buffer, size in block.events if size and buffer != block.buffer]
+        pieces = state.allocator.pieces(GRAIN_BYTES)
+        return lead(pieces, round_up(block.largest), wanted, round_up(max(others, default=0)))
 
     def _look_back(self, last: int, peak: float) -> float:
         """Changes how one earlier block was run, if less than `peak` is in use then until the last
@@ -344,12 +368,12 @@ def _blocks(rows: list[Events], large: int) -> list[_Block]:
     blocks: list[_Block] = []
     begin = 0
     for row, events in enumerate([*rows, []]):
-        largest = max([size for _, size in events]) if events else 0
+        largest, buffer = max([(size, buffer) for buffer, size in events], default=(0, 0))
         if largest >= large or row == len(rows):
             if begin < row:
                 between = list(itertools.chain.from_iterable(rows[begin:row]))
-                blocks.append(_Block(begin, row - begin, between, 0))
+                blocks.append(_Block(begin, row - begin, between, 0, 0))
             begin = row + 1
             if row < len(rows):
-                blocks.append(_Block(row, 1, events, largest))
+                blocks.append(_Block(row, 1, events, largest, buffer))
     return blocks

@@ -1,0 +1,105 @@
+"""Offsets as a static allocator plans them, and reservations that lead requests there."""
+
+import itertools
+import random
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memtrade.simulate.bfc import MIB, ArenaOutOfMemoryError, BfcAllocator
+from memtrade.simulate.offsets import Events, lead, offsets
+from memtrade.simulate.placement import SHARES, Placement, State
+
+PIECE = 128 * MIB
+MOST = 24 * PIECE
+
+
+def crowded(seed: int) -> list[Events]:
+    """Powers of two of a piece come, and at random others go so that they fit."""
+    draw = random.Random(seed)
+    rows: list[Events] = []
+    held: dict[int, int] = {}
+    for number in range(1, 60):
+        held[number] = draw.choice((1, 1, 1, 2, 2, 2, 4, 4, 8)) * PIECE
+        events = [(number, held[number])]
+        while sum(held.values()) > MOST:
+            gone = draw.choice([each for each in held if each != number])
+            del held[gone]
+            events.insert(0, (gone, 0))
+        rows.append(events)
+    return rows
+
+
+def runs(rows: list[Events], limit: int, reserved: dict[int, tuple[int, ...]]) -> bool:
+    state = State(BfcAllocator.one_region(limit), {})
+    return all(state.run(events, reserved.get(row, ())) <= limit for row, events in enumerate(rows))
+
+
+def test_what_best_fit_scatters_runs_where_it_is_planned_to_lie() -> None:
+    limit, counts = int(1.3 * MOST), [0, 0, 0]
+    for seed in range(12):
+        rows, start = crowded(seed), State(BfcAllocator.one_region(limit), {})
+        planned = offsets(rows, start.allocator.pieces(0), PIECE)
+        found = [
+            Placement(rows, start, limit, SHARES[0], limit, each).run() for each in ({}, planned)
+        ]
+        for way, reserved in enumerate([{}, *found]):
+            counts[way] += runs(rows, limit, reserved)
+    scattered, looked_back, led = counts
+    assert scattered < looked_back < led
+    assert led >= 11
+
+
+@st.composite
+def steps(draw: st.DrawFn) -> list[Events]:
+    rows: list[Events] = []
+    held: list[int] = []
+    for number in range(1, draw(st.integers(2, 25))):
+        events = [(number, draw(st.integers(1, 64)) * MIB)]
+        held.append(number)
+        if draw(st.booleans()):
+            events.append((held.pop(draw(st.integers(0, len(held) - 1))), 0))
+        rows.append(events)
+    return rows
+
+
+@given(steps())
+def test_no_two_lie_in_one_place_at_once(rows: list[Events]) -> None:
+    free = [(100 * MIB, 0), (400 * MIB, 200 * MIB)]
+    planned = offsets(rows, free, MIB)
+    sizes = {buffer: size for events in rows for buffer, size in events if size}
+    held: set[int] = set()
+    for buffer, size in itertools.chain.from_iterable(rows):
+        if size:
+            held.add(buffer)
+        else:
+            held.remove(buffer)
+        ranges = sorted(
+            (planned[each], planned[each] + sizes[each]) for each in held & set(planned)
+        )
+        assert all(end <= begin for (_, end), (begin, _) in itertools.pairwise(ranges))
+    for buffer, at in planned.items():
+        assert any(start <= at and at + sizes[buffer] <= start + size for size, start in free)
+
+
+@given(st.lists(st.integers(1, 40), min_size=2, max_size=12), st.integers(1, 40), st.data())
+def test_a_request_that_is_led_comes_next_to_its_place(
+    sizes: list[int], asked: int, data: st.DataObject
+) -> None:
+    """Every second chunk is given back, and the request is led to one of the holes."""
+    arena = BfcAllocator.one_region(1 << 36)
+    taken = [arena.allocate(size * 16 * MIB) for size in sizes]
+    for handle in taken[::2]:
+        arena.free(handle)
+    size = asked * 16 * MIB
+    pieces = arena.pieces(256)
+    wanted = data.draw(st.sampled_from([address for _, address in pieces]))
+    reserved = lead(pieces, size, wanted, 0)
+    if reserved is None:
+        return
+    try:
+        for each in reserved:
+            arena.allocate(each)
+        assert abs(arena.allocate(size) - wanted) <= size // 4
+    except ArenaOutOfMemoryError:
+        raise AssertionError("what was reserved left no room") from None
