@@ -163,7 +163,8 @@ def _pooling_again(
             if t in copied:
                 made.append(Action("recompute", graph.tensors[t].op))
                 copied.discard(t)
-            copied.difference_update(graph.ops[action.id].outputs)
+            if copied:
+                copied.difference_update(graph.ops[action.id].outputs)
         made.append(action)
     back = {action.id for action in made if action.kind == "swap_in"}
     gone = pooled - back
@@ -175,13 +176,14 @@ def _read_by_none_but(
 ) -> set[int]:
     """The places of the copies back that only the gradients would read."""
     pooled = frozenset(gradients.values())
+    touching = {graph.tensors[t].op for t in pooled}.union(*(graph.consumers[t] for t in pooled))
     last: dict[int, int] = {}  # of a tensor that came back: where it did
     found: set[int] = set()
     for i, action in enumerate(actions):
         if action.kind == "swap_in" and action.id in pooled:
             last[action.id] = i
             found.add(i)
-        elif action.kind in _RUNNING:
+        elif action.id in touching and action.kind in _RUNNING:
             op = graph.ops[action.id]
             own = gradients.get(action.id)
             found -= {last[t] for t in op.inputs if t in last and t != own}
