@@ -101,10 +101,8 @@ class Milp:
         """
         made = np.arange(self.column_count, self.column_count + count)
         self.column_count += count
-        block = [np.broadcast_to(np.asarray(v, dtype=float), count) for v in (cost, lower, upper)]
-        self._columns.append(
-            (block[0], block[1], block[2], np.broadcast_to(np.asarray(integer, bool), count))
-        )
+        cost, lower, upper = (np.full(count, value, float) for value in (cost, lower, upper))
+        self._columns.append((cost, lower, upper, np.full(count, integer, bool)))
         return made
 
     def rows(
@@ -126,8 +124,7 @@ class Milp:
         """
         made = np.arange(self.row_count, self.row_count + count)
         self.row_count += count
-        bounds = [np.broadcast_to(np.asarray(v, dtype=float), count) for v in (lower, upper)]
-        self._rows.append((bounds[0], bounds[1]))
+        self._rows.append((np.full(count, lower, float), np.full(count, upper, float)))
         where, which, what = np.broadcast_arrays(
             np.asarray(rows, np.int64), np.asarray(columns, np.int64), np.asarray(values, float)
         )
