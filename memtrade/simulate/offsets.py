@@ -1,13 +1,14 @@
 """Where large buffers would lie if each could be put anywhere: offsets as a static allocator plans.
 
 All requests of a step are known, and from when to when each is held. So the largest are laid down
-first, each into the smallest gap that is free for as long as it is held: greedy by size (Y.
+first, each at the lowest address that is free for as long as it is held: greedy by size (Y.
 Pisarchyk, J. Lee, "Efficient memory management for deep neural net inference", MLSys workshop 2020,
-arXiv 2001.03288). Requests that come one by one, each into the smallest free piece, leave holes
-between them: the third of three buffers of 2 GB finds no place in 7.
+arXiv 2001.03288); what found no place comes first in the next round. Requests that come one by one,
+each into the smallest free piece, leave holes between them: the third of three buffers of 2 GB
+finds no place in 7.
 
 Not guaranteed: that all find a place; finding such offsets is NP-hard (M. D. Moffitt, "MiniMalloc",
-ASPLOS 2023). O(buffers²).
+ASPLOS 2023). O(rounds x buffers²).
 """
 
 from __future__ import annotations
@@ -19,10 +20,11 @@ from typing import NamedTuple
 from memtrade.simulate.bfc import MAX_PADDING_BYTES
 from memtrade.simulate.regions import round_up
 
-# Handles and small constants that come between take no more than this share.
-_LOOSE = 2000
+# The zone is larger than what small buffers need, by as much as they may leave holes; who is at its
+# border stays for so much of the step.
+_ZONE, _NEARLY = 1.25, 0.9
 # Where some find no place, it is tried anew so often, with those first.
-_ROUNDS = 20
+_ROUNDS = 50
 # At most so many reservations lead one request next to where it is planned, by this share of it.
 _RESERVED, _NEXT = 8, 0.25
 
@@ -38,53 +40,127 @@ class _Held(NamedTuple):
     buffer: int
 
 
-def offsets(
-    rows: Iterable[Events], free: list[tuple[int, int]], large_bytes: int
-) -> dict[int, int]:
+def offsets(rows: list[Events], free: list[tuple[int, int]], large_bytes: int) -> dict[int, int]:
     """Buffer -> address, of those with requests of at least `large_bytes` that found a place.
+
+    Small ones would land between large ones, and split what is to be whole. So the largest free
+    piece begins with a zone for them, and behind it lies one of them that is held throughout, if
+    there is one: what is left of the zone is the smallest piece then, which small requests get.
 
     Args:
         rows: what a step asks for and gives back (see `placement.record`).
         free: (bytes, address) of what is free before it.
     """
-    order = sorted(_large(rows, large_bytes), key=lambda each: (-each.size, each.begin))
+    held = list(_held(rows))
+    order = [each for each in held if each.size >= large_bytes]
+    order.sort(key=lambda each: (-each.size, each.begin - each.end))
+    small = [each for each in held if each.size < large_bytes]
     best: dict[int, int] = {}
+    stays: dict[int, int] = {}
+    if order and (border := _border(small, order)) is not None:
+        size, address = max(free)
+        end = address + min(size, round_up(int(_ZONE * _most(small))))
+        stays[border.buffer] = end
+        row = next(events for events in rows if border.buffer in dict(events))
+        end += sum(round_up(asked) for _, asked in row)  # what else it asks for comes behind it
+        free = [*(each for each in free if each[1] != address), (size + address - end, end)]
     for _ in range(_ROUNDS):
-        placed = dict(_placed(order, free))
-        if len(placed) > len(best):
-            best = placed
-        if len(placed) == len(order):
+        plan = _Offsets(free)
+        for each in order:
+            plan.place(each)
+        if len(plan.at) > len(best):
+            best = plan.at
+        if not plan.failed:
             break
-        order.sort(key=lambda each: each.buffer in placed)  # what found no place chooses first
-    return best
+        order.sort(key=lambda each: each.buffer not in plan.failed)  # these choose first
+    return best | stays
 
 
-def _placed(order: list[_Held], free: list[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    """(buffer, address) of what finds a place, one after the other."""
-    placed: list[tuple[_Held, int]] = []
-    for held in order:
+def _border(small: list[_Held], large: list[_Held]) -> _Held | None:
+    """The small buffer that comes before all large ones, and stays until nearly all are gone."""
+    begin, end = min(each.begin for each in large), max(each.end for each in large)
+    before = [each for each in small if each.begin <= begin and each.end >= _NEARLY * end]
+    return max(before, key=lambda each: (each.end, -each.begin), default=None)
+
+
+class _Offsets:
+    """Addresses, given one after the other.
+
+    Attributes:
+        failed: buffers that found no place, or one that the allocator does not give them alone: it
+            splits no piece that is less than twice the request and 128 MiB larger.
+    """
+
+    def __init__(self, free: list[tuple[int, int]]):
+        self.free = free
+        self.ends = [address + size for size, address in free]
+        self.placed: list[tuple[_Held, int]] = []
+        self.at: dict[int, int] = {}
+        self.failed: set[int] = set()
+
+    def place(self, held: _Held) -> None:
+        """At the lowest address, or below what lies above it, where it takes nothing else."""
         beside = [
-            (at, at + other.size)
-            for other, at in placed
+            (other, at)
+            for other, at in self.placed
             if other.begin <= held.end and held.begin <= other.end
         ]
-        gaps = ((end - begin, begin) for begin, end in _gaps(free, sorted(beside)))
-        found = min((gap for gap in gaps if gap[0] >= held.size), default=None)
+        found: int | None = None
+        for begin, end in _gaps(self.free, sorted((at, at + other.size) for other, at in beside)):
+            if end - begin < held.size:
+                continue
+            for address in dict.fromkeys((begin, end - held.size)):
+                if not self._is_padded(held, address, beside):
+                    self._place(held, address)
+                    return
+                found = address if found is None else found
+        self.failed.add(held.buffer)
         if found is not None:
-            placed.append((held, found[1]))
-            yield held.buffer, found[1]
+            self._place(held, found)
+
+    def _place(self, held: _Held, address: int) -> None:
+        self.placed.append((held, address))
+        self.at[held.buffer] = address
+
+    def _is_padded(self, held: _Held, address: int, beside: list[tuple[_Held, int]]) -> bool:
+        """Whether it would get what lies free above it, or another one what lies free below it."""
+        end = address + held.size
+        there = [at for other, at in beside if other.begin < held.begin and at >= end]
+        above = min([*there, *(each for each in self.ends if each >= end)], default=end)
+        if 0 < above - end < min(held.size, MAX_PADDING_BYTES):
+            return True
+        return any(
+            held.begin < other.begin
+            and 0 < address - (at + other.size) < min(other.size, MAX_PADDING_BYTES)
+            and not any(
+                at + other.size <= between < address and each.begin < other.begin <= each.end
+                for each, between in beside
+            )
+            for other, at in beside
+        )
 
 
-def _large(rows: Iterable[Events], large_bytes: int) -> Iterator[_Held]:
+def _held(rows: Iterable[Events]) -> Iterator[_Held]:
+    """All buffers that are asked for, and how long they are held."""
     begun: dict[int, tuple[int, int]] = {}
     number = 0
     for number, (buffer, size) in enumerate(itertools.chain.from_iterable(rows)):
-        if size >= large_bytes:
-            begun[buffer] = round_up(size + size // _LOOSE), number
-        elif not size and buffer in begun:
+        if size:
+            begun[buffer] = round_up(size), number
+        elif buffer in begun:
             yield _Held(*begun.pop(buffer), number, buffer)
     for buffer, (size, begin) in begun.items():
         yield _Held(size, begin, number, buffer)
+
+
+def _most(held: list[_Held]) -> int:
+    """The most bytes that are held at once."""
+    changes = [(at, size) for each in held for at, size in _changes(each)]
+    return max(itertools.accumulate(size for _, size in sorted(changes)), default=0)
+
+
+def _changes(held: _Held) -> tuple[tuple[int, int], tuple[int, int]]:
+    return (held.begin, held.size), (held.end, -held.size)
 
 
 def _gaps(free: list[tuple[int, int]], taken: list[tuple[int, int]]) -> Iterator[tuple[int, int]]:
@@ -124,6 +200,9 @@ def lead(
     away, begin, size, address = min(begins, default=(asked, 0, 0, 0))
     if away > asked * _NEXT:
         return None
+    behind = address + size - (begin + asked)
+    if behind < min(asked, MAX_PADDING_BYTES):
+        begin += behind  # else it would get that, too
     left = sorted(pieces)
     reserved: list[int] = []
     if address < begin:

@@ -23,7 +23,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -232,7 +232,7 @@ class Placement:
         self.planned = planned
         self.limit, self.at_most = limit_bytes, at_most
         large, self.little = (int(limit_bytes * share) for share in shares)
-        self.blocks = _blocks(rows, large)
+        self.blocks = _blocks(rows, large, planned)
         self.state = start.fork()
         self.effort = _EFFORT * len(rows)
         self.turns: deque[_Turn] = deque(maxlen=_BACK)
@@ -363,13 +363,15 @@ class Placement:
         return peak, changed
 
 
-def _blocks(rows: list[Events], large: int) -> list[_Block]:
-    """Rows with requests that large, and what lies between them."""
+def _blocks(rows: list[Events], large: int, planned: Container[int]) -> list[_Block]:
+    """Rows with requests that large, or for planned buffers, and what lies between them."""
     blocks: list[_Block] = []
     begin = 0
     for row, events in enumerate([*rows, []]):
-        largest, buffer = max([(size, buffer) for buffer, size in events], default=(0, 0))
-        if largest >= large or row == len(rows):
+        asked = [(size, buffer) for buffer, size in events]
+        led = [each for each in asked if each[0] and each[1] in planned]
+        largest, buffer = max(led or asked, default=(0, 0))
+        if largest >= large or led or row == len(rows):
             if begin < row:
                 between = list(itertools.chain.from_iterable(rows[begin:row]))
                 blocks.append(_Block(begin, row - begin, between, 0, 0))
