@@ -47,9 +47,11 @@ IMPORTED = (
 )  # fmt: skip
 
 # Read by memtrade, or by TensorFlow where it makes a device: children of one server may differ.
+# Ray leaves its own behind in a process that has used it.
 LATE = (
     "TF_CPU_ALLOCATOR_USE_BFC", "TF_CPU_BFC_MEM_LIMIT_IN_MB", "TF_CONFIG", "MEMTRADE_", "PYTEST_",
-    "XDG_", "PYTHONPATH", "PWD", "OLDPWD", "COLUMNS", "no_proxy", "no_grpc_proxy",
+    "XDG_", "PYTHONPATH", "PWD", "OLDPWD", "COLUMNS", "no_proxy", "no_grpc_proxy", "RAY_",
+    "PYTHONBREAKPOINT",
 )  # fmt: skip
 
 _FOLDER = "MEMTRADE_TEST_FORKS"  # where the servers' sockets are; its name ends in the tests' pid
@@ -87,12 +89,16 @@ class Forked:
 
 
 def install() -> None:
-    """Has `memtrade.measure.children` start its children here, in this process."""
+    """Has `memtrade.measure.children` start its children here, in this process.
+
+    Processes that run tests side by side share the servers of the one that started them.
+    """
     try:
         os.close(os.pidfd_open(os.getpid()))
     except (AttributeError, OSError):  # not on Linux, or a sandbox that does not have it
         return
-    os.environ[_FOLDER] = tempfile.mkdtemp(prefix="forks-", suffix=f"-{os.getpid()}")
+    if not Path(os.environ.get(_FOLDER, "/none")).is_dir():
+        os.environ[_FOLDER] = tempfile.mkdtemp(prefix="forks-", suffix=f"-{os.getpid()}")
     _patch()
 
 
@@ -102,8 +108,10 @@ def _patch() -> None:
 
 
 def remove() -> None:
-    """Ends the servers, within a second."""
-    shutil.rmtree(os.environ.pop(_FOLDER, ""), ignore_errors=True)
+    """Ends the servers that are of this process, within a second."""
+    folder = os.environ.pop(_FOLDER, "")
+    if folder.endswith(f"-{os.getpid()}"):
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def popen(
@@ -134,18 +142,23 @@ def popen(
 
 
 def ran(
-    command: Sequence[str], *, env: Mapping[str, str], timeout: float = 240.0
+    command: Sequence[str],
+    *,
+    env: Mapping[str, str],
+    timeout: float = 240.0,
+    folder: Path | None = None,
 ) -> subprocess.CompletedProcess[str]:
-    """As `subprocess.run` of Python with text captured; `command` is a script, -c or -m, and what
-    goes with it."""
+    """As `subprocess.run` of Python in a folder, with text captured; `command` is a script, -c or
+    -m, and what goes with it."""
     if _FOLDER not in os.environ:
         return subprocess.run(
-            [sys.executable, *command], env=env, timeout=timeout, capture_output=True, text=True
-        )
+            [sys.executable, *command], env=env, timeout=timeout, cwd=folder,
+            capture_output=True, text=True, errors="replace",
+        )  # fmt: skip
     with contextlib.ExitStack() as stack:
         files = [stack.enter_context(tempfile.TemporaryFile()) for _ in range(3)]
         numbers = [each.fileno() for each in files]
-        child = Forked(*_fork([sys.executable, *command], env, numbers))
+        child = Forked(*_fork([sys.executable, *command], env, numbers, folder))
         try:
             status = child.wait(timeout)
         except subprocess.TimeoutExpired:
@@ -159,11 +172,14 @@ def ran(
 
 
 def _fork(
-    command: Sequence[str], env: Mapping[str, str], numbers: Sequence[int]
+    command: Sequence[str],
+    env: Mapping[str, str],
+    numbers: Sequence[int],
+    folder: Path | None = None,
 ) -> tuple[int, socket.socket]:
     """The process id of a child that runs the command, and its guard. `numbers`: its standard
     streams."""
-    told = {"words": command[1:], "environment": dict(env), "folder": os.getcwd()}
+    told = {"words": command[1:], "environment": dict(env), "folder": str(folder or Path.cwd())}
     guard = _server(env)
     socket.send_fds(guard, [json.dumps(told).encode() + b"\n"], numbers)
     pid = int(guard.recv(100))

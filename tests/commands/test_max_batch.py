@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Hashable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from memtrade import cli
 from memtrade.commands import max_batch as module
+from memtrade.measure.max_batch import BatchSearch, Candidate
 from memtrade.measure.max_batch_records import load_max_batches
 from memtrade.measure.protocol import Measured, Outcome, Status, StepDone, TrialSpec
 from memtrade.measure.records import load_records
@@ -47,9 +50,23 @@ class Trials:
         return Outcome(measured=measured)
 
 
+@pytest.fixture(scope="module")
+def candidates() -> dict[Hashable, Candidate]:
+    """The plans and predictions of all searches here: most search the same sizes again."""
+    return {}
+
+
 @pytest.fixture
-def trials(monkeypatch: pytest.MonkeyPatch) -> Trials:
-    made = Trials(60)
+def trials(monkeypatch: pytest.MonkeyPatch, candidates: dict[Hashable, Candidate]) -> Trials:
+    made, make = Trials(60), BatchSearch._make_candidate
+
+    def remembered(search: BatchSearch, batch: int) -> Candidate:
+        key = msgspec.json.encode(search.base), search.target.limit_bytes, batch
+        if key not in candidates:
+            candidates[key] = make(search, batch)
+        return candidates[key]
+
+    monkeypatch.setattr(BatchSearch, "_make_candidate", remembered)
     monkeypatch.setattr(module, "watched", made.run)
     return made
 

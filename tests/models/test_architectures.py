@@ -1,5 +1,6 @@
 """The models against what is published about them. Graphs only: nothing is allocated."""
 
+import functools
 import math
 
 import pytest
@@ -41,9 +42,7 @@ PUBLISHED = [
 
 @pytest.mark.parametrize(("name", "given", "parameters"), PUBLISHED)
 def test_parameter_count_is_the_published_one(name, given, parameters):
-    model = make_model(name, given)
-    assert isinstance(model, DrawnModel)
-    assert parameter_count(model) == parameters
+    assert forward(name, **given, batch_size=2)[0] == parameters
 
 
 def drawn(name, weights: Variables | None = None, **given) -> tf.Graph:
@@ -59,9 +58,20 @@ def drawn(name, weights: Variables | None = None, **given) -> tf.Graph:
     return graph
 
 
+@functools.cache
+def forward(name, **given):
+    """The forward part's number of parameters, and its checkpoints: drawn once for both."""
+    weights = Variables(0)
+    found = drawn(name, weights, **given).get_collection(CHECKPOINTS)
+    return trainable_count(weights), {tensor.name: tuple(tensor.shape) for tensor in found}
+
+
+def trainable_count(weights):
+    return sum(math.prod(static_shape(each)) for each in weights.trainable())
+
+
 def checkpoint_shapes(name, **given):
-    found = drawn(name, **given).get_collection(CHECKPOINTS)
-    return {tensor.name: tuple(tensor.shape) for tensor in found}
+    return forward(name, **given)[1]
 
 
 def test_the_traced_step_has_the_checkpoints_of_its_model():
@@ -105,8 +115,11 @@ def test_inception_v4_has_tf_slim_s_other_parts_by_option():
         weights = Variables(0)
         graph = drawn("inception-v4", weights, image_size=75, head="pool", **given)
         scales = [each for each in weights.trainable() if "scale" in each.name]
-        total = sum(math.prod(static_shape(each)) for each in weights.trainable())
-        return total, sum(math.prod(static_shape(each)) for each in scales), graph
+        return (
+            trainable_count(weights),
+            sum(math.prod(static_shape(each)) for each in scales),
+            graph,
+        )
 
     # At 75 pixels the auxiliary head's pool leaves one value a channel: 1x1x768 in place of 5x5.
     head = 1024 * 128 + 128 * 768 + 768 * 1000 + 1000
@@ -189,8 +202,8 @@ def test_gpt2_checkpoints_the_embedding_and_every_block():
 
 def test_the_data_format_moves_the_channels_only():
     """What the others compute is held by tests/tf/test_build.py."""
-    nhwc = checkpoint_shapes("resnet", batch_size=2)
-    nchw = checkpoint_shapes("resnet", batch_size=2, data_format="NCHW")
+    nhwc = checkpoint_shapes("resnet", layers=50, batch_size=2)
+    nchw = checkpoint_shapes("resnet", layers=50, batch_size=2, data_format="NCHW")
     moved = [(n, c, h, w) for n, h, w, c in nhwc.values()]
     assert list(nchw.values()) == moved
 

@@ -17,6 +17,7 @@ from memtrade.explain.cause import Cause
 from memtrade.measure.environment import child_environment
 from memtrade.measure.protocol import TrialSpec
 from memtrade.results.sheets import NONE
+from tests import forks
 from tests.planted.limits import LIMITS
 
 OUT_OF_MEMORY = 3  # the exit status of `tests.planted.child`
@@ -114,14 +115,8 @@ def _child(name: str, limit_mib: int, *given: str) -> tuple[int, str]:
     spec = TrialSpec(memory_limit_bytes=limit_mib << 20)
     environment = {**child_environment(spec, os.environ), "COLUMNS": "200"}
     environment["TF_ENABLE_ONEDNN_OPTS"] = "0"
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.planted.child", name, *given],
-        env=environment,
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        errors="replace",
-    )
+    words = ["-m", "tests.planted.child", name, *given]
+    done = forks.ran(words, env=environment, folder=ROOT)
     return done.returncode, done.stderr
 
 

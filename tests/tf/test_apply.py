@@ -1,8 +1,5 @@
 """memtrade.apply on steps as people write them: the same results, variables and slots."""
 
-import os
-import subprocess
-import sys
 import warnings
 from dataclasses import replace
 
@@ -16,6 +13,8 @@ from memtrade.errors import (
     UnknownNameError,
     UnsupportedGraphError,
 )
+from memtrade.measure.environment import child_environment
+from memtrade.measure.protocol import TrialSpec
 from memtrade.op_types import CALL_TYPES
 from memtrade.simulate.predict import ROOMY_BYTES, Predictor
 from memtrade.strategies import PLANNED, make_options
@@ -23,6 +22,7 @@ from memtrade.target import profile_target
 from memtrade.tf.extract import trace_concrete
 from memtrade.tf.step import TrainStep
 from memtrade.tf.verify import compare_steps
+from tests import forks
 from tests.tf.user_steps import BATCH, STEPS, WIDTH, UserStep, images
 
 
@@ -339,14 +339,8 @@ for step in (train_step, memtrade.apply(train_step, batch, strategy="checkpoints
 
 def test_clones_survive_tensorflows_optimizer():
     """With its default settings, as users have them, it merges equal ops. The peak tells."""
-    environment = {
-        **os.environ,
-        "TF_CPU_ALLOCATOR_USE_BFC": "true",
-        "TF_CPU_BFC_MEM_LIMIT_IN_MB": "400",
-    }
-    done = subprocess.run(
-        [sys.executable, "-c", ARENA], env=environment, capture_output=True, text=True, check=False
-    )
+    environment = child_environment(TrialSpec(memory_limit_bytes=400 << 20))
+    done = forks.ran(["-c", ARENA], env=environment)
     assert done.returncode == 0, done.stderr[-2000:]
     original, lean = map(int, done.stdout.split())
     assert lean < 0.5 * original

@@ -28,7 +28,7 @@ TOLERANCE = 0.003
 # Of real size, where plans are no rounding errors: nothing of it is allocated.
 STEPS = {
     "resnet-18": ("resnet", {"layers": 18, "batch_size": 32, "image_size": 64}),
-    "gpt2": ("gpt2", {"layers": 4, "batch_size": 8}),
+    "gpt2": ("gpt2", {"layers": 3, "batch_size": 8}),
     "unet": ("unet", {"num_convs": 1, "base_channels": 32, "batch_size": 8}),
 }
 TARGETS = {"arena": ARENA, "gtx-1070": target("gtx-1070")}
