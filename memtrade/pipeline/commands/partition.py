@@ -186,7 +186,7 @@ def _time_stages(
         learning_rate=flags.learning_rate,
         partitions=stages,
         micro_batches=1,
-        checkpoint=schedule.checkpoint[0],
+        checkpoint=schedule.checkpoint,
         boundaries=made.boundaries,
         memory_limit_bytes=default_limit_bytes() // stages,
         steps=iterations + 1,

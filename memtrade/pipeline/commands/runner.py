@@ -127,7 +127,7 @@ class PipelineRunner:
         target = learned_target(self.where.target(schedule.stages), [graph])
         if self.verify:
             _check_draws_nothing(graph)
-        in_flight = schedule.micro_batches if schedule.checkpoint[0] == "never" else 1
+        in_flight = schedule.micro_batches if schedule.checkpoint == "never" else 1
         partition = self.cutting.cut(graph, schedule.stages, target, in_flight=in_flight)
         stages = stage_graphs(graph, partition)
         plans = plan_stages(stages, self.strategy, self.options, target)
@@ -157,7 +157,7 @@ class PipelineRunner:
             partitions=schedule.stages,
             micro_batches=schedule.micro_batches,
             schedule=schedule.name,
-            checkpoint=schedule.checkpoint[0],
+            checkpoint=schedule.checkpoint,
             boundaries=partition.boundaries,
             strategy=self.strategy,
             strategy_options=dataclasses.asdict(self.options) if self.options is not None else {},

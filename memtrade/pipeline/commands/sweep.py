@@ -101,7 +101,7 @@ def _run_all(
     records: list[PipelineRecord] = []
     try:
         for number, (runner, planned) in enumerate(plans, start=1):
-            k, m, mode = planned.stages, planned.micro_batches, planned.checkpoint[0]
+            k, m, mode = planned.stages, planned.micro_batches, planned.checkpoint
             said = f"{planned.name} K={k} M={m} {mode}"
             said += f" {runner.strategy}" if runner.strategy != KEEP else ""
             say(f"[{number}/{len(plans)}] {said}")

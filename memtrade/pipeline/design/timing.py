@@ -116,7 +116,7 @@ class _Simulation:
         work = self.seconds[stage]
         if task.kind == "backward":
             return work.backward
-        keeps_nothing = self.schedule.recomputes(stage, task.micro_batch)
+        keeps_nothing = self.schedule.recomputes(task.micro_batch)
         return work.bare_forward if task.kind == "forward" and keeps_nothing else work.forward
 
     def _timing(self) -> Timing:

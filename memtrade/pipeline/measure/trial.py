@@ -228,28 +228,16 @@ class _Watch:
         if self.noise is not None:
             return PipelineOutcome(status="crashed", reason=self.noise)
         where = f" in {self.phase.text}" if self.phase else ""
-        ended = self._ended()
-        if ended is not None:
+        stage: int | None = None
+        if (ended := self._ended()) is not None:
             status, reason = ended.how_it_ended(where, oom_killed=oom_killed)
-            return PipelineOutcome(
-                status=status,
-                reason=f"{ended.name}: {reason}",
-                stage=ended.stage,
-                runtime=self.runtime,
-            )
-        if self.lost is not None:
-            named = "" if self.lost.stage is None else f"stage {self.lost.stage + 1}: "
-            return PipelineOutcome(
-                status=self.lost.status,
-                reason=named + self.lost.reason,
-                stage=self.lost.stage,
-                runtime=self.runtime,
-            )
-        return PipelineOutcome(
-            status="timeout",
-            reason=f"no result within {timeout_seconds:g} s: stopped{where}",
-            runtime=self.runtime,
-        )
+            stage, reason = ended.stage, f"{ended.name}: {reason}"
+        elif self.lost is not None:
+            status, stage, reason = self.lost.status, self.lost.stage, self.lost.reason
+            reason = reason if stage is None else f"stage {stage + 1}: {reason}"
+        else:
+            status, reason = "timeout", f"no result within {timeout_seconds:g} s: stopped{where}"
+        return PipelineOutcome(status=status, reason=reason, stage=stage, runtime=self.runtime)
 
     def _ended(self) -> Child | None:
         """A child that has ended, which none should before its time: a stage rather than the
