@@ -77,12 +77,16 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
     refused: str = ""
 
 
-# Of memtrade and TensorFlow, as a trial's identity has them: every node must have the same.
-Versions = tuple[str, str | None]
+class Versions(msgspec.Struct, frozen=True, kw_only=True):
+    """What a trial's identity says of a machine, of which every node must have the same."""
 
+    memtrade: str
+    tensorflow: str | None
 
-def versions_here() -> Versions:
-    return host.describe_machine().versions
+    @classmethod
+    def here(cls) -> Versions:
+        machine = host.describe_machine()
+        return cls(memtrade=machine.memtrade_version, tensorflow=machine.tensorflow_version)
 
 
 def resolve_on_cluster(flags: DeviceFlags) -> tuple[str, int]:
@@ -177,7 +181,7 @@ class _Sweep:
         reference = task.remote(
             msgspec.json.encode(trial.spec),
             trial.timeout_seconds,
-            msgspec.json.encode(versions_here()),
+            msgspec.json.encode(Versions.here()),
             self._command_line,
             os.environ.get(_OMP),
         )
@@ -280,11 +284,11 @@ def run_task(
     import ray
 
     spec = msgspec.json.decode(encoded_spec, type=TrialSpec)
-    wanted, found = msgspec.json.decode(encoded_versions, type=Versions), versions_here()
+    wanted, found = msgspec.json.decode(encoded_versions, type=Versions), Versions.here()
     if found != wanted:
         raise RuntimeError(
-            "it has memtrade {} and TensorFlow {}, the sweep has {} and {}: install the same "
-            "versions on every node".format(*found, *wanted)
+            f"it has memtrade {found.memtrade} and TensorFlow {found.tensorflow}, the sweep has "
+            f"{wanted.memtrade} and {wanted.tensorflow}: install the same versions on every node"
         )
     node = ray.get_runtime_context().get_node_id()
     # Ray limits OpenMP to the cores that a task claims. A trial sees what it sees in a local sweep.

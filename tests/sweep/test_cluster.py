@@ -22,6 +22,7 @@ from memtrade.commands.sweep import sweep
 from memtrade.errors import MemtradeError
 from memtrade.measure.records import load_records
 from memtrade.sweep import cluster as on_cluster
+from memtrade.sweep.cluster import Versions
 from tests.sweep.conftest import Write
 
 ROOT = Path(memtrade.__file__).resolve().parents[1]
@@ -228,7 +229,8 @@ def test_a_node_with_other_versions_is_an_error(
     head: Cluster, write: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = write(ONE)
-    monkeypatch.setattr(on_cluster, "versions_here", lambda: ("9.9", "2.99"))
+    here = Versions(memtrade="9.9", tensorflow="2.99")
+    monkeypatch.setattr(on_cluster.Versions, "here", lambda: here)
     with pytest.raises(MemtradeError, match=r"the sweep has 9\.9 and 2\.99: install the same"):
         sweep(path, cluster=head.address)
     assert not list(Path("runs").glob("*"))
