@@ -138,7 +138,7 @@ def parse_device(text: str, *, where: str) -> Device:
             f"give a share for each of {', '.join(_CLASSES)}"
         )
     efficiency = {OpClass.CONV_3X3: efficiency.get(OpClass.CONV), **efficiency}
-    overheads = {field: _number(values, field, where) for field in _OVERHEADS}
+    overheads: dict[str, Any] = {field: _number(values, field, where) for field in _OVERHEADS}
     for field in _OPTIONAL_OVERHEADS:
         overheads[field] = _number(values, field, where) if field in values else 0.0
     for field, seconds in overheads.items():
@@ -146,7 +146,7 @@ def parse_device(text: str, *, where: str) -> Device:
             raise MemtradeError(
                 f"device profile {where}: {field} must not be negative, not {seconds}"
             )
-    rates = {field: _positive(values, field, where) for field in _RATES}
+    rates: dict[str, Any] = {field: _positive(values, field, where) for field in _RATES}
     for op_class in _CLASSES:
         share = _positive(efficiency, op_class, where, table="efficiency.")
         if share > MOST.get(op_class, 1.0):
@@ -157,18 +157,11 @@ def parse_device(text: str, *, where: str) -> Device:
     return Device(
         name=_text(values, "name", where),
         source=_text(values, "source", where),
-        flops_per_s=rates["flops_per_s"],
-        memory_bandwidth_bytes_per_s=rates["memory_bandwidth_bytes_per_s"],
-        host_to_device_bytes_per_s=rates["host_to_device_bytes_per_s"],
-        device_to_host_bytes_per_s=rates["device_to_host_bytes_per_s"],
-        launch_overhead_seconds=overheads["launch_overhead_seconds"],
-        dispatch_seconds=overheads["dispatch_seconds"],
-        memory_bytes=int(rates["memory_bytes"]),
+        **rates | {"memory_bytes": int(rates["memory_bytes"])},
+        **overheads,
         blocking_transfers=bool(values.get("blocking_transfers", False)),
         efficiency={op_class.value: float(efficiency[op_class]) for op_class in _CLASSES},
         channels_first=bool(values.get("channels_first", False)),
-        trace_seconds=overheads["trace_seconds"],
-        step_overhead_seconds=overheads["step_overhead_seconds"],
     )
 
 

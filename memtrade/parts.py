@@ -24,7 +24,8 @@ from dataclasses import dataclass
 import msgspec
 
 from memtrade.errors import UnsupportedGraphError
-from memtrade.graph import GraphData, Op, Tensor, led_to
+from memtrade.graph import GraphData, Op, led_to
+from memtrade.graph_writer import GraphWriter
 from memtrade.op_types import RECEIVE, SEND
 
 # The ops by which devices wait for each other, by the beginning of their types.
@@ -230,10 +231,9 @@ class _Cut:
 
     def __init__(self, data: GraphData, devices: Sequence[str], device: str, leaving: set[int]):
         self.data, self.devices, self.device, self.leaving = data, devices, device, leaving
-        self.ops: list[Op] = []
-        self.tensors: list[Tensor] = []
+        self.made = GraphWriter()
+        self.tensor_of = self.made.new
         self.op_of: dict[int, int] = {}  # the step's op -> the part's, a Receive of another's
-        self.tensor_of: dict[int, int] = {}
         self.last: int | None = None  # the Send, Receive or collective before
 
     def part(self, order: Sequence[int]) -> Part:
@@ -246,11 +246,11 @@ class _Cut:
             for t, size in zip(data.captures, data.capture_bytes, strict=True)
             if here(t)
         ]
-        names = {op.name for op in self.ops}
+        names = {op.name for op in self.made.ops}
         made = msgspec.structs.replace(
             data,
-            ops=tuple(self.ops),
-            tensors=tuple(self.tensors),
+            ops=tuple(self.made.ops),
+            tensors=tuple(self.made.tensors),
             inputs=self._local(data.inputs),
             captures=tuple(t for t, _ in captured),
             capture_bytes=tuple(size for _, size in captured),
@@ -307,31 +307,20 @@ class _Cut:
         meets: bool,
     ) -> None:
         """`op`, or what stands for it. What `meets` another device stays behind the one before."""
-        op_id = len(self.ops)
         handed = kind in (SEND, RECEIVE)
-        if kind != SEND:
-            self.op_of[op.id] = op_id
-        if meets:
-            if self.last is not None:
-                controls = tuple(dict.fromkeys([*controls, self.last]))
-            self.last = op_id
-        made = []
-        for t in outputs:
-            self.tensor_of[t] = len(self.tensors)
-            made.append(len(self.tensors))
-            self.tensors.append(
-                msgspec.structs.replace(self.data.tensors[t], id=len(self.tensors), op=op_id)
-            )
-        self.ops.append(
-            Op(
-                id=op_id,
-                name=op.name,
-                type=kind,
-                inputs=inputs,
-                controls=controls,
-                outputs=tuple(made),
-                stateful=op.stateful or handed,
-                attrs={} if handed else op.attrs,
-                node=-1 if handed else op.node,
-            )
+        if meets and self.last is not None:
+            controls = tuple(dict.fromkeys([*controls, self.last]))
+        made = self.made.add(
+            op.name,
+            kind,
+            inputs,
+            [self.data.tensors[t] for t in outputs],
+            controls=controls,
+            stateful=op.stateful or handed,
+            attrs={} if handed else op.attrs,
+            node=-1 if handed else op.node,
         )
+        if kind != SEND:
+            self.op_of[op.id] = made.id
+        if meets:
+            self.last = made.id

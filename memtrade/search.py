@@ -28,13 +28,11 @@ class Found(Generic[Why]):
         batch: the largest that runs; 0 if none does.
         failing: the next size up that was asked; None if `batch` is the largest that was.
         why: what was in the way at `failing`.
-        asked: all sizes, in the order in which they were asked.
     """
 
     batch: int
     failing: int | None
     why: Why | None
-    asked: tuple[int, ...]
 
 
 def largest(
@@ -92,4 +90,4 @@ def largest(
             bad = unit
     failing = None if bad is None else bad * step
     why = None if bad is None else obstacles[bad]
-    return Found(good * step, failing, why, tuple(unit * step for unit in obstacles))
+    return Found(good * step, failing, why)

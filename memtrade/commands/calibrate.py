@@ -19,7 +19,7 @@ from memtrade.simulate.calibration import to_toml
 def calibrate(
     *,
     output: Path,
-    device: DeviceFlags | None = None,
+    device: DeviceFlags = DeviceFlags(),
     overwrite: Flag = False,
     verbose: Verbose = False,
 ) -> int:
@@ -40,8 +40,7 @@ def calibrate(
     check_folder(output)
     if output.exists() and not overwrite:
         raise MemtradeError(f"{output} is there already: say --overwrite, or choose another name")
-    flags = device or DeviceFlags()
-    name, limit_bytes = flags.resolve()
+    name, limit_bytes = device.resolve()
     if host.tensorflow_version() is None:
         raise MemtradeError(
             "TensorFlow is not installed: pip install 'memtrade[cpu]', or memtrade[gpu]"
@@ -49,7 +48,7 @@ def calibrate(
     with reporting() as reporter:
         reporter.trial(1, 1, f"calibrate {name}")
         spec = TrialSpec(task="calibrate", device=name, memory_limit_bytes=limit_bytes)
-        outcome = watched(spec, reporter, timeout_seconds=flags.timeout, verbose=verbose)
+        outcome = watched(spec, reporter, timeout_seconds=device.timeout, verbose=verbose)
     if outcome.rates is None:
         reason = f"{status_text(outcome.status)}: {outcome.reason}"
         say(f"{name} was not calibrated: {reason}")

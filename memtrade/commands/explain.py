@@ -81,7 +81,9 @@ def explain(
         failure = read_failure(_read(error))
         page = Page(of_error(failure))
         if model is not None:
-            page = _of_error(failure, model, strategy, device, verbose)
+            page = _of_error(
+                failure, model, strategy or StrategyFlags(), device or DeviceFlags(), verbose
+            )
     if json:
         told = {"explanation": page.explanation, "remedy": page.remedy, "command": page.command}
         show_json(told)
@@ -134,15 +136,14 @@ def _target_of(record: Record) -> Target:
 def _of_error(
     failure: Failure,
     model: ModelFlags,
-    strategy: StrategyFlags | None,
-    device: DeviceFlags | None,
+    strategy: StrategyFlags,
+    device: DeviceFlags,
     verbose: bool,
 ) -> Page:
-    flags = strategy or StrategyFlags()
-    names = flags.names(("original",))
+    names = strategy.names(("original",))
     if len(names) > 1:
         raise MemtradeError(f"one strategy ran out of memory: choose one of {', '.join(names)}")
-    foresight = foresee(model, flags, device, default=("original",), verbose=verbose)
+    foresight = foresee(model, strategy, device, default=("original",), verbose=verbose)
     [spec] = foresight.specs
     plan = foresight.plan(spec)
     return _page(spec, foresight.graph, foresight.target, plan, failure)

@@ -14,8 +14,8 @@ from memtrade.results.sheets import Sheet
 
 def inspect(
     *,
-    model: ModelFlags | None = None,
-    device: DeviceFlags | None = None,
+    model: ModelFlags = ModelFlags(),
+    device: DeviceFlags = DeviceFlags(),
     json: Flag = False,
     verbose: Verbose = False,
 ) -> int:
@@ -30,13 +30,10 @@ def inspect(
     json
         Print the findings to stdout as JSON, and no table.
     """
-    flags = device or DeviceFlags()
-    specs = make_specs(
-        model or ModelFlags(), StrategyFlags(), flags, task="inspect", names=["original"]
-    )
+    specs = make_specs(model, StrategyFlags(), device, task="inspect", names=["original"])
     with reporting() as reporter:
         reporter.trial(1, 1, specs[0].model)
-        told = told_by_child(specs[0], flags.timeout, reporter.event, log if verbose else ignore)
+        told = told_by_child(specs[0], device.timeout, reporter.event, log if verbose else ignore)
     found = msgspec.json.decode(told, type=list[Finding])
     if json:
         show_json(found)

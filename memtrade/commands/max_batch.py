@@ -49,9 +49,9 @@ _SETTLED = ("ok", "out_of_memory", "infeasible", "unsupported")
 
 def max_batch(
     *,
-    model: ModelFlags | None = None,
-    strategy: StrategyFlags | None = None,
-    device: DeviceFlags | None = None,
+    model: ModelFlags = ModelFlags(),
+    strategy: StrategyFlags = StrategyFlags(),
+    device: DeviceFlags = DeviceFlags(),
     start: int | None = None,
     granularity: int | None = None,
     max_batch_size: int | None = None,
@@ -92,13 +92,12 @@ def max_batch(
     json
         Print the searches to stdout as JSON, and no table.
     """
-    flags, device_flags = strategy or StrategyFlags(), device or DeviceFlags()
     specs = make_specs(
-        model or ModelFlags(),
-        flags,
-        device_flags,
+        model,
+        strategy,
+        device,
         task="measure",
-        names=flags.names(everything=PLANNED),
+        names=strategy.names(everything=PLANNED),
         steps=steps,
         warmup=warmup,
     )
@@ -110,9 +109,9 @@ def max_batch(
     target = here_target(first.device, order=first.order, limit_bytes=first.memory_limit_bytes)
     rebatcher = None
     if any(spec.strategy in PLANNED for spec in specs):
-        rebatcher = _trace(first, unit, device_flags.timeout, verbose)
+        rebatcher = _trace(first, unit, device.timeout, verbose)
     with reporting() as reporter:
-        trials = _Trials(results, reporter, device_flags.timeout, command_line, verbose)
+        trials = _Trials(results, reporter, device.timeout, command_line, verbose)
         searches, stopped = _search_all(specs, target, sizes, rebatcher, trials)
     if stopped:
         done = f"{len(searches)} of {len(specs)} searches had finished; their trials are kept"

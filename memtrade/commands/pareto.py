@@ -29,9 +29,9 @@ DEFAULT = ("original", "checkpoints", "lms", "ome", "optimal")
 
 def pareto(
     *,
-    model: ModelFlags | None = None,
-    strategy: StrategyFlags | None = None,
-    device: DeviceFlags | None = None,
+    model: ModelFlags = ModelFlags(),
+    strategy: StrategyFlags = StrategyFlags(),
+    device: DeviceFlags = DeviceFlags(),
     budgets: int = 6,
     output: Path | None = None,
     format: Form = "terminal",

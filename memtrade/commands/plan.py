@@ -25,9 +25,9 @@ DECISIONS: dict[Decision, str] = {"keep": "kept", "recompute": "recomputed", "sw
 
 def plan(
     *,
-    model: ModelFlags | None = None,
-    strategy: StrategyFlags | None = None,
-    device: DeviceFlags | None = None,
+    model: ModelFlags = ModelFlags(),
+    strategy: StrategyFlags = StrategyFlags(),
+    device: DeviceFlags = DeviceFlags(),
     output: Path | None = None,
     json: Flag = False,
     verbose: Verbose = False,
@@ -43,15 +43,14 @@ def plan(
     json
         Print the plans to stdout as JSON, and no table.
     """
-    flags = strategy or StrategyFlags()
-    names = [find_planned(name).name for name in flags.names(DEFAULT, everything=PLANNED)]
+    names = [find_planned(name).name for name in strategy.names(DEFAULT, everything=PLANNED)]
     if output is not None:
         if len(names) > 1:
             raise MemtradeError(
                 f"--output saves one plan: choose one of the strategies {', '.join(names)}"
             )
         check_folder(output)
-    foresight = foresee(model, flags, device, default=DEFAULT, verbose=verbose)
+    foresight = foresee(model, strategy, device, default=DEFAULT, verbose=verbose)
     plans: list[Plan] = []
     with planning() as begin:
         for position, spec in enumerate(foresight.specs, start=1):

@@ -14,7 +14,7 @@ from memtrade.errors import MemtradeError, UnknownNameError
 from memtrade.measure.records import Record
 from memtrade.papers.thesis import conditions, machines_text
 from memtrade.papers.thesis_figures import figures_beside, max_batches_beside
-from memtrade.results.figures import SOURCES, Figure, Source
+from memtrade.results.figures import SOURCES, Source
 from memtrade.results.paper import render
 from memtrade.results.plots import depth_plot, max_batch_plot, trade_plot
 from memtrade.results.series import Quantity, by_depth, depth_panels, trade_panels
@@ -90,7 +90,8 @@ def pareto(
     """
     kind = picture_format(output)
     sources = source or ["measured"]
-    records, figures = _figures(results)
+    records = read_records(results)
+    figures = figures_beside(records)
     if step is not None:
         names = {figure.model for figure in figures if figure.source in sources}
         if step not in names:
@@ -134,8 +135,8 @@ def _by_depth(
 ) -> int:
     kind = picture_format(output)
     sources = source or ["published", "measured"]
-    records, figures = _figures(results)
-    chosen = by_depth(figures, batch_size=batch_size)
+    records = read_records(results)
+    chosen = by_depth(figures_beside(records), batch_size=batch_size)
     panels = depth_panels(chosen, quantity, sources=sources)
     if missing := [each for each in sources if each not in {panel.source for panel in panels}]:
         raise MemtradeError(
@@ -151,11 +152,6 @@ def _by_depth(
     ]
     caption = "" if no_caption else _caption(plotted, sources, batch_size=step.batch_size)
     return _write(output, depth_plot(panels, quantity, caption=caption), kind)
-
-
-def _figures(results: Path) -> tuple[list[Record], list[Figure]]:
-    records = read_records(results)
-    return records, figures_beside(records)
 
 
 def _caption(

@@ -26,7 +26,7 @@ from memtrade.measure.flags import (
 )
 from memtrade.measure.protocol import PlanSummary, Progress
 from memtrade.plan import Plan
-from memtrade.results.predictions import Foreseen, Prediction, to_sheet
+from memtrade.results.predictions import Prediction, to_sheet
 from memtrade.results.words import seconds
 from memtrade.simulate.memory import Simulator
 from memtrade.simulate.predict import Predictor
@@ -34,9 +34,9 @@ from memtrade.simulate.predict import Predictor
 
 def predict(
     *,
-    model: ModelFlags | None = None,
-    strategy: StrategyFlags | None = None,
-    device: DeviceFlags | None = None,
+    model: ModelFlags = ModelFlags(),
+    strategy: StrategyFlags = StrategyFlags(),
+    device: DeviceFlags = DeviceFlags(),
     format: Form = "terminal",
     json: Flag = False,
     verbose: Verbose = False,
@@ -55,18 +55,13 @@ def predict(
         Print the predictions to stdout as JSON, and no table.
     """
     foresight = foresee(model, strategy, device, default=DEFAULT_STRATEGIES, verbose=verbose)
-    foreseen = Foreseen(
-        device=foresight.target.device,
-        limit_bytes=foresight.target.limit_bytes,
-        predictions=_predict_all(foresight, apart=not verbose),
-        assumed=Simulator(foresight.graph, foresight.target).assumed,
-        command=command_line,
-    )
+    predictions = _predict_all(foresight, apart=not verbose)
     if json:
-        show_json(foreseen.predictions)
+        show_json(predictions)
     else:
-        show([to_sheet(foreseen)], format)
-    return 3 if any(p.status == "infeasible" for p in foreseen.predictions) else 0
+        assumed = Simulator(foresight.graph, foresight.target).assumed
+        show([to_sheet(predictions, foresight.target, assumed, command=command_line)], format)
+    return 3 if any(each.status == "infeasible" for each in predictions) else 0
 
 
 def _predict_all(foresight: Foresight, *, apart: bool) -> tuple[Prediction, ...]:

@@ -47,16 +47,14 @@ class Foresight:
 
 
 def foresee(
-    model: ModelFlags | None,
-    strategy: StrategyFlags | None,
-    device: DeviceFlags | None,
+    model: ModelFlags,
+    strategy: StrategyFlags,
+    device: DeviceFlags,
     *,
     default: Sequence[str],
     verbose: bool,
 ) -> Foresight:
     """Checks all flags, then traces the step. `default`: the strategies if none are named."""
-    model = model or ModelFlags()
-    strategy, device = strategy or StrategyFlags(), device or DeviceFlags()
     chosen = strategy.names(default, everything=PLANNED)
     names = [find_planned(name).name for name in chosen]
     target = device.target(strategy.order)

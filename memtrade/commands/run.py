@@ -35,9 +35,9 @@ from memtrade.units import mebibytes, megabytes
 
 def run(
     *,
-    model: ModelFlags | None = None,
-    strategy: StrategyFlags | None = None,
-    device: DeviceFlags | None = None,
+    model: ModelFlags = ModelFlags(),
+    strategy: StrategyFlags = StrategyFlags(),
+    device: DeviceFlags = DeviceFlags(),
     steps: int | None = None,
     warmup: int | None = None,
     plan: Path | None = None,
@@ -72,13 +72,12 @@ def run(
         raise MemtradeError("--log and --json both say what is printed: give one of them")
     if log and steps is None and warmup is None:
         steps, warmup = thesis_log.STEPS, 0
-    strategy_flags, device_flags = strategy or StrategyFlags(), device or DeviceFlags()
     specs = make_specs(
-        model or ModelFlags(),
-        strategy_flags,
-        device_flags,
+        model,
+        strategy,
+        device,
         task="measure",
-        names=strategy_flags.names(),
+        names=strategy.names(),
         steps=5 if steps is None else steps,
         warmup=1 if warmup is None else warmup,
         plan=plan,
@@ -90,12 +89,10 @@ def run(
         with reporting() as reporter:
             for position, spec in enumerate(specs, start=1):
                 reporter.trial(position, len(specs), spec.strategy)
-                outcome = watched(
-                    spec, reporter, timeout_seconds=device_flags.timeout, verbose=verbose
-                )
+                outcome = watched(spec, reporter, timeout_seconds=device.timeout, verbose=verbose)
                 record = make_record(spec, outcome, command=command_line)
-                if record.status != "ok" and record.plan is None and device_flags.memory_limit:
-                    check_limit(spec, timeout_seconds=device_flags.timeout)
+                if record.status != "ok" and record.plan is None and device.memory_limit:
+                    check_limit(spec, timeout_seconds=device.timeout)
                 path = save_record(record, results)
                 records.append(record)
                 reporter.ended(in_short(record))

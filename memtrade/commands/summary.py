@@ -13,9 +13,9 @@ from memtrade.simulate.by_layer import By
 
 def summary(
     *,
-    model: ModelFlags | None = None,
-    strategy: StrategyFlags | None = None,
-    device: DeviceFlags | None = None,
+    model: ModelFlags = ModelFlags(),
+    strategy: StrategyFlags = StrategyFlags(),
+    device: DeviceFlags = DeviceFlags(),
     by: By = "layer",
     top: int | None = None,
     format: Form = "terminal",

@@ -16,9 +16,9 @@ from memtrade.results.words import step_text
 
 def timeline(
     *,
-    model: ModelFlags | None = None,
-    strategy: StrategyFlags | None = None,
-    device: DeviceFlags | None = None,
+    model: ModelFlags = ModelFlags(),
+    strategy: StrategyFlags = StrategyFlags(),
+    device: DeviceFlags = DeviceFlags(),
     output: Path = Path("timeline.html"),
     verbose: Verbose = False,
     command_line: CommandLine = "",

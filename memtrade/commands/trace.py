@@ -21,9 +21,9 @@ _ENDINGS = (".pftrace", ".pickle", ".json", ".json.gz")
 
 def trace(
     *,
-    model: ModelFlags | None = None,
-    strategy: StrategyFlags | None = None,
-    device: DeviceFlags | None = None,
+    model: ModelFlags = ModelFlags(),
+    strategy: StrategyFlags = StrategyFlags(),
+    device: DeviceFlags = DeviceFlags(),
     output: Path = Path("step.pftrace"),
     verbose: Verbose = False,
 ) -> int:

@@ -21,9 +21,9 @@ _NAMES_SHOWN = 5
 
 def verify(
     *,
-    model: ModelFlags | None = None,
-    strategy: StrategyFlags | None = None,
-    device: DeviceFlags | None = None,
+    model: ModelFlags = ModelFlags(),
+    strategy: StrategyFlags = StrategyFlags(),
+    device: DeviceFlags = DeviceFlags(),
     steps: int = 3,
     plan: Path | None = None,
     json: Flag = False,
@@ -45,21 +45,14 @@ def verify(
     json
         Print the comparisons to stdout as JSON, and no table.
     """
-    flags, device_flags = strategy or StrategyFlags(), device or DeviceFlags()
     specs = make_specs(
-        model or ModelFlags(),
-        flags,
-        device_flags,
-        task="verify",
-        names=flags.names(),
-        steps=steps,
-        plan=plan,
+        model, strategy, device, task="verify", names=strategy.names(), steps=steps, plan=plan
     )
     outcomes: list[Outcome] = []
     with reporting() as reporter:
         for position, spec in enumerate(specs, start=1):
             reporter.trial(position, len(specs), spec.strategy)
-            outcome = watched(spec, reporter, timeout_seconds=device_flags.timeout, verbose=verbose)
+            outcome = watched(spec, reporter, timeout_seconds=device.timeout, verbose=verbose)
             outcomes.append(outcome)
             reporter.ended(verdict(outcome))
     if json:

@@ -33,7 +33,7 @@ _GROWN = 1.05
 def watch(
     script: Path,
     *arguments: Annotated[str, Parameter(allow_leading_hyphen=True)],
-    device: DeviceFlags | None = None,
+    device: DeviceFlags = DeviceFlags(),
 ) -> int:
     """Run a training script and show its memory: in use, peak, the limit, the layer at the peak.
 
@@ -50,7 +50,7 @@ def watch(
     """
     if not script.is_file():
         raise MemtradeError(f"there is no script {str(script)!r}: name a Python file")
-    name, limit_bytes = (device or DeviceFlags()).resolve()
+    name, limit_bytes = device.resolve()
     environment = child_environment(TrialSpec(device=name, memory_limit_bytes=limit_bytes))
     if ONEDNN not in os.environ:
         del environment[ONEDNN]  # the script runs as it would by itself

@@ -31,10 +31,10 @@ _TYPE_BYTES = {
 _TENSOR = re.compile(
     r"OOM when allocating (?P<temporary>temporary )?tensor (?:with|of) shape ?"
     r"\[(?P<shape>[\d, ]*)\](?: and type (?P<type>\w+))?"
-    r"(?:.*?device:(?P<device>\w+:\d+))?(?:.*?allocator (?P<by>\S+))?"
+    r"(?:.*?device:(?P<device>\w+:\d+))?"
 )
 _REFUSED = re.compile(
-    r"Allocator \((?P<by>[^)]+)\) ran out of memory trying to allocate (?P<size>[\d.]+ ?\w+)"
+    r"Allocator \([^)]+\) ran out of memory trying to allocate (?P<size>[\d.]+ ?\w+)"
     r"(?: \(rounded to (?P<rounded>\d+)\))?(?: ?requested by op (?P<op>\S+))?"
 )
 _HARMLESS = "not a failure"
@@ -76,17 +76,15 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
         op: TensorFlow's name of who asked; "" where the text does not say.
         requested_bytes: 0 where the text does not say.
         temporary: whether it was scratch memory, and not an output.
-        device: "GPU:0". allocator: TensorFlow's name of it.
+        device: "GPU:0".
         dump: None where the text has none: TF_CPP_MIN_LOG_LEVEL=0 shows it.
     """
 
     op: str = ""
     requested_bytes: int = 0
     shape: tuple[int, ...] | None = None
-    dtype: str = ""
     temporary: bool = False
     device: str = ""
-    allocator: str = ""
     dump: Dump | None = None
 
     def names(self, op: str) -> bool:
@@ -114,16 +112,13 @@ def read_failure(text: str) -> Failure:
         item_bytes = _TYPE_BYTES.get(tensor["type"] or "", 0)
         made |= {
             "shape": shape,
-            "dtype": tensor["type"] or "",
             "requested_bytes": math.prod(shape) * item_bytes,
             "temporary": bool(tensor["temporary"]),
             "device": tensor["device"] or "",
-            "allocator": tensor["by"] or "",
         }
     if refused is not None:
         asked = int(refused["rounded"] or 0) or parse_bytes(refused["size"])
         made["requested_bytes"] = made.get("requested_bytes") or asked
-        made["allocator"] = made.get("allocator") or refused["by"]
     if compiled is not None:
         made["requested_bytes"] = made.get("requested_bytes") or int(compiled["bytes"])
     return Failure(**made)

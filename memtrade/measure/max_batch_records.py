@@ -80,19 +80,17 @@ def make_max_batch_record(
         most=search.most,
         batch_size=found.batch,
         failing_batch_size=found.failing,
-        bound=found.why.bound if found.why else "asked maximum",
+        bound=_bound(found),
         reason=found.why.reason if found.why else "",
         predicted_batch_size=predicted.batch if predicted else None,
-        predicted_bound=_predicted_bound(predicted),
+        predicted_bound=_bound(predicted) if predicted else None,
         trials=tuple(search.tried),
         machine=machine,
     )
 
 
-def _predicted_bound(predicted: Found[Obstacle] | None) -> Bound | None:
-    if predicted is None:
-        return None
-    return predicted.why.bound if predicted.why else "asked maximum"
+def _bound(found: Found[Obstacle]) -> Bound:
+    return found.why.bound if found.why else "asked maximum"
 
 
 def load_max_batches(folder: str | Path) -> list[MaxBatchRecord]:

@@ -23,7 +23,6 @@ from memtrade.costs import OpClass, OpCost, op_cost
 from memtrade.devices import Device
 from memtrade.graph import StepGraph
 from memtrade.op_types import ALIAS_TYPES
-from memtrade.order import base_order
 from memtrade.pipeline.design.stages import StageGraph
 from memtrade.pipeline.design.work import (
     StageBytes,
@@ -32,6 +31,7 @@ from memtrade.pipeline.design.work import (
     Timer,
     split_program,
     stage_bytes,
+    stage_program,
     update_costs,
     update_seconds,
 )
@@ -119,7 +119,7 @@ class FusedTimer:
 
     def __init__(self, stage: StageGraph, whole: StepGraph, target: Target, fusion: Fusion):
         self._fusion = fusion
-        program = [Action("run", op_id) for op_id in base_order(stage.graph)]
+        program = stage_program(stage.graph, ())
         split = split_program(stage.graph, program)
         self._parts = [
             [action.id for action in part] for part in (program[:split], program[split:])

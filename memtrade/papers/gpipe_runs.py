@@ -7,7 +7,6 @@ measured or simulated again here.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from operator import attrgetter
 from typing import Any
 
 import pandas as pd
@@ -27,30 +26,17 @@ from memtrade.pipeline.results.measured import (
     step_of,
     steps_text,
 )
-from memtrade.results.sheets import NONE, Sheet
+from memtrade.results.sheets import Sheet, cell
 
 # The published table whose rows our trials can stand beside.
 PUBLISHED_RUNS = "gpipe_gpt2_runs"
 
-
-_COLUMNS = (
-    "implementation",
-    "checkpoint",
-    "K",
-    "M",
-    "activation MiB: published",
-    "measured",
-    "predicted",
-    "activation over K=1, M=1, never: published",
-    "measured",
-    "predicted",
-    "samples/s over K=1, M=1, never: published",
-    "measured",
-    "predicted",
-)
-
 RunKey = tuple[int, int, CheckpointMode]
 LogRow = dict[Any, Any]
+# A published run, and our trial of the same settings if there is one.
+Beside = tuple[LogRow, PipelineRecord | None]
+Column = tuple[str, Callable[[Beside], str]]
+Totals = PipelineMeasured | PipelinePrediction
 
 
 def published_sheet(
@@ -82,41 +68,53 @@ def published_sheet(
         for line in lines
         if (line["partitions"], line["micro_batches"], line["strategy"]) == (1, 1, "original")
     }
-    beside = [ours.get(_settings_of(line)) for line in lines]
-    return Sheet(
+    return Sheet.of(
+        [(line, ours.get(_settings_of(line))) for line in lines],
+        _columns(first, base),
         title=f"GPipe on GPT-2: {len(lines)} published runs beside {steps_text(kept)}",
-        columns=_COLUMNS,
         words=2,
-        rows=tuple(
-            _row(line, first[line["implementation"]], record, base)
-            for line, record in zip(lines, beside, strict=True)
-        ),
-        weak=frozenset(i for i, r in enumerate(beside) if r is None or r.measured is None),
+        weak=lambda it: it[1] is None or it[1].measured is None,
         notes=_notes(kept, base.measured, trials=len(ours)),
         command=command,
     )
 
 
-def _row(
-    line: LogRow, first: LogRow, record: PipelineRecord | None, base: PipelineRecord
-) -> tuple[str, ...]:
-    """A published run over the implementation's first, and our trial over our base."""
-    partitions, micro_batches, checkpoint = _settings_of(line)
+def _columns(first: dict[str, LogRow], base: PipelineRecord) -> list[Column]:
+    """`first`: of each implementation, the run over which its others are shown."""
 
-    def over_first(name: str) -> str:
-        return f"{line[name] / first[name]:.3f}"
+    def over_first(line: LogRow, name: str) -> str:
+        return f"{line[name] / first[line['implementation']][name]:.3f}"
 
+    return [
+        ("implementation", lambda it: it[0]["implementation"]),
+        ("checkpoint", lambda it: _settings_of(it[0])[2]),
+        ("K", lambda it: str(_settings_of(it[0])[0])),
+        ("M", lambda it: str(_settings_of(it[0])[1])),
+        (
+            "activation MiB: published",
+            lambda it: f"{it[0]['peak_activation_bytes'] / MIB:,.0f}",
+        ),
+        *_ours(base, lambda of, _: mib(of.activation_bytes)),
+        (
+            "activation over K=1, M=1, never: published",
+            lambda it: over_first(it[0], "peak_activation_bytes"),
+        ),
+        *_ours(base, lambda of, base: f"{of.activation_bytes / base.activation_bytes:.3f}"),
+        (
+            "samples/s over K=1, M=1, never: published",
+            lambda it: over_first(it[0], "samples_per_second"),
+        ),
+        *_ours(base, lambda of, base: f"{of.samples_per_second / base.samples_per_second:.3f}"),
+    ]
+
+
+def _ours(base: PipelineRecord, text: Callable[[Totals, Totals], str]) -> tuple[Column, Column]:
+    """Columns of what was measured and predicted of our trial: `text` gets that, and the base's."""
+    seen, said = base.measured, base.predicted
+    assert seen is not None
     return (
-        line["implementation"],
-        checkpoint,
-        str(partitions),
-        str(micro_batches),
-        f"{line['peak_activation_bytes'] / MIB:,.0f}",
-        *_our_bytes(record),
-        over_first("peak_activation_bytes"),
-        *_ours_over(record, base, attrgetter("activation_bytes")),
-        over_first("samples_per_second"),
-        *_ours_over(record, base, attrgetter("samples_per_second")),
+        ("measured", lambda it: cell(lambda of: text(of, seen), it[1] and it[1].measured)),
+        ("predicted", lambda it: cell(lambda of: text(of.predicted, said), it[1])),
     )
 
 
@@ -145,25 +143,3 @@ def _settings(trial: PipelineTrial) -> RunKey:
 def _settings_of(line: LogRow) -> RunKey:
     checkpoint = checkpoint_of(line["implementation"], line["strategy"])
     return int(line["partitions"]), int(line["micro_batches"]), checkpoint
-
-
-def _our_bytes(record: PipelineRecord | None) -> tuple[str, str]:
-    if record is None:
-        return NONE, NONE
-    seen = record.measured
-    measured = NONE if seen is None else mib(seen.activation_bytes)
-    return measured, mib(record.predicted.activation_bytes)
-
-
-def _ours_over(
-    record: PipelineRecord | None,
-    base: PipelineRecord,
-    value: Callable[[PipelineMeasured | PipelinePrediction], float],
-) -> tuple[str, str]:
-    """The value over the base's: measured, predicted."""
-    if record is None or base.measured is None:
-        return NONE, NONE
-    predicted = value(record.predicted) / value(base.predicted)
-    if record.measured is None:
-        return NONE, f"{predicted:.3f}"
-    return f"{value(record.measured) / value(base.measured):.3f}", f"{predicted:.3f}"

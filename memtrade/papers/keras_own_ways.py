@@ -28,7 +28,7 @@ from memtrade.measure.trial import Outcome, run_child
 from memtrade.models import make_model
 from memtrade.papers.pages import save_csv
 from memtrade.results.sheets import NONE, Sheet, cell
-from memtrade.results.words import number, ratio, seconds, status_text, step_text
+from memtrade.results.words import number, ratio, seconds, shortened, status_text, step_text
 from memtrade.strategies import NATIVE, STRATEGIES
 from memtrade.units import megabytes
 
@@ -195,7 +195,7 @@ def sheet(found: Sequence[Way]) -> Sheet:
             ("step s", lambda it: cell(lambda m: seconds(m.median_seconds), it.record.measured)),
             ("of original's time", lambda it: ratio(it.relative_time)),
             ("same step", lambda it: it.said),
-            ("note", lambda it: shortened(why(it)) or NONE),
+            ("note", lambda it: shortened(why(it), MOST_LETTERS) or NONE),
         ],
         title=step_text(found[0].record.spec),
         weak=lambda it: it.record.measured is None,
@@ -241,11 +241,6 @@ def answer(found: Sequence[Way]) -> str:
 
 def yes(met: bool) -> str:
     return "yes" if met else "no"
-
-
-def shortened(text: str) -> str:
-    words = " ".join(text.split())
-    return words if len(words) <= MOST_LETTERS else words[: MOST_LETTERS - 1] + "…"
 
 
 def frame(every: Sequence[Sequence[Way]]) -> pd.DataFrame:

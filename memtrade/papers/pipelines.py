@@ -20,7 +20,7 @@ from memtrade.graph import StepGraph
 from memtrade.options import Value
 from memtrade.papers.fused import Fusion, fused_kernels
 from memtrade.papers.published import load_published
-from memtrade.pipeline.design.calibrate import Calibration, Parameter, calibrate
+from memtrade.pipeline.design.calibrate import Parameter, calibrate
 from memtrade.pipeline.design.partitioner import Partitioner
 from memtrade.pipeline.design.predict import (
     Kernels,
@@ -104,12 +104,13 @@ class Figures(NamedTuple):
 
 
 class Compared(NamedTuple):
-    """A comparison's outcome. `fit`: of the device's rates; None where nothing was calibrated."""
+    """A comparison's outcome. `fitted`: the device with other rates; None where nothing was
+    calibrated."""
 
     comparison: PublishedPipelines
     device: Device
     frame: pd.DataFrame
-    fit: Calibration | None
+    fitted: Device | None
 
 
 class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -143,16 +144,15 @@ def compare_published(comparison: PublishedPipelines, target: Target, trace: Tra
     rows = comparison.all_rows()
     oracle = _Oracle(comparison, target, trace)
     published = [figures_of(row) for row in rows]
-    fit = _calibrate(oracle, rows, published)
-    if fit is not None:
-        oracle.set_device(fit.device)
+    fitted = _calibrate(oracle, rows, published)
+    if fitted is not None:
+        oracle.set_device(fitted)
     lines = [
         _line(row, figures, oracle.predict(row, own_kernels), oracle.predict(row, fused_kernels))
         for row, figures in zip(rows, published, strict=True)
     ]
-    return Compared(
-        comparison, target.device, with_relative(pd.DataFrame(lines), comparison.relative), fit
-    )
+    frame = with_relative(pd.DataFrame(lines), comparison.relative)
+    return Compared(comparison, target.device, frame, fitted)
 
 
 class _Oracle:
@@ -204,8 +204,8 @@ class _Oracle:
 
 def _calibrate(
     oracle: _Oracle, rows: list[PublishedRow], published: list[Figures]
-) -> Calibration | None:
-    """The device's rates fitted to the throughputs of the rows that say so."""
+) -> Device | None:
+    """The device with rates fitted to the throughputs of the rows that say so."""
     chosen = [
         (row, figures.samples_per_second)
         for row, figures in zip(rows, published, strict=True)

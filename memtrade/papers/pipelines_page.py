@@ -56,9 +56,9 @@ _HOSTS = {"own": "a host for each stage", "shared": "one host for all stages"}
 
 
 def _fit_notes(compared: Compared) -> list[str]:
-    if compared.fit is None:
+    device = compared.fitted
+    if device is None:
         return ["nothing was calibrated"]
-    device = compared.fit.device
     rows = [line for line in compared.frame.to_dict("records") if line["calibrated"]]
     runs = ", ".join(f"{line['model']} {line['run']}" for line in rows)
     known = compared.frame["published_samples_per_second"].notna().sum()

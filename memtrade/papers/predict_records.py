@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
@@ -26,6 +25,7 @@ from memtrade.measure.records import (
     LaterPrediction,
     Record,
     load_records,
+    now,
     planned_options,
     save_record,
 )
@@ -53,8 +53,7 @@ def predict_record(record: Record, graph: StepGraph) -> Record:
     predicted = Predictor(graph, target).predict(plan)
     if predicted == record.newest_prediction:
         return record
-    now = datetime.now(UTC).isoformat(timespec="seconds")
-    said = LaterPrediction(version=version(), created=now, predicted=predicted)
+    said = LaterPrediction(version=version(), created=now(), predicted=predicted)
     return msgspec.structs.replace(record, later=(*record.later, said))
 
 

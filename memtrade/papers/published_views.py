@@ -24,7 +24,6 @@ _TOOLS = "memtrade table tools results/thesis results/originals"
 _PREDICTED = "results/predicted/thesis.md"
 _VARIANTS = "results/predicted/thesis_variants.md"
 _GPIPE = "results/pipeline/gpipe_gpt2.md"
-_RESERVED = "results/predicted/gpipe_reserved.md"
 _REST = "results/predicted/thesis_rest.md"
 _TORCHGPIPE = "results/predicted/torchgpipe_reserved.md"
 _TRANSPARENCY = "results/transparency/transparency.md"
@@ -68,7 +67,7 @@ def views_sheet() -> Sheet:
         count = len(load_published(name))
         view = VIEWS[name]
         alone = f"memtrade table published {name}"
-        rows.append((name, view.what, view.by or NONE, alone, str(count)))
+        rows.append((name, view.what, view.by, alone, str(count)))
     return Sheet(
         title="What was published, and what shows it",
         columns=("table", "what", "beside ours", "by itself", "rows"),

@@ -197,13 +197,14 @@ def lms_otherwise(graph: StepGraph, traced: Target) -> dict[str, tuple[float, fl
 
 def actions_of(simulator: TimeSimulator, given: Published) -> Sequence[Action]:
     """What the thesis' device did in one step."""
-    plan = _plan(simulator.graph, given.strategy, given.layers)
+    plan = plan_of(simulator.graph, given.strategy, given.layers)
     return run_order(simulator, tasks_of(simulator.graph, plan.actions))
 
 
 @cache
-def _plan(graph: StepGraph, strategy: str, layers: int | None) -> Plan:
-    """What the strategy decides on the card as it is, whichever parameters are fitted later."""
+def plan_of(graph: StepGraph, strategy: str, layers: int | None) -> Plan:
+    """What the strategy decides for a network on the card as it is, whichever parameters are fitted
+    later. `layers`: None is InceptionV4, for which the rules are as the log prints them."""
     options = make_options(strategy, rules_of(layers)[strategy])
     return find_planned(strategy).plan(graph, options, profile_target(CARD, order="dataflow"))
 

@@ -23,18 +23,16 @@ from memtrade.models.resnet import BLOCKS
 from memtrade.options import Value
 from memtrade.papers.pages import save_csv, write_pages
 from memtrade.papers.published import load_published
-from memtrade.papers.thesis_nets import RULES
+from memtrade.papers.thesis_predictor import CARD, plan_of
 from memtrade.papers.thesis_trace import trace_step
-from memtrade.plan import CHECKPOINT, Plan
+from memtrade.plan import CHECKPOINT
 from memtrade.results.sheets import markdown_row
 from memtrade.simulate.executor import run_order, tasks_of
 from memtrade.simulate.memory import ROOMY_BYTES
 from memtrade.simulate.timeline import TimeSimulator
-from memtrade.strategies import find_planned, make_options
 from memtrade.target import profile_target
 from memtrade.units import megabytes
 
-CARD = "gtx-1070"
 BATCH = 32
 
 # Scopes of tf-slim's that memtrade's names are without.
@@ -94,15 +92,10 @@ class Variant:
         assert memory is not None
         return (memory.peak_bytes - memory.persistent_bytes) / 1e6
 
-    def _plan(self, strategy: str) -> Plan:
-        options = make_options(strategy, RULES[strategy])
-        target = profile_target(CARD, order="dataflow")
-        return find_planned(strategy).plan(self.graph, options, target)
-
     @cached_property
     def lms(self) -> tuple[int, int]:
         """Tensors swapped, ops added."""
-        plan = self._plan("lms")
+        plan = plan_of(self.graph, "lms", None)
         copies = [a for a in plan.actions if a.kind in ("swap_out", "swap_in")]
         return len(plan.tensors("swap")), len(copies)
 
@@ -119,7 +112,7 @@ class Variant:
     @cached_property
     def checkpoints(self) -> dict[str, str]:
         """Place in the network -> "keep" or "swap"."""
-        plan = self._plan("ome")
+        plan = plan_of(self.graph, "ome", None)
         return {
             place(self.graph.label(fate.tensor)): fate.decision
             for fate in plan.fates

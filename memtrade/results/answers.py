@@ -34,8 +34,6 @@ class Answers:
     `related`: whether the original ran, to which the relative needs relate.
     """
 
-    step: str
-    where: str
     related: bool
     choices: tuple[tuple[Need, Figure | None], ...]
 
@@ -126,8 +124,6 @@ def _answers(figures: Sequence[Figure]) -> Answers:
     ran = [figure for figure in figures if figure.peak_bytes and figure.step_seconds]
     original = next((figure for figure in ran if figure.strategy == "original"), None)
     return Answers(
-        step=step_name(figures[0]),
-        where=figures[0].where,
         related=original is not None,
         choices=tuple((need, need.choose(ran, original)) for need in NEEDS),
     )

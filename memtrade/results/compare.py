@@ -224,15 +224,14 @@ _Key = tuple[bytes, Hardware]
 
 
 def _newest(records: Sequence[Record]) -> dict[_Key, Record]:
+    """In the order of the records."""
     found: dict[_Key, Record] = {}
-    for record in sorted(records, key=lambda record: record.created):
-        found[_trial(record), hardware(record.machine)] = record
-    kept = {id(record) for record in found.values()}
-    return {
-        (_trial(record), hardware(record.machine)): record
-        for record in records
-        if id(record) in kept
-    }
+    for record in records:
+        key = _trial(record), hardware(record.machine)
+        if key not in found or record.created >= found[key].created:
+            found.pop(key, None)
+            found[key] = record
+    return found
 
 
 def _trial(record: Record) -> bytes:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table
@@ -16,10 +18,10 @@ from memtrade.units import megabytes
 # Rows of what held memory; the others are added up.
 _HOLDERS = 8
 
-
 _OWN_ORDER = " and, in the order in which TensorFlow ran it, up to a fifth more"
 
 
+@dataclass(frozen=True)
 class Page:
     """The explanation of one error.
 
@@ -29,16 +31,10 @@ class Page:
         python: the same as a line of Python.
     """
 
-    def __init__(
-        self,
-        explanation: Explanation,
-        remedy: Remedy | NoRemedy | None = None,
-        *,
-        command: str = "",
-        python: str = "",
-    ):
-        self.explanation, self.remedy = explanation, remedy
-        self.command, self.python = command, python
+    explanation: Explanation
+    remedy: Remedy | NoRemedy | None = None
+    command: str = ""
+    python: str = ""
 
     def to_rich(self) -> Group:
         """For a terminal. Print it with a console without markup."""

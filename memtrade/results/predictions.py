@@ -5,17 +5,17 @@ Nothing here was measured, and every view says so.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import msgspec
 import pandas as pd
 
-from memtrade.devices import Device
 from memtrade.measure.protocol import PlanSummary, TrialSpec
 from memtrade.results.sheets import Sheet, cell
 from memtrade.results.words import ratio, seconds, step_text
 from memtrade.simulate.predict import Predicted
+from memtrade.target import Target
 from memtrade.units import mebibytes, megabytes
 
 PredictionStatus = Literal["ok", "infeasible", "unsupported"]
@@ -49,33 +49,20 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
         return "yes" if self.predicted.fits else "no"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Foreseen:
-    """Predictions for one step on one device.
-
-    Attributes:
-        limit_bytes: of the device's memory.
-        assumed: op types whose kernels were never traced.
-    """
-
-    device: Device
-    limit_bytes: int
-    predictions: tuple[Prediction, ...]
-    assumed: tuple[str, ...] = ()
-    command: str = ""
-
-
-def to_sheet(foreseen: Foreseen) -> Sheet:
-    predictions, device = foreseen.predictions, foreseen.device
+def to_sheet(
+    predictions: Sequence[Prediction], target: Target, assumed: Sequence[str], *, command: str
+) -> Sheet:
+    """Predictions for one step. `assumed`: op types whose kernels were never traced."""
+    device = target.device
     notes = [f"profile {device.name}: {device.source}"]
     if any(p.predicted and not p.predicted.fits for p in predictions):
         notes.append("peak MB of a step that does not fit: what it would take")
     if any(p.predicted and p.predicted.at_least for p in predictions):
         notes.append("≥: at least; nothing tells the size of some of the step's tensors")
-    if foreseen.assumed:
+    if assumed:
         notes.append(
             "taken to allocate their outputs and nothing else, because their kernels were never "
-            f"traced: {', '.join(foreseen.assumed)}"
+            f"traced: {', '.join(assumed)}"
         )
     notes += [
         f"{p.label}: {p.status}: {' '.join(p.reason.split())}"
@@ -102,11 +89,11 @@ def to_sheet(foreseen: Foreseen) -> Sheet:
             ),
         ],
         title=f"Predicted, not measured: {step_text(predictions[0].spec)}; device profile "
-        f"{device.name}, {mebibytes(foreseen.limit_bytes)}",
+        f"{device.name}, {mebibytes(target.limit_bytes)}",
         words=2,
         weak=lambda it: it.fits_text != "yes",
         notes=tuple(notes),
-        command=foreseen.command,
+        command=command,
         frame=pd.DataFrame(list(map(_row, predictions))),
     )
 

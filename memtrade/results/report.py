@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -34,35 +33,13 @@ from memtrade.results.tables import compare
 from memtrade.results.words import device_label, status_text
 
 _DASHES = ("solid", "dash", "dot", "dashdot")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Plot:
-    """A figure of the page and the command that makes it for paper."""
-
-    name: str
-    title: str
-    command: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class ReportPage:
-    """What the template shows.
-
-    Attributes:
-        summary: per need, a sentence; empty where no trial ran to its end.
-        sheets: with the command that prints each.
-        commands: that made the records.
-    """
-
-    title: str
-    subtitle: str
-    command: str
-    summary: tuple[tuple[str, str], ...]
-    plots: tuple[Plot, ...]
-    sheets: tuple[Sheet, ...]
-    environment: Sheet
-    commands: tuple[str, ...]
+# The page's plots: the name and the title of each, and which `memtrade plot` makes it for paper.
+_PLOTS = (
+    ("peak", "Peak memory by depth", "peak"),
+    ("time", "Step time by depth", "time"),
+    ("trade", "Memory against time", "pareto"),
+    ("max-batch", "Largest batch", "max-batch"),
+)
 
 
 def make_report(
@@ -78,19 +55,22 @@ def make_report(
     them. `sheets`, each with the command that prints it, go before the table of all trials.
     `folder` and `command` are shown as they are given."""
     data = _data(figures, batches)
-    page = ReportPage(
-        title="Memory-saving strategies, measured",
-        subtitle=_subtitle(records, folder),
-        command=command,
-        summary=(*summarize(make_answers(figures)), *summarize_batches(batches)),
-        plots=tuple(plot for plot in _plots(folder) if data[plot.name.replace("-", "_")]),
-        sheets=(*sheets, _all_trials(records, shlex.join(["memtrade", "table", folder]))),
-        environment=_environment(records),
-        commands=tuple(dict.fromkeys(r.command for r in sorted(records, key=_by_model))),
+    return (
+        templates()
+        .get_template("report.html")
+        .render(
+            title="Memory-saving strategies, measured",
+            subtitle=_subtitle(records, folder),
+            command=command,
+            summary=[*summarize(make_answers(figures)), *summarize_batches(batches)],
+            plots=[plot for plot in _plots(folder) if data[plot["name"].replace("-", "_")]],
+            sheets=[*sheets, _all_trials(records, shlex.join(["memtrade", "table", folder]))],
+            environment=_environment(records),
+            commands=dict.fromkeys(r.command for r in sorted(records, key=_by_model)),
+            data=within_script(msgspec.json.encode(data).decode()),
+            plotly=packed_plotly(),
+        )
     )
-    encoded = within_script(msgspec.json.encode(data).decode())
-    template = templates().get_template("report.html")
-    return template.render(page=page, data=encoded, plotly=packed_plotly())
 
 
 def _data(figures: Sequence[Figure], batches: Sequence[MaxBatch]) -> dict[str, Any]:
@@ -196,15 +176,15 @@ def _look(strategy: str, variant: str) -> dict[str, Any]:
     }
 
 
-def _plots(folder: str) -> list[Plot]:
-    def command(kind: str) -> str:
-        return shlex.join(["memtrade", "plot", kind, folder, "--output", f"{kind}.pdf"])
-
+def _plots(folder: str) -> list[dict[str, str]]:
+    """What the page says of each plot."""
     return [
-        Plot(name="peak", title="Peak memory by depth", command=command("peak")),
-        Plot(name="time", title="Step time by depth", command=command("time")),
-        Plot(name="trade", title="Memory against time", command=command("pareto")),
-        Plot(name="max-batch", title="Largest batch", command=command("max-batch")),
+        {
+            "name": name,
+            "title": title,
+            "command": shlex.join(["memtrade", "plot", kind, folder, "--output", f"{kind}.pdf"]),
+        }
+        for name, title, kind in _PLOTS
     ]
 
 

@@ -88,7 +88,6 @@ class TradePoint:
 class TradePanel:
     """The variants on one step, of one source and place."""
 
-    source: Source
     title: str
     points: tuple[TradePoint, ...]
 
@@ -172,7 +171,7 @@ def trade_panels(
             parts += [where if source != "published" else "", source if several_sources else ""]
             points = _with_front(ran)
             title = ", ".join(part for part in parts if part)
-            panels.append(TradePanel(source=source, title=title, points=points))
+            panels.append(TradePanel(title=title, points=points))
     return panels
 
 

@@ -26,6 +26,7 @@ from memtrade.results.words import (
     percent,
     ratio,
     seconds,
+    shortened,
     status_text,
     step_text,
     strategy_label,
@@ -150,7 +151,8 @@ def _comparison(records: Sequence[Record], place: str = "") -> Sheet:
         )
         notes.append(f"{why}, so there is nothing to relate the others to")
     notes += [
-        f"{strategy_label(r.spec)}: {status_text(r.status)}: {_shorten(r.reason)}"
+        f"{strategy_label(r.spec)}: {status_text(r.status)}: "
+        + shortened(_PLACE.sub("", r.reason), _REASON_LENGTH)
         for r in ordered
         if r.status != "ok"
     ]
@@ -200,8 +202,3 @@ def _prediction(records: Sequence[Record]) -> str:
 def _range(numbers: Iterable[int]) -> str:
     found = sorted(set(numbers))
     return f"{found[0]} to {found[-1]}" if len(found) > 1 else f"{found[0]}"
-
-
-def _shorten(reason: str) -> str:
-    reason = " ".join(_PLACE.sub("", reason).split())
-    return reason if len(reason) <= _REASON_LENGTH else reason[: _REASON_LENGTH - 1] + "…"

@@ -84,6 +84,12 @@ def ratio(value: float | None) -> str:
     return cell("{:.2f}".format, value)
 
 
+def shortened(text: str, letters: int) -> str:
+    """In one line, of so many letters at the most."""
+    words = " ".join(text.split())
+    return words if len(words) <= letters else words[: letters - 1] + "…"
+
+
 def beside(text: str, jobs: int) -> str:
     """The text of a time, marked if so many trials ran at a time that it compares to no other.
 

@@ -20,7 +20,7 @@ import msgspec
 from memtrade.errors import MemtradeError
 from memtrade.measure.children import signals_raise
 from memtrade.measure.protocol import Event
-from memtrade.measure.records import make_record
+from memtrade.measure.records import Record, make_record
 from memtrade.measure.trial import run_child
 from memtrade.sweep.budgets import leaner_first
 from memtrade.sweep.grid import Trial
@@ -65,7 +65,8 @@ def run_locally(
                 for future in wait(running, return_when=FIRST_COMPLETED).done:
                     trial = running.pop(future)
                     end, seconds = future.result()
-                    if jobs > 1 and not isinstance(end, NoRecord) and _starved(end.status):
+                    starved = isinstance(end, Record) and end.status == "out_of_host_memory"
+                    if jobs > 1 and starved:
                         watch.again(trial, f"{end.reason}, beside other trials")
                         alone.append(trial)
                     else:
@@ -110,10 +111,6 @@ def _measure(
     except MemtradeError as error:
         end = NoRecord(kind="refused", reason=str(error))
     return end, time.monotonic() - began
-
-
-def _starved(status: str) -> bool:
-    return status == "out_of_host_memory"
 
 
 def _take(waiting: deque[Trial], running: Iterable[Trial]) -> Trial | None:

@@ -46,7 +46,7 @@ def record(
         partitions=partitions,
         micro_batches=micro_batches,
         schedule=plan.name,
-        checkpoint=plan.checkpoint[0],
+        checkpoint=plan.checkpoint,
         strategy=strategy,
         memory_limit_bytes=100 * MIB,
     )

@@ -162,7 +162,7 @@ def test_swapping_within_a_stage_moves_memory_to_the_host(small_gpt2: StepGraph)
     stages = stage_graphs(small_gpt2, made)
     lms = find_planned("lms").plan
     # In the arena, where nothing is computed while bytes move.
-    plans = [lms(stage.graph, make_options("lms"), ARENA) for stage in stages]
+    plans = [lms(stage.graph, make_options("lms"), ARENA).actions for stage in stages]
     schedule = make_schedule("gpipe", stages=2, micro_batches=4, checkpoint="never")
     plain, swapped = (
         PipelinePredictor(small_gpt2, made, ARENA, stages=stages, plans=each).predict(

@@ -7,6 +7,8 @@ one micro-batch, each stage in a process of its own, one at work at a time.
 from __future__ import annotations
 
 import dataclasses
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -144,23 +146,17 @@ def trace_step(model: ModelFlags, *, timeout_seconds: float, verbose: bool) -> S
     return extract_graph(specs[0], timeout_seconds=timeout_seconds, verbose=verbose)
 
 
-@dataclass(frozen=True, kw_only=True)
-class MicroBatchGraphs:
+def micro_batch_graphs(
+    model: ModelFlags, *, timeout_seconds: float, verbose: bool
+) -> Callable[[int], StepGraph]:
     """The step's graphs by the size of a micro-batch, each traced once."""
 
-    model: ModelFlags
-    timeout_seconds: float
-    verbose: bool
-    known: dict[int, StepGraph] = field(default_factory=dict)
+    @functools.cache
+    def at(size: int) -> StepGraph:
+        sized = dataclasses.replace(model, batch_size=size)
+        return trace_step(sized, timeout_seconds=timeout_seconds, verbose=verbose)
 
-    def of(self, size: int) -> StepGraph:
-        if size not in self.known:
-            self.known[size] = trace_step(
-                dataclasses.replace(self.model, batch_size=size),
-                timeout_seconds=self.timeout_seconds,
-                verbose=self.verbose,
-            )
-        return self.known[size]
+    return at
 
 
 def _time_stages(
@@ -186,7 +182,7 @@ def _time_stages(
         learning_rate=flags.learning_rate,
         partitions=stages,
         micro_batches=1,
-        checkpoint=schedule.checkpoint[0],
+        checkpoint=schedule.checkpoint,
         boundaries=made.boundaries,
         memory_limit_bytes=default_limit_bytes() // stages,
         steps=iterations + 1,
@@ -228,9 +224,9 @@ def _write(
 
 def partition(
     *,
-    model: ModelFlags | None = None,
-    cut: CutFlags | None = None,
-    device: DeviceFlags | None = None,
+    model: ModelFlags = ModelFlags(),
+    cut: CutFlags = CutFlags(),
+    device: DeviceFlags = DeviceFlags(),
     partitions: int | None = None,
     iterations: int = 0,
     recomputation: bool = True,
@@ -265,21 +261,20 @@ def partition(
     json
         Print the report and the partition to stdout as JSON, and no table.
     """
-    flags, cutting, where = model or ModelFlags(), cut or CutFlags(), device or DeviceFlags()
-    target = where.target()
-    link = cutting.link_bytes_per_s(target)
+    target = device.target()
+    link = cut.link_bytes_per_s(target)
     kind = picture_format(picture)
     if results is not None:
         check_writable(results)
     if iterations < 0:
         raise MemtradeError(f"--iterations is a number from 0 on, not {iterations}")
-    sized = cutting.sized(flags)
-    graph = trace_step(sized, timeout_seconds=where.timeout, verbose=verbose)
+    sized = cut.sized(model)
+    graph = trace_step(sized, timeout_seconds=device.timeout, verbose=verbose)
     target = learned_target(target, [graph])
-    made = cutting.cut(graph, partitions, target)
+    made = cut.cut(graph, partitions, target)
     samples = None
     if iterations:
-        samples = _time_stages(sized, made, iterations, recomputation, where.timeout, verbose)
+        samples = _time_stages(sized, made, iterations, recomputation, device.timeout, verbose)
     report = analyse(
         graph,
         made,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +33,7 @@ from memtrade.papers.published import load_published
 from memtrade.pipeline.commands.partition import (
     DEFAULT_PARTITIONS,
     CutFlags,
-    MicroBatchGraphs,
+    micro_batch_graphs,
     trace_step,
 )
 from memtrade.pipeline.commands.run import run
@@ -120,11 +122,11 @@ def schedule_of(case: Case) -> Schedule:
 @pipeline.command
 def predict(
     *,
-    model: ModelFlags | None = None,
-    cut: CutFlags | None = None,
-    flags: PipelineFlags | None = None,
-    strategy: StrategyFlags | None = None,
-    device: DeviceFlags | None = None,
+    model: ModelFlags = ModelFlags(),
+    cut: CutFlags = CutFlags(),
+    flags: PipelineFlags = PipelineFlags(),
+    strategy: StrategyFlags = StrategyFlags(),
+    device: DeviceFlags = DeviceFlags(),
     picture: Path | None = None,
     format: Form = "terminal",
     json: Flag = False,
@@ -144,25 +146,23 @@ def predict(
     json
         Print the predictions to stdout as JSON, and no table.
     """
-    cutting, where = cut or CutFlags(), device or DeviceFlags()
-    wanted, planning = flags or PipelineFlags(), strategy or StrategyFlags()
-    sized = cutting.sized(model or ModelFlags())
+    sized = cut.sized(model)
     batch_size = sized.make_model().batch_size
-    names = planning.names(default=["original"])
+    names = strategy.names(default=["original"])
     for name in names:
         find_planned(name)
-    options = planning.typed_options(names)
-    cases = wanted.cases(batch_size=batch_size, boundaries=len(cutting.boundary), strategies=names)
-    target = where.target(planning.order)
-    link = cutting.link_bytes_per_s(target)
+    options = strategy.typed_options(names)
+    cases = flags.cases(batch_size=batch_size, boundaries=len(cut.boundary), strategies=names)
+    target = device.target(strategy.order)
+    link = cut.link_bytes_per_s(target)
     kind = picture_format(picture)
-    graphs = MicroBatchGraphs(model=sized, timeout_seconds=where.timeout, verbose=verbose)
-    predictors = _Predictors(graphs=graphs, cutting=cutting, target=target, options=options)
+    graph_at = micro_batch_graphs(sized, timeout_seconds=device.timeout, verbose=verbose)
+    predictor_of = _predictors(graph_at, cut, target, options)
     predictions: list[tuple[Case, PipelinePrediction]] = []
     for case in cases:
         size = micro_batch_size(batch_size, case.micro_batches)
-        predicted = predictors.of(case, size).predict(
-            schedule_of(case), micro_batch_size=size, link_bytes_per_s=link, hosts=wanted.hosts
+        predicted = predictor_of(case, size).predict(
+            schedule_of(case), micro_batch_size=size, link_bytes_per_s=link, hosts=flags.hosts
         )
         predictions.append((case, predicted))
     if picture is not None:
@@ -274,34 +274,29 @@ def table(
     return 0
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Predictors:
-    """The predictors of a command's cases. Graphs and partitions are made once for all of them."""
+def _predictors(
+    graph_at: Callable[[int], StepGraph], cut: CutFlags, target: Target, options: dict[str, Any]
+) -> Callable[[Case, int], PipelinePredictor]:
+    """The predictors by case and the size of its micro-batches: each is made once for all cases
+    that share it."""
 
-    graphs: MicroBatchGraphs
-    cutting: CutFlags
-    target: Target
-    options: dict[str, Any]
-    predictors: dict[tuple[int, int, int, str], PipelinePredictor] = field(default_factory=dict)
+    @functools.cache
+    def made(partitions: int, size: int, in_flight: int, strategy: str) -> PipelinePredictor:
+        graph = graph_at(size)
+        learned = learned_target(target, [graph])
+        partition = cut.cut(graph, partitions, learned, in_flight=in_flight)
+        stages = stage_graphs(graph, partition)
+        plans = plan_stages(stages, strategy, options[strategy], learned)
+        return PipelinePredictor(graph, partition, learned, stages=stages, plans=plans)
 
-    def of(self, case: Case, size: int) -> PipelinePredictor:
-        """The predictor of a case whose micro-batches have `size` examples."""
+    def of(case: Case, size: int) -> PipelinePredictor:
         in_flight = 1
         if case.checkpoint == "never":
             schedule = schedule_of(case)
             in_flight = max(schedule.most_in_flight(i) for i in range(case.partitions))
-        key = (case.partitions, size, in_flight, case.strategy)
-        if key not in self.predictors:
-            self.predictors[key] = self._make(case, size, in_flight)
-        return self.predictors[key]
+        return made(case.partitions, size, in_flight, case.strategy)
 
-    def _make(self, case: Case, size: int, in_flight: int) -> PipelinePredictor:
-        graph = self.graphs.of(size)
-        target = learned_target(self.target, [graph])
-        partition = self.cutting.cut(graph, case.partitions, target, in_flight=in_flight)
-        stages = stage_graphs(graph, partition)
-        plans = plan_stages(stages, case.strategy, self.options[case.strategy], target)
-        return PipelinePredictor(graph, partition, target, stages=stages, plans=plans)
+    return of
 
 
 def _strip(case: Case, predicted: PipelinePrediction) -> ScheduleStrip:

@@ -30,14 +30,14 @@ from memtrade.strategies import find_planned
 
 def run(
     *,
-    model: ModelFlags | None = None,
-    cut: CutFlags | None = None,
-    stages: StageFlags | None = None,
+    model: ModelFlags = ModelFlags(),
+    cut: CutFlags = CutFlags(),
+    stages: StageFlags = StageFlags(),
     partitions: int = 2,
     micro_batches: int = 8,
     schedule: ScheduleName = "gpipe",
     checkpoint: CheckpointMode = "always",
-    strategy: StrategyFlags | None = None,
+    strategy: StrategyFlags = StrategyFlags(),
     deferred_batch_norm: Flag = False,
     steps: int = 5,
     warmup: int = 1,
@@ -79,22 +79,21 @@ def run(
     json
         Print the record to stdout as JSON, and no table.
     """
-    cutting, where = cut or CutFlags(), stages or StageFlags()
-    sized = cutting.sized(model or ModelFlags())
+    sized = cut.sized(model)
     if steps < 1 or warmup < 0:
         raise MemtradeError(f"there must be at least 1 counted step, not {steps}")
     micro_batch_size(sized.make_model().batch_size, micro_batches)
     planned = make_schedule(
         schedule, stages=partitions, micro_batches=micro_batches, checkpoint=checkpoint
     )
-    name, options = _one_strategy(strategy or StrategyFlags())
-    where.target(partitions)
-    check_reachable(where.addresses())
+    name, options = _one_strategy(strategy)
+    stages.target(partitions)
+    check_reachable(stages.addresses())
     check_writable(results)
     runner = PipelineRunner(
         model=sized,
-        cutting=cutting,
-        where=where,
+        cutting=cut,
+        where=stages,
         steps=steps,
         warmup=warmup,
         verify=verify,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -21,7 +22,7 @@ from memtrade.measure.flags import DeviceFlags, ModelFlags
 from memtrade.measure.here import here_target, learned_target
 from memtrade.measure.protocol import Progress
 from memtrade.models import Model
-from memtrade.pipeline.commands.partition import CutFlags, MicroBatchGraphs
+from memtrade.pipeline.commands.partition import CutFlags, micro_batch_graphs
 from memtrade.pipeline.design.partition import Partition
 from memtrade.pipeline.design.planned import KEEP, plan_stages
 from memtrade.pipeline.design.predict import PipelinePredictor
@@ -109,16 +110,14 @@ class PipelineRunner:
     deferred_batch_norm: bool = False
 
     @cached_property
-    def graphs(self) -> MicroBatchGraphs:
+    def graph_at(self) -> Callable[[int], StepGraph]:
         timeout_seconds = self.where.timeout
-        return MicroBatchGraphs(
-            model=self.model, timeout_seconds=timeout_seconds, verbose=self.verbose
-        )
+        return micro_batch_graphs(self.model, timeout_seconds=timeout_seconds, verbose=self.verbose)
 
     def run(self, schedule: Schedule) -> PipelineRecord:
         model = self.model.make_model()
         size = micro_batch_size(model.batch_size, schedule.micro_batches)
-        graph = self.graphs.of(size)
+        graph = self.graph_at(size)
         if not graph.data.inputs:
             raise MemtradeError(
                 f"{graph.name} draws its batch itself, and a pipeline splits one that it is given: "
@@ -127,7 +126,7 @@ class PipelineRunner:
         target = learned_target(self.where.target(schedule.stages), [graph])
         if self.verify:
             _check_draws_nothing(graph)
-        in_flight = schedule.micro_batches if schedule.checkpoint[0] == "never" else 1
+        in_flight = schedule.micro_batches if schedule.checkpoint == "never" else 1
         partition = self.cutting.cut(graph, schedule.stages, target, in_flight=in_flight)
         stages = stage_graphs(graph, partition)
         plans = plan_stages(stages, self.strategy, self.options, target)
@@ -157,7 +156,7 @@ class PipelineRunner:
             partitions=schedule.stages,
             micro_batches=schedule.micro_batches,
             schedule=schedule.name,
-            checkpoint=schedule.checkpoint[0],
+            checkpoint=schedule.checkpoint,
             boundaries=partition.boundaries,
             strategy=self.strategy,
             strategy_options=dataclasses.asdict(self.options) if self.options is not None else {},

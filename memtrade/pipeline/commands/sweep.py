@@ -41,7 +41,7 @@ def sweep(
     *,
     model_option: Annotated[list[str] | None, Parameter(negative="")] = None,
     batch_size: int | None = None,
-    stages: StageFlags | None = None,
+    stages: StageFlags = StageFlags(),
     steps: int = 3,
     warmup: int = 1,
     results: Path = Path("runs"),
@@ -69,7 +69,6 @@ def sweep(
     json
         Print the records to stdout as JSON, and no table.
     """
-    where = stages or StageFlags()
     check_writable(results)
     plans: list[tuple[PipelineRunner, Schedule]] = []
     for each in load_grids(sweep_file(grid, table="pipeline")):
@@ -77,7 +76,7 @@ def sweep(
         runner = PipelineRunner(
             model=each.flags(size, model_option or []),
             cutting=CutFlags(),
-            where=where,
+            where=stages,
             steps=steps,
             warmup=warmup,
             verify=False,
@@ -87,8 +86,8 @@ def sweep(
             options=make_options(each.strategy, each.strategy_options),
         )
         plans += [(runner, planned) for planned in each.schedules(size)]
-    for stages_each in sorted({planned.stages for _, planned in plans}):
-        where.target(stages_each)
+    for count in sorted({planned.stages for _, planned in plans}):
+        stages.target(count)
     records, stopped = _run_all(plans, results)
     show_records(records, json)
     return 130 if stopped else exit_code(records)
@@ -101,7 +100,7 @@ def _run_all(
     records: list[PipelineRecord] = []
     try:
         for number, (runner, planned) in enumerate(plans, start=1):
-            k, m, mode = planned.stages, planned.micro_batches, planned.checkpoint[0]
+            k, m, mode = planned.stages, planned.micro_batches, planned.checkpoint
             said = f"{planned.name} K={k} M={m} {mode}"
             said += f" {runner.strategy}" if runner.strategy != KEEP else ""
             say(f"[{number}/{len(plans)}] {said}")

@@ -14,13 +14,13 @@ from collections.abc import Sequence
 
 import msgspec
 
-from memtrade.graph import GraphData, Op, StepGraph, Tensor
+from memtrade.graph import GraphData, Op, StepGraph
+from memtrade.graph_writer import GraphWriter
 from memtrade.op_types import SOURCE_TYPES
-from memtrade.order import base_order
 from memtrade.pipeline.design.partition import Partition
 from memtrade.pipeline.design.schedule import Schedule, StageTask, TaskKind
 from memtrade.pipeline.design.stages import RECEIVE, SEND, StageGraph
-from memtrade.pipeline.design.work import TaskActions, split_program
+from memtrade.pipeline.design.work import TaskActions, split_program, stage_program
 from memtrade.plan import Action
 from memtrade.simulate.memory import ROOMY_BYTES, Simulator
 from memtrade.target import Target
@@ -65,8 +65,7 @@ class _Unrolled:
     ):
         self.whole, self.partition, self.schedule, self.index = whole, partition, schedule, index
         self.own = stage.graph
-        self.ops: list[Op] = []
-        self.tensors: list[Tensor] = []
+        self.made = GraphWriter()
         self.values: dict[int, tuple[int, ...]] = {}
         self.inputs: list[int] = []
         self.captures: list[int] = []
@@ -74,7 +73,7 @@ class _Unrolled:
         self.shared: dict[int, int] = {}  # own tensor -> new one, of what all micro-batches read
         self.latest: dict[tuple[int, int], int] = {}  # (micro-batch, own tensor) -> new one
         self.outgoing: list[tuple[int, int]] = []  # (moment by which it has gone, new tensor)
-        program = plan or [Action("run", op_id) for op_id in base_order(self.own)]
+        program = stage_program(self.own, plan)
         split = split_program(self.own, program)
         forward = self._without_stand_ins(program[:split])
         self.tasks = TaskActions(self.own, forward, self._without_stand_ins(program[split:]))
@@ -109,14 +108,14 @@ class _Unrolled:
         return StepGraph(
             GraphData(
                 name=own.name,
-                ops=tuple(self.ops),
-                tensors=tuple(self.tensors),
+                ops=tuple(self.made.ops),
+                tensors=tuple(self.made.tensors),
                 inputs=tuple(self.inputs),
                 captures=tuple(self.captures),
                 capture_bytes=own.data.capture_bytes,
                 outputs=(),
                 control_outputs=(),
-                loss=len(self.tensors) - 1,
+                loss=len(self.made.tensors) - 1,
                 collection=(),
                 nodes=own.data.nodes,
                 functions=own.data.functions,
@@ -130,9 +129,9 @@ class _Unrolled:
         count = self.schedule.micro_batches
         for i in range(count):
             (new,) = self._add(self.own.ops[self.own.tensors[t].op], ())
-            part = self.tensors[new]
+            part = self.made.tensors[new]
             whole_bytes = 0 if i else part.size_bytes * count
-            self.tensors[new] = msgspec.structs.replace(part, size_bytes=whole_bytes)
+            self.made.tensors[new] = msgspec.structs.replace(part, size_bytes=whole_bytes)
             self.inputs.append(new)
             self.latest[i, t] = new
 
@@ -146,7 +145,7 @@ class _Unrolled:
         ]
 
     def _run_task(self, task: StageTask) -> None:
-        i, recomputed = task.micro_batch, self.schedule.recomputes(self.index, task.micro_batch)
+        i, recomputed = task.micro_batch, self.schedule.recomputes(task.micro_batch)
         if task.kind == "forward":
             self._receive(i, self.received)
         elif task.kind == "recompute" or not recomputed:
@@ -207,19 +206,20 @@ class _Unrolled:
         if due:
             self._add(Op(0, "send", SEND, (), (), (), False, {}), due)
 
-    def _add(self, op: Op, inputs: Sequence[int]) -> list[int]:
+    def _add(self, op: Op, inputs: Sequence[int]) -> tuple[int, ...]:
         """A copy of an own op, which runs now. The new ids of its outputs."""
-        op_id, made = len(self.ops), []
-        for position, t in enumerate(op.outputs):
-            made.append(len(self.tensors))
-            changes = {"id": made[-1], "op": op_id, "index": position}
-            self.tensors.append(msgspec.structs.replace(self.own.tensors[t], **changes))
-            if t in self.own.data.values:
-                self.values[made[-1]] = self.own.data.values[t]
-        self.ops.append(
-            Op(op_id, f"{op.name}#{op_id}", op.type, tuple(inputs), (), tuple(made), op.stateful,
-               op.attrs, op.node)
-        )  # fmt: skip
+        copy = self.made.add(
+            f"{op.name}#{len(self.made.ops)}",
+            op.type,
+            inputs,
+            [self.own.tensors[t] for t in op.outputs],
+            stateful=op.stateful,
+            attrs=op.attrs,
+            node=op.node,
+        )
+        known = self.own.data.values
+        pairs = zip(op.outputs, copy.outputs, strict=True)
+        self.values |= {new: known[t] for t, new in pairs if t in known}
         if op.type not in SOURCE_TYPES:
-            self.actions.append(Action("run", op_id))
-        return made
+            self.actions.append(Action("run", copy.id))
+        return copy.outputs

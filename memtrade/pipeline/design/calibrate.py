@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import msgspec
 
@@ -28,19 +28,12 @@ Parameter = Literal["compute", "memory", "dispatch"]
 Coordinates = tuple[float, ...]
 
 
-class Calibration(NamedTuple):
-    """The fitted profile, and predicted over given speed for each row that it was fitted to."""
-
-    device: Device
-    ratios: tuple[float, ...]
-
-
 def calibrate(
     device: Device,
     ratios: Callable[[Device], tuple[float, ...]],
     *,
     parameters: Sequence[Parameter],
-) -> Calibration:
+) -> Device:
     """`device` with `parameters` so that `ratios`, predicted over given speeds, come close to 1."""
 
     def loss(point: Coordinates) -> float:
@@ -50,8 +43,7 @@ def calibrate(
 
     started = math.log(max(device.dispatch_seconds, SMALLEST_SECONDS))
     start = tuple(started if name == "dispatch" else 0.0 for name in parameters)
-    fitted = _changed(device, parameters, _search(loss, start))
-    return Calibration(fitted, ratios(fitted))
+    return _changed(device, parameters, _search(loss, start))
 
 
 def _changed(device: Device, parameters: Sequence[Parameter], point: Coordinates) -> Device:

@@ -67,7 +67,7 @@ def stage_memory(work: StageBytes, schedule: Schedule, stage: int) -> StageMemor
     in_flight = host = 0
     for task in schedule.tasks[stage]:
         i = task.micro_batch
-        keeps_nothing = task.kind == "forward" and schedule.recomputes(stage, i)
+        keeps_nothing = task.kind == "forward" and schedule.recomputes(i)
         left.pop(i, None)
         if task.kind == "backward":
             taken = work.backward

@@ -21,7 +21,7 @@ from memtrade.pipeline.design.schedule import CheckpointMode, Schedule, Schedule
 from memtrade.pipeline.design.stages import StageGraph, stage_graphs
 from memtrade.pipeline.design.timing import Hosts, Timing, simulate_timing
 from memtrade.pipeline.design.work import StageBytes, StageTimer, Timer, stage_bytes
-from memtrade.plan import Action, Plan
+from memtrade.plan import Action
 from memtrade.target import Target
 
 
@@ -77,8 +77,8 @@ class PipelinePredictor:
         graph: of the step on one micro-batch.
         stages: of the partition, if they are there already.
         kernels: what a stage takes by its ops' kernels; by default as TensorFlow runs them.
-        plans: for each stage a plan of its graph, by any strategy; an empty one keeps every
-            activation between a forward and its backward task.
+        plans: for each stage, the actions of a plan of its graph; none keep every activation
+            between a forward and its backward task.
     """
 
     def __init__(
@@ -88,14 +88,11 @@ class PipelinePredictor:
         target: Target,
         *,
         stages: Sequence[StageGraph] | None = None,
-        plans: Sequence[Plan | Sequence[Action]] | None = None,
+        plans: Sequence[Sequence[Action]] | None = None,
         kernels: Kernels = own_kernels,
     ):
         self.graph, self.partition, self.target = graph, partition, target
-        self.plans = [
-            tuple(plan.actions if isinstance(plan, Plan) else plan)
-            for plan in plans or [()] * len(partition.stages)
-        ]
+        self.plans = plans or [()] * len(partition.stages)
         self.stages = tuple(stages or stage_graphs(graph, partition))
         timers: list[Timer] = []
         needs: list[StageBytes] = []

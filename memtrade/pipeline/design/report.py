@@ -176,29 +176,27 @@ def analyse(
     )
 
 
-class _StageOps(NamedTuple):
-    graph: StepGraph
-    ops: Sequence[int]
-    seconds: Sequence[float]
+# The graph, a stage's ops in topological order, and the seconds of each op of the graph.
+TimeOf = Callable[[StepGraph, Sequence[int], Sequence[float]], float]
 
 
-def _sum(stage: _StageOps) -> float:
-    return sum(stage.seconds[op_id] for op_id in stage.ops)
+def _sum(graph: StepGraph, ops: Sequence[int], seconds: Sequence[float]) -> float:
+    return sum(seconds[op_id] for op_id in ops)
 
 
-def _longest_path(stage: _StageOps) -> float:
-    """Ops in topological order; data edges."""
+def _longest_path(graph: StepGraph, ops: Sequence[int], seconds: Sequence[float]) -> float:
+    """Along data edges."""
     ended: dict[int, float] = {}
-    for op_id in stage.ops:
-        before = (stage.graph.tensors[t].op for t in stage.graph.ops[op_id].inputs)
-        ended[op_id] = stage.seconds[op_id] + max((ended.get(o, 0.0) for o in before), default=0.0)
+    for op_id in ops:
+        before = (graph.tensors[t].op for t in graph.ops[op_id].inputs)
+        ended[op_id] = seconds[op_id] + max((ended.get(o, 0.0) for o in before), default=0.0)
     return max(ended.values(), default=0.0)
 
 
 def _theoretical(
     graph: StepGraph,
     partition: Partition,
-    time_of: Callable[[_StageOps], float],
+    time_of: TimeOf,
     seconds: Sequence[float],
     recomputation: bool,
 ) -> PhaseTimes:
@@ -207,8 +205,8 @@ def _theoretical(
         stage, op = partition.stage_of[op_id], graph.ops[op_id]
         if stage is not None and not (op.stateful and not op.outputs):
             gradients[stage].append(op_id)
-    forward = [time_of(_StageOps(graph, stage.ops, seconds)) for stage in partition.stages]
-    backward = [time_of(_StageOps(graph, ops, seconds)) for ops in gradients]
+    forward = [time_of(graph, stage.ops, seconds) for stage in partition.stages]
+    backward = [time_of(graph, ops, seconds) for ops in gradients]
     if recomputation:
         backward = [b + f for b, f in zip(backward, forward, strict=True)]
     return PhaseTimes(tuple(forward), tuple(backward))

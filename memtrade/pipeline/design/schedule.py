@@ -79,8 +79,8 @@ class Schedule(msgspec.Struct, frozen=True):
     """Who does what in which order. Plain data: `msgspec.json` carries it between processes.
 
     Attributes:
-        checkpoint: for each stage, which micro-batches it recomputes: "always" all of them,
-            "except_last" all but the last one, "never" none.
+        checkpoint: which micro-batches are recomputed: "always" all of them, "except_last" all
+            but the last one, "never" none.
         tasks: for each stage, its tasks in the order in which it runs them. A stage runs one at a
             time, and starts it as soon as what it receives is there.
     """
@@ -88,18 +88,17 @@ class Schedule(msgspec.Struct, frozen=True):
     name: ScheduleName
     stages: int
     micro_batches: int
-    checkpoint: tuple[CheckpointMode, ...]
+    checkpoint: CheckpointMode
     tasks: tuple[tuple[StageTask, ...], ...]
 
     @property
     def clocks(self) -> int:
         return 1 + max(tasks[-1].clock for tasks in self.tasks)
 
-    def recomputes(self, stage: int, micro_batch: int) -> bool:
-        """Whether `stage` runs its forward part of `micro_batch` twice."""
-        mode = self.checkpoint[stage]
+    def recomputes(self, micro_batch: int) -> bool:
+        """Whether the stages run their forward parts of `micro_batch` twice."""
         last = micro_batch == self.micro_batches - 1
-        return mode == "always" or (mode == "except_last" and not last)
+        return self.checkpoint == "always" or (self.checkpoint == "except_last" and not last)
 
     def hand_over(self, sent: StageTask, target: int) -> tuple[StageTask | None, int]:
         """When what `sent` made goes to stage `target`: behind the last task there before the one
@@ -127,40 +126,31 @@ def make_schedule(
     *,
     stages: int,
     micro_batches: int,
-    checkpoint: CheckpointMode | Sequence[CheckpointMode] = "except_last",
+    checkpoint: CheckpointMode = "except_last",
 ) -> Schedule:
     """The schedule of one step.
 
-    Args:
-        checkpoint: one mode for all stages, or one for each.
-
     Raises:
         UnknownNameError: no such schedule or checkpoint mode.
-        MemtradeError: a count below 1, or not as many modes as stages.
+        MemtradeError: a count below 1.
     """
     if name not in get_args(ScheduleName):
         raise UnknownNameError("schedule", name, get_args(ScheduleName))
     for what, count in (("partitions", stages), ("micro-batches", micro_batches)):
         if count < 1:
             raise MemtradeError(f"there must be at least 1 of the {what}, not {count}")
-    modes = (checkpoint,) * stages if isinstance(checkpoint, str) else tuple(checkpoint)
-    for mode in modes:
-        if mode not in get_args(CheckpointMode):
-            raise UnknownNameError("checkpoint mode", mode, get_args(CheckpointMode))
-    if len(modes) != stages:
-        raise MemtradeError(
-            f"give one checkpoint mode, or one per partition: not {len(modes)} for {stages}"
-        )
+    if checkpoint not in get_args(CheckpointMode):
+        raise UnknownNameError("checkpoint mode", checkpoint, get_args(CheckpointMode))
     order = _gpipe if name == "gpipe" else _one_forward_one_backward
     work = [list(order(stage, stages, micro_batches)) for stage in range(stages)]
     clocks = _clocks(work)
-    bare = Schedule(name, stages, micro_batches, modes, ())
+    bare = Schedule(name, stages, micro_batches, checkpoint, ())
     tasks = []
     for stage, own in enumerate(work):
         tasks.append([])
         for kind, micro_batch in own:
             clock = clocks[stage, kind, micro_batch]
-            if kind == "backward" and bare.recomputes(stage, micro_batch):
+            if kind == "backward" and bare.recomputes(micro_batch):
                 tasks[-1].append(StageTask(clock, "recompute", micro_batch))
             tasks[-1].append(StageTask(clock, kind, micro_batch))
     return msgspec.structs.replace(bare, tasks=tuple(map(tuple, tasks)))

@@ -15,12 +15,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
-
-import msgspec
 
 from memtrade.errors import MemtradeError
 from memtrade.graph import GraphData, Op, StepGraph, Tensor
+from memtrade.graph_writer import GraphWriter
 from memtrade.pipeline.design.partition import Partition
 
 SEND, RECEIVE = "PipelineSend", "PipelineReceive"
@@ -39,7 +37,8 @@ class StageGraph:
         variable_bytes: of the values of weights and moving averages.
         gradient_bytes: of the accumulators.
         slot_bytes: of the optimizer's variables.
-        updates: ids, in the whole graph, of the updates, which run once per step.
+        gradient_of: for each update, which runs once per step, the gradient that it applies: ids
+            of the whole graph.
     """
 
     graph: StepGraph
@@ -49,7 +48,12 @@ class StageGraph:
     variable_bytes: int
     gradient_bytes: int
     slot_bytes: int
-    updates: tuple[int, ...]
+    gradient_of: dict[int, int]
+
+    @property
+    def parameter_bytes(self) -> int:
+        """What persists between steps: values, gradients and slots."""
+        return self.variable_bytes + self.gradient_bytes + self.slot_bytes
 
 
 def stage_graphs(graph: StepGraph, partition: Partition) -> tuple[StageGraph, ...]:
@@ -76,10 +80,8 @@ class _Builder:
         own = self._own_ops()
         late = self._late(own)
         self.forward, self.backward = own - late, self.backward | late
-        self.ops: list[Op] = []  # new
-        self.tensors: list[Tensor] = []  # new
+        self.made = GraphWriter()
         self.new_op: dict[int, int] = {}
-        self.new_tensor: dict[int, int] = {}
 
     def build(self) -> StageGraph:
         whole, stage = self.whole, self.stage
@@ -93,13 +95,13 @@ class _Builder:
         received = [t for t in elsewhere if whole.tensors[t].op not in whole.backward]
         arriving = [t for t in elsewhere if whole.tensors[t].op in whole.backward]
         for t in (*batch, *received, *captures):
-            self._add(whole.label(t), "Placeholder", (), [t])
+            self.made.add(whole.label(t), "Placeholder", (), self._tensors([t]))
         accumulators = [self._add_accumulator(t) for t in stage.trainable]
         for op_id in sorted(self.forward):
             self._copy(op_id)
         loss = self._end_forward()
         if arriving:
-            self._add("receive", RECEIVE, (loss,), arriving)
+            self.made.add("receive", RECEIVE, (loss,), self._tensors(arriving))
         for op_id in sorted(self.backward):
             self._copy_backward(op_id, dict(zip(stage.trainable, accumulators, strict=True)))
         sizes = dict(zip(whole.data.captures, whole.data.capture_bytes, strict=True))
@@ -108,8 +110,8 @@ class _Builder:
         return StageGraph(
             graph=self._graph(
                 loss,
-                inputs=tuple(self.new_tensor[t] for t in (*batch, *received)),
-                captures=(*(self.new_tensor[t] for t in captures), *accumulators),
+                inputs=tuple(self.made.new[t] for t in (*batch, *received)),
+                captures=(*(self.made.new[t] for t in captures), *accumulators),
                 capture_bytes=tuple(sizes[t] for t in (*captures, *stage.trainable)),
             ),
             batch_bytes=self._bytes(batch),
@@ -118,7 +120,7 @@ class _Builder:
             variable_bytes=sum(sizes[t] for t in values),
             gradient_bytes=sum(sizes[t] for t in stage.trainable),
             slot_bytes=sum(sizes[t] for t in stage.variables if t not in values),
-            updates=tuple(sorted(self.gradient_of)),
+            gradient_of=dict(sorted(self.gradient_of.items())),
         )
 
     def _graph(
@@ -130,17 +132,17 @@ class _Builder:
         capture_bytes: tuple[int, ...],
     ) -> StepGraph:
         """What has been added, as a step's graph."""
-        data, new = self.whole.data, self.new_tensor
+        data, made, new = self.whole.data, self.made, self.made.new
         return StepGraph(
             GraphData(
                 name=f"{self.whole.name}, stage {self.number + 1}",
-                ops=tuple(self.ops),
-                tensors=tuple(self.tensors),
+                ops=tuple(made.ops),
+                tensors=tuple(made.tensors),
                 inputs=inputs,
                 captures=captures,
                 capture_bytes=capture_bytes,
                 outputs=(loss, *(new[t] for t in self._gradients_to_send())),
-                control_outputs=tuple(o.id for o in self.ops if o.stateful and not o.outputs),
+                control_outputs=tuple(o.id for o in made.ops if o.stateful and not o.outputs),
                 loss=loss,
                 collection=tuple(new[t] for t in data.collection if t in new),
                 nodes=data.nodes,
@@ -213,63 +215,27 @@ class _Builder:
             if any(stage_of[c] != self.number for c in whole.consumers[t])
         ]
 
-    def _add(
-        self,
-        name: str,
-        type_: str,
-        inputs: Sequence[int],
-        outputs: Sequence[int],
-        *,
-        controls: Sequence[int] = (),
-        stateful: bool = False,
-        attrs: dict[str, Any] | None = None,
-        node: int = -1,
-    ) -> int:
-        """A new op. `inputs` and `controls` are new ids, `outputs` what it makes. Its new id."""
-        op_id = len(self.ops)
-        made = []
-        for index, t in enumerate(outputs):
-            self.new_tensor[t] = len(self.tensors)
-            made.append(len(self.tensors))
-            old = self.whole.tensors[t]
-            self.tensors.append(
-                msgspec.structs.replace(old, id=len(self.tensors), op=op_id, index=index)
-            )
-        self.ops.append(
-            Op(
-                op_id,
-                name,
-                type_,
-                tuple(inputs),
-                tuple(controls),
-                tuple(made),
-                stateful,
-                attrs or {},
-                node,
-            )
-        )
-        return op_id
+    def _tensors(self, ids: Iterable[int]) -> list[Tensor]:
+        return [self.whole.tensors[t] for t in ids]
 
     def _add_accumulator(self, variable: int) -> int:
         """The handle of a variable that sums the gradients of `variable`. Its new tensor id."""
-        self.tensors.append(Tensor(len(self.tensors), len(self.ops), 0, "resource", (), 0))
         name = f"{self.whole.ops[self.whole.tensors[variable].op].name}/gradient"
-        made = (self.tensors[-1].id,)
-        self.ops.append(Op(len(self.ops), name, "Placeholder", (), (), made, False, {}))
-        return made[0]
+        handle = Tensor(-1, -1, 0, "resource", (), 0)
+        return self.made.add(name, "Placeholder", (), [handle]).outputs[0]
 
     def _copy(self, op_id: int) -> None:
         op = self.whole.ops[op_id]
-        self.new_op[op_id] = self._add(
+        self.new_op[op_id] = self.made.add(
             op.name,
             op.type,
-            [self.new_tensor[t] for t in op.inputs],
-            op.outputs,
+            [self.made.new[t] for t in op.inputs],
+            self._tensors(op.outputs),
             controls=[self.new_op[c] for c in self._controls(op) if c in self.new_op],
             stateful=op.stateful,
             attrs=op.attrs,
             node=op.node,
-        )
+        ).id
 
     def _controls(self, op: Op) -> list[int]:
         """What the op waits for. TensorFlow gathers the gradients of an op by one that does
@@ -289,21 +255,17 @@ class _Builder:
         op = self.whole.ops[op_id]
         variable = self._variable(op)
         if op_id in self.gradient_of and variable is not None:
-            gradient = self.new_tensor[self.gradient_of[op_id]]
-            inputs = (accumulators[variable], gradient)
-            self._add(op.name, ACCUMULATE, inputs, (), stateful=True)
+            inputs = (accumulators[variable], self.made.new[self.gradient_of[op_id]])
+            self.made.add(op.name, ACCUMULATE, inputs, (), stateful=True)
         elif not (op.stateful and not op.outputs):  # no update of an optimizer's own variables
             self._copy(op_id)
 
     def _end_forward(self) -> int:
         """The loss, or what stands for it where the stage sends. Its new tensor id."""
         if self.whole.tensors[self.whole.loss].op in self.forward:
-            return self.new_tensor[self.whole.loss]
-        sent = [self.new_tensor[t] for t in self.stage.sent]
-        self.tensors.append(Tensor(len(self.tensors), len(self.ops), 0, "float32", (), 4))
-        made = (self.tensors[-1].id,)
-        self.ops.append(Op(len(self.ops), "send", SEND, tuple(sent), (), made, False, {}))
-        return made[0]
+            return self.made.new[self.whole.loss]
+        sent = [self.made.new[t] for t in self.stage.sent]
+        return self.made.add("send", SEND, sent, [Tensor(-1, -1, 0, "float32", (), 4)]).outputs[0]
 
     def _bytes(self, tensors: Iterable[int]) -> int:
         """Of the tensors' buffers, each once."""

@@ -17,6 +17,7 @@ follows when the stage's last task has ended.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 import msgspec
@@ -61,24 +62,21 @@ def simulate_timing(
     return _Simulation(schedule, partition, seconds, link_bytes_per_s, hosts).run()
 
 
+@dataclass
 class _Simulation:
-    def __init__(
-        self,
-        schedule: Schedule,
-        partition: Partition,
-        seconds: Sequence[StageSeconds],
-        link_bytes_per_s: float,
-        hosts: Hosts,
-    ):
-        self.schedule, self.partition, self.seconds = schedule, partition, seconds
-        self.rate, self.hosts = link_bytes_per_s, hosts
-        self.device_free = [0.0] * schedule.stages
-        self.host_free = [0.0] * schedule.stages
+    schedule: Schedule
+    partition: Partition
+    seconds: Sequence[StageSeconds]
+    rate: float  # of the links
+    hosts: Hosts
+
+    def __post_init__(self) -> None:
+        stages = self.schedule.stages
+        self.device_free, self.host_free, self.link_free = ([0.0] * stages for _ in range(3))
         self.shared_free = 0.0
-        self.link_free = [0.0] * schedule.stages
         self.arrived: dict[tuple[int, int, str, int, int], float] = {}
-        self.starts: list[list[float]] = [[] for _ in range(schedule.stages)]
-        self.ends: list[list[float]] = [[] for _ in range(schedule.stages)]
+        self.starts: list[list[float]] = [[] for _ in range(stages)]
+        self.ends: list[list[float]] = [[] for _ in range(stages)]
 
     def run(self) -> Timing:
         # By the clock, and within a stage in order, what a task receives has been sent before.
@@ -116,7 +114,7 @@ class _Simulation:
         work = self.seconds[stage]
         if task.kind == "backward":
             return work.backward
-        keeps_nothing = self.schedule.recomputes(stage, task.micro_batch)
+        keeps_nothing = self.schedule.recomputes(task.micro_batch)
         return work.bare_forward if task.kind == "forward" and keeps_nothing else work.forward
 
     def _timing(self) -> Timing:

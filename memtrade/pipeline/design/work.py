@@ -24,7 +24,7 @@ from memtrade.op_types import READ_TYPES, SOURCE_TYPES
 from memtrade.order import base_order
 from memtrade.pipeline.design.schedule import TaskKind
 from memtrade.pipeline.design.stages import StageGraph
-from memtrade.plan import Action, Plan
+from memtrade.plan import Action
 from memtrade.simulate.memory import Simulator
 from memtrade.simulate.regions import GRAIN_BYTES
 from memtrade.simulate.timeline import TimeSimulator
@@ -96,20 +96,17 @@ class StageSeconds:
     update: TaskSeconds
 
 
-def stage_program(graph: StepGraph, plan: Plan | Sequence[Action]) -> Sequence[Action]:
+def stage_program(graph: StepGraph, plan: Sequence[Action]) -> Sequence[Action]:
     """The plan's actions; without any, the ops in the order of creation: stages are pinned."""
-    actions = plan.actions if isinstance(plan, Plan) else plan
-    return actions or [Action("run", op_id) for op_id in base_order(graph)]
+    return plan or [Action("run", op_id) for op_id in base_order(graph)]
 
 
-def stage_bytes(
-    stage: StageGraph, target: Target, plan: Plan | Sequence[Action] = ()
-) -> StageBytes:
+def stage_bytes(stage: StageGraph, target: Target, plan: Sequence[Action] = ()) -> StageBytes:
     """What the stage's tasks need; in the arena with the whole chunks that constants take there:
     there are hundreds of them, of a few bytes each.
 
     Args:
-        plan: of the stage's graph, by any strategy. An empty one keeps every activation.
+        plan: actions of a plan of the stage's graph; none keep every activation.
     """
     simulator = Simulator(stage.graph, target)
     actions = stage_program(stage.graph, plan)
@@ -117,13 +114,12 @@ def stage_bytes(
     base = simulator.live_bytes([_MARK])[0] - _MARK.id
     live = simulator.live_bytes([*actions[:split], _MARK, *actions[split:]])
     bare = simulator.live_bytes([*_bare(actions[:split]), _MARK])
-    parameters = stage.variable_bytes + stage.gradient_bytes + stage.slot_bytes
     return StageBytes(
         variables=stage.variable_bytes,
         gradients=stage.gradient_bytes,
         slots=stage.slot_bytes,
         constants=base
-        - parameters
+        - stage.parameter_bytes
         - stage.batch_bytes
         - stage.received_bytes
         + (_constants_padding(stage.graph) if target.copies_in_line else 0),
@@ -158,15 +154,11 @@ class StageTimer:
 
     Args:
         whole: the graph that the stage was cut out of.
-        plan: of the stage's graph, by any strategy. An empty one keeps every activation.
+        plan: actions of a plan of the stage's graph; none keep every activation.
     """
 
     def __init__(
-        self,
-        stage: StageGraph,
-        whole: StepGraph,
-        target: Target,
-        plan: Plan | Sequence[Action] = (),
+        self, stage: StageGraph, whole: StepGraph, target: Target, plan: Sequence[Action] = ()
     ):
         self._timer = TimeSimulator(stage.graph, target)
         self._program = stage_program(stage.graph, plan)
@@ -208,7 +200,7 @@ Update = tuple[OpCost, float | None]
 
 def update_costs(stage: StageGraph, whole: StepGraph, target: Target) -> list[Update]:
     """Of the updates that run once per step."""
-    ops = [whole.ops[op_id] for op_id in stage.updates]
+    ops = [whole.ops[op_id] for op_id in stage.gradient_of]
     return [(op_cost(op, whole), target.facts.of(op, whole).seconds) for op in ops]
 
 

@@ -14,6 +14,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import msgspec
 
@@ -187,26 +188,22 @@ def _start(
     return start([*CHILD, role], msgspec.json.encode(order), environment, name=name, stage=stage)
 
 
+@dataclass
 class _Watch:
     """Takes in what the children say, until the one that leads has said its last word or any
     child has ended."""
 
-    def __init__(
-        self,
-        children: Sequence[Child],
-        leader: Child,
-        on_event: Callable[[PipelineEvent], None],
-        on_log: Callable[[str], None],
-    ):
-        self._children, self._leader = children, leader
-        self._on_event, self._on_log = on_event, on_log
-        self.phase: Progress | None = None
-        self.runtime: Runtime | None = None
-        self.finished: PipelineMeasured | None = None
-        self.lost: Lost | None = None
-        self._lost_at = math.inf
-        self.failed: Failed | None = None
-        self.noise: str | None = None
+    children: Sequence[Child]
+    leader: Child
+    on_event: Callable[[PipelineEvent], None]
+    on_log: Callable[[str], None]
+    phase: Progress | None = None
+    runtime: Runtime | None = None
+    finished: PipelineMeasured | None = None
+    lost: Lost | None = None
+    lost_at: float = math.inf
+    failed: Failed | None = None
+    noise: str | None = None
 
     def has_enough(self, *, quiet: bool) -> bool:
         if self.finished or self.failed or self.noise:
@@ -214,7 +211,7 @@ class _Watch:
         if self.lost is None:
             return quiet and self._ended() is not None
         # If a stage died of it, its end tells more than the lost connection.
-        late = time.monotonic() >= self._lost_at + _GRACE_SECONDS
+        late = time.monotonic() >= self.lost_at + _GRACE_SECONDS
         return late or self.lost.status == "out_of_memory" or self._ended() is not None
 
     def outcome(self, *, timeout_seconds: float | None, oom_killed: bool) -> PipelineOutcome:
@@ -228,39 +225,27 @@ class _Watch:
         if self.noise is not None:
             return PipelineOutcome(status="crashed", reason=self.noise)
         where = f" in {self.phase.text}" if self.phase else ""
-        ended = self._ended()
-        if ended is not None:
+        stage: int | None = None
+        if (ended := self._ended()) is not None:
             status, reason = ended.how_it_ended(where, oom_killed=oom_killed)
-            return PipelineOutcome(
-                status=status,
-                reason=f"{ended.name}: {reason}",
-                stage=ended.stage,
-                runtime=self.runtime,
-            )
-        if self.lost is not None:
-            named = "" if self.lost.stage is None else f"stage {self.lost.stage + 1}: "
-            return PipelineOutcome(
-                status=self.lost.status,
-                reason=named + self.lost.reason,
-                stage=self.lost.stage,
-                runtime=self.runtime,
-            )
-        return PipelineOutcome(
-            status="timeout",
-            reason=f"no result within {timeout_seconds:g} s: stopped{where}",
-            runtime=self.runtime,
-        )
+            stage, reason = ended.stage, f"{ended.name}: {reason}"
+        elif self.lost is not None:
+            status, stage, reason = self.lost.status, self.lost.stage, self.lost.reason
+            reason = reason if stage is None else f"stage {stage + 1}: {reason}"
+        else:
+            status, reason = "timeout", f"no result within {timeout_seconds:g} s: stopped{where}"
+        return PipelineOutcome(status=status, reason=reason, stage=stage, runtime=self.runtime)
 
     def _ended(self) -> Child | None:
         """A child that has ended, which none should before its time: a stage rather than the
         driver, whose end may have followed from it."""
-        ended = [child for child in self._children if child.has_ended]
+        ended = [child for child in self.children if child.has_ended]
         if self.lost:
-            ended = [child for child in ended if child is not self._leader]
-        return min(ended, key=lambda child: child is self._leader, default=None)
+            ended = [child for child in ended if child is not self.leader]
+        return min(ended, key=lambda child: child is self.leader, default=None)
 
     def take_log(self, child: Child, text: str) -> None:
-        self._on_log(f"{child.name}: {text}")
+        self.on_log(f"{child.name}: {text}")
 
     def take_event(self, child: Child, line: bytes) -> None:
         try:
@@ -277,9 +262,9 @@ class _Watch:
             case PipelineFinished(measured=measured):
                 self.finished = measured
             case Lost():
-                self.lost, self._lost_at = event, time.monotonic()
+                self.lost, self.lost_at = event, time.monotonic()
             case Failed():
                 self.failed = event
             case _:
                 pass
-        self._on_event(event)
+        self.on_event(event)

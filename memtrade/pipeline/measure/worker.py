@@ -331,7 +331,6 @@ def _stage_measured(
     peaks: Sequence[int],
     phases: Sequence[_StagePhases],
 ) -> StageMeasured:
-    parameter_bytes = stage.variable_bytes + stage.gradient_bytes + stage.slot_bytes
     updates = [each.update for each in phases if each.update is not None]
     return StageMeasured(
         parameters=parameters,
@@ -341,7 +340,7 @@ def _stage_measured(
         persistent_bytes=persistent_bytes,
         peak_bytes=max(peaks),
         peak_bytes_by_step=tuple(peaks),
-        activation_bytes=max(peaks) - parameter_bytes,
+        activation_bytes=max(peaks) - stage.parameter_bytes,
         busy_seconds=statistics.median(each.forward + each.backward for each in phases),
         forward_seconds=tuple(each.forward for each in phases),
         backward_seconds=tuple(each.backward for each in phases),

@@ -166,7 +166,7 @@ class _Builder:
         i = task.micro_batch
         scope = f"stage{stage}/batch{i}/{task.kind}"
         self.hand_over.begin(stage, task, scope)
-        recomputed = self.schedule.recomputes(stage, i)
+        recomputed = self.schedule.recomputes(i)
         for action in self.programs[stage].tasks.of(task.kind, recomputed=recomputed):
             self._act(stage, i, action, scope)
         if task.kind == "forward":

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from memtrade.graph import StepGraph
-from memtrade.order import base_order
 from memtrade.pipeline.design.stages import RECEIVE, SEND, StageGraph
-from memtrade.pipeline.design.work import TaskActions, split_program
+from memtrade.pipeline.design.work import TaskActions, split_program, stage_program
 from memtrade.plan import Action
 
 # Ops of a stage's graph that stand for other stages.
@@ -19,26 +18,18 @@ class StageProgram:
 
     Attributes:
         tasks: what they run; updates stand for the addition to the accumulator.
-        gradient_of: for each update of a weight, the gradient that it applies.
+        gradient_of: for each update of a weight, the gradient that it applies, in their order.
     """
 
     def __init__(self, whole: StepGraph, stage: StageGraph, plan: Sequence[Action]):
         own = stage.graph
-        program = plan or [Action("run", op_id) for op_id in base_order(own)]
+        program = stage_program(own, plan)
         split = split_program(own, program)
         forward = list(_translated(program[:split], own, whole))
         backward = list(_translated(program[split:], own, whole))
         self.tasks = TaskActions(whole, forward, backward)
-        updates = set(stage.updates)
         late = [action.id for action in backward if action.kind == "run"]
-        self.gradient_of = {
-            update: max(
-                (t for t in whole.ops[update].inputs if whole.tensors[t].op in whole.backward),
-                key=lambda t: whole.tensors[t].size_bytes,
-            )
-            for update in late
-            if update in updates
-        }
+        self.gradient_of = {op: stage.gradient_of[op] for op in late if op in stage.gradient_of}
 
 
 def _translated(actions: Iterable[Action], own: StepGraph, whole: StepGraph) -> Iterable[Action]:
