@@ -63,7 +63,7 @@ class Children:
         self.truth, self.batches = truth, []
         self.failure: Status = "out_of_memory"
 
-    def __call__(self, spec: TrialSpec, concrete, specs, *, loss=None) -> Record:
+    def __call__(self, spec: TrialSpec, concrete, specs, *, loss=None, foreseen=None) -> Record:
         self.batches.append(spec.model_options["batch_size"])
         runs = self.batches[-1] <= self.truth
         status = "ok" if runs else self.failure
