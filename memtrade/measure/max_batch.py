@@ -57,6 +57,10 @@ _MARGINS = {"pinned": (0.001, 0.02, 0.05, 0.1, 0.15, 0.2), "dataflow": (0.02, 0.
 # soon, so more budgets are tried, from the whole limit on.
 _FINE = {"pinned": (0.0, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05), "dataflow": _MARGINS["dataflow"]}
 
+# The same for a batch that is about to be tried, where no plan that is found soon fits: the
+# strategy looks as long as it takes.
+_FAR = (0.0, 0.02)
+
 # What a trial without room is taken to have lacked, at least, as a share of the limit.
 _LACKED = 0.005
 
@@ -78,6 +82,16 @@ class Candidate:
     predicted: Predicted | None = None
     obstacle: Obstacle | None = None
     foreseen: tuple[Plan, StepGraph] | None = None
+
+    @property
+    def is_foreseen(self) -> bool:
+        """Whether the prediction is that it runs."""
+        return self.predicted is not None and self.predicted.fits
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether the step cannot be planned at all."""
+        return self.obstacle is not None and self.obstacle.bound != "no plan"
 
 
 class Tried(msgspec.Struct, frozen=True):
@@ -162,7 +176,7 @@ class BatchSearch:
         return candidate.obstacle or self._host_obstacle(candidate)
 
     def _met(self, batch: int) -> Obstacle | None:
-        candidate = self.candidate(batch)
+        candidate = self._surest(batch)
         obstacle = candidate.obstacle or self._host_obstacle(candidate)
         if obstacle is not None:
             return obstacle
@@ -189,13 +203,23 @@ class BatchSearch:
             ran = {each.batch_size for each in self.tried if each.status == "ok"}
             self._candidates = {b: c for b, c in self._candidates.items() if b in ran}
 
+    def _surest(self, batch: int) -> Candidate:
+        """The batch as it will be tried: what is found soon says little of what there is."""
+        soon = self.candidate(batch)
+        if self._near is None or soon.is_foreseen or soon.is_refused:
+            return soon
+        far = self._make_candidate(batch, far=True)
+        if far.is_foreseen or soon.predicted is None:
+            self._candidates[batch] = far
+        return self._candidates[batch]
+
     def candidate(self, batch: int) -> Candidate:
         if batch not in self._candidates:
             self.on_plan(batch)
             self._candidates[batch] = self._make_candidate(batch)
         return self._candidates[batch]
 
-    def _make_candidate(self, batch: int) -> Candidate:
+    def _make_candidate(self, batch: int, *, far: bool = False) -> Candidate:
         options = self.base.model_options | {"batch_size": batch}
         spec = msgspec.structs.replace(self.base, model_options=options)
         if self.rebatcher is None:
@@ -206,7 +230,9 @@ class BatchSearch:
         spec = with_default(spec, "host_memory_limit", _words(self._host_limit_bytes()))
         candidate = Candidate(spec)
         limit_bytes = self.target.limit_bytes - self.spare_bytes
-        for margin in (_FINE if self.within else _MARGINS)[spec.order]:
+        near = None if far else self._near
+        make = near or PLANNED[spec.strategy].plan
+        for margin in _FAR if far else (_FINE if self.within else _MARGINS)[spec.order]:
             budget_bytes = int(limit_bytes * (1 - margin))
             before = candidate.predicted
             if self.within and before is not None and before.peak_bytes <= budget_bytes:
@@ -215,12 +241,13 @@ class BatchSearch:
             if budgeted is not spec:
                 budgeted = msgspec.structs.replace(budgeted, leaves_margin=True)
             try:
-                plan = self._plan(budgeted, graph, target)
+                typed = make_options(budgeted.strategy, budgeted.strategy_options)
+                plan = make(graph, typed, target)
             except InfeasibleBudgetError as error:
                 if candidate.predicted is not None:
                     break  # there is a plan, for the larger budget: a trial may tell
                 why = str(error)
-                if self._near(budgeted.strategy):  # has not looked for the smallest peak
+                if near is not None:  # it has not looked for the smallest peak
                     why = f"no plan was found within {megabytes(budget_bytes)} MB"
                 return Candidate(budgeted, obstacle=Obstacle("no plan", why))
             except UnsupportedGraphError as error:
@@ -231,13 +258,11 @@ class BatchSearch:
                 break
         return candidate
 
-    def _plan(self, spec: TrialSpec, graph: StepGraph, target: Target) -> Plan:
-        """The strategy's plan, which is not looked for far and wide where a batch may be missed."""
-        make = self._near(spec.strategy) or PLANNED[spec.strategy].plan
-        return make(graph, make_options(spec.strategy, spec.strategy_options), target)
-
-    def _near(self, strategy: str) -> Callable[[StepGraph, Any, Target], Plan] | None:
-        return PLANNED[strategy].near if self.within else None
+    @property
+    def _near(self) -> Callable[[StepGraph, Any, Target], Plan] | None:
+        """How plans are found soon, where a batch that is a little larger may be missed."""
+        planned = PLANNED.get(self.base.strategy)
+        return planned.near if planned and self.within else None
 
     def _host_limit_bytes(self) -> int:
         """What swapped tensors may take, by what is free now."""

@@ -235,7 +235,7 @@ def test_a_budget_is_the_limit_less_a_margin_at_each_batch(planner: Planner) -> 
 def test_plans_near_the_smallest_peak_are_left_where_a_batch_may_be_missed(
     planner: Planner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The strategy's own plans are asked for only where the very largest is wanted."""
+    """The strategy's own are asked for where a trial is due, or the very largest is wanted."""
 
     def near(graph: StepGraph, options: Budgeted, target: Target) -> Plan:
         if graph.tensors[0].size_bytes > 40 << 16:
@@ -245,10 +245,13 @@ def test_plans_near_the_smallest_peak_are_left_where_a_batch_may_be_missed(
     monkeypatch.setitem(PLANNED, "budgeted", dataclasses.replace(PLANNED["budgeted"], near=near))
     few = search(Device(10**6), "budgeted")
     few.within, few.trials = 0.03, 3
+    few.on_plan, asked = lambda batch: asked.append(batch), []
     found = few.run()
-    assert found.batch == 40
-    assert found.why == Obstacle("no plan", "no plan was found within 67.1 MB")
-    assert not planner.seen
+    assert few.predicted is not None
+    assert few.predicted.batch == 40
+    assert few.predicted.why == Obstacle("no plan", "no plan was found within 67.1 MB")
+    assert len(asked) > 4
+    assert (found.batch, len(planner.seen)) == (43, 2)  # in three trials, 40 and 41 before it
     assert parse_bytes(few.candidate(40).spec.strategy_options["budget"]) > 0.998 * LIMIT
     assert search(Device(10**6), "budgeted").run().batch == 50
 
@@ -276,7 +279,9 @@ def test_a_trial_teaches_what_it_took_above_the_prediction(
     made = search(Device(0), "budgeted", most=48)
     made.measure, made.within, made.trials, made.start = measure, 0.03, 1, 48
     if not fits:
-        doubted = msgspec.structs.replace(made.candidate(48).predicted, fits=False)
+        predicted = made.candidate(48).predicted
+        assert predicted is not None
+        doubted = msgspec.structs.replace(predicted, fits=False)
         made._candidates[48] = dataclasses.replace(made.candidate(48), predicted=doubted)
         made._met(48)
     else:
