@@ -56,6 +56,9 @@ _LEAST_BYTES = 4 << 20
 # Of the sizes that a batch may have, the two that are traced.
 _TRACED = (2, 3)
 
+# Where small batches have zeros as constants, which larger ones make by ops, it and the one below.
+_LARGER = 128
+
 # A guess from the programme of a strategy is off by a few times this part, as a rule.
 _CLOSE = 24
 
@@ -172,7 +175,7 @@ class _Search:
         targets = BatchTargets(target, rebatcher, environment=os.environ, unit=self.unit)
         start = self._start(rebatcher, targets, limit_bytes)
         if rebatcher.grows_constants and start > self.unit * _TRACED[-1]:
-            size = start // self.unit * self.unit
+            size = min(start // self.unit, _LARGER) * self.unit
             rebatcher = self._rebatcher([size, size - self.unit])
             targets = BatchTargets(target, rebatcher, environment=os.environ, unit=self.unit)
         chosen, options = self.settings.strategy.name, self._options()

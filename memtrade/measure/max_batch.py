@@ -7,6 +7,10 @@ that was asked for.
 
 Strategies that plan for a budget get the memory limit, less a margin for what the simulator does
 not know. No trial is started that would take more host memory than is safe.
+
+Where a batch that is a little larger may be missed (`within`), few trials have to do: predictions
+take what plans are found soon (`Strategy.near`), and a trial that takes more than was predicted
+leaves that much free in the plans after it.
 """
 
 from __future__ import annotations
