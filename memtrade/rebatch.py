@@ -46,7 +46,7 @@ class Rebatcher:
                 raise self._differs(f"its list of {name}")
         for one, other in zip(a.ops, b.ops, strict=True):
             # As in the fingerprint: names of placeholders follow from the way of tracing.
-            if one.type != "Placeholder" and _bare(one.name) != _bare(other.name):
+            if one.type != "Placeholder" and bare(one.name) != bare(other.name):
                 raise self._differs(f"op {one.name} ({other.name})")
             alike = (one.type, one.inputs, one.controls, one.outputs, one.stateful)
             if alike != (other.type, other.inputs, other.controls, other.outputs, other.stateful):
@@ -57,6 +57,14 @@ class Rebatcher:
             ranks = [None if t.shape is None else len(t.shape) for t in (one, other)]
             if ranks[0] != ranks[1] or one.dtype != other.dtype:
                 raise self._differs(f"the rank of {first.label(one.id)}")
+
+    @property
+    def grows_constants(self) -> bool:
+        """Whether there is a constant that grows with the batch. TensorFlow makes zeros of up to
+        1,000 elements as constants, and larger ones by ops: then other sizes have another graph."""
+        a, b = self._first.data, self._second.data
+        constants = [t for op in a.ops if op.type == "Const" for t in op.outputs]
+        return any(a.tensors[t].shape != b.tensors[t].shape for t in constants)
 
     def at(self, batch: int) -> StepGraph:
         """The graph at `batch`, 1 or more."""
@@ -155,7 +163,7 @@ class Rebatcher:
         )
 
 
-def _bare(name: str) -> str:
+def bare(name: str) -> str:
     """Without the numbers that tell names apart: which ones, depends on what was traced before."""
     return _NUMBER.sub("", name)
 

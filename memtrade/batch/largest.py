@@ -13,13 +13,14 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
+import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from memtrade.errors import MemtradeError
-from memtrade.graph import StepGraph
 from memtrade.measure import host
 from memtrade.measure.batches import BatchTargets
 from memtrade.measure.max_batch import SHORT_OF_MEMORY, BatchSearch, Bound, Obstacle
@@ -33,7 +34,7 @@ from memtrade.search import Found
 from memtrade.settings import ORIGINAL, Settings, memory_bytes, settings_of
 from memtrade.simulate.timeline import TimeSimulator
 from memtrade.simulate.usage import use_of_memory
-from memtrade.strategies import make_options
+from memtrade.strategies import find_planned, make_options
 from memtrade.strategies.saving import Peaks
 from memtrade.target import ARENA
 from memtrade.tf.calling import as_function, step_to_read
@@ -54,6 +55,12 @@ _LEAST_BYTES = 4 << 20
 
 # Of the sizes that a batch may have, the two that are traced.
 _TRACED = (2, 3)
+
+# Where small batches have zeros as constants, which larger ones make by ops, it and the one below.
+_LARGER = 128
+
+# A guess from the programme of a strategy is off by a few times this part, as a rule.
+_CLOSE = 24
 
 
 class NoBatchFitsError(MemtradeError):
@@ -164,13 +171,17 @@ class _Search:
             limit_bytes = memory_bytes(self.settings.device_name, self.settings.target)
         limit_bytes = self._whole(limit_bytes)
         target = self.settings.target.replace(limit_bytes=limit_bytes)
-        sizes = [self.unit * each for each in _TRACED]
-        rebatcher = Rebatcher(self._graph(sizes[0]), sizes[0], self._graph(sizes[1]), sizes[1])
+        rebatcher = self._rebatcher([self.unit * each for each in _TRACED])
         targets = BatchTargets(target, rebatcher, environment=os.environ, unit=self.unit)
         start = self._start(rebatcher, targets, limit_bytes)
+        if rebatcher.grows_constants and start > self.unit * _TRACED[-1]:
+            size = min(start // self.unit, _LARGER) * self.unit
+            rebatcher = self._rebatcher([size, size - self.unit])
+            targets = BatchTargets(target, rebatcher, environment=os.environ, unit=self.unit)
         chosen, options = self.settings.strategy.name, self._options()
         if self.settings.automatic and start == self.most:
             chosen, options = ORIGINAL, {}  # all that may be asked for fits as it is
+        guess = self._guess(rebatcher, targets, chosen, start)
         search = BatchSearch(
             TrialSpec(
                 model_options={"batch_size": self.unit},
@@ -183,15 +194,18 @@ class _Search:
             ),
             rebatcher,
             target,
-            self._measure if self._can_try(limit_bytes) else None,
+            None,
             target_at=targets.at,
-            start=start,
+            start=guess or start,
+            stride=guess // _CLOSE if guess else None,
             on_plan=lambda batch: log.info("a batch of %d is planned", batch),
             step=self.unit,
             most=self.most,
             within=TOLERANCE,
             trials=self.trials,
         )
+        if self._can_try(limit_bytes):
+            search.measure = partial(self._measure, search)
         found = search.run()
         if not found.batch:
             self._refuse_trials(search)
@@ -216,8 +230,9 @@ class _Search:
         example = arguments_of(self.function, self.make_batch(batch))
         return step_to_read(self.function, example, self.loss)
 
-    def _graph(self, batch: int) -> StepGraph:
-        return trace_concrete(*self._traced(batch)).graph
+    def _rebatcher(self, sizes: Sequence[int]) -> Rebatcher:
+        first, second = (trace_concrete(*self._traced(size)).graph for size in sizes)
+        return Rebatcher(first, sizes[0], second, sizes[1])
 
     def _start(self, rebatcher: Rebatcher, targets: BatchTargets, limit_bytes: int) -> int:
         """The largest batch of the step as it is, on a line through its peaks at two sizes."""
@@ -229,6 +244,22 @@ class _Search:
         slope = max((high - low) / (sizes[1] - sizes[0]), 1.0)
         most = self.most or int(limit_bytes)
         return min(max(int((limit_bytes - low) / slope) + sizes[0], self.unit), most)
+
+    def _guess(
+        self, rebatcher: Rebatcher, targets: BatchTargets, strategy: str, start: int
+    ) -> int | None:
+        """Where a strategy that tells its smallest peak soon has it at the limit, on a line through
+        two sizes; None where nothing tells it."""
+        about = find_planned(strategy).about
+        low, high = (self.unit * (start // self.unit) * factor for factor in (1, 2))
+        if about is None or not low:
+            return None
+        options = make_options(strategy, self._options())
+        graphs = {size: rebatcher.at(size) for size in (low, high)}
+        peaks = [about(graph, options, targets.at(size, graph)) for size, graph in graphs.items()]
+        room = targets.at(low, graphs[low]).limit_bytes - peaks[0]
+        slope = max((peaks[1] - peaks[0]) / (high - low), 1.0)
+        return min(max(low + int(room / slope), self.unit), self.most or sys.maxsize)
 
     def _can_try(self, limit_bytes: int) -> bool:
         name = self.settings.device_name
@@ -247,10 +278,11 @@ class _Search:
         )
         return False
 
-    def _measure(self, spec: TrialSpec) -> Record:
+    def _measure(self, search: BatchSearch, spec: TrialSpec) -> Record:
         batch = spec.model_options["batch_size"]
         step, concrete = self._traced(batch)
-        record = try_step(spec, concrete, step.specs, loss=self.loss)
+        foreseen = search.candidate(batch).foreseen
+        record = try_step(spec, concrete, step.specs, loss=self.loss, foreseen=foreseen)
         self.records[batch] = record
         return record
 

@@ -7,13 +7,17 @@ that was asked for.
 
 Strategies that plan for a budget get the memory limit, less a margin for what the simulator does
 not know. No trial is started that would take more host memory than is safe.
+
+Where a batch that is a little larger may be missed (`within`), few trials have to do: predictions
+take what plans are found soon (`Strategy.near`), and a trial that takes more than was predicted
+leaves that much free in the plans after it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -23,11 +27,13 @@ from memtrade.measure import host
 from memtrade.measure.protocol import Status, TrialSpec
 from memtrade.measure.records import Record
 from memtrade.models import options_of
+from memtrade.plan import Plan
 from memtrade.rebatch import Rebatcher
 from memtrade.search import Found, largest
 from memtrade.simulate.predict import Predicted, Predictor
 from memtrade.strategies import PLANNED, find_strategy, make_options
 from memtrade.target import Target
+from memtrade.units import megabytes
 
 Bound = Literal[
     "device memory", "host memory", "no plan", "time limit", "crash", "unsupported", "asked maximum"
@@ -51,6 +57,17 @@ SHORT_OF_MEMORY: frozenset[Status] = frozenset(
 # pieces in use can keep a request from fitting where their sum would do.
 _MARGINS = {"pinned": (0.001, 0.02, 0.05, 0.1, 0.15, 0.2), "dataflow": (0.02, 0.05, 0.1, 0.15)}
 
+# The same where a batch that is a little larger may be missed: plans are asked for that are found
+# soon, so more budgets are tried, from the whole limit on.
+_FINE = {"pinned": (0.0, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05), "dataflow": _MARGINS["dataflow"]}
+
+# The same for a batch that is about to be tried, where no plan that is found soon fits: the
+# strategy looks as long as it takes.
+_FAR = (0.0, 0.02)
+
+# What a trial without room is taken to have lacked, at least, as a share of the limit.
+_LACKED = 0.005
+
 
 @dataclass(frozen=True)
 class Obstacle:
@@ -62,11 +79,23 @@ class Obstacle:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A batch size before it is tried; `predicted` is None without a plan."""
+    """A batch size before it is tried; `predicted` and `foreseen` (the plan, and its graph) are
+    None without a plan."""
 
     spec: TrialSpec
     predicted: Predicted | None = None
     obstacle: Obstacle | None = None
+    foreseen: tuple[Plan, StepGraph] | None = None
+
+    @property
+    def is_foreseen(self) -> bool:
+        """Whether the prediction is that it runs."""
+        return self.predicted is not None and self.predicted.fits
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether the step cannot be planned at all."""
+        return self.obstacle is not None and self.obstacle.bound != "no plan"
 
 
 class Tried(msgspec.Struct, frozen=True):
@@ -91,8 +120,11 @@ class BatchSearch:
         on_plan: called with each batch size before it is planned and simulated.
         step: only multiples of it are asked for.
         most: the largest batch size that may be asked for.
+        stride: from `start` to the second prediction; None is a quarter of `start`.
         within: a batch that is larger by no more than this share may be missed.
         trials: the most that may be run.
+        spare_bytes: of the limit, what plans leave free, as trials took so much more than was
+            predicted.
     """
 
     base: TrialSpec
@@ -101,6 +133,7 @@ class BatchSearch:
     measure: Callable[[TrialSpec], Record] | None
     target_at: Callable[[int, StepGraph], Target] | None = None
     start: int | None = None
+    stride: int | None = None
     on_plan: Callable[[int], None] = lambda batch: None
     step: int = 1
     most: int | None = None
@@ -109,20 +142,20 @@ class BatchSearch:
     free_bytes: Callable[[], int] = host.free_memory_bytes
     tried: list[Tried] = field(default_factory=list)
     predicted: Found[Obstacle] | None = None
+    spare_bytes: int = 0
     _candidates: dict[int, Candidate] = field(default_factory=dict)
-    _margin: int = 0
 
     def run(self) -> Found[Obstacle]:
         """The answer, by trials, but for sizes without a plan and those not safe to try."""
         guess = self.start or self.base.model_options["batch_size"]
-        self._margin = 1 if self.within else 0  # what is tried once should run
         if self.rebatcher is not None:
             self.predicted = largest(
                 self._foreseen,
                 guess=guess,
                 step=self.step,
                 most=self.most,
-                stride=max(guess // self.step // 4, 1),  # planning takes time: no small steps
+                # Planning takes time: no small steps.
+                stride=max((self.stride or guess // 4) // self.step, 1),
                 within=self.within / 2,
             )
             guess = self.predicted.batch
@@ -147,21 +180,42 @@ class BatchSearch:
         return candidate.obstacle or self._host_obstacle(candidate)
 
     def _met(self, batch: int) -> Obstacle | None:
-        candidate = self.candidate(batch)
+        candidate = self._surest(batch)
         obstacle = candidate.obstacle or self._host_obstacle(candidate)
         if obstacle is not None:
             return obstacle
         assert self.measure is not None
         record = self.measure(candidate.spec)
         self.tried.append(Tried(batch, record.id, record.status))
+        if self.within and candidate.predicted is not None:
+            self._learn(candidate.predicted, record)
         if record.status == "ok":
             return None
-        if self.within and record.status in SHORT_OF_MEMORY:
-            # Few trials are left: the next plan leaves more free.
-            self._margin = min(self._margin + 1, len(_MARGINS[self.base.order]) - 1)
+        return Obstacle(_BOUND_OF[record.status], record.reason)
+
+    def _learn(self, predicted: Predicted, record: Record) -> None:
+        """Few trials are left: later plans leave as much free as this one took above what was
+        predicted or, where it had no room, must have lacked."""
+        limit_bytes = self.target.limit_bytes
+        lacked = 0
+        if record.measured is not None:
+            lacked = record.measured.peak_bytes - predicted.peak_bytes
+        elif record.status == "out_of_memory" and predicted.fits:
+            lacked = int((1 + _LACKED) * limit_bytes) - predicted.peak_bytes
+        if lacked > self.spare_bytes:
+            self.spare_bytes = lacked
             ran = {each.batch_size for each in self.tried if each.status == "ok"}
             self._candidates = {b: c for b, c in self._candidates.items() if b in ran}
-        return Obstacle(_BOUND_OF[record.status], record.reason)
+
+    def _surest(self, batch: int) -> Candidate:
+        """The batch as it will be tried: what is found soon says little of what there is."""
+        soon = self.candidate(batch)
+        if self._near is None or soon.is_foreseen or soon.is_refused:
+            return soon
+        far = self._make_candidate(batch, far=True)
+        if far.is_foreseen or soon.predicted is None:
+            self._candidates[batch] = far
+        return self._candidates[batch]
 
     def candidate(self, batch: int) -> Candidate:
         if batch not in self._candidates:
@@ -169,7 +223,7 @@ class BatchSearch:
             self._candidates[batch] = self._make_candidate(batch)
         return self._candidates[batch]
 
-    def _make_candidate(self, batch: int) -> Candidate:
+    def _make_candidate(self, batch: int, *, far: bool = False) -> Candidate:
         options = self.base.model_options | {"batch_size": batch}
         spec = msgspec.structs.replace(self.base, model_options=options)
         if self.rebatcher is None:
@@ -179,26 +233,40 @@ class BatchSearch:
         predictor = Predictor(graph, target)
         spec = with_default(spec, "host_memory_limit", _words(self._host_limit_bytes()))
         candidate = Candidate(spec)
-        for margin in _MARGINS[spec.order][self._margin :]:
-            budgeted = with_default(
-                spec, "budget", _words(int(self.target.limit_bytes * (1 - margin)))
-            )
+        limit_bytes = self.target.limit_bytes - self.spare_bytes
+        near = None if far else self._near
+        make = near or PLANNED[spec.strategy].plan
+        for margin in _FAR if far else (_FINE if self.within else _MARGINS)[spec.order]:
+            budget_bytes = int(limit_bytes * (1 - margin))
+            before = candidate.predicted
+            if self.within and before is not None and before.peak_bytes <= budget_bytes:
+                continue  # it would be the same plan
+            budgeted = with_default(spec, "budget", _words(budget_bytes))
             if budgeted is not spec:
                 budgeted = msgspec.structs.replace(budgeted, leaves_margin=True)
             try:
                 typed = make_options(budgeted.strategy, budgeted.strategy_options)
-                plan = PLANNED[budgeted.strategy].plan(graph, typed, target)
+                plan = make(graph, typed, target)
             except InfeasibleBudgetError as error:
                 if candidate.predicted is not None:
                     break  # there is a plan, for the larger budget: a trial may tell
-                return Candidate(budgeted, obstacle=Obstacle("no plan", str(error)))
+                why = str(error)
+                if near is not None:  # it has not looked for the smallest peak
+                    why = f"no plan was found within {megabytes(budget_bytes)} MB"
+                return Candidate(budgeted, obstacle=Obstacle("no plan", why))
             except UnsupportedGraphError as error:
                 return Candidate(budgeted, obstacle=Obstacle("unsupported", str(error)))
             predicted = predictor.predict(plan)
-            candidate = Candidate(budgeted, predicted)
-            if predicted.fits or budgeted is spec:
+            candidate = Candidate(budgeted, predicted, foreseen=(plan, graph))
+            if (predicted.fits and predicted.peak_bytes <= limit_bytes) or budgeted is spec:
                 break
         return candidate
+
+    @property
+    def _near(self) -> Callable[[StepGraph, Any, Target], Plan] | None:
+        """How plans are found soon, where a batch that is a little larger may be missed."""
+        planned = PLANNED.get(self.base.strategy)
+        return planned.near if planned and self.within else None
 
     def _host_limit_bytes(self) -> int:
         """What swapped tensors may take, by what is free now."""

@@ -11,11 +11,14 @@ from typing import Any
 import msgspec
 import tensorflow as tf
 
+from memtrade.graph import StepGraph
 from memtrade.measure.environment import child_environment
+from memtrade.measure.foreseen import save_foreseen
 from memtrade.measure.protocol import TrialSpec
 from memtrade.measure.records import Record, make_record
 from memtrade.measure.trial import run_child
 from memtrade.models.target import OwnStep
+from memtrade.plan import Plan
 from memtrade.tf.loss import Named
 from memtrade.tf.saved import STEP_FILE, TARGET, save_step
 
@@ -26,8 +29,13 @@ def try_step(
     specs: Sequence[tf.TensorSpec],
     *,
     loss: Named = None,
+    foreseen: tuple[Plan, StepGraph] | None = None,
 ) -> Record:
     """Measures a concrete function of `specs` as `spec` says, whose model does not matter.
+
+    Args:
+        foreseen: a plan that is tried in place of the strategy's own, and the graph that it was
+            made for; if that is of another step after all, the strategy plans.
 
     Raises:
         UnsupportedGraphError: it closes over what no other process has.
@@ -39,5 +47,9 @@ def try_step(
         path = Path(folder) / "step"
         save_step(concrete, specs, path, loss)
         environment = child_environment(spec) | {STEP_FILE: str(path)}
-        outcome = run_child(spec, environment=environment)
+        told = spec
+        if foreseen is not None:
+            save_foreseen(*foreseen, Path(folder) / "foreseen.plan")
+            told = msgspec.structs.replace(spec, plan_path=f"{folder}/foreseen.plan")
+        outcome = run_child(told, environment=environment)
     return make_record(spec, outcome, command="")

@@ -34,6 +34,7 @@ from memtrade.measure.budgets import (
     peak_op,
 )
 from memtrade.measure.child import Say
+from memtrade.measure.foreseen import given_plan
 from memtrade.measure.here import here_target, learned_target
 from memtrade.measure.protocol import (
     Calibrated,
@@ -52,7 +53,7 @@ from memtrade.measure.protocol import (
 )
 from memtrade.models import DrawnModel, make_model
 from memtrade.options import REORDERED
-from memtrade.plan import Plan, load_plan
+from memtrade.plan import Plan
 from memtrade.simulate.predict import Predicted, Predictor
 from memtrade.strategies import NATIVE, NativeOptions, find_planned, make_options
 from memtrade.strategies.known import plan_sharing
@@ -210,9 +211,9 @@ class _Worker:
 
     def _plan(self, traced: Trace, target: Target) -> Plan:
         self._say(Progress("plan"))
-        if self.spec.plan_path is not None:
-            plan = load_plan(Path(self.spec.plan_path))
-        else:
+        path = self.spec.plan_path
+        plan = given_plan(Path(path), traced.graph) if path is not None else None
+        if plan is None:
             options = make_options(self.spec.strategy, self.spec.strategy_options)
             arena_bytes = self.spec.memory_limit_bytes if self.spec.device == "arena" else 0
             options = host.within_room(options, traced.graph, arena_bytes or 0)

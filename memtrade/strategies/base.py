@@ -28,12 +28,17 @@ class Strategy:
     Attributes:
         options: a frozen dataclass whose fields are made by `memtrade.options.option`.
         plan: `(graph, options, target) -> Plan`; edits nothing and imports no TensorFlow.
+        near: the same plan, but for budgets next to the smallest peak, for which `plan` looks much
+            longer: these are refused. For whoever asks at many batch sizes. None: `plan` is quick.
+        about: the smallest peak in bytes, some percent off, but soon. None: nothing tells it.
     """
 
     name: str
     summary: str
     options: type
     plan: Callable[[StepGraph, Any, Target], Plan]
+    near: Callable[[StepGraph, Any, Target], Plan] | None = None
+    about: Callable[[StepGraph, Any, Target], float] | None = None
 
 
 def worth_deciding(graph: StepGraph) -> list[int]:

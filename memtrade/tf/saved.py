@@ -120,9 +120,13 @@ def _encoded(value: tf.Tensor) -> bytes:
 
 
 def _made(captured: _Captured) -> Any:
-    """A variable, or a constant."""
+    """A variable, or a constant. A variable's first value is made where its place is laid down,
+    or what it leaves would be holes (`memtrade.tf.laying`)."""
     dtype = tf.as_dtype(captured.dtype)
-    if captured.value is None:
-        return tf.Variable(tf.zeros(captured.shape, dtype))
-    value: Any = tf.io.parse_tensor(captured.value, dtype)
-    return tf.Variable(value) if captured.is_variable else value
+
+    def value() -> Any:
+        if captured.value is None:
+            return tf.zeros(captured.shape, dtype)
+        return tf.io.parse_tensor(captured.value, dtype)
+
+    return tf.Variable(value) if captured.is_variable else value()

@@ -15,7 +15,7 @@ from memtrade.measure import host
 from memtrade.measure import max_batch as module
 from memtrade.measure.max_batch import BatchSearch, Obstacle
 from memtrade.measure.max_batch_records import make_max_batch_record
-from memtrade.measure.protocol import Outcome, Status, TrialSpec
+from memtrade.measure.protocol import Measured, Outcome, Status, StepDone, TrialSpec
 from memtrade.measure.records import Record, make_record
 from memtrade.options import option
 from memtrade.plan import Plan
@@ -28,6 +28,10 @@ from tests.graphs import ARENA, chain
 MIB = 1 << 20
 LIMIT = 64 * MIB
 FREE = 64 << 30
+# What else a measurement has.
+MEASURED = (
+    "persistent_bytes", "host_bytes", "trace_seconds", "plan_seconds", "rewrite_seconds",
+)  # fmt: skip
 
 
 class Chains(Rebatcher):
@@ -226,6 +230,66 @@ def test_a_budget_is_the_limit_less_a_margin_at_each_batch(planner: Planner) -> 
         assert parse_bytes(options.host_memory_limit) < 0.9 * FREE - LIMIT
     assert device.batches == [50]  # what has no plan cannot be tried
     assert device.specs[0].strategy_options["budget"] == planner.seen[0].budget
+
+
+def test_plans_near_the_smallest_peak_are_left_where_a_batch_may_be_missed(
+    planner: Planner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The strategy's own are asked for where a trial is due, or the very largest is wanted."""
+
+    def near(graph: StepGraph, options: Budgeted, target: Target) -> Plan:
+        if graph.tensors[0].size_bytes > 40 << 16:
+            raise InfeasibleBudgetError(2, 1, "layer1")
+        return lms.plan(graph, lms.Options(), target)
+
+    monkeypatch.setitem(PLANNED, "budgeted", dataclasses.replace(PLANNED["budgeted"], near=near))
+    few = search(Device(10**6), "budgeted")
+    few.within, few.trials = 0.03, 3
+    few.on_plan, asked = lambda batch: asked.append(batch), []
+    found = few.run()
+    assert few.predicted is not None
+    assert few.predicted.batch == 40
+    assert few.predicted.why == Obstacle("no plan", "no plan was found within 67.1 MB")
+    assert len(asked) > 4
+    assert (found.batch, len(planner.seen)) == (43, 2)  # in three trials, 40 and 41 before it
+    assert parse_bytes(few.candidate(40).spec.strategy_options["budget"]) > 0.998 * LIMIT
+    assert search(Device(10**6), "budgeted").run().batch == 50
+
+
+@pytest.mark.parametrize(
+    ("measured", "fits", "spare"),
+    [(-1000, True, 0), (5000, True, 5000), (None, True, None), (None, False, 0)],
+)
+def test_a_trial_teaches_what_it_took_above_the_prediction(
+    planner: Planner, measured: int | None, fits: bool, spare: int | None
+) -> None:
+    """And without room, what it must have lacked; but nothing where that was predicted."""
+    peaks: list[int] = []
+
+    def measure(spec: TrialSpec) -> Record:
+        foreseen = made.candidate(spec.model_options["batch_size"]).predicted
+        assert foreseen is not None
+        peaks.append(foreseen.peak_bytes)
+        if measured is None:
+            return make_record(spec, Outcome(status="out_of_memory"), command="")
+        step = StepDone(1.0, peaks[0] + measured, 0.0)
+        seen = Measured.of([step, step], warmup=1, **dict.fromkeys(MEASURED, 0))
+        return make_record(spec, Outcome(status="ok", measured=seen), command="")
+
+    made = search(Device(0), "budgeted", most=48)
+    made.measure, made.within, made.trials, made.start = measure, 0.03, 1, 48
+    if not fits:
+        predicted = made.candidate(48).predicted
+        assert predicted is not None
+        doubted = msgspec.structs.replace(predicted, fits=False)
+        made._candidates[48] = dataclasses.replace(made.candidate(48), predicted=doubted)
+        made._met(48)
+    else:
+        made.run()
+    assert len(peaks) == 1
+    assert made.spare_bytes == (int(1.005 * LIMIT) - peaks[0] if spare is None else spare)
+    if spare == 5000:  # the next plan leaves that much
+        assert parse_bytes(made.candidate(40).spec.strategy_options["budget"]) <= LIMIT - 5000
 
 
 def test_a_budget_that_was_asked_for_stays(planner: Planner) -> None:

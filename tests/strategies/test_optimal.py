@@ -21,7 +21,7 @@ from memtrade.strategies import find_planned, make_options
 from memtrade.strategies.base import worth_deciding
 from memtrade.strategies.optimal.choice import Choice, Chooser
 from memtrade.strategies.optimal.search import Search
-from memtrade.strategies.optimal.strategy import Options, plan
+from memtrade.strategies.optimal.strategy import Options, about, near, plan
 from memtrade.units import megabytes
 from tests.graphs import ARENA, chain, target
 from tests.strategies.brute_force import candidates, random_step_graph
@@ -271,3 +271,22 @@ def test_what_is_free_on_this_machine_does_not_matter(monkeypatch: pytest.Monkey
     monkeypatch.setattr(psutil, "virtual_memory", lambda: pytest.fail("asked what is free"))
     assert before == plan(graph, Options(), target("gtx-1070"))
     assert before.tensors("swap")
+
+
+def test_a_plan_near_at_hand_is_the_plan() -> None:
+    """Or there is none: the smallest peak is not looked for. What it is about is soon told."""
+    graph = chain(12)
+    smallest = plan(graph, Options(), ARENA)
+    peak = Simulator(graph, ARENA).memory(smallest, limit_bytes=ROOMY_BYTES).peak_bytes
+    assert about(graph, Options(), ARENA) == pytest.approx(peak, rel=0.3)
+    found = []
+    for share in (1.0, 1.05, 1.2, 1.5, 2.0):
+        options = Options(budget=f"{int(share * peak)}B")
+        try:
+            found.append(near(graph, options, ARENA))
+        except InfeasibleBudgetError:
+            continue
+        assert found[-1] == plan(graph, options, ARENA)
+    assert len(found) >= 3
+    with pytest.raises(InfeasibleBudgetError):
+        near(graph, Options(budget=f"{int(0.5 * peak)}B"), ARENA)

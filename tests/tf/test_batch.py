@@ -15,8 +15,14 @@ from memtrade.batch import NoBatchFitsError, largest
 from memtrade.batch.fitting import accumulate
 from memtrade.errors import MemtradeError, UnsupportedGraphError
 from memtrade.keras import TrainFunction, fit
+from memtrade.measure.here import here_target, learned_target
 from memtrade.measure.protocol import Outcome, Status, TrialSpec
 from memtrade.measure.records import Record, make_record
+from memtrade.measure.step_trial import try_step
+from memtrade.simulate.predict import Predictor
+from memtrade.strategies import PLANNED, make_options
+from memtrade.tf.calling import step_to_read
+from memtrade.tf.extract import trace_concrete
 from tests.tf.user_steps import descending
 
 WIDTH, LAYERS = 64, 12
@@ -57,7 +63,7 @@ class Children:
         self.truth, self.batches = truth, []
         self.failure: Status = "out_of_memory"
 
-    def __call__(self, spec: TrialSpec, concrete, specs, *, loss=None) -> Record:
+    def __call__(self, spec: TrialSpec, concrete, specs, *, loss=None, foreseen=None) -> Record:
         self.batches.append(spec.model_options["batch_size"])
         runs = self.batches[-1] <= self.truth
         status = "ok" if runs else self.failure
@@ -86,6 +92,26 @@ def test_the_batch_runs_in_a_child_and_a_larger_one_does_not() -> None:
     assert original.batch_size < 0.6 * found.batch_size
     for weight, value in zip(weights, before, strict=True):
         np.testing.assert_array_equal(weight, value)  # nothing was trained
+
+
+def test_a_child_lays_variables_down_without_holes() -> None:
+    """Each was made beside its first value, which left a hole, and the peak was another."""
+    weights = [tf.Variable(tf.ones(shape)) for shape in ((300, 500), (500, 300), (300,), (300, 7))]
+
+    def forward(x):
+        return tf.nn.tanh(tf.nn.tanh(x @ weights[0]) @ weights[1] + weights[2]) @ weights[3]
+
+    step = descending(forward, weights)
+    traced, concrete = step_to_read(step, (tf.TensorSpec([256, 300]),))
+    spec = TrialSpec(memory_limit_bytes=24 << 20, strategy="checkpoints", steps=1)
+    record = try_step(spec, concrete, traced.specs)
+    assert record.status == "ok", record.reason
+    assert record.measured is not None
+    graph = trace_concrete(traced, concrete).graph
+    target = learned_target(here_target("arena", limit_bytes=24 << 20), [graph])
+    plan = PLANNED["checkpoints"].plan(graph, make_options("checkpoints"), target)
+    foreseen = Predictor(graph, target).predict(plan)  # as if nothing lay between the variables
+    assert record.measured.peak_bytes == foreseen.peak_bytes
 
 
 @pytest.mark.parametrize("failure", ["out_of_memory", "infeasible"])

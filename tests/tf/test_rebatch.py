@@ -14,7 +14,8 @@ from memtrade.models import make_model
 from memtrade.options import PARTS, REORDERED
 from memtrade.rebatch import Rebatcher
 from memtrade.tf.build import make_step
-from memtrade.tf.extract import trace
+from memtrade.tf.calling import step_to_read
+from memtrade.tf.extract import trace, trace_concrete
 from memtrade.tf.split import split_step
 from tests.tf.small_models import SMALL
 
@@ -110,3 +111,21 @@ def test_a_dimension_that_is_not_affine_is_refused() -> None:
         Rebatcher(first, 2, bent, 7).at(4)
     with pytest.raises(ValueError, match="at least one example"):
         Rebatcher(first, 2, second, 7).at(0)
+
+
+def test_zeros_that_are_constants_in_small_batches_are_told_of() -> None:
+    """TensorFlow makes up to 1,000 zeros as a constant, and more by an op: another graph."""
+    kernel = tf.Variable(tf.ones([16, 16]))
+
+    def traced_at(batch: int, zeros: int) -> StepGraph:
+        @tf.function(autograph=False)
+        def step(x):
+            loss = tf.reduce_sum((x + tf.zeros([zeros, 16])) @ kernel)
+            kernel.assign_sub(tf.gradients(loss, [kernel])[0])
+            return loss
+
+        return trace_concrete(*step_to_read(step, (tf.TensorSpec([batch, 16]),))).graph
+
+    assert Rebatcher(traced_at(2, 2), 2, traced_at(3, 3), 3).grows_constants
+    assert not Rebatcher(traced_at(2, 1), 2, traced_at(3, 1), 3).grows_constants
+    assert not Rebatcher(traced_at(80, 80), 80, traced_at(81, 81), 81).grows_constants

@@ -57,9 +57,11 @@ class Search(Neighbourhood):
 
     Attributes:
         cancelled: whether the deadline ended the search.
+        looks_far: whether the smallest peak is looked for where nothing fits the budget at first.
     """
 
     cancelled = False
+    looks_far = True
 
     def run(self) -> Finished:
         """The fastest plan within the budget, or the smallest peak and the fastest plan with it.
@@ -79,6 +81,10 @@ class Search(Neighbourhood):
             raise InfeasibleBudgetError(found.peak_bytes, self.budget_bytes, found.peak_op)
         return found
 
+    def programmed_bytes(self) -> float:
+        """The programme's own smallest peak, which nothing has corrected."""
+        return self._chooser(self.problem, "memory").least_peak_mb() * MB
+
     # The two goals.
 
     def _fastest(self, budget: int) -> None:
@@ -89,7 +95,7 @@ class Search(Neighbourhood):
         self._solve(budget)
         if not self._good_enough:
             self._consider_rules(budget)
-        if self.best is None:
+        if self.best is None and self.looks_far:
             self._say(f"no plan found within {megabytes(budget)} MB: looking for the smallest")
             self._find_leanest()
         if not self._good_enough and self.best is not None and self.best.peak_bytes <= budget:

@@ -73,17 +73,41 @@ def plan(graph: StepGraph, options: Options, target: Target) -> Plan:
     Raises:
         InfeasibleBudgetError: no plan was found within the budget.
     """
+    return _planned(graph, options, target, looks_far=True)
+
+
+def near(graph: StepGraph, options: Options, target: Target) -> Plan:
+    """The same plan where there is one without a search for the smallest peak.
+
+    Raises:
+        InfeasibleBudgetError: there is none; what it says is needed may be far too much.
+    """
+    return _planned(graph, options, target, looks_far=False)
+
+
+def about(graph: StepGraph, options: Options, target: Target) -> float:
+    """The smallest peak as the programme alone sees it, in bytes: a linear programme's, so soon."""
     with _without_collection():
-        search = Search(
-            graph,
-            target,
-            budget_bytes=options.budget_for(graph),
-            minimize="time" if options.minimize == "time" and options.budget else "memory",
-            swap=options.swap,
-            host_limit_bytes=options.host_limit_bytes,
-            seconds=options.time_limit,
-            tolerance=options.tolerance,
-        )
+        return _search(graph, options, target).programmed_bytes()
+
+
+def _search(graph: StepGraph, options: Options, target: Target) -> Search:
+    return Search(
+        graph,
+        target,
+        budget_bytes=options.budget_for(graph),
+        minimize="time" if options.minimize == "time" and options.budget else "memory",
+        swap=options.swap,
+        host_limit_bytes=options.host_limit_bytes,
+        seconds=options.time_limit,
+        tolerance=options.tolerance,
+    )
+
+
+def _planned(graph: StepGraph, options: Options, target: Target, *, looks_far: bool) -> Plan:
+    with _without_collection():
+        search = _search(graph, options, target)
+        search.looks_far = looks_far
         found = search.run()
     gap = search.gap
     return Plan(
@@ -155,5 +179,10 @@ def _fates(graph: StepGraph, found: Finished) -> tuple[Fate, ...]:
 
 
 STRATEGY = Strategy(
-    "optimal", "keep, recompute or swap: least time under a budget, or least memory", Options, plan
+    "optimal",
+    "keep, recompute or swap: least time under a budget, or least memory",
+    Options,
+    plan,
+    near,
+    about,
 )

@@ -1,0 +1,72 @@
+"""A plan goes along with a trial: to the same step with ops on top, and to no other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from memtrade.graph import Op, StepGraph, Tensor
+from memtrade.measure.foreseen import carried, given_plan, save_foreseen
+from memtrade.plan import check_plan
+from memtrade.simulate.predict import Predictor
+from memtrade.strategies import PLANNED, make_options
+from tests.graphs import ARENA, chain
+
+GRAPH = chain(6)
+
+
+def handed_on(graph: StepGraph, at: int, kind: str = "NoOp") -> StepGraph:
+    """With an op before that place which waits for the one before it, and one at the end that
+    returns what was returned."""
+    data = graph.data
+
+    def moved(op_id: int) -> int:
+        return op_id + (op_id >= at)
+
+    ops = [
+        msgspec.structs.replace(
+            op, id=moved(op.id), name=f"outer/{op.name}_3", controls=tuple(map(moved, op.controls))
+        )
+        for op in data.ops
+    ]
+    ops.insert(at, Op(at, "leave", kind, (), (at - 1,), (), False, {}))
+    tensors = [msgspec.structs.replace(each, op=moved(each.op)) for each in data.tensors]
+    returned, new = data.outputs[0], len(tensors)
+    like = tensors[returned]
+    tensors.append(Tensor(new, len(ops), 0, like.dtype, like.shape, like.size_bytes))
+    ops.append(Op(len(ops), "Identity_2", "Identity", (returned,), (at,), (new,), False, {}))
+    outputs = (new, *data.outputs[1:])
+    return StepGraph(
+        msgspec.structs.replace(data, ops=tuple(ops), tensors=tuple(tensors), outputs=outputs)
+    )
+
+
+@pytest.mark.parametrize("strategy", ["lms", "sqrt_n", "optimal"])
+def test_ops_that_hand_on_change_nothing(strategy: str, tmp_path: Path) -> None:
+    plan = PLANNED[strategy].plan(GRAPH, make_options(strategy), ARENA)
+    above = handed_on(GRAPH, 5)
+    save_foreseen(plan, GRAPH, tmp_path / "foreseen.plan")
+    made = given_plan(tmp_path / "foreseen.plan", above)
+    assert made is not None
+    check_plan(made, above)
+    before, after = Predictor(GRAPH, ARENA).predict(plan), Predictor(above, ARENA).predict(made)
+    assert after.peak_bytes == before.peak_bytes
+    assert len(made.actions) == len(plan.actions) + 2
+    assert [fate.decision for fate in made.fates] == [fate.decision for fate in plan.fates]
+
+
+def test_a_plan_alone_is_taken_as_it_is(tmp_path: Path) -> None:
+    plan = PLANNED["lms"].plan(GRAPH, make_options("lms"), ARENA)
+    plan.save(tmp_path / "saved.plan")
+    assert given_plan(tmp_path / "saved.plan", handed_on(GRAPH, 5)) == plan
+
+
+def test_another_step_has_plans_of_its_own() -> None:
+    plan = PLANNED["lms"].plan(GRAPH, make_options("lms"), ARENA)
+    assert carried(plan, GRAPH, GRAPH) == plan
+    assert carried(plan, GRAPH, handed_on(GRAPH, 5, kind="Relu")) is None  # it computes something
+    assert carried(plan, GRAPH, chain(7)) is None
+    assert carried(plan, GRAPH, chain(6, size=2 << 20)) is None
+    assert carried(plan, handed_on(GRAPH, 5), GRAPH) is None
