@@ -30,6 +30,7 @@ from memtrade.simulate.placement import (
     Events,
     Placement,
     State,
+    allocator_of,
     begun,
     needed_bytes,
     record,
@@ -43,6 +44,8 @@ from memtrade.target import Places
 # worth any.
 MIN_GAIN_BYTES = 1 << 20
 _LITTLE_SHARE = 1 / 2000
+# What no simulation knows of, as small tensors of other steps, is about that large.
+_SHIFT_BYTES = 4096
 
 Reserved = Mapping[int, Sequence[int]]  # action -> bytes, one after the other
 
@@ -83,7 +86,7 @@ def defragment(
     limit = clock.target.limit_bytes
     if asked <= limit and trial.lag is None and trial.peak_bytes(limit, found) > limit:
         tries = trial.reservations(limit, limit, limit)
-        found = next((each for each in tries if trial.peak_bytes(limit, each) <= limit), found)
+        found = next((each for each in tries if trial.runs(limit, each)), found)
     made: list[Action] = []
     for i, action in enumerate(actions):
         made += [Action("reserve", size_bytes) for size_bytes in found.get(i, ())]
@@ -123,13 +126,31 @@ class _Trial:
             places=places or self.simulator.layouts[0],
         )
 
-    def peak_bytes(self, limit_bytes: int, reserved: Reserved, hopeless: float = math.inf) -> float:
+    def runs(self, limit_bytes: int, reserved: Reserved) -> bool:
+        """Whether it runs in that limit, and also where all lies a little farther on: what hangs on
+        single bytes holds in no other process."""
+        peaks = (self.peak_bytes(limit_bytes, reserved, shift_bytes=n) for n in (0, _SHIFT_BYTES))
+        return max(peaks) <= limit_bytes
+
+    def peak_bytes(
+        self,
+        limit_bytes: int,
+        reserved: Reserved,
+        hopeless: float = math.inf,
+        *,
+        shift_bytes: int = 0,
+    ) -> float:
         """Of as many steps as differ, in the worst layout, or until it is hopeless; infinite where
-        they do not run."""
+        they do not run.
+
+        Args:
+            shift_bytes: so much is taken before the first step, and kept.
+        """
         peak = 0
         try:
             for places in self.simulator.layouts:
                 walk = self.begin(limit_bytes, reserved, places)
+                allocator_of(walk).allocate(shift_bytes)
                 walk.hopeless = hopeless
                 for _ in differing_steps(walk):
                     peak = max(peak, walk.peak.in_use)

@@ -23,6 +23,8 @@ from memtrade.simulate.regions import round_up
 # The zone is larger than what small buffers need, by as much as they may leave holes; who is at its
 # border stays for so much of the step.
 _ZONE, _NEARLY = 1.25, 0.9
+# Of the largest free piece, so much is left at its end for what nobody foresaw, which shifts all.
+_SPARE = 1 / 2000
 # Where some find no place, it is tried anew so often, with those first.
 _ROUNDS = 50
 # At most so many reservations lead one request next to where it is planned, by this share of it.
@@ -57,13 +59,15 @@ def offsets(rows: list[Events], free: list[tuple[int, int]], large_bytes: int) -
     small = [each for each in held if each.size < large_bytes]
     best: dict[int, int] = {}
     stays: dict[int, int] = {}
+    size, address = max(free)
+    size -= spare_bytes(free)
     if order and (border := _border(small, order)) is not None:
-        size, address = max(free)
         end = address + min(size, round_up(int(_ZONE * _most(small))))
         stays[border.buffer] = end
         row = next(events for events in rows if border.buffer in dict(events))
         end += sum(round_up(asked) for _, asked in row)  # what else it asks for comes behind it
-        free = [*(each for each in free if each[1] != address), (size + address - end, end)]
+        size, address = size + address - end, end
+    free = [*(each for each in free if each != max(free)), (size, address)]
     for _ in range(_ROUNDS):
         plan = _Offsets(free)
         for each in order:
@@ -74,6 +78,11 @@ def offsets(rows: list[Events], free: list[tuple[int, int]], large_bytes: int) -
             break
         order.sort(key=lambda each: each.buffer not in plan.failed)  # these choose first
     return best | stays
+
+
+def spare_bytes(free: list[tuple[int, int]]) -> int:
+    """What is left free behind all that has an address. `free`: see `offsets`."""
+    return round_up(int(max(free)[0] * _SPARE)) if free else 0
 
 
 def _border(small: list[_Held], large: list[_Held]) -> _Held | None:
@@ -180,7 +189,7 @@ def _gaps(free: list[tuple[int, int]], taken: list[tuple[int, int]]) -> Iterator
 
 
 def lead(
-    pieces: list[tuple[int, int]], asked: int, wanted: int, rest: int
+    pieces: list[tuple[int, int]], asked: int, wanted: int, rest: int, spare: int = 0
 ) -> tuple[int, ...] | None:
     """What is to be reserved, one after the other, for a request to lie next to an address.
 
@@ -188,6 +197,7 @@ def lead(
         pieces: (bytes, address) of what is free.
         asked: the request's bytes. wanted: the address.
         rest: so much must be left free beside it, if possible.
+        spare: what may lie before them elsewhere, and shift them all: it is left behind the last.
 
     Returns None where that does not go.
     """
@@ -201,25 +211,28 @@ def lead(
     if away > asked * _NEXT:
         return None
     behind = address + size - (begin + asked)
-    if behind < min(asked, MAX_PADDING_BYTES):
-        begin += behind  # else it would get that, too
+    left_free = spare if address + size == max(a + s for s, a in pieces) else 0
+    if left_free < behind < min(asked, MAX_PADDING_BYTES):
+        begin += behind - left_free  # else it would get that, too
     left = sorted(pieces)
     reserved: list[int] = []
     if address < begin:
         front = begin - address
         if size < 2 * front and size - front < MAX_PADDING_BYTES:
             return None  # the reservation would get the whole piece
-        reserved += _passed_over(left, front, (size, address), rest)
+        reserved += _passed_over(left, front, (size, address), rest, spare)
         reserved.append(front)
         size -= front
-    reserved += _passed_over(left, asked, (size, begin), rest)
+    reserved += _passed_over(left, asked, (size, begin), rest, spare)
     return tuple(reserved) if len(reserved) <= _RESERVED else None
 
 
 def _passed_over(
-    pieces: list[tuple[int, int]], asked: int, piece: tuple[int, int], rest: int
+    pieces: list[tuple[int, int]], asked: int, piece: tuple[int, int], rest: int, spare: int
 ) -> Iterator[int]:
-    """What is reserved of `pieces`, and taken from them, so that a request goes to `piece`."""
+    """What is reserved of `pieces`, and taken from them, so that a request goes to `piece`. A
+    reservation that is a little smaller than its piece gets the whole of it, and of another one
+    that is not quite as large."""
     least = max(rest, MAX_PADDING_BYTES)
     for each in [each for each in pieces if asked <= each[0] and each < piece]:
         size, address = each
@@ -227,4 +240,6 @@ def _passed_over(
         if rest and least < asked <= size - least:  # the rest of it does not hold the request
             pieces.append((least, address + size - least))
             size -= least
-        yield size
+            yield size
+        else:
+            yield max(asked, size - spare)

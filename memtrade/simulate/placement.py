@@ -30,7 +30,7 @@ from typing import NamedTuple
 import msgspec
 
 from memtrade.simulate.bfc import ArenaOutOfMemoryError, BfcAllocator
-from memtrade.simulate.offsets import Events, lead
+from memtrade.simulate.offsets import Events, lead, spare_bytes
 from memtrade.simulate.regions import GRAIN_BYTES, round_up
 from memtrade.simulate.walk import Walk
 
@@ -230,6 +230,7 @@ class Placement:
         planned: Mapping[int, int] = MappingProxyType({}),
     ):
         self.planned = planned
+        self.spare = spare_bytes(start.allocator.pieces(0))
         self.limit, self.at_most = limit_bytes, at_most
         large, self.little = (int(limit_bytes * share) for share in shares)
         self.blocks = _blocks(rows, large, planned)
@@ -316,7 +317,8 @@ class Placement:
         # What else the row asks for needs a place beside what is reserved.
         others = [size for buffer, size in block.events if size and buffer != block.buffer]
         pieces = state.allocator.pieces(GRAIN_BYTES)
-        return lead(pieces, round_up(block.largest), wanted, round_up(max(others, default=0)))
+        rest = round_up(max(others, default=0))
+        return lead(pieces, round_up(block.largest), wanted, rest, self.spare)
 
     def _look_back(self, last: int, peak: float) -> float:
         """Changes how one earlier block was run, if less than `peak` is in use then until the last
