@@ -75,11 +75,11 @@ def strips_of(heights: Sequence[float], *, height: float) -> tuple[Canvas, list[
     return canvas, list(strips[:, 0])
 
 
-def render(canvas: Canvas, kind: str) -> bytes:
+def render(canvas: Canvas, kind: str, *, dots_per_inch: int = 300) -> bytes:
     """The plot as a file of one of `FORMATS`."""
     stream = io.BytesIO()
     with in_style():
-        canvas.savefig(stream, format=kind, dpi=300, metadata=_METADATA[kind])
+        canvas.savefig(stream, format=kind, dpi=dots_per_inch, metadata=_METADATA[kind])
     return stream.getvalue()
 
 
