@@ -233,7 +233,7 @@ def _passed_over(
     """What is reserved of `pieces`, and taken from them, so that a request goes to `piece`. A
     reservation that is a little smaller than its piece gets the whole of it, and of another one
     that is not quite as large."""
-    least = max(rest, MAX_PADDING_BYTES)
+    least = max(rest, MAX_PADDING_BYTES) + spare
     for each in [each for each in pieces if asked <= each[0] and each < piece]:
         size, address = each
         pieces.remove(each)

@@ -10,6 +10,7 @@ from memtrade.simulate.bfc import MIB, ArenaOutOfMemoryError, BfcAllocator
 from memtrade.simulate.offsets import Events, lead, offsets
 from memtrade.simulate.placement import SHARES, Placement, State
 
+GIB = 1 << 30
 PIECE = 128 * MIB
 MOST = 24 * PIECE
 
@@ -105,3 +106,21 @@ def test_a_request_that_is_led_comes_next_to_its_place(
         raise AssertionError("what was reserved left no room") from None
     assert arena.size_of(handle) == size  # and nothing else
     assert abs(handle - wanted) <= size // 4 + min(size, 128 * MIB)
+
+
+def test_what_is_passed_over_is_so_where_all_lies_a_little_farther_on() -> None:
+    """The rest that a reservation leaves is more than what the allocator would not split off."""
+    spare, asked = MIB, 300 * MIB
+    pieces = [(2 * GIB, 0), (3 * GIB, 4 * GIB)]
+    reserved = lead(pieces, asked, 4 * GIB, MIB, spare)
+    assert reserved is not None
+    for shift in (0, spare // 2):
+        arena = BfcAllocator.one_region(1 << 36)
+        handles = [arena.allocate(size) for size in (2 * GIB - shift, 4 * MIB, 3 * GIB, 1 << 35)]
+        arena.allocate(arena.largest_free_bytes)
+        arena.free(handles[0])
+        arena.free(handles[2])
+        for each in reserved:
+            arena.allocate(each)
+        assert arena.allocate(asked) == handles[2]
+        assert arena.largest_free_bytes >= MIB
