@@ -135,8 +135,8 @@ def empty_nodes(name: str, size_bytes: int) -> list[NodeDef]:
 
 
 def size_node(name: str, source: str, dtype: str = "uint8") -> NodeDef:
-    """Reads a tensor without touching it."""
-    return _node("Size", name, [source], T=dtype, out_type="int32")
+    """Reads a tensor, of more than 2 GiB too, without touching it."""
+    return _node("Size", name, [source], T=dtype, out_type="int64")
 
 
 def _ranges(starts: Sequence[int], tensor: Tensor) -> list[tuple[int, int]]:
