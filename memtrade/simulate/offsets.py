@@ -25,8 +25,9 @@ from memtrade.simulate.regions import round_up
 _ZONE, _NEARLY = 1.25, 0.9
 # Of the largest free piece, so much is left at its end for what nobody foresaw, which shifts all.
 _SPARE = 1 / 2000
-# Where some find no place, it is tried anew so often, with those first.
-_ROUNDS = 50
+# Where some find no place, it is tried anew so often, with those first. A round takes as long as
+# the square of its buffers; all may take about half a second.
+_ROUNDS, _EFFORT = 50, 10_000_000
 # At most so many reservations lead one request next to where it is planned, by this share of it.
 _RESERVED, _NEXT = 8, 0.25
 
@@ -68,7 +69,7 @@ def offsets(rows: list[Events], free: list[tuple[int, int]], large_bytes: int) -
         end += sum(round_up(asked) for _, asked in row)  # what else it asks for comes behind it
         size, address = size + address - end, end
     free = [*(each for each in free if each != max(free)), (size, address)]
-    for _ in range(_ROUNDS):
+    for _ in range(min(_ROUNDS, _EFFORT // max(len(order) ** 2, 1))):
         plan = _Offsets(free)
         for each in order:
             plan.place(each)
