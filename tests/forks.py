@@ -58,6 +58,18 @@ _FOLDER = "MEMTRADE_TEST_FORKS"  # where the servers' sockets are; its name ends
 _TITLE = "-" * 200  # room for what `ps` shows of a child
 _PATIENCE_SECONDS = 60.0
 
+_started: list[int] = []  # the processes that were forked for this one
+
+
+def descendants() -> list[psutil.Process]:
+    """The processes below this one that live, those that were forked for it included: their parents
+    are servers, which may be another test process's."""
+    found = psutil.Process().children(recursive=True)
+    for pid in _started:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            found.append(psutil.Process(pid))
+    return list(dict.fromkeys(found))
+
 
 class Forked:
     """As much of a `subprocess.Popen` as `memtrade.measure.children` needs."""
@@ -183,6 +195,7 @@ def _fork(
     guard = _server(env)
     socket.send_fds(guard, [json.dumps(told).encode() + b"\n"], numbers)
     pid = int(guard.recv(100))
+    _started.append(pid)
     guard.settimeout(None)
     return pid, guard
 

@@ -31,6 +31,7 @@ from memtrade.pipeline.measure.records import (
 from memtrade.pipeline.measure.trial import check_reachable, run_pipeline
 from memtrade.pipeline.results.measured import device_sheet, runs_sheet
 from memtrade.pipeline.tf import draw_step
+from tests import forks
 from tests.graphs import ARENA
 
 OPTIONS = {"layers": 4, "width": 128, "heads": 4, "vocabulary": 500, "batch_size": 8}
@@ -66,7 +67,7 @@ def trial(**changes):
 def stages_left():
     """The worker processes of this test that still live."""
     found = []
-    for child in psutil.Process().children(recursive=True):
+    for child in forks.descendants():
         with contextlib.suppress(psutil.NoSuchProcess):  # it has just ended
             if child.cmdline()[-1:] in (["stage"], ["drive"]):
                 found.append(child)
