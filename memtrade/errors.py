@@ -52,11 +52,17 @@ class InvalidPlanError(MemtradeError):
 
 
 class InfeasibleBudgetError(MemtradeError):
-    """No plan reaches the budget. Carries the smallest peak found and the op that binds it."""
+    """No plan reaches the budget. Carries the smallest peak found and the op that binds it; without
+    one, it is what lies there when the step begins.
+
+    >>> str(InfeasibleBudgetError(2_000_000, 1_000_000, "")).split("is ")[1]
+    '2.0 MB, bound by variables, batch and constants alone. Give a larger budget or a smaller batch'
+    """
 
     def __init__(self, needed_bytes: int, budget_bytes: int, op: str):
         self.needed_bytes, self.budget_bytes, self.op = needed_bytes, budget_bytes, op
+        by = op or "variables, batch and constants alone"
         super().__init__(
             f"no plan fits a budget of {budget_bytes / 1e6:,.1f} MB: the smallest peak found is "
-            f"{needed_bytes / 1e6:,.1f} MB, bound by {op}. Give a larger budget or a smaller batch"
+            f"{needed_bytes / 1e6:,.1f} MB, bound by {by}. Give a larger budget or a smaller batch"
         )

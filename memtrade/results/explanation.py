@@ -64,7 +64,8 @@ class Page:
                 lines.append(_item(f"optimal, budget {budget}: searches for the fastest plan"))
         elif isinstance(remedy, NoRemedy):
             floor = megabytes(remedy.floor_bytes)
-            lines.append(_item(f"no plan: the smallest peak found is {floor} MB, by {remedy.op}"))
+            by = remedy.op or "variables, batch and constants alone"
+            lines.append(_item(f"no plan: the smallest peak found is {floor} MB, by {by}"))
         return [*lines, *map(_item, _other_ways(found))]
 
 
