@@ -17,12 +17,12 @@ import sys
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 from memtrade.errors import MemtradeError
 from memtrade.measure import host
 from memtrade.measure.batches import BatchTargets
+from memtrade.measure.foreseen import Foreseen
 from memtrade.measure.max_batch import SHORT_OF_MEMORY, BatchSearch, Bound, Obstacle
 from memtrade.measure.protocol import Status, TrialSpec
 from memtrade.measure.records import Record
@@ -205,7 +205,7 @@ class _Search:
             trials=self.trials,
         )
         if self._can_try(limit_bytes):
-            search.measure = partial(self._measure, search)
+            search.measure = self._measure
         found = search.run()
         if not found.batch:
             self._refuse_trials(search)
@@ -278,10 +278,9 @@ class _Search:
         )
         return False
 
-    def _measure(self, search: BatchSearch, spec: TrialSpec) -> Record:
+    def _measure(self, spec: TrialSpec, foreseen: Foreseen | None) -> Record:
         batch = spec.model_options["batch_size"]
         step, concrete = self._traced(batch)
-        foreseen = search.candidate(batch).foreseen
         record = try_step(spec, concrete, step.specs, loss=self.loss, foreseen=foreseen)
         self.records[batch] = record
         return record

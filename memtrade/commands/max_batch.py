@@ -27,6 +27,7 @@ from memtrade.measure.flags import (
     check_writable,
     make_specs,
 )
+from memtrade.measure.foreseen import Foreseen, told
 from memtrade.measure.here import here_target
 from memtrade.measure.host import describe_machine
 from memtrade.measure.max_batch import BatchSearch
@@ -236,15 +237,16 @@ class _Trials:
     def planning(self, batch: int) -> None:
         self._begin(batch, "simulate")
 
-    def measure(self, spec: TrialSpec) -> Record:
+    def measure(self, spec: TrialSpec, foreseen: Foreseen | None) -> Record:
         self._begin(spec.model_options["batch_size"])
         known = self._by_id.get(trial_id(spec, self._machine))
         if known is not None and known.status in _SETTLED:
             self.reporter.ended(f"{in_short(known)} (ran before)")
             return known
-        outcome = watched(
-            spec, self.reporter, timeout_seconds=self.timeout_seconds, verbose=self.verbose
-        )
+        with told(spec, foreseen) as asked:
+            outcome = watched(
+                asked, self.reporter, timeout_seconds=self.timeout_seconds, verbose=self.verbose
+            )
         record = make_record(spec, outcome, command=self.command_line)
         save_record(record, self.folder)
         self._by_id[record.id] = record

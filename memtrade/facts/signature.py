@@ -28,7 +28,7 @@ _DRAWING = frozenset(
 _SHAPES = frozenset({"Shape", "ShapeN"})
 
 # Smaller kernels do not make a peak; what they take is the device's time per op.
-_LEAST_BYTES = 16 * 1024
+LEAST_BYTES = 16 * 1024
 
 
 class Operand(msgspec.Struct, frozen=True, array_like=True):
@@ -72,7 +72,7 @@ class Signature(msgspec.Struct, frozen=True, kw_only=True):
         return [4 * math.prod(shape) for shape in shapes]
 
 
-def signature_of(op: Op, graph: StepGraph) -> Signature | None:
+def signature_of(op: Op, graph: StepGraph, least_bytes: int = LEAST_BYTES) -> Signature | None:
     """The signature of an op that a child can run by itself; None of any other."""
     if op.type in BODY_TYPES or op.node < 0 or not op.outputs:
         return None
@@ -85,7 +85,7 @@ def signature_of(op: Op, graph: StepGraph) -> Signature | None:
         return None
     if op.type not in RESERVING_TYPES and any(t.shape is None for t in tensors):
         return None
-    if sum(t.size_bytes for t in tensors) < _LEAST_BYTES:
+    if sum(t.size_bytes for t in tensors) < least_bytes:
         return None
     inputs = tuple(
         Operand(graph.tensors[t].dtype, _shape(t, graph), _values(t, graph)) for t in op.inputs

@@ -17,7 +17,8 @@ from memtrade.rebatch import Rebatcher
 from memtrade.target import Target
 
 # The smallest of three sizes, each twice the one before: small enough to be quick. A line through
-# the outer two that meets the one between is extended.
+# the outer two that meets the one between is extended. A kernel may be small at these sizes, and
+# not at others.
 _LEAST = 4
 
 
@@ -53,6 +54,7 @@ class BatchTargets:
             self._plain,
             self._graphs.values(),
             environment=self._environment,
+            least_bytes=1,
         )
 
     def at(self, batch: int, graph: StepGraph) -> Target:
@@ -74,7 +76,7 @@ class BatchTargets:
         """What the op with that index does at `batch`; None where the sizes do not tell."""
         runs = {}
         for size, graph in self._graphs.items():
-            signature = signature_of(graph.ops[index], graph)
+            signature = signature_of(graph.ops[index], graph, least_bytes=1)
             run = known.get(signature.key) if signature else None
             if run is None or not run.requests:
                 return None

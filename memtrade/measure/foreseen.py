@@ -11,6 +11,8 @@ that was simulated.
 
 from __future__ import annotations
 
+import contextlib
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,11 +20,28 @@ import msgspec
 
 from memtrade.errors import InvalidPlanError
 from memtrade.graph import Op, StepGraph
+from memtrade.measure.protocol import TrialSpec
 from memtrade.plan import Action, Fate, Plan, check_plan, load_plan
 from memtrade.rebatch import bare
 
 # Ops that may be there on top: they compute nothing.
 _HANDING_ON = frozenset({"Identity", "NoOp"})
+
+
+# A plan, and the graph that it was made for.
+Foreseen = tuple[Plan, StepGraph]
+
+
+@contextlib.contextmanager
+def told(spec: TrialSpec, foreseen: Foreseen | None) -> Iterator[TrialSpec]:
+    """The trial as its child is told of it: within the block, the plan and its graph are files."""
+    if foreseen is None:
+        yield spec
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "foreseen.plan"
+        save_foreseen(*foreseen, path)
+        yield msgspec.structs.replace(spec, plan_path=str(path))
 
 
 def save_foreseen(plan: Plan, graph: StepGraph, path: Path) -> None:

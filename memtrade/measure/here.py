@@ -10,6 +10,7 @@ from pathlib import Path
 from memtrade.devices import device_names
 from memtrade.facts import CPU, OUTPUTS, shipped
 from memtrade.facts.learned import LearnedFacts
+from memtrade.facts.signature import LEAST_BYTES
 from memtrade.facts.surroundings import ONEDNN, Surroundings, surroundings
 from memtrade.graph import StepGraph
 from memtrade.measure import host
@@ -55,6 +56,7 @@ def learned_target(
     *,
     anew: frozenset[str] = frozenset(),
     environment: Mapping[str, str] | None = None,
+    least_bytes: int = LEAST_BYTES,
     on_progress: Callable[[int, int], None] = lambda done, of: None,
 ) -> Target:
     """`target` with what its own kernels do: those of the graphs that nobody knows yet are asked.
@@ -64,6 +66,7 @@ def learned_target(
     Args:
         anew: the keys of kernels that are asked again though they are known.
         environment: of the process that will run the step; None is that of a trial's child.
+        least_bytes: see `learn`.
         on_progress: called with how many kernels have been asked, and how many there are.
     """
     device_name = target.here
@@ -76,7 +79,9 @@ def learned_target(
         del made[ONEDNN]  # TensorFlow is imported already, and has decided for itself
     where = surroundings_of(device_name, made)
     asker = Asker(device_name, made, limit_bytes)
-    table, rates = learn(graphs, where, asker, anew=anew, on_progress=on_progress)
+    table, rates = learn(
+        graphs, where, asker, anew=anew, least_bytes=least_bytes, on_progress=on_progress
+    )
     if rates is None:
         return target
     shipped_too = CPU if rates.onednn else OUTPUTS

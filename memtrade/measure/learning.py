@@ -34,7 +34,7 @@ from memtrade.facts.asking import (
 from memtrade.facts.cache import FactsFile
 from memtrade.facts.learned import Learned, kernel_text
 from memtrade.facts.lines import extended
-from memtrade.facts.signature import Signature, make_signature, signature_of
+from memtrade.facts.signature import LEAST_BYTES, Signature, make_signature, signature_of
 from memtrade.facts.surroundings import Surroundings
 from memtrade.graph import StepGraph, led_to
 from memtrade.measure.children import Child, children, start, supervise
@@ -94,6 +94,7 @@ def learn(
     *,
     anew: frozenset[str] = frozenset(),
     folder: Path | None = None,
+    least_bytes: int = LEAST_BYTES,
     on_progress: Callable[[int, int], None] = lambda done, of: None,
 ) -> tuple[dict[str, Learned], CopyRates | None]:
     """What is known of the graphs' kernels, and the device's rates; asks for what is not known.
@@ -101,11 +102,13 @@ def learn(
     Args:
         anew: the keys of kernels that are asked again though they are known.
         folder: of the cache; None is the user's.
+        least_bytes: of the tensors of a kernel that depends on the batch; smaller ones are not
+            asked.
         on_progress: called with how many kernels have been asked, and how many there are.
     """
     file = FactsFile(where, folder)
     kept = file.read()
-    lessons = _lessons(graphs)
+    lessons = _lessons(graphs, least_bytes)
     wanted = {key for key in lessons if key in anew or key not in kept.table}
     ask_rates = kept.rates is None
     for _ in range(_TRIES):
@@ -130,17 +133,17 @@ def _is_quiet() -> bool:
     return psutil.cpu_percent(_LOOK_SECONDS) < 100 * QUIET_SHARE
 
 
-def _lessons(graphs: Iterable[StepGraph]) -> dict[str, Lesson]:
+def _lessons(graphs: Iterable[StepGraph], least_bytes: int) -> dict[str, Lesson]:
     """A lesson for each kernel, by its key."""
     found: dict[str, Lesson] = {}
     for graph in graphs:
         dependent = led_to(graph.ops, graph.tensors, graph.batch)
         batch = _examples(graph)
         for op in graph.ops:
-            signature = signature_of(op, graph)
+            batched = tuple(graph.tensors[t].op in dependent for t in op.inputs)
+            signature = signature_of(op, graph, least_bytes if any(batched) else LEAST_BYTES)
             if signature is None or signature.key in found:
                 continue
-            batched = tuple(graph.tensors[t].op in dependent for t in op.inputs)
             found[signature.key] = Lesson(signature, op_cost(op, graph), batched, batch)
     return found
 

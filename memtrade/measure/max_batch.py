@@ -24,6 +24,7 @@ import msgspec
 from memtrade.errors import InfeasibleBudgetError, UnsupportedGraphError
 from memtrade.graph import StepGraph
 from memtrade.measure import host
+from memtrade.measure.foreseen import Foreseen
 from memtrade.measure.protocol import Status, TrialSpec
 from memtrade.measure.records import Record
 from memtrade.models import options_of
@@ -85,7 +86,7 @@ class Candidate:
     spec: TrialSpec
     predicted: Predicted | None = None
     obstacle: Obstacle | None = None
-    foreseen: tuple[Plan, StepGraph] | None = None
+    foreseen: Foreseen | None = None
 
     @property
     def is_foreseen(self) -> bool:
@@ -115,7 +116,8 @@ class BatchSearch:
         rebatcher: of the model; None for a strategy without a plan.
         target: of the device, with the limit.
         target_at: makes the target for the step at a batch size; None takes `target` for all.
-        measure: runs a trial, or finds the record of one that has run; None: predictions decide.
+        measure: runs a trial by the plan that was foreseen, or finds the record of one that has
+            run; None: predictions decide.
         start: the batch size where predictions begin, or trials where there are none.
         on_plan: called with each batch size before it is planned and simulated.
         step: only multiples of it are asked for.
@@ -130,7 +132,7 @@ class BatchSearch:
     base: TrialSpec
     rebatcher: Rebatcher | None
     target: Target
-    measure: Callable[[TrialSpec], Record] | None
+    measure: Callable[[TrialSpec, Foreseen | None], Record] | None
     target_at: Callable[[int, StepGraph], Target] | None = None
     start: int | None = None
     stride: int | None = None
@@ -185,7 +187,7 @@ class BatchSearch:
         if obstacle is not None:
             return obstacle
         assert self.measure is not None
-        record = self.measure(candidate.spec)
+        record = self.measure(candidate.spec, candidate.foreseen)
         self.tried.append(Tried(batch, record.id, record.status))
         if self.within and candidate.predicted is not None:
             self._learn(candidate.predicted, record)

@@ -11,14 +11,12 @@ from typing import Any
 import msgspec
 import tensorflow as tf
 
-from memtrade.graph import StepGraph
 from memtrade.measure.environment import child_environment
-from memtrade.measure.foreseen import save_foreseen
+from memtrade.measure.foreseen import Foreseen, told
 from memtrade.measure.protocol import TrialSpec
 from memtrade.measure.records import Record, make_record
 from memtrade.measure.trial import run_child
 from memtrade.models.target import OwnStep
-from memtrade.plan import Plan
 from memtrade.tf.loss import Named
 from memtrade.tf.saved import STEP_FILE, TARGET, save_step
 
@@ -29,7 +27,7 @@ def try_step(
     specs: Sequence[tf.TensorSpec],
     *,
     loss: Named = None,
-    foreseen: tuple[Plan, StepGraph] | None = None,
+    foreseen: Foreseen | None = None,
 ) -> Record:
     """Measures a concrete function of `specs` as `spec` says, whose model does not matter.
 
@@ -47,9 +45,6 @@ def try_step(
         path = Path(folder) / "step"
         save_step(concrete, specs, path, loss)
         environment = child_environment(spec) | {STEP_FILE: str(path)}
-        told = spec
-        if foreseen is not None:
-            save_foreseen(*foreseen, Path(folder) / "foreseen.plan")
-            told = msgspec.structs.replace(spec, plan_path=f"{folder}/foreseen.plan")
-        outcome = run_child(told, environment=environment)
+        with told(spec, foreseen) as asked:
+            outcome = run_child(asked, environment=environment)
     return make_record(spec, outcome, command="")

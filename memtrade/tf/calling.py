@@ -11,7 +11,7 @@ import tensorflow as tf
 from memtrade.errors import MemtradeError, UnsupportedGraphError
 from memtrade.op_types import CALL_TYPES
 from memtrade.tf.extract import opened
-from memtrade.tf.graft import graft
+from memtrade.tf.graft import called_as_it_is, graft
 from memtrade.tf.loss import Named
 from memtrade.tf.step import TrainStep
 from memtrade.tf.structure import (
@@ -140,18 +140,6 @@ def call_unchanged(concrete: Any, values: Sequence[tf.Tensor]) -> Any:
 
 def call_alone(concrete: Any, values: Sequence[tf.Tensor]) -> Any:
     """Calls a function whose graph is to be run as it is, without TensorFlow's optimizer."""
-    config = tf.compat.v1.ConfigProto()
-    config.graph_options.rewrite_options.disable_meta_optimizer = True
     overridden = {"StatefulPartitionedCall": _NO_GRADIENT}
     with tf.compat.v1.get_default_graph().gradient_override_map(overridden):
-        results = tf.raw_ops.StatefulPartitionedCall(
-            args=[*values, *concrete.captured_inputs],
-            Tout=[t.dtype for t in concrete.outputs],
-            f=concrete,
-            config_proto=config.SerializeToString(),
-        )
-    if isinstance(results, tf.Operation):  # it returns nothing
-        results = []
-    for result, known in zip(results, concrete.outputs, strict=True):
-        result.set_shape(known.shape)
-    return packed(concrete.structured_outputs, results)
+        return called_as_it_is(concrete, values)

@@ -93,5 +93,22 @@ def grafted(
     )
 
 
+def called_as_it_is(concrete: Any, values: Sequence[tf.Tensor]) -> Any:
+    """What a concrete function returns for `values`, without TensorFlow's optimizer."""
+    config = tf.compat.v1.ConfigProto()
+    config.graph_options.rewrite_options.disable_meta_optimizer = True
+    results = tf.raw_ops.StatefulPartitionedCall(
+        args=[*values, *concrete.captured_inputs],
+        Tout=[t.dtype for t in concrete.outputs],
+        f=concrete,
+        config_proto=config.SerializeToString(),
+    )
+    if isinstance(results, tf.Operation):  # it returns nothing
+        results = []
+    for result, known in zip(results, concrete.outputs, strict=True):
+        result.set_shape(known.shape)
+    return packed(concrete.structured_outputs, results)
+
+
 def _tensor_name(name: str) -> str:
     return name if ":" in name else f"{name}:0"

@@ -38,6 +38,8 @@ _ROW_NAMES = """
 _ROW_BY_ROW = frozenset(_ROW_NAMES.split()) | frozenset(reuse().tried) | reuse().passing
 # Ops whose output is as large as the tensor whose shape they are given, and where they read it.
 _SHAPED = {"BroadcastTo": 1, "Fill": 0, "Tile": 1}
+# Ops whose output is a shape, of unknown rank.
+_SHAPES = frozenset({"Shape", "TensorListElementShape", "VariableShape"})
 # Ops whose output is a part of what they read, and where they read it.
 _PARTS = {"Slice": 0, "Split": 1, "SplitV": 0, "StridedSlice": 0, "Unpack": 0}
 
@@ -141,7 +143,7 @@ class _Sizes:
             return sum(each for each in parts if each is not None) if None not in parts else None
         if operation.type in _ROW_BY_ROW:
             return self._rows_times(inputs, t.shape)
-        if operation.type in ("Shape", "TensorListElementShape", "VariableShape"):
+        if operation.type in _SHAPES:
             return _FEW
         if operation.type in ("TensorListGetItem", "TensorListPopBack") and t.dtype == tf.int32:
             content = self.found.contents.get(inputs[0].name)
@@ -209,7 +211,8 @@ class _Sizes:
             item = inputs[1 if operation.type == "TensorListPushBack" else 2]
             sized = not {item.name, inputs[0].name} & set(self.found.unsized)
             size = sizes[inputs[0].name] + sizes[item.name]
-            self._set(t, size if sized else None, TRIP_COUNT, tf.TensorSpec(item.shape, item.dtype))
+            shape = tf.TensorShape([None]) if item.op.type in _SHAPES else item.shape
+            self._set(t, size if sized else None, TRIP_COUNT, tf.TensorSpec(shape, item.dtype))
         elif operation.type == "OptionalFromValue":
             sized = not {each.name for each in inputs} & set(self.found.unsized)
             size = sum(sizes[each.name] for each in inputs)
@@ -323,7 +326,10 @@ class _Sizes:
             size = max(learned.sizes[name] for learned, name in results)
             contents = [learned.contents.get(name) for learned, name in results]
             content = next((each for each in contents if each), None)
-            self._set(t, size if sized else None, BOUND, content)
+            if not sized and t.name in self.watched:
+                self._set(t, math.prod(self.watched[t.name]) * t.dtype.size, WATCHED, content)
+            else:
+                self._set(t, size if sized else None, BOUND, content)
 
 
 def _product(dims: Sequence[int | None]) -> int:

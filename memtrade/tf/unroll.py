@@ -45,7 +45,7 @@ from memtrade.tf.nodes import (
 from memtrade.tf.tensor_lists import Lists, TensorList
 
 # No loop is unrolled in a step that would have more ops.
-MOST_OPS = 20_000
+MOST_OPS = 60_000
 
 # Two-way branches; a Case stays.
 _IF_TYPES = frozenset({"If", "StatelessIf"})

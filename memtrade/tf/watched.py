@@ -14,7 +14,7 @@ import tensorflow as tf
 from memtrade.graph import BOUND
 from memtrade.op_types import DRAWING_TYPES, HARMLESS_TYPES
 from memtrade.tf.body_bytes import BodyBytes
-from memtrade.tf.graft import grafted
+from memtrade.tf.graft import called_as_it_is, grafted
 from memtrade.tf.inline import functions_named, functions_with, op_defs
 from memtrade.tf.nodes import make_node
 from memtrade.tf.sizes import learn_sizes
@@ -59,7 +59,10 @@ def watched_shapes(concrete: Any, batch: Sequence[Any], names: Collection[str]) 
         return {}
     with tf.init_scope():  # apply is called while a function is being traced
         try:
-            found = _asking(concrete, wanted)(*batch)
+            # Optimizing a large graph that runs once takes longer than running it.
+            found = called_as_it_is(
+                _asking(concrete, wanted), list(map(tf.convert_to_tensor, batch))
+            )
         except tf.errors.OpError:  # the device is too small, or the batch is no good
             return {}
         return {
@@ -68,7 +71,7 @@ def watched_shapes(concrete: Any, batch: Sequence[Any], names: Collection[str]) 
 
 
 def _asking(concrete: Any, wanted: Sequence[tf.Tensor]) -> Any:
-    """A function of the batch that returns the shape of each of the `wanted`."""
+    """A concrete function of the batch that returns the shape of each of the `wanted`."""
     graph_def = concrete.graph.as_graph_def()
     inputs = [t.op.name for t in concrete.graph.inputs]
     needed = _leading_to(wanted)
@@ -89,7 +92,7 @@ def _asking(concrete: Any, wanted: Sequence[tf.Tensor]) -> Any:
         structure=[tf.TensorSpec([None], tf.int64)] * len(asks),
         results=[node.name for node in asks],
         effects=[],
-    )
+    ).get_concrete_function()  # pyright: ignore[reportFunctionMemberAccess]
 
 
 def _given(concrete: Any) -> int:

@@ -75,6 +75,7 @@ run(sys.argv[1], sys.argv[2], json.loads(sys.argv[3]), Printed())
 
 def measured(name, strategy, **options):
     environment = child_environment(TrialSpec(device="arena", memory_limit_bytes=LIMIT_BYTES))
+    environment["TF_ENABLE_ONEDNN_OPTS"] = "1"  # budgets to the byte are of its kernels
     child = forks.ran(["-c", MEASURED, name, strategy, json.dumps(options)], env=environment)
     assert child.returncode == 0, child.stderr[-2000:]
     return json.loads(child.stdout.splitlines()[-1])

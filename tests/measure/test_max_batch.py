@@ -56,7 +56,7 @@ class Device:
     def batches(self) -> list[int]:
         return [spec.model_options["batch_size"] for spec in self.specs]
 
-    def measure(self, spec: TrialSpec) -> Record:
+    def measure(self, spec: TrialSpec, foreseen: object = None) -> Record:
         self.specs.append(spec)
         runs = spec.model_options["batch_size"] <= self.truth
         status: Status = "ok" if runs else self.failure
@@ -266,7 +266,7 @@ def test_a_trial_teaches_what_it_took_above_the_prediction(
     """And without room, what it must have lacked; but nothing where that was predicted."""
     peaks: list[int] = []
 
-    def measure(spec: TrialSpec) -> Record:
+    def measure(spec: TrialSpec, foreseen: object) -> Record:
         foreseen = made.candidate(spec.model_options["batch_size"]).predicted
         assert foreseen is not None
         peaks.append(foreseen.peak_bytes)

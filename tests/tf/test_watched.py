@@ -1,11 +1,12 @@
 """What tracing does not size has the size that it has for the example batch."""
 
-# pyright: reportOperatorIssue=false
+# pyright: reportOperatorIssue=false, reportArgumentType=false
 
 from __future__ import annotations
 
 import warnings
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -13,6 +14,7 @@ import tensorflow as tf
 import memtrade
 from memtrade.errors import UnsupportedGraphError
 from memtrade.graph import WATCHED
+from memtrade.tf import unroll
 from memtrade.tf.calling import step_to_read
 from memtrade.tf.extract import trace_concrete
 
@@ -55,6 +57,36 @@ def test_shapes_of_a_ragged_batch_are_those_of_the_example():
     assert graph.bound == "≈"
     shapes = {graph.tensors[t].shape for t, how in graph.data.sized.items() if how == WATCHED}
     assert (128, WIDTH) in shapes  # the rows of all three
+
+
+def masked_recurrent_step():
+    """A masked LSTM behind an embedding, whose optimizer has a cond for the rows that were read."""
+    tokens = keras.Input([12], dtype="int32")
+    x = keras.layers.Embedding(50, WIDTH, mask_zero=True)(tokens)
+    model = keras.Model(tokens, keras.layers.Dense(3)(keras.layers.LSTM(WIDTH)(x)))
+    loss_of = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    optimizer = keras.optimizers.RMSprop(1e-3)
+    optimizer.build(model.trainable_variables)
+
+    @tf.function
+    def train_step(x, y):
+        with tf.GradientTape() as tape:
+            loss = loss_of(y, model(x, training=True))
+        gradients = tape.gradient(loss, model.trainable_variables)
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+        return loss
+
+    return train_step, (tf.reshape(tf.range(96), [8, 12]) % 50, tf.range(8) % 3)
+
+
+@pytest.mark.parametrize("most_ops", [0, unroll.MOST_OPS])
+def test_a_masked_loop_and_a_branch_behind_an_embedding_have_sizes(most_ops, monkeypatch):
+    monkeypatch.setattr(unroll, "MOST_OPS", most_ops)
+    step, batch = masked_recurrent_step()
+    graph = traced(step, *batch)
+    assert not graph.data.unsized
+    loops = {"While", "StatelessWhile"} & {op.type for op in graph.ops}
+    assert bool(loops) == (not most_ops)
 
 
 def test_specs_tell_no_shapes():
