@@ -155,6 +155,21 @@ def masked_gru(batch_size: int = 64) -> Step:
     return _classifier(blocks, tf.where(tf.range(100) < lengths, words, 0))
 
 
+def texts(batch_size: int = 64) -> Step:
+    """Texts of 120 words, read both ways and then once more: three LSTMs, masked."""
+    both_ways = layers.Bidirectional(layers.LSTM(128, return_sequences=True))
+    blocks = [layers.Embedding(5000, 128, mask_zero=True), both_ways, layers.LSTM(128)]
+    return _classifier(blocks, tf.random.uniform([batch_size, 120], maxval=5000, dtype=tf.int32))
+
+
+def speech(batch_size: int = 12) -> Step:
+    """400 frames of sound, halved by a convolution and read both ways by a GRU."""
+    both_ways = layers.Bidirectional(layers.GRU(96, return_sequences=True))
+    blocks = [layers.Conv1D(96, 5, strides=2, padding="causal", activation="relu"), both_ways,
+              layers.Dense(64, "relu"), layers.GlobalAveragePooling1D()]  # fmt: skip
+    return _classifier(blocks, tf.random.uniform([batch_size, 400, 40]))
+
+
 def moving_images(batch_size: int = 8) -> Step:
     """A ConvLSTM2D over 20 images."""
     blocks = [layers.ConvLSTM2D(32, 3, padding="same"), layers.GlobalAveragePooling2D()]
