@@ -1,6 +1,6 @@
 """What tracing does not size has the size that it has for the example batch."""
 
-# pyright: reportOperatorIssue=false, reportArgumentType=false
+# pyright: reportOperatorIssue=false, reportArgumentType=false, reportCallIssue=false
 
 from __future__ import annotations
 
