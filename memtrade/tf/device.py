@@ -103,13 +103,17 @@ class Arena(LocalDevice):
         Arena.started = self
 
     def runs_onednn(self) -> bool:
-        """oneDNN's convolution asks the allocator for a scratchpad, Eigen's for its output only."""
+        """oneDNN's convolutions ask the allocator for scratchpads, Eigen's for its output only. For
+        old instructions, oneDNN's do so only where the channels do not fill a vector."""
+        return any(self._convolution_has_scratch(*channels) for channels in ((16, 32), (15, 31)))
 
+    def _convolution_has_scratch(self, channels: int, filters_out: int) -> bool:
         @tf.function(autograph=False)
         def convolve(images: tf.Tensor, filters: tf.Tensor) -> tf.Tensor:
             return tf.nn.conv2d(images, filters, 1, "SAME")
 
-        images, filters = tf.zeros([2, 8, 8, 16]), tf.zeros([3, 3, 16, 32])
+        images = tf.zeros([2, 8, 8, channels])
+        filters = tf.zeros([3, 3, channels, filters_out])
         before = self.in_use_bytes()
         self.reset_peak()
         made = convolve(images, filters)

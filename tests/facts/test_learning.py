@@ -203,8 +203,8 @@ def test_a_batch_that_nobody_asked_for_is_on_the_line_of_three(tmp_path, asker, 
         def at(self, batch: int) -> StepGraph:
             return chain("Relu", "Square", "Refuse", batch=batch)
 
-    def learned(target, graphs, environment):
-        table, _ = learn(graphs, HERE, asker, folder=tmp_path)
+    def learned(target, graphs, environment, least_bytes):
+        table, _ = learn(graphs, HERE, asker, folder=tmp_path, least_bytes=least_bytes)
         return target.replace(facts=LearnedFacts(target.facts, table))
 
     monkeypatch.setattr(batches, "learned_target", learned)
