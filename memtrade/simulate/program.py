@@ -126,6 +126,9 @@ class Linker:
     def _fold_constants(self) -> None:
         graph, folded = self.graph, self.graph.folded
         same = merged_tensors(graph)
+        # What is inside of a loop or a branch: of it, only the sum is known.
+        bodies = (op.attrs.get("folding_bytes", 0) for op in graph.ops)
+        self.folding_bytes.extend(filter(None, bodies))
         computed = (op for op in graph.ops if folded[op.id] and op.type != "Const")
         for t in itertools.chain.from_iterable(op.outputs for op in computed):
             if all(folded[c] for c in graph.consumers[t]) and t not in graph.data.outputs:

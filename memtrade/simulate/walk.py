@@ -114,12 +114,13 @@ class Walk:
         for op in graph.ops:
             if op.type == "Const":
                 self._constant_lies(graph.tensors[op.outputs[0]])
-            elif kept_bytes := op.attrs.get("kept_bytes", 0):
-                self._always("constants", kept_bytes)
         folding_bytes = self._folded()
         sizes = self.linker.sizes
         for folded in dict.fromkeys(self.linker.folded.values()):
             self.sources[folded] = self._always("constants", sizes[folded])
+        for op in graph.ops:
+            if kept_bytes := op.attrs.get("kept_bytes", 0):
+                self._always("constants", kept_bytes)
         self.persistent_bytes = self.allocator.bytes_in_use
         before = max(folding_bytes, self.persistent_bytes)
         self.peak = Peak(before, -1, len(self._handle))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import dataclass, field
 
 import tensorflow as tf
 
@@ -13,20 +13,25 @@ from memtrade.plan import Action
 from memtrade.simulate.memory import ROOMY_BYTES, Simulator
 from memtrade.target import ARENA, profile_target
 from memtrade.tf.bodies import Body
+from memtrade.tf.definitions import Definitions
+from memtrade.tf.values import equal_constants, known_values
 
 
-class BodyBytes(NamedTuple):
+@dataclass
+class BodyBytes:
     """Of tensors by name: bytes, how they are known, and what lists hold; of ops, their scratch,
-    what their bodies keep for good, and how many iterations of a loop TensorFlow may run at once.
+    what their bodies keep for good and compute before the first step, and how many iterations of a
+    loop TensorFlow may run at once.
     """
 
-    sizes: dict[str, int]
-    how: dict[str, str]
-    contents: dict[str, tf.TensorSpec]
-    scratch: dict[str, int]
-    kept: dict[str, int]
-    abreast: dict[str, int]
-    unsized: list[str]
+    sizes: dict[str, int] = field(default_factory=dict)
+    how: dict[str, str] = field(default_factory=dict)
+    contents: dict[str, tf.TensorSpec] = field(default_factory=dict)
+    scratch: dict[str, int] = field(default_factory=dict)
+    kept: dict[str, int] = field(default_factory=dict)
+    folding: dict[str, int] = field(default_factory=dict)
+    abreast: dict[str, int] = field(default_factory=dict)
+    unsized: list[str] = field(default_factory=list)
 
 
 def shared_bytes(body: Body, learned: BodyBytes, result: tf.Tensor, held: set[str]) -> int:
@@ -88,10 +93,27 @@ def leading_to(body: Body) -> list[tf.Operation]:
 
 def body_bytes(
     operations: Sequence[tf.Operation], body: Body, learned: BodyBytes
-) -> tuple[int, int]:
+) -> tuple[int, int, int]:
     """Most bytes in use beside the arguments (lists are counted where they are handed on) and
-    beside what constants take; and these, which are there for good once the step has run."""
+    beside what constants take; these, which are there for good once the step has run; and what the
+    runtime computes of them before, merged or not."""
+    graph = _as_step(operations, body, learned)
+    simulator = Simulator(graph, profile_target(ARENA))
+    as_written = [Action("run", op_id) for op_id in range(len(graph.ops))]
+    walked = [simulator.memory(each, limit_bytes=ROOMY_BYTES) for each in (as_written, ())]
+    kept = walked[0].persistent_bytes - walked[0].given_bytes
+    return (
+        max(each.peak_bytes - each.persistent_bytes for each in walked),
+        kept + sum(learned.kept.values()),
+        sum(simulator.linker.folding_bytes) + sum(learned.folding.values()),
+    )
+
+
+def _as_step(operations: Sequence[tf.Operation], body: Body, learned: BodyBytes) -> StepGraph:
+    """The body as a little step, its arguments as the batch."""
     number = {operation.name: i for i, operation in enumerate(operations)}
+    graph_def = body.graph.as_graph_def()
+    definitions = Definitions(graph_def)
     ops: list[Op] = []
     tensors: list[Tensor] = []
     ids: dict[str, int] = {}
@@ -114,16 +136,25 @@ def body_bytes(
                 tuple(range(first, len(tensors))),
                 False,
                 {} if scratch is None else {"scratch_bytes": scratch},
+                definitions.place_of(operation.name),
             )
         )
     arguments = tuple(ids[t.name] for t in body.arguments if t.name in ids)
     results = tuple(ids[t.name] for t in body.results)
-    graph = StepGraph(GraphData("body", tuple(ops), tuple(tensors), arguments, (), (), results, (),
-                                results[0] if results else 0, ()))  # fmt: skip
-    simulator = Simulator(graph, profile_target(ARENA))
-    as_written = [Action("run", op_id) for op_id in range(len(ops))]
-    walked = [simulator.memory(each, limit_bytes=ROOMY_BYTES) for each in (as_written, ())]
-    kept = walked[0].persistent_bytes - walked[0].given_bytes
-    return max(each.peak_bytes - each.persistent_bytes for each in walked), kept + sum(
-        learned.kept.values()
+    return StepGraph(
+        GraphData(
+            "body",
+            tuple(ops),
+            tuple(tensors),
+            inputs=arguments,
+            captures=(),
+            capture_bytes=(),
+            outputs=results,
+            control_outputs=(),
+            loss=results[0] if results else 0,
+            collection=(),
+            nodes=tuple(node for node, _ in definitions.places),
+            values=known_values(operations, ids),
+            equal=equal_constants(graph_def, ids),
+        )
     )

@@ -18,10 +18,10 @@ import tensorflow as tf
 from memtrade.errors import UnsupportedGraphError
 from memtrade.findings import Finding
 from memtrade.graph import GraphData, Op, StepGraph, Tensor
-from memtrade.op_types import ALIAS_TYPES, CALL_TYPES, READ_TYPES, SOURCE_TYPES
 from memtrade.tf.body_bytes import BodyBytes
 from memtrade.tf.calls import Calls
 from memtrade.tf.captured import captures
+from memtrade.tf.definitions import Definitions, simple_attrs
 from memtrade.tf.findings import meeting_nodes, of_trace, refusals
 from memtrade.tf.graft import graft
 from memtrade.tf.inline import Inlined, opens
@@ -134,7 +134,7 @@ def read_graph(
     batch = len(func_graph.inputs) - len(closed_over)
     held = {inner.name: (0, spec) for inner, outer in closed_over if (spec := variable_spec(outer))}
     calls = Calls(graph_def, {name.partition(":")[0]: spec for name, (_, spec) in held.items()})
-    definitions = _Definitions(graph_def, calls)
+    definitions = Definitions(graph_def, calls)
     learned, watched = learned_sizes(concrete, operations, graph_def.library, held, example)
     op_ids = {operation.name: i for i, operation in enumerate(operations)}
     ops, tensors, tensor_ids = _read_ops(
@@ -183,14 +183,14 @@ def _read_ops(
     op_ids: Mapping[str, int],
     graph_def: Any,
     calls: Calls,
-    definitions: _Definitions,
+    definitions: Definitions,
     learned: BodyBytes,
     watched: Shapes,
 ) -> tuple[list[Op], list[Tensor], dict[str, int]]:
     """The ops and their outputs as plain data, and the tensors' ids by name."""
     meeting = meeting_nodes(graph_def)
     attrs = {
-        node.name: {**_simple_attrs(node), **calls.about(node), **meeting.get(node.name, {})}
+        node.name: {**simple_attrs(node), **calls.about(node), **meeting.get(node.name, {})}
         for node in graph_def.node
     }
     is_stateful = _StatefulTypes()
@@ -291,6 +291,7 @@ def _scratch(learned: BodyBytes, operation: tf.Operation) -> dict[str, int]:
     return {
         "scratch_bytes": taken,
         "kept_bytes": learned.kept[operation.name],
+        "folding_bytes": learned.folding[operation.name],
         "ahead_bytes": taken * max(0, learned.abreast.get(operation.name, 1) - 1),
     }
 
@@ -314,39 +315,6 @@ def variable_spec(captured: tf.Tensor) -> tf.TensorSpec | None:
     return tf.TensorSpec(tf.TensorShape(behind.shape), tf.as_dtype(behind.dtype))
 
 
-class _Definitions:
-    """The distinct definitions of kernels, without what makes each node its own.
-
-    Attributes:
-        places: definition, and what it calls -> its place, in the order of first use.
-    """
-
-    def __init__(self, graph_def: Any, calls: Calls):
-        self.places: dict[tuple[bytes, bytes], int] = {}
-        self._place_of: dict[str, int] = {}
-        for node in graph_def.node:
-            if node.op in ALIAS_TYPES | READ_TYPES | SOURCE_TYPES:
-                continue
-            if node.op in CALL_TYPES:
-                definition = calls.alone(node)
-                if definition is None:
-                    continue
-            else:
-                bare = tf.compat.v1.NodeDef(op=node.op)
-                for key, value in node.attr.items():
-                    if not key.startswith("_"):
-                        bare.attr[key].CopyFrom(value)
-                definition = bare.SerializeToString(deterministic=True), b""
-            self._place_of[node.name] = self.places.setdefault(definition, len(self.places))
-
-    @property
-    def functions(self) -> dict[int, bytes]:
-        return {place: called for (_, called), place in self.places.items() if called}
-
-    def place_of(self, name: str) -> int:
-        return self._place_of.get(name, -1)
-
-
 class _StatefulTypes:
     """Whether an op type is stateful, asked once per type.
 
@@ -361,24 +329,6 @@ class _StatefulTypes:
         if operation.type not in self._known:
             self._known[operation.type] = operation.op_def.is_stateful
         return self._known[operation.type]
-
-
-def _simple_attrs(node: Any) -> dict[str, Any]:
-    """The attributes that cost models read: numbers, strings, types and lists of them."""
-    simple: dict[str, Any] = {}
-    for key, value in node.attr.items():
-        kind = value.WhichOneof("value")
-        if key.startswith("_") or kind is None:
-            continue
-        if kind in ("i", "f", "b"):
-            simple[key] = getattr(value, kind)
-        elif kind == "s":
-            simple[key] = value.s.decode(errors="replace")
-        elif kind == "type":
-            simple[key] = tf.as_dtype(value.type).name
-        elif kind == "list" and value.list.i:
-            simple[key] = list(value.list.i)
-    return simple
 
 
 def _refuse(graph_def: Any) -> None:

@@ -60,12 +60,13 @@ def learn_sizes(
 
 
 class _Drawn(NamedTuple):
-    """A body, what is known of its tensors, and what it takes while it runs and for good."""
+    """A body, its tensors' sizes, and what it takes: while it runs, for good, and before."""
 
     body: Body
     learned: BodyBytes
     peak_bytes: int
     kept_bytes: int
+    folding_bytes: int
 
 
 class _Sizes:
@@ -77,7 +78,7 @@ class _Sizes:
     ):
         self.library = library
         self.known, self.watched = known, watched
-        self.found = BodyBytes({}, {}, {}, {}, {}, {}, [])
+        self.found = BodyBytes()
         self.trips: dict[str, int] = {}  # of loops, by the names of their outputs
 
     def learn(self, operations: Sequence[tf.Operation]) -> BodyBytes:
@@ -255,10 +256,10 @@ class _Sizes:
 
     def _loop(self, operation: tf.Operation) -> None:
         inputs, outputs = list(operation.inputs), list(operation.outputs)
-        body, learned, peak, kept = self._body(operation.get_attr("body").name, inputs)
+        drawn = self._body(operation.get_attr("body").name, inputs)
+        body, learned = drawn.body, drawn.learned
         trips = self._trip_count(operation, inputs)
-        self.found.scratch[operation.name] = peak
-        self.found.kept[operation.name] = kept
+        self._takes(operation, drawn.peak_bytes, [drawn])
         abreast = operation.get_attr("parallel_iterations")
         self.found.abreast[operation.name] = abreast if trips is None else min(abreast, trips)
         self.found.unsized.extend(f"{operation.name}/{name}" for name in learned.unsized)
@@ -277,6 +278,11 @@ class _Sizes:
                 self._set(after, size, TRIP_COUNT, content)
             else:
                 self._set(after, max(start, growth), "")
+
+    def _takes(self, operation: tf.Operation, peak_bytes: int, bodies: Sequence[_Drawn]) -> None:
+        self.found.scratch[operation.name] = peak_bytes
+        self.found.kept[operation.name] = sum(each.kept_bytes for each in bodies)
+        self.found.folding[operation.name] = sum(each.folding_bytes for each in bodies)
 
     def _trip_count(self, operation: tf.Operation, inputs: Sequence[tf.Tensor]) -> int | None:
         """From the condition `counter < limit`, or for a loop's gradient, from the loop."""
@@ -316,10 +322,8 @@ class _Sizes:
         )
         drawn = [self._body(f.name, list(operation.inputs)[1:]) for f in functions]
         # What a branch hands on is asked for as the op's own outputs.
-        self.found.scratch[operation.name] = max(
-            max(each.peak_bytes - handed_bytes(each.body, each.learned), 0) for each in drawn
-        )
-        self.found.kept[operation.name] = sum(each.kept_bytes for each in drawn)
+        peaks = (each.peak_bytes - handed_bytes(each.body, each.learned) for each in drawn)
+        self._takes(operation, max(0, *peaks), drawn)
         for i, t in enumerate(operation.outputs):
             results = [(each.learned, each.body.results[i].name) for each in drawn]
             sized = all(name not in learned.unsized for learned, name in results)

@@ -46,6 +46,12 @@ def test_an_unrolled_loop_takes_half_and_what_is_predicted():
     assert max(measured) <= max(original) / 2
 
 
+def test_constants_of_a_branch_are_computed_before_the_first_step_and_merged():
+    target = "tests.tf.unsized_steps:accumulating"
+    predicted, measured = peaks("target", "original", target=target, batch_size=64)
+    assert measured[0] * 0.995 <= predicted <= measured[0] * 1.02
+
+
 @pytest.mark.usefixtures("asking")
 def test_a_keras_step_takes_what_is_predicted_in_every_step():
     name = "keras/MobileNetV3Small"

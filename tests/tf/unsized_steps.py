@@ -84,3 +84,29 @@ def unknown(batch_size: int = 64) -> Any:
         )[0]
 
     return descending(forward, [w]), (tf.ones([batch_size, WIDTH]),)
+
+
+def accumulating(batch_size: int = 64) -> Any:
+    """Gradients are summed; every other step applies them and begins anew with zeros."""
+    weights, count = _weights(6), tf.Variable(tf.constant(0))
+    sums = [tf.Variable(tf.zeros([WIDTH, WIDTH])) for _ in weights]
+
+    def apply() -> tf.Tensor:
+        for w, s in zip(weights, sums, strict=True):
+            w.assign_sub(0.01 * s)
+            s.assign(tf.zeros([WIDTH, WIDTH]))
+        return tf.constant(0)
+
+    @tf.function
+    def step(x):
+        with tf.GradientTape() as tape:
+            h = x
+            for w in weights:
+                h = tf.nn.tanh(h @ w)
+            loss = tf.reduce_mean(h)
+        for s, gradient in zip(sums, tape.gradient(loss, weights), strict=True):
+            s.assign_add(gradient)
+        count.assign(tf.cond(count > 0, apply, lambda: tf.constant(1)))
+        return loss
+
+    return step, (tf.ones([batch_size, WIDTH]),)
