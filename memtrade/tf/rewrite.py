@@ -26,7 +26,7 @@ from memtrade.tf.graft import graft
 from memtrade.tf.in_place import settle, write_in_place
 from memtrade.tf.meetings import check_meetings
 from memtrade.tf.nodes import make_node
-from memtrade.tf.swap import HostTransfer, NodeDef, empty_nodes, size_node
+from memtrade.tf.swap import HostTransfer, NodeDef, empty_node, shape_node, size_node
 
 # Names of new nodes start with this; users find them in TensorBoard and in traces.
 SCOPE = "memtrade"
@@ -94,6 +94,7 @@ class _Rewriter:
         self.ran = -1  # the op of the action before, if that ran one
         self.filter_gradients: dict[int, NodeDef] = {}  # of the bias gradient that may follow
         self.reserved: list[str] = []  # reservations for the action that comes
+        self.shapes: dict[int, str] = {}  # of reservations: a constant for all of a size
         self.trigger = ""  # dataflow: the last backward op that ran
 
     def graph_def(self) -> Any:
@@ -176,11 +177,14 @@ class _Rewriter:
 
     def _reserve(self, size_bytes: int) -> None:
         """An allocation that is held until the next action has run; see `_pin`."""
-        name = f"{self.scope}/reserve{len(self.nodes)}"
-        made = empty_nodes(name, size_bytes)
-        self.nodes.extend(made)
-        self._pin(made[-1], made[-1])
-        self.reserved.append(made[-1].name)
+        if size_bytes not in self.shapes:
+            shape = shape_node(f"{self.scope}/shape{len(self.shapes)}", size_bytes)
+            self.nodes.append(shape)
+            self.shapes[size_bytes] = shape.name
+        made = empty_node(f"{self.scope}/reserve{len(self.nodes)}", self.shapes[size_bytes])
+        self.nodes.append(made)
+        self._pin(made, made)
+        self.reserved.append(made.name)
 
     def _release(self) -> None:
         """Reads what was reserved for the action before, so that it lives until here."""

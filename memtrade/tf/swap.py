@@ -127,11 +127,14 @@ def transfer_from(device: str) -> HostTransfer:
     return DeviceCopyTransfer(device=f"/device:GPU:{number}", host="/device:CPU:0")
 
 
-def empty_nodes(name: str, size_bytes: int) -> list[NodeDef]:
-    """An allocation of that many bytes, a multiple of 256, whose pages are never touched."""
-    shape = const_node(f"{name}/shape", [size_bytes // 256, 256])
-    empty = _node("Empty", name, [shape.name], dtype="uint8")
-    return [shape, empty]
+def shape_node(name: str, size_bytes: int) -> NodeDef:
+    """The shape of that many bytes, a multiple of 256, for `empty_node`."""
+    return const_node(name, [size_bytes // 256, 256])
+
+
+def empty_node(name: str, shape: str) -> NodeDef:
+    """An allocation whose pages are never touched."""
+    return _node("Empty", name, [shape], dtype="uint8")
 
 
 def size_node(name: str, source: str, dtype: str = "uint8") -> NodeDef:
