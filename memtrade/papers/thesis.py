@@ -17,10 +17,7 @@ from memtrade.measure.records import Record
 from memtrade.papers.thesis_figures import figures_beside, max_batches_beside
 from memtrade.results.figures import SOURCES, Figure, Ran, Source, figures_frame
 from memtrade.results.machines import machine_labels
-from memtrade.results.max_batches import (
-    MaxBatch,
-    max_batch_sheet,
-)
+from memtrade.results.max_batches import max_batch_sheet
 from memtrade.results.report import make_report
 from memtrade.results.sheets import DASH, Sheet
 from memtrade.results.words import (
@@ -168,7 +165,7 @@ def thesis_report(
     )
 
 
-def _of_the_thesis(batches: Iterable[MaxBatch]) -> list[MaxBatch]:
+def _of_the_thesis(batches: Iterable[Figure]) -> list[Figure]:
     """Those of the models for which the thesis has any."""
     batches = list(batches)
     models = {batch.model for batch in batches if batch.source == "published"}

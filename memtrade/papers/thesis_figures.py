@@ -11,8 +11,7 @@ from memtrade.measure.max_batch_records import MaxBatchRecord
 from memtrade.measure.records import Record
 from memtrade.models import make_model
 from memtrade.papers.published import load_published
-from memtrade.results.figures import Figure, make_figures
-from memtrade.results.max_batches import MaxBatch, make_max_batches
+from memtrade.results.figures import Figure, make_figures, make_max_batches
 
 # Where they were measured, as plots and tables title it.
 THESIS = "thesis"
@@ -27,7 +26,7 @@ def figures_beside(records: Sequence[Record]) -> list[Figure]:
 
 def max_batches_beside(
     searches: Sequence[MaxBatchRecord], trials: Sequence[Record]
-) -> list[MaxBatch]:
+) -> list[Figure]:
     """The largest batches of all searches, and the thesis's."""
     return make_max_batches(searches, trials, published_max_batches())
 
@@ -38,7 +37,7 @@ def published_figures() -> list[Figure]:
     return [_figure(row) for table in tables for row in table.to_dict("records")]
 
 
-def published_max_batches() -> list[MaxBatch]:
+def published_max_batches() -> list[Figure]:
     """The thesis's."""
     table = load_published("thesis_max_batch")
     return [_max_batch(row) for row in table.to_dict("records")]
@@ -54,8 +53,8 @@ def _figure(row: dict[Any, Any]) -> Figure:
     )
 
 
-def _max_batch(row: dict[Any, Any]) -> MaxBatch:
-    return MaxBatch(**_claim(row), batch_size=int(row["max_batch"]))
+def _max_batch(row: dict[Any, Any]) -> Figure:
+    return Figure(**_claim(row), batch_size=int(row["max_batch"]), searched=True)
 
 
 def _claim(row: dict[Any, Any]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from memtrade.measure.records import Record
 from memtrade.results.compare import Change, Pair, ResultChanges
 from memtrade.results.machines import unlike
 from memtrade.results.sheets import NONE, Sheet
-from memtrade.results.words import seconds, step_text, strategy_label
+from memtrade.results.words import joined, seconds, step_text, strategy_label
 from memtrade.units import megabytes
 
 _COLUMNS = ("step", "strategy", "verdict", "peak MB", "change %", "step s", "change %", "noise %")
@@ -84,8 +84,11 @@ def _frame(changes: ResultChanges) -> pd.DataFrame:
 
 def _row(pair: Pair) -> tuple[str, ...]:
     by_quantity = {change.quantity: change for change in pair.changes}
-    step = ", ".join(part for part in (step_text(pair.after.spec), pair.where) if part)
-    head = (step, strategy_label(pair.after.spec), pair.verdict)
+    head = (
+        joined(step_text(pair.after.spec), pair.where),
+        strategy_label(pair.after.spec),
+        pair.verdict,
+    )
     if "status" in by_quantity:
         status = by_quantity["status"]
         return *head, _arrow(str(status.before), str(status.after)), *(NONE,) * 4

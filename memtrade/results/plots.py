@@ -11,7 +11,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter
 
-from memtrade.results.max_batches import MaxBatch
+from memtrade.results.figures import Figure
 from memtrade.results.paper import (
     PAGE_INK,
     PANELS_ABREAST,
@@ -21,7 +21,7 @@ from memtrade.results.paper import (
     in_style,
     line_look,
 )
-from memtrade.results.series import DepthPanel, Quantity, TradePanel, TradePoint, style_of
+from memtrade.results.series import Panel, Quantity, source_name, style_of, value_of
 
 _FRONT = "#9A9A9A"
 _HATCHES = ("", "///", "...", "xxx", "\\\\\\", "ooo", "+++", "---", "***")
@@ -31,7 +31,7 @@ _HEADROOM = 1.08  # for the crosses
 _AXES = {"peak": ("peak memory in MB", 1e6), "time": ("step time in s", 1.0)}
 
 
-def depth_plot(panels: Sequence[DepthPanel], quantity: Quantity, *, caption: str = "") -> Canvas:
+def depth_plot(panels: Sequence[Panel], quantity: Quantity, *, caption: str = "") -> Canvas:
     """Peak memory or step time by depth: a panel per source, a line per strategy.
 
     Peaks share one axis; step times of unlike devices do not. Where a trial ended without a
@@ -40,16 +40,18 @@ def depth_plot(panels: Sequence[DepthPanel], quantity: Quantity, *, caption: str
     label, unit = _AXES[quantity]
     with in_style():
         canvas, axes = canvas_of(len(panels), height=2.9, share_y=quantity == "peak")
-        lines = [line for panel in panels for line in panel.lines]
-        depths = sorted({figure.layers or 0 for line in lines for figure in line.figures})
+        figures = [figure for panel in panels for figure in panel.figures]
+        failed = [figure for figure in figures if not value_of(figure, quantity)]
+        depths = sorted({figure.layers or 0 for figure in figures})
         for axis, panel in zip(axes, panels, strict=True):
             seen: dict[str, int] = {}
-            for line in panel.lines:
-                look = line_look(line.strategy, seen)
-                xs = [figure.layers or 0 for figure, _ in line.points]
-                axis.plot(xs, [value / unit for _, value in line.points], **look)
-                for figure in line.failed:
-                    _cross(axis, figure.layers or 0, look["color"])
+            for (strategy, _), line in panel.lines.items():
+                look = line_look(strategy, seen)
+                points = [(f.layers or 0, y / unit) for f in line if (y := value_of(f, quantity))]
+                axis.plot([x for x, _ in points], [y for _, y in points], **look)
+                for figure in line:
+                    if not value_of(figure, quantity):
+                        _cross(axis, figure.layers or 0, look["color"])
             axis.set(title=panel.title, xlabel="layers")
             axis.set_xticks(depths)
             axis.yaxis.set_major_formatter(_thousands())
@@ -59,18 +61,17 @@ def depth_plot(panels: Sequence[DepthPanel], quantity: Quantity, *, caption: str
         seen = {}
         handles = [
             Line2D([], [], label=variant, **line_look(strategy, seen))
-            for strategy, variant in dict.fromkeys((line.strategy, line.variant) for line in lines)
+            for strategy, variant in dict.fromkeys(pair for panel in panels for pair in panel.lines)
         ]
-        if any(line.failed for line in lines):
-            failures = {figure.status for line in lines for figure in line.failed}
-            alone = failures == {"out_of_memory"}
+        if failed:
+            alone = {figure.status for figure in failed} == {"out_of_memory"}
             label = "out of memory" if alone else "no figure: out of memory, or failed"
             handles.append(Line2D([], [], color=PAGE_INK, marker="x", linestyle="", label=label))
         finish(canvas, handles, caption)
     return canvas
 
 
-def trade_plot(panels: Sequence[TradePanel], *, caption: str = "") -> Canvas:
+def trade_plot(panels: Sequence[Panel], *, caption: str = "") -> Canvas:
     """Memory against time: a panel per step, a point per strategy, a line through those that
     nothing else beats in both."""
     with in_style():
@@ -78,10 +79,12 @@ def trade_plot(panels: Sequence[TradePanel], *, caption: str = "") -> Canvas:
         canvas, axes = canvas_of(len(panels), height=0.6 + 1.9 * rows)
         looks = _mark_looks(panels)
         for axis, panel in zip(axes, panels, strict=True):
-            front = [_coordinates(point) for point in panel.points if point.on_front]
+            front = [
+                _coordinates(f) for f, on in zip(panel.figures, panel.front, strict=True) if on
+            ]
             axis.plot(*zip(*front, strict=True), color=_FRONT, zorder=1, drawstyle="steps-post")
-            for point in panel.points:
-                axis.plot(*_coordinates(point), zorder=2, **looks[point.figure.variant])
+            for figure in panel.figures:
+                axis.plot(*_coordinates(figure), zorder=2, **looks[figure.variant])
             axis.set_title(panel.title, fontsize=7)
             axis.margins(0.18)
             axis.set_xlim(left=0)
@@ -97,7 +100,7 @@ def trade_plot(panels: Sequence[TradePanel], *, caption: str = "") -> Canvas:
     return canvas
 
 
-def max_batch_plot(batches: Sequence[MaxBatch], *, caption: str = "") -> Canvas:
+def max_batch_plot(batches: Sequence[Figure], *, caption: str = "") -> Canvas:
     """The largest batch by strategy: a panel per model, a bar per source and place."""
     with in_style():
         models = list(dict.fromkeys(batch.step_name for batch in batches))
@@ -120,7 +123,7 @@ def max_batch_plot(batches: Sequence[MaxBatch], *, caption: str = "") -> Canvas:
         axes[0].set_ylabel("largest batch")
         handles = [
             Patch(
-                label=f"{source}: {where}" if where else source,
+                label=source_name(source, where),
                 **_bar_look("", filled=source == "measured"),
             )
             for source, where in sources
@@ -129,9 +132,9 @@ def max_batch_plot(batches: Sequence[MaxBatch], *, caption: str = "") -> Canvas:
     return canvas
 
 
-def _mark_looks(panels: Sequence[TradePanel]) -> dict[str, dict[str, Any]]:
+def _mark_looks(panels: Sequence[Panel]) -> dict[str, dict[str, Any]]:
     """The looks of points that no line joins, by variant, in the order of the legend."""
-    figures = [point.figure for panel in panels for point in panel.points]
+    figures = [figure for panel in panels for figure in panel.figures]
     ordered = sorted(figures, key=lambda f: (style_of(f.strategy).position, f.variant))
     seen: dict[str, int] = {}
     strategies = {figure.variant: figure.strategy for figure in ordered}
@@ -160,9 +163,9 @@ def _cross(axis: Axes, depth: float, colour: str) -> None:
     axis.plot(depth, 0.97, "x", color=colour, markersize=7, transform=place, clip_on=False)
 
 
-def _coordinates(point: TradePoint) -> tuple[float, float]:
+def _coordinates(figure: Figure) -> tuple[float, float]:
     """MB and seconds."""
-    return (point.figure.peak_bytes or 0) / 1e6, point.figure.step_seconds or 0.0
+    return (figure.peak_bytes or 0) / 1e6, figure.step_seconds or 0.0
 
 
 def _thousands() -> FuncFormatter:

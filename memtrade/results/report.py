@@ -13,24 +13,24 @@ from typing import Any
 import msgspec
 
 from memtrade.measure.records import Record
-from memtrade.results.answers import make_answers, step_name, summarize, summarize_batches
+from memtrade.results.answers import summarize, summarize_batches
 from memtrade.results.drawings import packed_plotly, within_script
 from memtrade.results.figures import Figure
 from memtrade.results.machines import hardware, machine_labels
-from memtrade.results.max_batches import MaxBatch
 from memtrade.results.series import (
     SYMBOLS,
-    DepthPanel,
+    Panel,
     Quantity,
-    TradePanel,
     by_depth,
     depth_panels,
+    source_name,
     style_of,
     trade_panels,
+    value_of,
 )
 from memtrade.results.sheets import DASH, Sheet, templates
 from memtrade.results.tables import compare
-from memtrade.results.words import device_label, status_text
+from memtrade.results.words import device_label, joined, status_text
 
 _DASHES = ("solid", "dash", "dot", "dashdot")
 # The page's plots: the name and the title of each, and which `memtrade plot` makes it for paper.
@@ -46,7 +46,7 @@ def make_report(
     records: Sequence[Record],
     *,
     figures: Sequence[Figure],
-    batches: Sequence[MaxBatch],
+    batches: Sequence[Figure],
     sheets: Sequence[Sheet] = (),
     folder: str,
     command: str,
@@ -62,7 +62,7 @@ def make_report(
             title="Memory-saving strategies, measured",
             subtitle=_subtitle(records, folder),
             command=command,
-            summary=[*summarize(make_answers(figures)), *summarize_batches(batches)],
+            summary=[*summarize(figures), *summarize_batches(batches)],
             plots=[plot for plot in _plots(folder) if data[plot["name"].replace("-", "_")]],
             sheets=[*sheets, _all_trials(records, shlex.join(["memtrade", "table", folder]))],
             environment=_environment(records),
@@ -73,7 +73,7 @@ def make_report(
     )
 
 
-def _data(figures: Sequence[Figure], batches: Sequence[MaxBatch]) -> dict[str, Any]:
+def _data(figures: Sequence[Figure], batches: Sequence[Figure]) -> dict[str, Any]:
     """What `report.js` reads, in MB and seconds."""
     panels = trade_panels(figures)
     deep = [figure for figure in figures if figure.layers is not None]
@@ -87,32 +87,35 @@ def _data(figures: Sequence[Figure], batches: Sequence[MaxBatch]) -> dict[str, A
     }
 
 
-def _depth_data(panel: DepthPanel, quantity: Quantity) -> dict[str, Any]:
+def _depth_data(panel: Panel, quantity: Quantity) -> dict[str, Any]:
     unit = 1e6 if quantity == "peak" else 1.0
     return {
         "title": panel.title,
         "lines": [
             {
-                **_look(line.strategy, line.variant),
-                "variant": line.variant,
+                **_look(strategy, variant),
+                "variant": variant,
                 "points": [
                     {"x": figure.layers, "y": value / unit, "origin": figure.origin}
-                    for figure, value in line.points
+                    for figure in line
+                    if (value := value_of(figure, quantity))
                 ],
                 "failed": [
                     {"x": f.layers, "status": status_text(f.status), "origin": f.origin}
-                    for f in line.failed
+                    for f in line
+                    if not value_of(f, quantity)
                 ],
             }
-            for line in panel.lines
+            for (strategy, variant), line in panel.lines.items()
         ],
     }
 
 
-def _trade_data(panel: TradePanel) -> dict[str, Any]:
+def _trade_data(panel: Panel) -> dict[str, Any]:
+    points = zip(panel.figures, panel.front, strict=True)
     return {
         "title": panel.title,
-        "points": [_point(point.figure) | {"front": point.on_front} for point in panel.points],
+        "points": [_point(figure) | {"front": on_front} for figure, on_front in points],
     }
 
 
@@ -120,8 +123,7 @@ def _step_data(figures: Sequence[Figure]) -> list[dict[str, Any]]:
     steps: dict[str, list[dict[str, Any]]] = {}
     for figure in figures:
         if figure.source == "measured" and figure.peak_bytes and figure.step_seconds:
-            name = ", ".join(part for part in (step_name(figure), figure.where) if part)
-            steps.setdefault(name, []).append(_point(figure))
+            steps.setdefault(joined(figure.step_name, figure.where), []).append(_point(figure))
     # One alone leaves nothing to choose.
     return [{"name": name, "points": each} for name, each in steps.items() if len(each) > 1]
 
@@ -137,7 +139,7 @@ def _point(figure: Figure) -> dict[str, Any]:
     }
 
 
-def _max_batch_data(batches: Sequence[MaxBatch]) -> list[dict[str, Any]]:
+def _max_batch_data(batches: Sequence[Figure]) -> list[dict[str, Any]]:
     models = dict.fromkeys(batch.step_name for batch in batches)
     sources = dict.fromkeys((batch.source, batch.where) for batch in batches)
     return [
@@ -145,7 +147,7 @@ def _max_batch_data(batches: Sequence[MaxBatch]) -> list[dict[str, Any]]:
             "title": model,
             "bars": [
                 {
-                    "name": f"{source}: {where}" if where else source,
+                    "name": source_name(source, where),
                     "source": source,
                     "points": [
                         {

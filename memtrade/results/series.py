@@ -1,4 +1,4 @@
-"""What the plots draw: figures as lines by depth, as points of memory against time, and as bars.
+"""What the plots draw: figures as lines by depth, and as points of memory against time.
 
 `plots.py` draws them for paper, `report.py` for the browser; what is drawn is decided here, once.
 """
@@ -7,12 +7,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from memtrade.errors import MemtradeError
 from memtrade.results.figures import SOURCES, Figure, Source
-from memtrade.results.words import strategy_rank
+from memtrade.results.words import joined, strategy_rank
 
 Quantity = Literal["peak", "time"]
 
@@ -36,60 +35,34 @@ SYMBOLS = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Style:
+class Style(NamedTuple):
     """How a strategy looks in every plot: a colour, and a position among markers and hatches."""
 
     colour: str
     position: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class Line:
-    """One variant of a strategy by depth."""
-
-    strategy: str
-    variant: str
-    quantity: Quantity
-    figures: tuple[Figure, ...]
-
-    @property
-    def points(self) -> list[tuple[Figure, float]]:
-        """The figures that have the quantity, with it: bytes or seconds."""
-        return [(f, value) for f in self.figures if (value := value_of(f, self.quantity))]
-
-    @property
-    def failed(self) -> list[Figure]:
-        """The figures that do not: the trial ended before."""
-        return [figure for figure in self.figures if not value_of(figure, self.quantity)]
-
-
-@dataclass(frozen=True, kw_only=True)
-class DepthPanel:
-    """The lines of one source and place."""
+class Panel(NamedTuple):
+    """The figures of one source and place: all depths, or one step."""
 
     source: Source
     title: str
-    lines: tuple[Line, ...]
+    figures: tuple[Figure, ...]
 
+    @property
+    def lines(self) -> dict[tuple[str, str], list[Figure]]:
+        """By strategy and variant, each by depth."""
+        variants = {(figure.strategy, figure.variant) for figure in self.figures}
+        ranked = sorted(variants, key=lambda pair: (strategy_rank(pair[0]), pair))
+        by_depth = sorted(self.figures, key=lambda figure: figure.layers or 0)
+        return {pair: [f for f in by_depth if f.variant == pair[1]] for pair in ranked}
 
-@dataclass(frozen=True, kw_only=True)
-class TradePoint:
-    """A figure that has both memory and time.
-
-    `on_front`: nothing else is better in one of them and no worse in the other.
-    """
-
-    figure: Figure
-    on_front: bool
-
-
-@dataclass(frozen=True, kw_only=True)
-class TradePanel:
-    """The variants on one step, of one source and place."""
-
-    title: str
-    points: tuple[TradePoint, ...]
+    @property
+    def front(self) -> list[bool]:
+        """Which of the figures, all of which have both, no other beats in memory and time."""
+        return front(
+            [(figure.peak_bytes or 0, figure.step_seconds or 0.0) for figure in self.figures]
+        )
 
 
 def style_of(strategy: str) -> Style:
@@ -97,8 +70,8 @@ def style_of(strategy: str) -> Style:
 
 
 def value_of(figure: Figure, quantity: Quantity) -> float | None:
-    """Bytes for "peak", seconds for "time"."""
-    return figure.peak_bytes if quantity == "peak" else figure.step_seconds
+    """Bytes for "peak", seconds for "time"; None where the trial ended before."""
+    return (figure.peak_bytes if quantity == "peak" else figure.step_seconds) or None
 
 
 def by_depth(figures: Sequence[Figure], *, batch_size: int | None = None) -> list[Figure]:
@@ -134,54 +107,32 @@ def _at_one_batch(figure: Figure) -> tuple[str, int | None, str]:
 
 def depth_panels(
     figures: Sequence[Figure], quantity: Quantity, *, sources: Iterable[Source] = SOURCES
-) -> list[DepthPanel]:
-    """One panel per source and place, in that order; what `by_depth` returns goes in."""
-    panels = []
-    for source, where, members in _sources_and_places(figures, sources):
-        variants = dict.fromkeys((figure.strategy, figure.variant) for figure in members)
-        lines = []
-        for strategy, variant in sorted(variants, key=lambda pair: (strategy_rank(pair[0]), pair)):
-            own = sorted(
-                (figure for figure in members if figure.variant == variant),
-                key=lambda figure: figure.layers or 0,
-            )
-            lines.append(
-                Line(strategy=strategy, variant=variant, quantity=quantity, figures=tuple(own))
-            )
-        if any(line.points for line in lines):
-            panels.append(
-                DepthPanel(source=source, title=_title(source, where), lines=tuple(lines))
-            )
-    return panels
+) -> list[Panel]:
+    """One per source and place, in that order; what `by_depth` returns goes in."""
+    return [
+        Panel(source, source_name(source, where), tuple(members))
+        for source, where, members in _sources_and_places(figures, sources)
+        if any(value_of(figure, quantity) for figure in members)
+    ]
 
 
 def trade_panels(
     figures: Sequence[Figure], *, sources: Iterable[Source] = ("measured",)
-) -> list[TradePanel]:
-    """One panel per step, source and place that has at least two variants to weigh up."""
+) -> list[Panel]:
+    """One per step, source and place that has at least two variants to weigh up, by memory."""
     panels = []
     for source, where, members in _sources_and_places(figures, sources):
-        several_sources = len(set(sources)) > 1
-        for step in dict.fromkeys(figure.step for figure in members):
-            ran = [f for f in members if f.step == step and f.peak_bytes and f.step_seconds]
-            if len(ran) < 2:
-                continue
-            model, batch_size, conditions = step
-            parts = [model, f"batch {batch_size}" if batch_size else "", conditions]
-            parts += [where if source != "published" else "", source if several_sources else ""]
-            points = _with_front(ran)
-            title = ", ".join(part for part in parts if part)
-            panels.append(TradePanel(title=title, points=points))
+        ran = [each for each in members if each.peak_bytes and each.step_seconds]
+        for step in dict.fromkeys(figure.step for figure in ran):
+            own = sorted(
+                (figure for figure in ran if figure.step == step),
+                key=lambda f: (f.peak_bytes or 0, f.step_seconds or 0.0),
+            )
+            place = where if source != "published" else ""
+            title = joined(own[0].step_name, place, source if len(set(sources)) > 1 else "")
+            if len(own) > 1:
+                panels.append(Panel(source, title, tuple(own)))
     return panels
-
-
-def _with_front(figures: Sequence[Figure]) -> tuple[TradePoint, ...]:
-    """The points by memory; ties in memory by time."""
-    ordered = sorted(figures, key=lambda f: (f.peak_bytes or 0, f.step_seconds or 0.0))
-    best = front([(figure.peak_bytes or 0, figure.step_seconds or 0.0) for figure in ordered])
-    return tuple(
-        TradePoint(figure=figure, on_front=on) for figure, on in zip(ordered, best, strict=True)
-    )
 
 
 def front(points: Sequence[tuple[int, float]]) -> list[bool]:
@@ -210,5 +161,5 @@ def _sources_and_places(
     return [(source, where, groups[source, where]) for source, where in ordered]
 
 
-def _title(source: Source, where: str) -> str:
+def source_name(source: Source, where: str) -> str:
     return f"{source}: {where}" if where else source

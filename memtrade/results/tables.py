@@ -23,6 +23,7 @@ from memtrade.results.words import (
     beside,
     beside_note,
     device_label,
+    joined,
     percent,
     ratio,
     seconds,
@@ -158,11 +159,10 @@ def _comparison(records: Sequence[Record], place: str = "") -> Sheet:
     ]
     spec = ordered[0].spec
     device = device_label(spec.device, spec.memory_limit_bytes)
-    title = ", ".join(part for part in (step_text(spec), device, place) if part)
     return Sheet.of(
         ordered,
         _columns(original),
-        title=title,
+        title=joined(step_text(spec), device, place),
         words=2,
         weak=lambda record: record.status != "ok",
         notes=tuple(notes),

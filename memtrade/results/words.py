@@ -17,15 +17,19 @@ from memtrade.units import mebibytes
 BESIDE = "†"
 
 
+def joined(*parts: str) -> str:
+    """Those that say something, with commas between."""
+    return ", ".join(filter(None, parts))
+
+
 def strategy_label(spec: TrialSpec) -> str:
     """The strategy with what is not the default: "lms (lb=3)", "ome (dataflow)", and how ops run
     in parts: "optimal, in parts (reordered)"."""
-    words = [
+    inside = joined(
         options_text(unusual_strategy_options(spec)),
         spec.order if spec.order != "pinned" else "",
         "saved plan" if spec.plan_path else "",
-    ]
-    inside = ", ".join(word for word in words if word)
+    )
     label = f"{spec.strategy} ({inside})" if inside else spec.strategy
     return f"{label}, in parts ({spec.split})" if spec.split else label
 
@@ -38,14 +42,13 @@ def strategy_rank(name: str) -> int:
 def step_text(spec: TrialSpec) -> str:
     """The step: "resnet-50, batch 32, 224 × 224 pixels, sgd", as far as it is decided."""
     batch, size = (spec.model_options.get(name) for name in ("batch_size", "image_size"))
-    parts = [
+    return joined(
         make_model(spec.model, spec.model_options).name,
         f"batch {batch}" if batch else "",
         f"{size} × {size} pixels" if size else "",
         options_text(unusual_model_options(spec)),
         spec.optimizer,
-    ]
-    return ", ".join(part for part in parts if part)
+    )
 
 
 def step_conditions(spec: TrialSpec) -> str:

@@ -7,9 +7,9 @@ from dataclasses import replace
 from memtrade.papers.thesis_figures import max_batches_beside
 from memtrade.results.answers import (
     NEEDS,
-    fastest_under,
-    least_memory,
-    make_answers,
+    Need,
+    choose,
+    steps_to_choose_on,
     summarize,
     summarize_batches,
 )
@@ -26,20 +26,22 @@ FIGURES = [
 
 
 def chosen(figures: list[Figure]) -> dict[str, str | None]:
-    [answers] = make_answers(figures)
-    return {need.name: figure.variant if figure else None for need, figure in answers.choices}
+    [step] = steps_to_choose_on(figures)
+    answers = {need.name: choose(need, step) for need in NEEDS}
+    return {name: figure.variant if figure else None for name, figure in answers.items()}
 
 
 def test_the_fastest_that_fits() -> None:
-    assert fastest_under(FIGURES, 490) is FIGURES[1]
-    assert fastest_under(FIGURES, 489) is FIGURES[2]
-    assert fastest_under(FIGURES, 199) is None
+    assert choose(Need("", 0.49), FIGURES) is FIGURES[1]
+    assert choose(Need("", 0.489), FIGURES) is FIGURES[2]
+    assert choose(Need("", 0.199), FIGURES) is None
 
 
 def test_of_equal_peaks_the_fastest_is_the_answer() -> None:
-    assert least_memory(FIGURES) is FIGURES[2]  # within 1% of the smallest
-    assert least_memory([FIGURES[3], figure(203, 1.0)]) is FIGURES[3]
-    assert least_memory([]) is None
+    least_memory = NEEDS[-1]
+    assert choose(least_memory, FIGURES) is FIGURES[2]  # within 1% of the smallest
+    assert choose(least_memory, [FIGURES[3], figure(203, 1.0)]) is FIGURES[3]
+    assert choose(least_memory, []) is None
 
 
 def test_each_need_has_its_answer() -> None:
@@ -59,14 +61,14 @@ def test_an_original_that_did_not_run_leaves_shares_of_it_open() -> None:
 
 
 def test_a_step_that_ran_once_leaves_nothing_to_choose() -> None:
-    assert make_answers([FIGURES[0]]) == []
+    assert steps_to_choose_on([FIGURES[0]]) == []
     predicted = [figure(1, 1.0, source="predicted", variant=name) for name in "ab"]
-    assert make_answers(predicted) == []
+    assert steps_to_choose_on(predicted) == []
 
 
 def test_the_summary_counts_steps_and_gives_ranges() -> None:
     other = [replace(each, model="resnet-101") for each in FIGURES[:2]]
-    sentences = dict(summarize(make_answers([*FIGURES, *other])))
+    sentences = dict(summarize([*FIGURES, *other]))
     assert sentences["least time"] == "original on 2 of 2 steps"
     assert sentences[NEEDS[2].name] == (
         "lms on 1 of 2 steps (0.20 × original's peak at 1.50 × its time); nothing on 1"
@@ -87,7 +89,7 @@ def test_the_largest_batch_is_a_measured_one() -> None:
 
 def test_shares_of_the_original_are_asked_for_only_where_it_ran() -> None:
     others = [replace(each, model="resnet-200", layers=200) for each in FIGURES[1:]]
-    sentences = dict(summarize(make_answers([*FIGURES, *others])))
+    sentences = dict(summarize([*FIGURES, *others]))
     assert sentences["least time within half of original's peak"] == (
         "checkpoints (0.49 × original's peak at 1.20 × its time); original did not run on 1 more"
     )

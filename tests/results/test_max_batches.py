@@ -13,7 +13,8 @@ from memtrade.measure.max_batch_records import MaxBatchRecord
 from memtrade.measure.protocol import TrialSpec
 from memtrade.measure.records import SCHEMA_VERSION, Record
 from memtrade.papers.thesis_figures import max_batches_beside
-from memtrade.results.max_batches import MaxBatch, max_batch_sheet
+from memtrade.results.figures import Figure
+from memtrade.results.max_batches import max_batch_sheet
 from tests.results.conftest import MACHINE, MODEL_OPTIONS
 
 MakeRecord = Callable[..., Record]
@@ -46,7 +47,7 @@ def make_search(
     return msgspec.structs.replace(search, **changes)
 
 
-def by_source(batches: list[MaxBatch], source: str) -> dict[str, MaxBatch]:
+def by_source(batches: list[Figure], source: str) -> dict[str, Figure]:
     return {batch.variant: batch for batch in batches if batch.source == source}
 
 

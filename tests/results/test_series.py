@@ -14,7 +14,7 @@ from memtrade.errors import MemtradeError
 from memtrade.measure.records import Record
 from memtrade.papers.thesis_figures import figures_beside
 from memtrade.results.figures import Figure
-from memtrade.results.series import by_depth, depth_panels, style_of, trade_panels
+from memtrade.results.series import by_depth, depth_panels, style_of, trade_panels, value_of
 from memtrade.strategies import STRATEGIES
 from tests.results.conftest import MODEL_OPTIONS
 
@@ -68,33 +68,34 @@ def test_a_panel_per_source_in_which_lines_go_by_depth(make_record: MakeRecord) 
     records = [at(make_record, 101), at(make_record, 18), at(make_record, 50, "lms")]
     published, measured = depth_panels(by_depth(figures_beside(records)), "peak")
     assert (published.source, published.title) == ("published", "published: thesis")
-    assert [line.variant for line in measured.lines] == ["lms", "ome"]  # in registry order
-    ome = measured.lines[1]
-    assert [f.layers for f, _ in ome.points] == [18, 101]
-    original = published.lines[0]
-    assert [f.layers for f in original.failed] == [200]
-    assert [f.layers for f, _ in original.points] == [18, 34, 50, 101, 152]
+    assert list(measured.lines) == [("lms", "lms"), ("ome", "ome")]  # in registry order
+    assert [f.layers for f in measured.lines["ome", "ome"]] == [18, 101]
+    (strategy, _), original = next(iter(published.lines.items()))
+    assert strategy == "original"
+    assert [f.layers for f in original if not value_of(f, "peak")] == [200]
+    assert [f.layers for f in original if value_of(f, "peak")] == [18, 34, 50, 101, 152]
 
 
 def test_a_trade_needs_two() -> None:
     alone = figure(1, 1.0, variant="alone", batch_size=77)
     [panel] = trade_panels([alone, figure(3, 1.0, variant="a"), figure(2, 2.0, variant="b")])
     assert panel.title == "resnet-50, batch 32"
-    assert {point.figure.variant for point in panel.points} == {"a", "b"}
+    assert [each.variant for each in panel.figures] == ["b", "a"]  # by memory
 
 
 @given(st.lists(st.tuples(st.integers(1, 20), st.integers(1, 20)), min_size=2, max_size=12))
 def test_the_front_is_what_nothing_dominates(points: list[tuple[int, int]]) -> None:
     figures = [figure(peak, float(s), variant=f"v{i}") for i, (peak, s) in enumerate(points)]
     [panel] = trade_panels(figures)
-    for point in panel.points:
-        own = (point.figure.peak_bytes or 0, point.figure.step_seconds or 0)
+    found = list(zip(panel.figures, panel.front, strict=True))
+    for point, on_front in found:
+        own = (point.peak_bytes or 0, point.step_seconds or 0)
         others = [(f.peak_bytes or 0, f.step_seconds or 0) for f in figures]
         dominated = any(peak <= own[0] and s <= own[1] and (peak, s) != own for peak, s in others)
-        if point.on_front:
+        if on_front:
             assert not dominated
         elif not dominated:  # a twin of one that is on the front
-            twins = [p.on_front for p in panel.points if vars(p.figure)["peak_bytes"] == own[0]]
+            twins = [on for twin, on in found if twin.peak_bytes == own[0]]
             assert any(twins)
 
 
