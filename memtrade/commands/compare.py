@@ -8,8 +8,7 @@ from memtrade.commands.progress import say
 from memtrade.commands.reading import read_records, shown_folder
 from memtrade.commands.screen import Form, show
 from memtrade.measure.flags import Flag
-from memtrade.results.changes import changes_sheet, unlike_notes
-from memtrade.results.compare import TOLERANCE, compare_results
+from memtrade.results.compare import TOLERANCE, changes_sheet, compare_results, unlike_notes
 
 
 def compare(

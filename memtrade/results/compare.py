@@ -17,13 +17,14 @@ that did not. Both are shown (the first where one asks for it), and not judged.
 
 from __future__ import annotations
 
+import collections
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
+import pandas as pd
 
 from memtrade.errors import MemtradeError
 from memtrade.measure.records import (
@@ -33,17 +34,20 @@ from memtrade.measure.records import (
     unusual_strategy_options,
 )
 from memtrade.results.figures import places
-from memtrade.results.machines import Hardware, hardware, machine_labels
-from memtrade.results.words import status_text
+from memtrade.results.machines import Hardware, hardware, machine_labels, unlike
+from memtrade.results.sheets import NONE, Sheet
+from memtrade.results.words import joined, seconds, status_text, step_text, strategy_label
+from memtrade.units import megabytes
 
 Judgement = Literal["same", "better", "worse"]
-Judged = Literal["status", "peak", "time"]
 
 # The median absolute deviation times this is a normal distribution's standard deviation.
 _DEVIATION = 1.4826
 _DEVIATIONS = 3
 
 TOLERANCE = 0.05
+
+_COLUMNS = ("step", "strategy", "verdict", "peak MB", "change %", "step s", "change %", "noise %")
 
 
 class UnlikeMachinesError(MemtradeError):
@@ -57,8 +61,7 @@ class UnlikeMachinesError(MemtradeError):
         )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Change:
+class Change(NamedTuple):
     """One quantity of a trial before and after.
 
     Attributes:
@@ -66,11 +69,19 @@ class Change:
         noise: what a difference must exceed, in the same unit; None where nothing is judged.
     """
 
-    quantity: Judged
+    quantity: Literal["status", "peak", "time"]
     before: float | str
     after: float | str
-    noise: float | None
-    verdict: Judgement
+    noise: float | None = None
+
+    @property
+    def verdict(self) -> Judgement:
+        if isinstance(self.before, str) or isinstance(self.after, str):
+            judged = (self.before == "ok") != (self.after == "ok")
+            return "same" if not judged else "worse" if self.before == "ok" else "better"
+        if self.noise is None or abs(self.after - self.before) <= self.noise:
+            return "same"
+        return "worse" if self.after > self.before else "better"
 
     @property
     def relative(self) -> float | None:
@@ -80,8 +91,7 @@ class Change:
         return self.after / self.before - 1
 
 
-@dataclass(frozen=True, kw_only=True)
-class Pair:
+class Pair(NamedTuple):
     """The same trial in both sets. `where` names its place if the sets have several."""
 
     before: Record
@@ -96,13 +106,12 @@ class Pair:
         return "worse" if "worse" in verdicts else "better" if "better" in verdicts else "same"
 
 
-@dataclass(frozen=True, kw_only=True)
-class ResultChanges:
+class ResultChanges(NamedTuple):
     """All pairs, in the order of the first set, and what only one of the sets has."""
 
-    pairs: tuple[Pair, ...]
-    only_before: tuple[Record, ...]
-    only_after: tuple[Record, ...]
+    pairs: list[Pair]
+    only_before: list[Record]
+    only_after: list[Record]
 
     @property
     def worse(self) -> bool:
@@ -129,41 +138,32 @@ def compare_results(
     """
     if not tolerance >= 0:
         raise MemtradeError(f"the tolerance must be at least 0, not {tolerance:g}")
-    where = dict(zip(map(id, [*before, *after]), places([*before, *after]), strict=True))
-    old, new = _newest(before), _newest(after)
-    pairs: list[Pair] = []
-    left = dict(new)
-    unmatched: list[tuple[_Key, Record]] = []
-    for key, record in old.items():
-        match = left.pop(key, None)
-        if match is None:
-            unmatched.append((key, record))
+    both = [*before, *after]
+    where = dict(zip(map(id, both), places(both), strict=True))
+    old, left = _newest(before), _newest(after)
+    found = ResultChanges([], [], [])
+    for key in sorted(old, key=lambda key: key not in left):  # first those of the same machine
+        record, place = old[key], where[id(old[key])]
+        theirs = key if key in left else next((each for each in left if each[0] == key[0]), None)
+        if theirs is None:
+            found.only_before.append(record)
             continue
-        alike = record.jobs == match.jobs
-        changes = judge(record, match, tolerance=tolerance, times=alike)
-        place = where[id(record)]
-        pairs.append(Pair(before=record, after=match, where=place, changes=changes))
-    only_before: list[Record] = []
-    for (trial, machine), record in unmatched:
-        elsewhere = next((key for key in left if key[0] == trial), None)
-        if elsewhere is None:
-            only_before.append(record)
-            continue
-        if not across_machines:
-            kinds = machine_labels(each.machine for each in (*before, *after))
-            raise UnlikeMachinesError(kinds[machine], kinds[elsewhere[1]])
-        match = left.pop(elsewhere)
-        changes = judge(record, match, tolerance=tolerance, times=False)
-        place = f"{where[id(record)]} → {where[id(match)]}"
-        pairs.append(Pair(before=record, after=match, where=place, changes=changes))
-    if not pairs:
+        alike = theirs == key
+        if not alike and not across_machines:
+            kinds = machine_labels(each.machine for each in both)
+            raise UnlikeMachinesError(kinds[key[1]], kinds[theirs[1]])
+        match = left.pop(theirs)
+        place = place if alike else f"{place} → {where[id(match)]}"
+        times = alike and record.jobs == match.jobs
+        changes = judge(record, match, tolerance=tolerance, times=times)
+        found.pairs.append(Pair(record, match, place, changes))
+    if not found.pairs:
         raise MemtradeError(
             "the two sets have no trial in common: run the same command for both, "
             "with another --results"
         )
-    return ResultChanges(
-        pairs=tuple(pairs), only_before=tuple(only_before), only_after=tuple(left.values())
-    )
+    found.only_after.extend(left.values())
+    return found
 
 
 def judge(
@@ -172,39 +172,12 @@ def judge(
     """The changes of one trial. Without `times`, step times are there but are not judged."""
     old, new = before.measured, after.measured
     if before.status != after.status or old is None or new is None:
-        verdict: Judgement = "same"
-        if before.status != after.status and "ok" in (before.status, after.status):
-            verdict = "worse" if before.status == "ok" else "better"
-        names = status_text(before.status), status_text(after.status)
-        return (
-            Change(quantity="status", before=names[0], after=names[1], noise=None, verdict=verdict),
-        )
-    peak_noise = max(_peak_noise(before), _peak_noise(after))
-    peak = Change(
-        quantity="peak",
-        before=old.peak_bytes,
-        after=new.peak_bytes,
-        noise=peak_noise,
-        verdict=_verdict(old.peak_bytes, new.peak_bytes, peak_noise),
-    )
-    noise = None
-    if times:
-        spread = max(_deviation(old.step_seconds), _deviation(new.step_seconds))
-        noise = max(_DEVIATIONS * spread, tolerance * old.median_seconds)
-    time = Change(
-        quantity="time",
-        before=old.median_seconds,
-        after=new.median_seconds,
-        noise=noise,
-        verdict=_verdict(old.median_seconds, new.median_seconds, noise),
-    )
-    return peak, time
-
-
-def _verdict(before: float, after: float, noise: float | None) -> Judgement:
-    if noise is None or abs(after - before) <= noise:
-        return "same"
-    return "worse" if after > before else "better"
+        return (Change("status", status_text(before.status), status_text(after.status)),)
+    noise = max(_peak_noise(before), _peak_noise(after))
+    peak = Change("peak", old.peak_bytes, new.peak_bytes, noise)
+    spread = max(_deviation(old.step_seconds), _deviation(new.step_seconds))
+    noise = max(_DEVIATIONS * spread, tolerance * old.median_seconds)
+    return peak, Change("time", old.median_seconds, new.median_seconds, noise if times else None)
 
 
 def _deviation(seconds: Sequence[float]) -> float:
@@ -250,3 +223,118 @@ def _trial(record: Record) -> bytes:
         graph_path=None,
     )
     return msgspec.json.encode(alike, order="sorted")
+
+
+def changes_sheet(
+    changes: ResultChanges, *, before: str, after: str, unchanged: bool = False
+) -> Sheet:
+    """The pairs that changed, or all of them; `before` and `after` name the sets."""
+    shown = [pair for pair in changes.pairs if unchanged or pair.verdict != "same"]
+    counts = [
+        f"{sum(pair.verdict == verdict for pair in changes.pairs)} {name}"
+        for verdict, name in (("worse", "worse"), ("better", "better"), ("same", "as before"))
+    ]
+    notes = [f"{len(changes.pairs)} trials: {', '.join(counts)}"]
+    if not shown:
+        notes.insert(0, "nothing changed beyond noise")
+    for name, records in ((before, changes.only_before), (after, changes.only_after)):
+        notes += [f"only in {name}: {text}" for text in _by_step(records)]
+    if any(
+        c.quantity == "time" and c.noise is None for pair in changes.pairs for c in pair.changes
+    ):
+        notes.append("noise -: of unlike machines, or beside other trials; times are not judged")
+    notes += unlike_notes(changes)
+    return Sheet(
+        title=f"Changes from {before} to {after}",
+        columns=_COLUMNS,
+        words=3,
+        rows=tuple(map(_row, shown)),
+        weak=frozenset(i for i, pair in enumerate(shown) if pair.verdict == "worse"),
+        notes=tuple(notes),
+        frame=_frame(changes),
+    )
+
+
+def unlike_notes(changes: ResultChanges) -> list[str]:
+    """Warns of pairs that did not run under the same conditions, and says which."""
+    found = collections.Counter(
+        f"{name} ({values.replace(', ', ' → ')})"
+        for pair in changes.pairs
+        for name, values in unlike([pair.before, pair.after]).items()
+    )
+    return [
+        f"WARNING: {what} differ in {count} of {len(changes.pairs)} trials: changes may be theirs"
+        for what, count in found.items()
+    ]
+
+
+def _frame(changes: ResultChanges) -> pd.DataFrame:
+    """One row per pair and quantity: bytes, seconds or a status, and the noise in the same unit."""
+    rows = [
+        {
+            "model": pair.after.model,
+            "step": step_text(pair.after.spec),
+            "strategy": strategy_label(pair.after.spec),
+            "where": pair.where,
+            "quantity": change.quantity,
+            "before": change.before,
+            "after": change.after,
+            "relative_change": change.relative,
+            "noise": change.noise,
+            "verdict": change.verdict,
+            "before_id": pair.before.id,
+            "after_id": pair.after.id,
+        }
+        for pair in changes.pairs
+        for change in pair.changes
+    ]
+    # As objects, bytes stay whole numbers beside seconds.
+    return pd.DataFrame(rows, dtype=object)
+
+
+def _row(pair: Pair) -> tuple[str, ...]:
+    by_quantity = {change.quantity: change for change in pair.changes}
+    head = (
+        joined(step_text(pair.after.spec), pair.where),
+        strategy_label(pair.after.spec),
+        pair.verdict,
+    )
+    if "status" in by_quantity:
+        status = by_quantity["status"]
+        return *head, _arrow(str(status.before), str(status.after)), *(NONE,) * 4
+    peak, time = by_quantity["peak"], by_quantity["time"]
+    noise = NONE if time.noise is None else f"{100 * time.noise / float(time.before):.1f}"
+    return (
+        *head,
+        _peaks(int(peak.before), int(peak.after)),
+        _percent(peak),
+        _arrow(seconds(float(time.before)), seconds(float(time.after))),
+        _percent(time),
+        noise,
+    )
+
+
+def _peaks(before_bytes: int, after_bytes: int) -> str:
+    """In MB; a difference too small for that in bytes."""
+    before, after = megabytes(before_bytes), megabytes(after_bytes)
+    if before == after and before_bytes != after_bytes:
+        return f"{before} {after_bytes - before_bytes:+,} bytes"
+    return _arrow(before, after)
+
+
+def _arrow(before: str, after: str) -> str:
+    return before if before == after else f"{before} → {after}"
+
+
+def _percent(change: Change) -> str:
+    if change.before == change.after or change.relative is None:
+        return "0"
+    return f"{100 * change.relative:+.1f}"
+
+
+def _by_step(records: Sequence[Record]) -> list[str]:
+    """ "checkpoints, lms on resnet-50, batch 32, ...", a text per step."""
+    steps: dict[str, list[str]] = {}
+    for record in records:
+        steps.setdefault(step_text(record.spec), []).append(strategy_label(record.spec))
+    return [f"{', '.join(strategies)} on {step}" for step, strategies in steps.items()]

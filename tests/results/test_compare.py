@@ -12,8 +12,13 @@ from memtrade.errors import MemtradeError
 from memtrade.measure.host import Machine
 from memtrade.measure.protocol import Runtime
 from memtrade.measure.records import Record
-from memtrade.results.changes import changes_sheet, unlike_notes
-from memtrade.results.compare import UnlikeMachinesError, compare_results, judge
+from memtrade.results.compare import (
+    UnlikeMachinesError,
+    changes_sheet,
+    compare_results,
+    judge,
+    unlike_notes,
+)
 from memtrade.results.sheets import to_csv
 from memtrade.results.tables import compare
 from tests.results.conftest import MACHINE, MODEL_OPTIONS
