@@ -77,18 +77,6 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
     refused: str = ""
 
 
-class Versions(msgspec.Struct, frozen=True, kw_only=True):
-    """What a trial's identity says of a machine, of which every node must have the same."""
-
-    memtrade: str
-    tensorflow: str | None
-
-    @classmethod
-    def here(cls) -> Versions:
-        machine = host.describe_machine()
-        return cls(memtrade=machine.memtrade_version, tensorflow=machine.tensorflow_version)
-
-
 def resolve_on_cluster(flags: DeviceFlags) -> tuple[str, int]:
     """The device and the limit, which a file for a cluster says: nodes differ in what they have.
 
@@ -181,7 +169,7 @@ class _Sweep:
         reference = task.remote(
             msgspec.json.encode(trial.spec),
             trial.timeout_seconds,
-            msgspec.json.encode(Versions.here()),
+            host.describe_machine().versions,
             self._command_line,
             os.environ.get(_OMP),
         )
@@ -193,9 +181,8 @@ class _Sweep:
         try:
             reply = msgspec.json.decode(self._ray.get(reference), type=Reply)
         except self._ray.exceptions.RayTaskError as error:
-            raise MemtradeError(
-                f"a node could not run {trial.label}: {_last_line(error)}"
-            ) from error
+            last_line = str(error).strip().splitlines()[-1]
+            raise MemtradeError(f"a node could not run {trial.label}: {last_line}") from error
         except self._ray.exceptions.RayError as error:
             self._lost(trial, type(error).__name__)
             return
@@ -272,11 +259,14 @@ def _cpus_each(nodes: Any, jobs: int) -> int:
 def run_task(
     encoded_spec: bytes,
     timeout_seconds: float,
-    encoded_versions: bytes,
+    versions: tuple[str, str | None],
     command_line: str,
     omp_num_threads: str | None,
 ) -> bytes:
     """Runs on a node: the trial in a child process, and a `Reply` with its record.
+
+    Args:
+        versions: of memtrade and TensorFlow, which every node must have.
 
     Raises:
         RuntimeError: the node has other versions than the process that asks.
@@ -284,11 +274,11 @@ def run_task(
     import ray
 
     spec = msgspec.json.decode(encoded_spec, type=TrialSpec)
-    wanted, found = msgspec.json.decode(encoded_versions, type=Versions), Versions.here()
-    if found != wanted:
+    found = host.describe_machine().versions
+    if found != versions:
         raise RuntimeError(
-            f"it has memtrade {found.memtrade} and TensorFlow {found.tensorflow}, the sweep has "
-            f"{wanted.memtrade} and {wanted.tensorflow}: install the same versions on every node"
+            f"it has memtrade {found[0]} and TensorFlow {found[1]}, the sweep has {versions[0]} "
+            f"and {versions[1]}: install the same versions on every node"
         )
     node = ray.get_runtime_context().get_node_id()
     # Ray limits OpenMP to the cores that a task claims. A trial sees what it sees in a local sweep.
@@ -371,7 +361,3 @@ def _runs(address: str) -> bool:
         return False
     lines = (tried.stdout + tried.stderr).strip().splitlines()
     raise MemtradeError(f"cannot join the Ray cluster at {address}: {lines[-1] if lines else '?'}")
-
-
-def _last_line(error: BaseException) -> str:
-    return str(error).strip().splitlines()[-1]

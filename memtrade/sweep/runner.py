@@ -22,9 +22,9 @@ from memtrade.measure.children import signals_raise
 from memtrade.measure.protocol import Event
 from memtrade.measure.records import Record, make_record
 from memtrade.measure.trial import run_child
-from memtrade.sweep.budgets import leaner_first
 from memtrade.sweep.grid import Trial
 from memtrade.sweep.watch import End, NoRecord, Watch
+from memtrade.units import parse_bytes
 
 
 class _StoppedError(Exception):
@@ -75,6 +75,26 @@ def run_locally(
             stop.set()
     if alone:
         run_locally(alone, jobs=1, watch=watch, command_line=command_line, known=known)
+
+
+def leaner_first(trials: Sequence[Trial]) -> list[Trial]:
+    """The trials in their order, but those that differ only in their budget ascend in it, in the
+    places that they have."""
+    places: dict[bytes, list[int]] = {}
+    for i, trial in enumerate(trials):
+        if trial.spec.strategy_options.get("budget"):
+            options = {**trial.spec.strategy_options, "budget": ""}
+            spec = msgspec.structs.replace(trial.spec, strategy_options=options)
+            places.setdefault(msgspec.json.encode(spec, order="sorted"), []).append(i)
+    ordered = list(trials)
+    for group in places.values():
+        ascending = sorted(
+            (trials[i] for i in group),
+            key=lambda trial: parse_bytes(trial.spec.strategy_options["budget"]),
+        )
+        for i, trial in zip(group, ascending, strict=True):
+            ordered[i] = trial
+    return ordered
 
 
 def _measure(

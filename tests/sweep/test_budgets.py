@@ -3,8 +3,8 @@
 import msgspec
 
 from memtrade.measure.protocol import TrialSpec
-from memtrade.sweep.budgets import leaner_first
 from memtrade.sweep.grid import Trial
+from memtrade.sweep.runner import leaner_first
 
 
 def trial(budget: str, **changes: object) -> Trial:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import psutil
 import pytest
 from ray.cluster_utils import Cluster
@@ -20,9 +21,9 @@ from ray.cluster_utils import Cluster
 import memtrade
 from memtrade.commands.sweep import sweep
 from memtrade.errors import MemtradeError
+from memtrade.measure import host
 from memtrade.measure.records import load_records
 from memtrade.sweep import cluster as on_cluster
-from memtrade.sweep.cluster import Versions
 from tests.sweep.conftest import Write
 
 ROOT = Path(memtrade.__file__).resolve().parents[1]
@@ -229,8 +230,10 @@ def test_a_node_with_other_versions_is_an_error(
     head: Cluster, write: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = write(ONE)
-    here = Versions(memtrade="9.9", tensorflow="2.99")
-    monkeypatch.setattr(on_cluster.Versions, "here", lambda: here)
+    here = msgspec.structs.replace(
+        host.describe_machine(), memtrade_version="9.9", tensorflow_version="2.99"
+    )
+    monkeypatch.setattr(on_cluster.host, "describe_machine", lambda: here)
     with pytest.raises(MemtradeError, match=r"the sweep has 9\.9 and 2\.99: install the same"):
         sweep(path, cluster=head.address)
     assert not list(Path("runs").glob("*"))

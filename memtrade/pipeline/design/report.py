@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterable, Sequence
-from typing import Literal, NamedTuple
+from typing import Generic, Literal, TypeVar
 
 import msgspec
 
@@ -37,25 +37,19 @@ from memtrade.target import Target
 Volumes = Literal["sum", "largest"]
 
 
-class PhaseTimes(msgspec.Struct, frozen=True):
-    """Seconds of each stage."""
-
-    forward: tuple[float, ...]
-    backward: tuple[float, ...]
+T = TypeVar("T")
 
 
-class Imbalance(msgspec.Struct, frozen=True):
-    """Fastest over slowest, from 0 to 1."""
+class Phases(msgspec.Struct, Generic[T], frozen=True):
+    """A figure of the forward part, and the same of the backward part."""
 
-    forward: float
-    backward: float
+    forward: T
+    backward: T
 
 
-class StageSamples(NamedTuple):
-    """One stage's measured runs: seconds of n + 1 forward and backward runs each."""
-
-    forward: Sequence[float]
-    backward: Sequence[float]
+PhaseTimes = Phases[tuple[float, ...]]  # seconds of each stage
+Imbalance = Phases[float]  # fastest over slowest, from 0 to 1
+StageSamples = Phases[Sequence[float]]  # seconds of one stage's n + 1 runs
 
 
 class RealTimes(msgspec.Struct, frozen=True):
@@ -149,8 +143,15 @@ def analyse(
         (crossing.source, reader) for crossing in partition.crossings for reader in crossing.targets
     ]
     seconds = target.op_seconds(graph) if seconds is None else seconds
-    sequential = _theoretical(graph, partition, _sum, seconds, recomputation)
-    parallel = _theoretical(graph, partition, _longest_path, seconds, recomputation)
+
+    def longest_path(ops: Sequence[int]) -> float:
+        return _longest_path(graph, ops, seconds)
+
+    def in_turn(ops: Sequence[int]) -> float:
+        return sum(seconds[op_id] for op_id in ops)
+
+    sequential = _theoretical(graph, partition, in_turn, recomputation)
+    parallel = _theoretical(graph, partition, longest_path, recomputation)
     real_times = _real_times(samples) if samples is not None else None
     costs = [stage.cost for stage in partition.stages]
     return PartitionReport(
@@ -176,16 +177,8 @@ def analyse(
     )
 
 
-# The graph, a stage's ops in topological order, and the seconds of each op of the graph.
-TimeOf = Callable[[StepGraph, Sequence[int], Sequence[float]], float]
-
-
-def _sum(graph: StepGraph, ops: Sequence[int], seconds: Sequence[float]) -> float:
-    return sum(seconds[op_id] for op_id in ops)
-
-
 def _longest_path(graph: StepGraph, ops: Sequence[int], seconds: Sequence[float]) -> float:
-    """Along data edges."""
+    """Along data edges, through ops in topological order."""
     ended: dict[int, float] = {}
     for op_id in ops:
         before = (graph.tensors[t].op for t in graph.ops[op_id].inputs)
@@ -196,8 +189,7 @@ def _longest_path(graph: StepGraph, ops: Sequence[int], seconds: Sequence[float]
 def _theoretical(
     graph: StepGraph,
     partition: Partition,
-    time_of: TimeOf,
-    seconds: Sequence[float],
+    time_of: Callable[[Sequence[int]], float],
     recomputation: bool,
 ) -> PhaseTimes:
     gradients: list[list[int]] = [[] for _ in partition.stages]
@@ -205,27 +197,24 @@ def _theoretical(
         stage, op = partition.stage_of[op_id], graph.ops[op_id]
         if stage is not None and not (op.stateful and not op.outputs):
             gradients[stage].append(op_id)
-    forward = [time_of(graph, stage.ops, seconds) for stage in partition.stages]
-    backward = [time_of(graph, ops, seconds) for ops in gradients]
+    forward = [time_of(stage.ops) for stage in partition.stages]
+    backward = [time_of(ops) for ops in gradients]
     if recomputation:
-        backward = [b + f for b, f in zip(backward, forward, strict=True)]
+        backward = [sum(both) for both in zip(backward, forward, strict=True)]
     return PhaseTimes(tuple(forward), tuple(backward))
 
 
 def _real_times(samples: Sequence[StageSamples]) -> RealTimes:
-    fewest = min(min(len(each.forward), len(each.backward)) for each in samples)
+    phases = [each.forward for each in samples], [each.backward for each in samples]
+    fewest = min(len(runs) for phase in phases for runs in phase)
     if fewest < 2:
         raise MemtradeError(
             f"real times take at least 2 runs of each stage, of which the slowest does not count, "
             f"not {fewest}"
         )
-    counted = [[sorted(runs)[:-1] for runs in each] for each in samples]
 
     def of_each(figure: Callable[[Sequence[float]], float]) -> PhaseTimes:
-        forward, backward = zip(
-            *([figure(runs) for runs in stage] for stage in counted), strict=True
-        )
-        return PhaseTimes(forward, backward)
+        return PhaseTimes(*(tuple(figure(sorted(runs)[:-1]) for runs in phase) for phase in phases))
 
     return RealTimes(
         iterations=fewest - 1,
