@@ -17,9 +17,10 @@ from memtrade.measure.flags import DeviceFlags, ModelFlags, StrategyFlags, make_
 from memtrade.measure.here import learned_target
 from memtrade.measure.protocol import Progress, TrialSpec
 from memtrade.plan import Plan
+from memtrade.results.simulated import SimulatedStep
 from memtrade.results.words import seconds, strategy_label
 from memtrade.simulate.timeline import TimeSimulator
-from memtrade.simulate.usage import Usage, use_of_memory
+from memtrade.simulate.usage import use_of_memory
 from memtrade.strategies import PLANNED, find_planned, make_options
 from memtrade.strategies.known import plan_with_known
 from memtrade.target import ARENA, Target
@@ -70,10 +71,10 @@ def foresee(
     return Foresight(graph, target, planned, tuple(map(strategy_label, specs)))
 
 
-def use_all(
+def simulate_all(
     foresight: Foresight, clock: TimeSimulator | None = None
-) -> Iterator[tuple[str, Usage]]:
-    """Each strategy's label and the use of memory over its step, with progress on stderr."""
+) -> Iterator[SimulatedStep]:
+    """The step under each strategy, with progress on stderr."""
     clock = clock or TimeSimulator(foresight.graph, foresight.target)
     with reporting() as reporter:
         for position, label in enumerate(foresight.labels):
@@ -83,4 +84,4 @@ def use_all(
             usage = use_of_memory(clock, plan)
             peak, took = megabytes(usage.peak_bytes), seconds(usage.timeline.step_seconds)
             reporter.ended(f"predicted peak {peak} MB, {took} s a step")
-            yield label, usage
+            yield SimulatedStep(label, foresight.graph, usage)

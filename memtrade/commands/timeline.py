@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from memtrade.commands.profiles import foresee, use_all
+from memtrade.commands.profiles import foresee, simulate_all
 from memtrade.commands.reading import picture_format, write_output
 from memtrade.measure.flags import CommandLine, DeviceFlags, ModelFlags, StrategyFlags, Verbose
 from memtrade.results.paper import render
 from memtrade.results.timeline_page import to_html
 from memtrade.results.timeline_plot import timeline_plot
-from memtrade.results.timeline_view import Timelines, make_strip
+from memtrade.results.timeline_view import Timelines
 from memtrade.results.words import step_text
 
 
@@ -35,12 +35,11 @@ def timeline(
     """
     kind = picture_format(output, "a timeline", pages=True)
     foresight = foresee(model, strategy, device, default=("original", "ome"), verbose=verbose)
-    strips = [make_strip(label, foresight.graph, usage) for label, usage in use_all(foresight)]
     timelines = Timelines(
         step=step_text(foresight.specs[0]),
         device=foresight.target.device,
         limit_bytes=foresight.target.limit_bytes,
-        strips=tuple(strips),
+        strips=tuple(simulate_all(foresight)),
         command=command_line,
     )
     if kind == "html":

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
-from memtrade.commands.profiles import foresee, use_all
+from memtrade.commands.profiles import foresee, simulate_all
 from memtrade.commands.reading import check_folder, write_output
 from memtrade.errors import MemtradeError
-from memtrade.graph import StepGraph
 from memtrade.measure.flags import DeviceFlags, ModelFlags, StrategyFlags, Verbose
 from memtrade.results.chrome import to_chrome
 from memtrade.results.memory_viz import to_snapshot
 from memtrade.results.perfetto import to_trace
-from memtrade.results.slices import SimulatedStep
 from memtrade.simulate.history import history
 from memtrade.simulate.timeline import TimeSimulator
 
@@ -47,21 +46,16 @@ def trace(
     check_folder(output)
     foresight = foresee(model, strategy, device, default=("original", "ome"), verbose=verbose)
     clock = TimeSimulator(foresight.graph, foresight.target)
+    graph, about = foresight.graph, f"predicted for {foresight.target.name}"
     steps = [
-        SimulatedStep(
-            f"{foresight.graph.name}, {label}, predicted for {foresight.target.name}", usage
-        )
-        for label, usage in use_all(foresight, clock)
+        replace(step, label=f"{graph.name}, {step.label}, {about}")
+        for step in simulate_all(foresight, clock)
     ]
-    write_output(output, _encoded(output.name, foresight.graph, clock, steps))
+    if output.suffix == ".pickle":
+        made = to_snapshot(graph, [history(clock, step.usage) for step in steps])
+    elif output.suffix == ".pftrace":
+        made = to_trace(steps)
+    else:
+        made = to_chrome(steps, compressed=output.suffix == ".gz")
+    write_output(output, made)
     return 0
-
-
-def _encoded(
-    name: str, graph: StepGraph, clock: TimeSimulator, steps: list[SimulatedStep]
-) -> bytes:
-    if name.endswith(".pickle"):
-        return to_snapshot(graph, [history(clock, step.usage) for step in steps])
-    if name.endswith((".json", ".json.gz")):
-        return to_chrome(graph, steps, compressed=name.endswith(".gz"))
-    return to_trace(graph, steps)

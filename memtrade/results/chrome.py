@@ -8,20 +8,19 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from memtrade.graph import StepGraph
-from memtrade.results.slices import CHANNELS, DEVICE_COUNTER, HOST_COUNTER, SimulatedStep, slices
+from memtrade.results.simulated import CHANNELS, DEVICE_COUNTER, HOST_COUNTER, SimulatedStep
 from memtrade.simulate.usage import GROUPS, Usage
 
 Entry = dict[str, Any]
 
 
-def to_chrome(graph: StepGraph, steps: Sequence[SimulatedStep], *, compressed: bool) -> bytes:
+def to_chrome(steps: Sequence[SimulatedStep], *, compressed: bool) -> bytes:
     """The trace of all steps, which all begin at 0; gzipped or not."""
     events: list[Entry] = []
     for pid, step in enumerate(steps, start=1):
         events.append(_named("process_name", pid, 0, step.label))
         events += (_named("thread_name", pid, i, name) for i, name in enumerate(CHANNELS))
-        events += _slices(graph, step.usage, pid)
+        events += _slices(step, pid)
         events += _counters(step.usage, pid)
     text = json.dumps({"displayTimeUnit": "ms", "traceEvents": events}).encode()
     return gzip.compress(text, mtime=0) if compressed else text
@@ -31,8 +30,8 @@ def _named(what: str, pid: int, tid: int, name: str) -> Entry:
     return {"ph": "M", "name": what, "pid": pid, "tid": tid, "args": {"name": name}}
 
 
-def _slices(graph: StepGraph, usage: Usage, pid: int) -> Iterable[Entry]:
-    for each in slices(graph, usage):
+def _slices(step: SimulatedStep, pid: int) -> Iterable[Entry]:
+    for each in step.slices:
         yield {
             "ph": "X",
             "name": each.name,

@@ -16,8 +16,7 @@ from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import (  # pyright: igno
 )
 from perfetto.trace_builder.proto_builder import TraceProtoBuilder
 
-from memtrade.graph import StepGraph
-from memtrade.results.slices import CHANNELS, DEVICE_COUNTER, HOST_COUNTER, SimulatedStep, slices
+from memtrade.results.simulated import CHANNELS, DEVICE_COUNTER, HOST_COUNTER, SimulatedStep
 from memtrade.simulate.usage import Usage
 
 # Of whoever writes packets; there is one.
@@ -25,7 +24,7 @@ _SEQUENCE = 1
 _TRACKS_EACH = 8  # numbers of tracks set aside for each strategy
 
 
-def to_trace(graph: StepGraph, steps: Sequence[SimulatedStep]) -> bytes:
+def to_trace(steps: Sequence[SimulatedStep]) -> bytes:
     """The trace of all steps, which all begin at 0."""
     builder = TraceProtoBuilder()
     packets: list[tuple[int, int, TracePacket]] = []  # (nanoseconds, rank, packet)
@@ -33,7 +32,7 @@ def to_trace(graph: StepGraph, steps: Sequence[SimulatedStep]) -> bytes:
         tracks = _Tracks(position)
         for packet in tracks.descriptors(step.label):
             _add(builder, packet)
-        packets += _slices(graph, step.usage, tracks)
+        packets += _slices(step, tracks)
         packets += _counters(step.usage, tracks)
     for _, _, packet in sorted(packets, key=lambda each: each[:2]):
         _add(builder, packet)
@@ -70,10 +69,10 @@ class _Tracks:
         return packets
 
 
-def _slices(graph: StepGraph, usage: Usage, tracks: _Tracks) -> list[tuple[int, int, TracePacket]]:
+def _slices(step: SimulatedStep, tracks: _Tracks) -> list[tuple[int, int, TracePacket]]:
     """Begin and end of each action that takes time; ends go before begins of the same moment."""
     found = []
-    for each in slices(graph, usage):
+    for each in step.slices:
         start, end = _ns(each.start_seconds), _ns(each.end_seconds)
         if end <= start:
             continue

@@ -7,11 +7,13 @@ from typing import Any
 
 from memtrade.results.drawings import drawn, packed_plotly
 from memtrade.results.sheets import NONE, Sheet, templates
-from memtrade.results.slices import CHANNELS
-from memtrade.results.timeline_view import COLOURS, MEANINGS, Strip, Timelines
+from memtrade.results.simulated import CHANNELS, SimulatedStep
+from memtrade.results.timeline_view import COLOURS, MEANINGS, Timelines, title_of
 from memtrade.results.words import seconds
 from memtrade.simulate.usage import GROUPS
 from memtrade.units import megabytes
+
+_HOLDERS = 12
 
 # Pixels.
 _STRIP, _LANES, _REST = 260, 70, 130
@@ -44,7 +46,7 @@ def drawing(timelines: Timelines) -> Any:
 
     strips = timelines.strips
     height = _REST + len(strips) * (_STRIP + _LANES)
-    titles = [text for strip in strips for text in (html.escape(_title(strip), quote=False), "")]
+    titles = [text for strip in strips for text in (html.escape(title_of(strip), quote=False), "")]
     figure = make_subplots(
         rows=2 * len(strips),
         cols=1,
@@ -70,14 +72,15 @@ def drawing(timelines: Timelines) -> Any:
     return figure
 
 
-def _add_memory(figure: Any, strip: Strip, timelines: Timelines, *, row: int) -> None:
+def _add_memory(figure: Any, strip: SimulatedStep, timelines: Timelines, *, row: int) -> None:
     """An area per group, stacked, and what runs at each moment."""
+    moments = [*strip.moments, strip.moments[-1]]
     ends = [moment.seconds for moment in strip.moments] + [strip.step_seconds]
-    names = [html.escape(name, quote=False) for name in (*strip.names, "")]
-    in_use = [moment.in_use_bytes / 1e6 for moment in (*strip.moments, strip.moments[-1])]
+    names = [html.escape(strip.name_of(moment), quote=False) for moment in strip.moments] + [""]
+    in_use = [moment.in_use_bytes / 1e6 for moment in moments]
     hollow = {"color": "white", "size": 8, "line": {"color": "#1A1A1A", "width": 1.5}}
     for position, group in enumerate(GROUPS):
-        sizes = [m.by_group[position] / 1e6 for m in (*strip.moments, strip.moments[-1])]
+        sizes = [moment.by_group[position] / 1e6 for moment in moments]
         if any(sizes):
             figure.add_scatter(
                 x=ends,
@@ -102,8 +105,8 @@ def _add_memory(figure: Any, strip: Strip, timelines: Timelines, *, row: int) ->
         x=[strip.peak.seconds], y=[strip.peak.in_use_bytes / 1e6], name="peak", mode="markers",
         marker=hollow, hoverinfo="skip", **about,
     )  # fmt: skip
-    if strip.turn_seconds is not None:
-        figure.add_vline(strip.turn_seconds, line_dash="dash", line_width=1, row=row, col=1)
+    if strip.usage.turn_seconds is not None:
+        figure.add_vline(strip.usage.turn_seconds, line_dash="dash", line_width=1, row=row, col=1)
     if timelines.shows_limit:
         limit = timelines.limit_bytes / 1e6
         figure.add_hline(limit, line_color=_LIMIT, annotation_text="limit", row=row, col=1)
@@ -112,9 +115,9 @@ def _add_memory(figure: Any, strip: Strip, timelines: Timelines, *, row: int) ->
     )
 
 
-def _add_channels(figure: Any, strip: Strip, *, row: int) -> None:
+def _add_channels(figure: Any, strip: SimulatedStep, *, row: int) -> None:
     for channel in CHANNELS:
-        spans = strip.busy[channel]
+        spans = strip.busy(channel)
         figure.add_bar(
             orientation="h",
             y=[channel] * len(spans),
@@ -132,29 +135,27 @@ def _add_channels(figure: Any, strip: Strip, *, row: int) -> None:
     )
 
 
-def _title(strip: Strip) -> str:
-    fits = "" if strip.fits else ", does not fit"
-    return f"{strip.label}: peak {megabytes(strip.peak.in_use_bytes)} MB{fits}"
-
-
 def _totals(timelines: Timelines) -> Sheet:
-    def busy(strip: Strip, channel: str) -> str:
-        return seconds(sum(end - start for start, end in strip.busy[channel]))
+    def busy(strip: SimulatedStep, channel: str) -> str:
+        return seconds(sum(end - start for start, end in strip.busy(channel)))
 
     return Sheet.of(
         timelines.strips,
         [
-            ("strategy", lambda it: it.label + ("" if it.fits else " (does not fit)")),
-            ("peak MB", lambda it: megabytes(it.peak.in_use_bytes)),
-            ("memory cost MB", lambda it: megabytes(it.peak.in_use_bytes - it.persistent_bytes)),
-            ("host MB", lambda it: megabytes(it.host_peak_bytes)),
+            ("strategy", lambda it: it.label + ("" if it.usage.fits else " (does not fit)")),
+            ("peak MB", lambda it: megabytes(it.usage.peak_bytes)),
+            (
+                "memory cost MB",
+                lambda it: megabytes(it.usage.peak_bytes - it.usage.persistent_bytes),
+            ),
+            ("host MB", lambda it: megabytes(max(m.host_bytes for m in it.usage.moments))),
             ("step s", lambda it: seconds(it.step_seconds)),
-            ("stall s", lambda it: seconds(it.stall_seconds)),
+            ("stall s", lambda it: seconds(it.usage.timeline.stall_seconds)),
             ("copy out s", lambda it: busy(it, "copy-out")),
             ("copy in s", lambda it: busy(it, "copy-in")),
         ],
         title="The step under each strategy",
-        weak=lambda it: not it.fits,
+        weak=lambda it: not it.usage.fits,
         name="totals",
         command=timelines.command,
     )
@@ -170,15 +171,18 @@ def _meanings() -> Sheet:
     )
 
 
-def _at_the_peak(strip: Strip) -> list[Sheet]:
-    """Each group's part of the peak, and the largest holders."""
-    peak = strip.peak.in_use_bytes
-    when = f"{strip.label}, at its peak after {seconds(strip.peak.seconds)} s in {strip.peak_name}"
-    held = [(each.label, each.group, megabytes(each.size_bytes)) for each in strip.holders]
-    rest = [("all others", NONE, megabytes(strip.rest_bytes))] if strip.rest_bytes else []
+def _at_the_peak(strip: SimulatedStep) -> list[Sheet]:
+    """Each group's part of the peak, those that would not read 0.0 MB, and the largest holders."""
+    peak, name = strip.usage.peak_bytes, strip.name_of(strip.peak)
+    when = f"{strip.label}, at its peak after {seconds(strip.peak.seconds)} s in {name}"
+    groups = zip(GROUPS, strip.peak.by_group, strict=True)
+    holders = strip.usage.holders
+    held = [(each.label, each.group, megabytes(each.size_bytes)) for each in holders[:_HOLDERS]]
+    rest_bytes = sum(each.size_bytes for each in holders[_HOLDERS:])
+    rest = [("all others", NONE, megabytes(rest_bytes))] if rest_bytes else []
     return [
         Sheet.of(
-            strip.groups,
+            [(group, size) for group, size in groups if size >= 50_000],
             [
                 ("group", lambda it: it[0]),
                 ("MB", lambda it: megabytes(it[1])),

@@ -7,10 +7,9 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from memtrade.results.paper import PAGE_INK, finish, in_style, strips_of
-from memtrade.results.slices import CHANNELS
-from memtrade.results.timeline_view import COLOURS, Strip, Timelines
+from memtrade.results.simulated import CHANNELS, SimulatedStep
+from memtrade.results.timeline_view import COLOURS, Timelines, title_of
 from memtrade.simulate.usage import GROUPS
-from memtrade.units import megabytes
 
 # Inches.
 _STRIP, _LANES, _REST = 1.75, 0.42, 1.0
@@ -37,7 +36,7 @@ def timeline_plot(timelines: Timelines) -> Figure:
     return figure
 
 
-def _memory(axis: Axes, strip: Strip, timelines: Timelines) -> None:
+def _memory(axis: Axes, strip: SimulatedStep, timelines: Timelines) -> None:
     edges = [moment.seconds for moment in strip.moments] + [strip.step_seconds]
     below = [0.0] * len(strip.moments)
     for position, group in enumerate(GROUPS):
@@ -47,16 +46,15 @@ def _memory(axis: Axes, strip: Strip, timelines: Timelines) -> None:
         ]
         axis.stairs(above, edges, baseline=below, fill=True, color=COLOURS[group], linewidth=0)
         below = above
-    title = f"{strip.label}: peak {megabytes(strip.peak.in_use_bytes)} MB"
-    axis.set_title(title if strip.fits else f"{title}, does not fit", loc="right")
+    axis.set_title(title_of(strip), loc="right")
     axis.plot(
         strip.peak.seconds, strip.peak.in_use_bytes / 1e6, "o", color=PAGE_INK, mfc="white", ms=4
     )
-    if strip.turn_seconds is not None:
-        axis.axvline(strip.turn_seconds, color=PAGE_INK, linewidth=0.8, linestyle=(0, (4, 3)))
+    if (turn := strip.usage.turn_seconds) is not None:
+        axis.axvline(turn, color=PAGE_INK, linewidth=0.8, linestyle=(0, (4, 3)))
         axis.annotate(
             "turn",
-            (strip.turn_seconds, 1),
+            (turn, 1),
             xycoords=("data", "axes fraction"),
             xytext=(0, 2),
             textcoords="offset points",
@@ -69,9 +67,9 @@ def _memory(axis: Axes, strip: Strip, timelines: Timelines) -> None:
     axis.tick_params(axis="x", labelbottom=False)
 
 
-def _channels(axis: Axes, strip: Strip) -> None:
+def _channels(axis: Axes, strip: SimulatedStep) -> None:
     for position, channel in enumerate(CHANNELS):
-        spans = [(start, end - start) for start, end in strip.busy[channel]]
+        spans = [(start, end - start) for start, end in strip.busy(channel)]
         colour = _INK if channel == CHANNELS[0] else _COPY
         axis.broken_barh(spans, (-position - 0.4, 0.8), color=colour, linewidth=0)
     axis.set_yticks([-i for i in range(len(CHANNELS))], CHANNELS, fontsize=6)

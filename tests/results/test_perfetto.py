@@ -11,7 +11,7 @@ from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import (  # pyright: igno
 )
 
 from memtrade.results.perfetto import to_trace
-from memtrade.results.slices import DEVICE_COUNTER, HOST_COUNTER, SimulatedStep
+from memtrade.results.simulated import DEVICE_COUNTER, HOST_COUNTER, SimulatedStep
 from memtrade.simulate.timeline import TimeSimulator
 from memtrade.simulate.usage import Usage, use_of_memory
 from memtrade.strategies import PLANNED, make_options
@@ -27,12 +27,12 @@ def usage(strategy: str, device: str) -> Usage:
 
 @pytest.fixture(scope="module", params=["arena", "gtx-1070"])
 def steps(request: pytest.FixtureRequest) -> list[SimulatedStep]:
-    return [SimulatedStep(name, usage(name, request.param)) for name in ("original", "lms")]
+    return [SimulatedStep(name, GRAPH, usage(name, request.param)) for name in ("original", "lms")]
 
 
 @pytest.fixture(scope="module")
 def trace(steps: list[SimulatedStep]) -> Trace:
-    return Trace.FromString(to_trace(GRAPH, steps))
+    return Trace.FromString(to_trace(steps))
 
 
 def tracks(trace: Trace) -> dict[int, tuple[str, str]]:

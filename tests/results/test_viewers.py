@@ -15,7 +15,7 @@ import pytest
 from memtrade.graph import StepGraph
 from memtrade.results.chrome import to_chrome
 from memtrade.results.memory_viz import to_snapshot
-from memtrade.results.slices import DEVICE_COUNTER, SimulatedStep
+from memtrade.results.simulated import DEVICE_COUNTER, SimulatedStep
 from memtrade.simulate.history import history
 from memtrade.simulate.timeline import TimeSimulator
 from memtrade.simulate.usage import use_of_memory
@@ -49,7 +49,7 @@ def made(request: pytest.FixtureRequest) -> tuple[TimeSimulator, list[SimulatedS
     clock = TimeSimulator(GRAPH, target(request.param))
     plans = [PLANNED[name].plan(GRAPH, make_options(name), ARENA) for name in NAMES]
     return clock, [
-        SimulatedStep(name, use_of_memory(clock, plan))
+        SimulatedStep(name, GRAPH, use_of_memory(clock, plan))
         for name, plan in zip(NAMES, plans, strict=True)
     ]
 
@@ -152,9 +152,9 @@ def test_a_chrome_trace_lasts_what_was_simulated(
     made: tuple[TimeSimulator, list[SimulatedStep]],
 ) -> None:
     _, steps = made
-    zipped = to_chrome(GRAPH, steps, compressed=True)
-    assert zipped == to_chrome(GRAPH, steps, compressed=True)
-    text = to_chrome(GRAPH, steps, compressed=False)
+    zipped = to_chrome(steps, compressed=True)
+    assert zipped == to_chrome(steps, compressed=True)
+    text = to_chrome(steps, compressed=False)
     assert gzip.decompress(zipped) == text
     events = json.loads(text)["traceEvents"]
     named = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}

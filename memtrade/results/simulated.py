@@ -1,0 +1,111 @@
+"""A simulated step, as timelines and traces for viewers show it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+from memtrade.graph import StepGraph
+from memtrade.simulate.timeline import COMPUTE, COPY_IN, COPY_OUT
+from memtrade.simulate.usage import GROUPS, Moment, Usage
+
+CHANNELS = (COMPUTE, COPY_OUT, COPY_IN)
+DEVICE_COUNTER, HOST_COUNTER = "device memory in use", "host memory in use"
+
+# A step has thousands of actions and a page about a thousand pixels.
+THINNED = 1000
+
+
+class Slice(NamedTuple):
+    """An action that takes time.
+
+    Attributes:
+        kind: forward, backward, recompute, swap out or swap in.
+        name: of the op or the tensor; `notes` say more of it, and what is held meanwhile.
+    """
+
+    start_seconds: float
+    end_seconds: float
+    channel: str
+    kind: str
+    name: str
+    notes: dict[str, str | int]
+
+
+@dataclass(frozen=True)
+class SimulatedStep:
+    """One strategy's step; `label` names it."""
+
+    label: str
+    graph: StepGraph
+    usage: Usage
+
+    @property
+    def step_seconds(self) -> float:
+        return self.usage.timeline.step_seconds
+
+    @property
+    def peak(self) -> Moment:
+        return self.usage.moments[self.usage.peak]
+
+    @property
+    def slices(self) -> Iterator[Slice]:
+        """In the order of the program."""
+        timeline = self.usage.timeline
+        moments = {moment.action: moment for moment in self.usage.moments}
+        for i, action in enumerate(self.usage.actions):
+            start, end = timeline.start_seconds[i], timeline.end_seconds[i]
+            if end <= start:
+                continue
+            notes: dict[str, str | int]
+            if action.kind in ("run", "recompute"):
+                op = self.graph.ops[action.id]
+                part = "forward" if op.id in self.graph.forward else "backward"
+                kind, name = "recompute" if action.kind == "recompute" else part, op.name
+                notes = {"op type": op.type, "layer": op.layer, "source": op.source}
+            else:
+                kind, name = action.kind.replace("_", " "), self.graph.label(action.id)
+                notes = {"bytes": self.graph.tensors[action.id].size_bytes}
+            if i in moments:
+                held = zip(GROUPS, moments[i].by_group, strict=True)
+                notes |= {f"{group} bytes": size for group, size in held}
+            said = {key: value for key, value in notes.items() if value or key == "bytes"}
+            yield Slice(start, end, timeline.channels[i], kind, name, said)
+
+    @cached_property
+    def moments(self) -> list[Moment]:
+        """Thinned out: of each slice of time the one with most in use, and with it the peak, to the
+        byte; in order."""
+        highest: dict[int, Moment] = {}
+        for moment in self.usage.moments:
+            place = int(THINNED * moment.seconds / self.step_seconds) if self.step_seconds else 0
+            best = highest.get(place)
+            if best is None or moment.in_use_bytes > best.in_use_bytes:
+                highest[place] = moment
+        return [highest[place] for place in sorted(highest)]
+
+    def busy(self, channel: str) -> list[tuple[float, float]]:
+        """(start, end) of its work, in seconds; joined where they are too near to be seen apart."""
+        timeline = self.usage.timeline
+        spans = zip(timeline.start_seconds, timeline.end_seconds, timeline.channels, strict=True)
+        joined: list[tuple[float, float]] = []
+        for start, end, on in spans:
+            if on != channel or end <= start:
+                continue
+            if joined and start - joined[-1][1] < self.step_seconds / THINNED:
+                start, end = joined[-1][0], max(joined.pop()[1], end)
+            joined.append((start, end))
+        return joined
+
+    def name_of(self, moment: Moment) -> str:
+        """What runs then."""
+        action = self.usage.actions[moment.action]
+        if action.kind == "run":
+            return self.graph.ops[action.id].name
+        if action.kind == "reserve":
+            return "reserve"
+        again = action.kind == "recompute"
+        what = self.graph.ops[action.id].name if again else self.graph.label(action.id)
+        return f"{action.kind.replace('_', ' ')} {what}"
