@@ -18,6 +18,10 @@ from memtrade.units import megabytes
 # Rows of what held memory; the others are added up.
 _HOLDERS = 8
 
+_UNTOLD = (
+    "not told by this text alone: it has no dump of the allocator (TF_CPP_MIN_LOG_LEVEL=0 logs "
+    "one). Name the step to have it simulated: --model or --target, and --batch-size"
+)
 _OWN_ORDER = " and, in the order in which TensorFlow ran it, up to a fifth more"
 
 
@@ -90,77 +94,51 @@ def _title(found: Explanation) -> str:
 
 def _why(found: Explanation) -> str:
     needed, limit = megabytes(found.needed_bytes), megabytes(found.limit_bytes)
-    told = {
-        "batch": _too_large,
-        "need": _too_much,
-        "fragmentation": _in_pieces,
-        "scratch": _kernels_scratch,
-        "another model": _something_else,
-        "leak": _tensors_that_stay,
-    }.get(found.kind)
-    if told is not None:
-        return told(found, needed, limit)
-    if found.needed_bytes:
-        return (
-            f"nothing that the step does: it takes {needed} MB of {limit} MB. Something else in "
-            "the process, or on the device, holds memory"
-        )
+    takes, beside = f"the step takes {needed} MB", found.beside
+    match found.kind:
+        case "batch":
+            own = _OWN_ORDER if found.needed_bytes <= found.limit_bytes else ""
+            data = f", of which {megabytes(beside.data_bytes)} MB are data beside it"
+            fits = f"; about {found.fitting_batch:,} of {found.batch_size:,} examples would fit"
+            return (
+                f"the batch is too large: {takes}{own}, the device has {limit} MB"
+                f"{data if beside.data_bytes else ''}{fits if found.fitting_batch else ''}"
+            )
+        case "need" if found.needed_bytes:
+            return (
+                f"the step needs more than there is, whatever its batch: {needed} MB of {limit} "
+                f"MB, of which {megabytes(found.fixed_bytes)} MB are weights and slots"
+            )
+        case "need":
+            return f"need: more was asked for than the device's {limit} MB have left"
+        case "fragmentation":
+            piece = f"{megabytes(found.requested_bytes)} MB in one piece were not"
+            if found.largest_free_bytes is not None:
+                piece = f"the largest piece had {megabytes(found.largest_free_bytes)} MB"
+            return f"fragmentation: {megabytes(found.free_bytes)} MB were free, but {piece}"
+        case "scratch":
+            part = (
+                f": {takes} of {limit} MB, of which kernels ask for up to "
+                f"{megabytes(found.scratch_bytes)} MB beside their outputs"
+            )
+            return f"scratch memory of a kernel{part if found.needed_bytes else ''}"
+        case "another model":
+            return (
+                f"something else in the process: {takes} and fits alone, but "
+                f"{megabytes(beside.variable_bytes)} MB are variables that it does not use"
+                + _where(found)
+            )
+        case "leak":
+            return (
+                f"tensors that stay between steps: {takes} and fits alone, but Python holds "
+                f"{beside.tensors:,} tensors with {megabytes(beside.tensor_bytes)} MB"
+                + _where(found)
+            )
     return (
-        "not told by this text alone: it has no dump of the allocator (TF_CPP_MIN_LOG_LEVEL=0 "
-        "logs one). Name the step to have it simulated: --model or --target, and --batch-size"
-    )
-
-
-def _too_large(found: Explanation, needed: str, limit: str) -> str:
-    fitting = f"; about {found.fitting_batch:,} of {found.batch_size:,} examples would fit"
-    return (
-        f"the batch is too large: the step takes {needed} MB"
-        + (_OWN_ORDER if found.needed_bytes <= found.limit_bytes else "")
-        + f", the device has {limit} MB"
-        + _beside_data(found)
-        + (fitting if found.fitting_batch else "")
-    )
-
-
-def _too_much(found: Explanation, needed: str, limit: str) -> str:
-    if not found.needed_bytes:
-        return f"need: more was asked for than the device's {limit} MB have left"
-    return (
-        f"the step needs more than there is, whatever its batch: {needed} MB of {limit} MB, "
-        f"of which {megabytes(found.fixed_bytes)} MB are weights and slots"
-    )
-
-
-def _in_pieces(found: Explanation, needed: str, limit: str) -> str:
-    piece = f"{megabytes(found.requested_bytes)} MB in one piece were not"
-    if found.largest_free_bytes is not None:
-        piece = f"the largest piece had {megabytes(found.largest_free_bytes)} MB"
-    return f"fragmentation: {megabytes(found.free_bytes)} MB were free, but {piece}"
-
-
-def _kernels_scratch(found: Explanation, needed: str, limit: str) -> str:
-    if not found.needed_bytes:
-        return "scratch memory of a kernel"
-    return (
-        f"scratch memory of a kernel: the step takes {needed} MB of {limit} MB, of which kernels "
-        f"ask for up to {megabytes(found.scratch_bytes)} MB beside their outputs"
-    )
-
-
-def _something_else(found: Explanation, needed: str, limit: str) -> str:
-    return (
-        f"something else in the process: the step takes {needed} MB and fits alone, but "
-        f"{megabytes(found.beside.variable_bytes)} MB are variables that it does not use"
-        + _where(found)
-    )
-
-
-def _tensors_that_stay(found: Explanation, needed: str, limit: str) -> str:
-    beside = found.beside
-    return (
-        f"tensors that stay between steps: the step takes {needed} MB and fits alone, but "
-        f"Python holds {beside.tensors:,} tensors with {megabytes(beside.tensor_bytes)} MB"
-        + _where(found)
+        f"nothing that the step does: it takes {needed} MB of {limit} MB. Something else in the "
+        "process, or on the device, holds memory"
+        if found.needed_bytes
+        else _UNTOLD
     )
 
 
@@ -168,27 +146,16 @@ def _where(found: Explanation) -> str:
     return f" ({found.beside.where})" if found.beside.where else ""
 
 
-def _beside_data(found: Explanation) -> str:
-    data_bytes = found.beside.data_bytes
-    return f", of which {megabytes(data_bytes)} MB are data beside it" if data_bytes else ""
-
-
 def _who(found: Explanation) -> str:
     if not found.op:
         if not found.needed_bytes:
             return ""
         return "nobody of the step: it had not begun. Its variables and its batch alone do not fit"
-    place = " ".join(
-        each for each in (found.layer, f"({found.source})" if found.source else "") if each
-    )
-    what = " of scratch" if found.is_scratch else ""
-    asked = (
-        f"asked for {megabytes(found.requested_bytes)} MB{what}"
-        if found.requested_bytes
-        else "stands at the peak"
-    )
-    op = f"{found.op_type} {found.op}".strip()
-    return f"{place}: {op} {asked}" if place else f"{op} {asked}"
+    place = " ".join(filter(None, (found.layer, found.source and f"({found.source})")))
+    asked = "stands at the peak"
+    if found.requested_bytes:
+        asked = f"asked for {megabytes(found.requested_bytes)} MB{' of scratch' * found.is_scratch}"
+    return f"{place}{': ' * bool(place)}{f'{found.op_type} {found.op}'.strip()} {asked}"
 
 
 def _memory(found: Explanation) -> str:

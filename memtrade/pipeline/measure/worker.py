@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import math
 import os
 import re
 import statistics
@@ -201,7 +200,7 @@ class _Driver:
         seconds = [step.seconds for step in counted]
         return PipelineMeasured(
             stages=tuple(
-                _stage_measured(
+                self._stage_measured(
                     stage,
                     parameters=pipeline.parameters[i],
                     persistent_bytes=ran[-1].in_use[i],
@@ -269,29 +268,47 @@ class _Driver:
         return found
 
     def _phases(self, looks: Sequence[np.ndarray]) -> _Phases:
-        tasks = self.spec.schedule.tasks
-        times = [own[:-1] for own in looks]
-        start = min(float(own[0]) for own in times)
-        forward = max(
-            float(own[2 * i + 1])
-            for own, stage in zip(times, tasks, strict=True)
-            for i, task in enumerate(stage)
-            if task.kind == "forward"
-        )
-        end = max(float(own[-1]) for own in times)
-        stages = []
-        for i, own in enumerate(times):
-            spans = list(zip(tasks[i], (own[1::2] - own[::2]).tolist(), strict=True))
-            early = math.fsum(span for task, span in spans if task.kind == "forward")
-            late = math.fsum(span for task, span in spans if task.kind != "forward")
-            update = None if self.trial.tasks_alone else float(looks[i][-1] - own[-1])
-            stages.append(_StagePhases(early, late, update))
+        """Of one step, by each stage's looks at the clock: begin and end of its tasks, in turn, and
+        the end of its update."""
+        stages, turns = [], []
+        for tasks, own in zip(self.spec.schedule.tasks, looks, strict=True):
+            early = np.array([task.kind == "forward" for task in tasks])
+            begun, ended = own[:-1:2], own[1:-1:2]
+            spans = ended - begun
+            update = float(own[-1] - ended[-1])
+            stages.append(
+                _StagePhases(float(spans[early].sum()), float(spans[~early].sum()), update)
+            )
+            turns.append((begun[0], ended[early].max(), ended[-1]))
+        starts, forwards, ends = zip(*turns, strict=True)
+        start, forward, end = float(min(starts)), float(max(forwards)), float(max(ends))
         busy = sum(each.forward + each.backward for each in stages)
-        return _Phases(
-            forward=forward - start,
-            backward=end - forward,
-            bubble=1 - busy / (len(stages) * (end - start)),
-            stages=stages,
+        bubble = 1 - busy / (len(stages) * (end - start))
+        return _Phases(forward - start, end - forward, bubble, stages)
+
+    def _stage_measured(
+        self,
+        stage: StageGraph,
+        *,
+        parameters: int,
+        persistent_bytes: int,
+        peaks: Sequence[int],
+        phases: Sequence[_StagePhases],
+    ) -> StageMeasured:
+        update = statistics.median(each.update for each in phases)
+        return StageMeasured(
+            parameters=parameters,
+            variable_bytes=stage.variable_bytes,
+            gradient_bytes=stage.gradient_bytes,
+            slot_bytes=stage.slot_bytes,
+            persistent_bytes=persistent_bytes,
+            peak_bytes=max(peaks),
+            peak_bytes_by_step=tuple(peaks),
+            activation_bytes=max(peaks) - stage.parameter_bytes,
+            busy_seconds=statistics.median(each.forward + each.backward for each in phases),
+            forward_seconds=tuple(each.forward for each in phases),
+            backward_seconds=tuple(each.backward for each in phases),
+            update_seconds=None if self.trial.tasks_alone else update,
         )
 
 
@@ -310,42 +327,16 @@ class _StagePhases(NamedTuple):
 
     forward: float
     backward: float
-    update: float | None
+    update: float
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _Phases:
+class _Phases(NamedTuple):
     """The times of one step, in seconds."""
 
     forward: float
     backward: float
     bubble: float
     stages: list[_StagePhases]
-
-
-def _stage_measured(
-    stage: StageGraph,
-    *,
-    parameters: int,
-    persistent_bytes: int,
-    peaks: Sequence[int],
-    phases: Sequence[_StagePhases],
-) -> StageMeasured:
-    updates = [each.update for each in phases if each.update is not None]
-    return StageMeasured(
-        parameters=parameters,
-        variable_bytes=stage.variable_bytes,
-        gradient_bytes=stage.gradient_bytes,
-        slot_bytes=stage.slot_bytes,
-        persistent_bytes=persistent_bytes,
-        peak_bytes=max(peaks),
-        peak_bytes_by_step=tuple(peaks),
-        activation_bytes=max(peaks) - stage.parameter_bytes,
-        busy_seconds=statistics.median(each.forward + each.backward for each in phases),
-        forward_seconds=tuple(each.forward for each in phases),
-        backward_seconds=tuple(each.backward for each in phases),
-        update_seconds=statistics.median(updates) if updates else None,
-    )
 
 
 def _lost(error: tf.errors.OpError) -> Lost:
