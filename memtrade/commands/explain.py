@@ -8,9 +8,8 @@ from pathlib import Path
 
 import msgspec
 
-from memtrade.commands.extract import extract_graph
 from memtrade.commands.profiles import foresee
-from memtrade.commands.progress import asking, reporting
+from memtrade.commands.progress import asking, extract_graph, reporting
 from memtrade.commands.screen import show_json, stdout
 from memtrade.errors import MemtradeError
 from memtrade.explain.cause import of_error, of_step

@@ -9,8 +9,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from memtrade.commands.extract import extract_graph
-from memtrade.commands.progress import Reporter, reporting, say, watched
+from memtrade.commands.progress import Reporter, extract_graph, reporting, say, watched
 from memtrade.commands.reading import warnings_on_stderr
 from memtrade.commands.run import in_short, refuse_small_limit
 from memtrade.commands.screen import Form, show, show_json
@@ -36,7 +35,7 @@ from memtrade.measure.protocol import TrialSpec
 from memtrade.measure.records import Record, load_records, make_record, save_record, trial_id
 from memtrade.options import PARTS
 from memtrade.rebatch import Rebatcher
-from memtrade.results.searches import searches_sheet
+from memtrade.results.max_batches import searches_sheet
 from memtrade.results.words import strategy_label
 from memtrade.strategies import PLANNED
 from memtrade.target import Target

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from memtrade.commands.extract import extract_graph
-from memtrade.commands.progress import asking, reporting
+from memtrade.commands.progress import asking, extract_graph, reporting
 from memtrade.graph import StepGraph
 from memtrade.measure.flags import DeviceFlags, ModelFlags, StrategyFlags, make_specs
 from memtrade.measure.here import learned_target

@@ -11,6 +11,8 @@ from typing import TextIO
 import rich.progress
 from rich.console import Console
 
+from memtrade.graph import StepGraph
+from memtrade.measure import extract
 from memtrade.measure.protocol import Corrected, Event, Outcome, Progress, StepDone, TrialSpec
 from memtrade.measure.trial import run_child
 from memtrade.results.words import seconds
@@ -169,6 +171,18 @@ def watched(
         on_event=reporter.event,
         on_log=log if verbose else ignore,
     )
+
+
+def extract_graph(spec: TrialSpec, *, timeout_seconds: float, verbose: bool = False) -> StepGraph:
+    """The graph of the spec's step. Raises UnsupportedGraphError where it could not be traced."""
+    with reporting() as reporter:
+        reporter.trial(1, 1, spec.model)
+        return extract.extract_graph(
+            spec,
+            timeout_seconds=timeout_seconds,
+            on_event=reporter.event,
+            on_log=log if verbose else ignore,
+        )
 
 
 def say(text: str) -> None:

@@ -9,8 +9,7 @@ from typing import Literal
 
 import msgspec
 
-from memtrade.commands.extract import extract_graph
-from memtrade.commands.progress import reporting, say, watched
+from memtrade.commands.progress import extract_graph, reporting, say, watched
 from memtrade.commands.screen import show, show_json
 from memtrade.errors import MemtradeError
 from memtrade.graph import StepGraph

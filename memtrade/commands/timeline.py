@@ -8,9 +8,7 @@ from memtrade.commands.profiles import foresee, simulate_all
 from memtrade.commands.reading import picture_format, write_output
 from memtrade.measure.flags import CommandLine, DeviceFlags, ModelFlags, StrategyFlags, Verbose
 from memtrade.results.paper import render
-from memtrade.results.timeline_page import to_html
-from memtrade.results.timeline_plot import timeline_plot
-from memtrade.results.timeline_view import Timelines
+from memtrade.results.timeline import Timelines, timeline_plot, to_html
 from memtrade.results.words import step_text
 
 

@@ -13,9 +13,9 @@ import pandas as pd
 
 from memtrade.errors import MemtradeError
 from memtrade.papers.pipelines import checkpoint_of
-from memtrade.pipeline.design.planned import KEEP
 from memtrade.pipeline.design.predict import PipelinePrediction
 from memtrade.pipeline.design.schedule import CheckpointMode
+from memtrade.pipeline.design.stages import KEEP
 from memtrade.pipeline.measure.protocol import PipelineMeasured, PipelineTrial
 from memtrade.pipeline.measure.records import PipelineRecord
 from memtrade.pipeline.results.measured import (

@@ -5,10 +5,9 @@ import pytest
 from memtrade.graph import StepGraph
 from memtrade.pipeline.design.arena import arena_peak
 from memtrade.pipeline.design.partitioner import Partitioner
-from memtrade.pipeline.design.planned import plan_stages
 from memtrade.pipeline.design.predict import PipelinePredictor
 from memtrade.pipeline.design.schedule import make_schedule
-from memtrade.pipeline.design.stages import stage_graphs
+from memtrade.pipeline.design.stages import plan_stages, stage_graphs
 from memtrade.strategies import make_options
 from tests.graphs import ARENA as DEVICE
 from tests.pipeline.graphs import MIB, network

@@ -9,9 +9,8 @@ import tensorflow as tf
 from memtrade.errors import UnsupportedGraphError
 from memtrade.models import make_model
 from memtrade.pipeline.design.partitioner import Partitioner
-from memtrade.pipeline.design.planned import plan_stages
 from memtrade.pipeline.design.schedule import make_schedule
-from memtrade.pipeline.design.stages import stage_graphs
+from memtrade.pipeline.design.stages import plan_stages, stage_graphs
 from memtrade.pipeline.tf import build_pipeline, draw_step, session_config
 from memtrade.strategies import make_options
 from memtrade.tf.build import make_step

@@ -16,8 +16,7 @@ from typing import Literal
 import msgspec
 from cyclopts import Parameter
 
-from memtrade.commands.extract import extract_graph
-from memtrade.commands.progress import ignore, log, reporting
+from memtrade.commands.progress import extract_graph, ignore, log, reporting
 from memtrade.commands.reading import picture_format, write_output
 from memtrade.commands.screen import Form, show, show_json
 from memtrade.errors import MemtradeError

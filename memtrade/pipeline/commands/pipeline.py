@@ -39,10 +39,9 @@ from memtrade.pipeline.commands.partition import (
 from memtrade.pipeline.commands.run import run
 from memtrade.pipeline.commands.serve import serve
 from memtrade.pipeline.commands.sweep import sweep
-from memtrade.pipeline.design.planned import plan_stages
 from memtrade.pipeline.design.predict import Case, PipelinePrediction, PipelinePredictor
 from memtrade.pipeline.design.schedule import Schedule, make_schedule, micro_batch_size
-from memtrade.pipeline.design.stages import stage_graphs
+from memtrade.pipeline.design.stages import plan_stages, stage_graphs
 from memtrade.pipeline.design.timing import Hosts
 from memtrade.pipeline.measure.records import load_pipeline_records
 from memtrade.pipeline.results.measured import schedules_sheet

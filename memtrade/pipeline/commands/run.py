@@ -17,13 +17,13 @@ from memtrade.measure.flags import (
 from memtrade.measure.records import save_record
 from memtrade.pipeline.commands.partition import CutFlags
 from memtrade.pipeline.commands.runner import PipelineRunner, StageFlags, exit_code, show_records
-from memtrade.pipeline.design.planned import KEEP
 from memtrade.pipeline.design.schedule import (
     CheckpointMode,
     ScheduleName,
     make_schedule,
     micro_batch_size,
 )
+from memtrade.pipeline.design.stages import KEEP
 from memtrade.pipeline.measure.trial import check_reachable
 from memtrade.strategies import find_planned
 

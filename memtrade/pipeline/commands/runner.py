@@ -24,10 +24,9 @@ from memtrade.measure.protocol import Progress
 from memtrade.models import Model
 from memtrade.pipeline.commands.partition import CutFlags, micro_batch_graphs
 from memtrade.pipeline.design.partition import Partition
-from memtrade.pipeline.design.planned import KEEP, plan_stages
 from memtrade.pipeline.design.predict import PipelinePredictor
 from memtrade.pipeline.design.schedule import Schedule, micro_batch_size
-from memtrade.pipeline.design.stages import stage_graphs
+from memtrade.pipeline.design.stages import KEEP, plan_stages, stage_graphs
 from memtrade.pipeline.design.work import has_state
 from memtrade.pipeline.measure.protocol import PipelineEvent, PipelineTrial, Serving, StageDevice
 from memtrade.pipeline.measure.records import PipelineRecord, make_pipeline_record

@@ -22,7 +22,6 @@ from memtrade.pipeline.commands.runner import (
     say,
     show_records,
 )
-from memtrade.pipeline.design.planned import KEEP
 from memtrade.pipeline.design.schedule import (
     CheckpointMode,
     Schedule,
@@ -30,6 +29,7 @@ from memtrade.pipeline.design.schedule import (
     make_schedule,
     micro_batch_size,
 )
+from memtrade.pipeline.design.stages import KEEP
 from memtrade.pipeline.measure.records import PipelineRecord
 from memtrade.strategies import find_planned, make_options
 from memtrade.sweep.shipped import sweep_file

@@ -9,20 +9,29 @@ pair of ops: `Send` reads what leaves, `Receive` makes each gradient that comes 
 gradients descend from the forward part as they do in a whole step. In place of an update stands
 the addition to a gradient's accumulator: a pipelined step updates once, when all micro-batches
 are through.
+
+GPipe recomputes a stage as a whole. A plan of a stage's graph says it tensor by tensor: what leaves
+for host memory between a micro-batch's forward and its backward task, and what is made again.
+Schedule, clocks and bubble stay what they are.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from memtrade.errors import MemtradeError
 from memtrade.graph import GraphData, Op, StepGraph, Tensor
 from memtrade.graph_writer import GraphWriter
 from memtrade.pipeline.design.partition import Partition
+from memtrade.plan import Action
+from memtrade.strategies import find_planned
+from memtrade.target import Target
 
 SEND, RECEIVE = "PipelineSend", "PipelineReceive"
 ACCUMULATE = "AssignAddVariableOp"
+KEEP = "original"  # the strategy that leaves stages as they are
 
 
 @dataclass(frozen=True)
@@ -67,6 +76,32 @@ def stage_graphs(graph: StepGraph, partition: Partition) -> tuple[StageGraph, ..
             f"({graph.fingerprint}): cut this one at the partition's boundaries"
         )
     return tuple(_Builder(graph, partition, i).build() for i in range(len(partition.stages)))
+
+
+def plan_stages(
+    stages: Sequence[StageGraph], strategy: str, options: Any, target: Target
+) -> tuple[tuple[Action, ...], ...]:
+    """For each stage, the actions of its plan; empty where every activation is kept.
+
+    Without reservations: they fit one step in an arena of its own, and a stage has many
+    micro-batches under way.
+
+    Args:
+        options: of the strategy, as `make_options` makes them.
+
+    Raises UnknownNameError, or MemtradeError where a strategy makes no plans or finds none.
+    """
+    planned = find_planned(strategy)
+    if planned.name == KEEP:
+        return ((),) * len(stages)
+    return tuple(
+        tuple(
+            action
+            for action in planned.plan(stage.graph, options, target).actions
+            if action.kind != "reserve"
+        )
+        for stage in stages
+    )
 
 
 class _Builder:

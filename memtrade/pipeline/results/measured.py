@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from memtrade.pipeline.design.planned import KEEP
 from memtrade.pipeline.design.schedule import make_schedule
+from memtrade.pipeline.design.stages import KEEP
 from memtrade.pipeline.measure.protocol import PipelineMeasured, PipelineTrial
 from memtrade.pipeline.measure.records import PipelineRecord
 from memtrade.results.sheets import NONE, Sheet, cell

@@ -1,23 +1,91 @@
-"""`memtrade timeline` as a page: plotly's areas and the tables of who holds what at the peak."""
+"""One step over time, strategy by strategy, on one axis of time and one of memory.
+
+A page has plotly's areas and the tables of who holds what at the peak; for paper, matplotlib draws
+the same strips.
+"""
 
 from __future__ import annotations
 
 import html
+from dataclasses import dataclass
 from typing import Any
 
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure as Canvas
+from matplotlib.patches import Patch
+
+from memtrade.devices import Device
 from memtrade.results.drawings import drawn, packed_plotly
+from memtrade.results.paper import PAGE_INK, finish, in_style, strips_of
 from memtrade.results.sheets import NONE, Sheet, templates
 from memtrade.results.simulated import CHANNELS, SimulatedStep
-from memtrade.results.timeline_view import COLOURS, MEANINGS, Timelines, title_of
 from memtrade.results.words import seconds
 from memtrade.simulate.usage import GROUPS
 from memtrade.units import megabytes
 
-_HOLDERS = 12
-
-# Pixels.
-_STRIP, _LANES, _REST = 260, 70, 130
+# By group: Okabe and Ito's colours, which people with any colour vision tell apart, and greys for
+# what every strategy has alike.
+COLOURS = {
+    "variables": "#5A5A5A",
+    "inputs": "#A3A3A3",
+    "activations": "#0072B2",
+    "recomputed": "#E69F00",
+    "swapped in": "#CC79A7",
+    "gradients": "#009E73",
+    "scratch": "#F0E442",
+    "padding": "#DDDDDD",
+}
+MEANINGS = {
+    "variables": "weights, moving averages, optimizer slots",
+    "inputs": "the batch and constants",
+    "activations": "made by the forward part and kept",
+    "recomputed": "made by an op that ran again",
+    "swapped in": "copied back from host memory",
+    "gradients": "made by the backward part",
+    "scratch": "a kernel's own, while it runs",
+    "padding": "given by the allocator beyond what was asked for",
+}
+assert tuple(COLOURS) == tuple(MEANINGS) == GROUPS
 _WORK, _COPY, _LIMIT = "#5A5A5A", COLOURS["swapped in"], "#A33000"
+
+_HOLDERS = 12  # that are listed; the others are added up
+# Pixels of a page, and inches of paper.
+_PAGE_STRIP, _PAGE_LANES, _PAGE_REST = 260, 70, 130
+_STRIP, _LANES, _REST = 1.75, 0.42, 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timelines:
+    """Several strategies on one step and device."""
+
+    step: str
+    device: Device
+    limit_bytes: int
+    strips: tuple[SimulatedStep, ...]
+    command: str = ""
+
+    @property
+    def seconds(self) -> float:
+        return max(strip.step_seconds for strip in self.strips)
+
+    @property
+    def peak_bytes(self) -> int:
+        return max(strip.usage.peak_bytes for strip in self.strips)
+
+    @property
+    def shows_limit(self) -> bool:
+        """The limit is drawn where it does not squeeze the rest."""
+        return self.limit_bytes <= 1.5 * self.peak_bytes
+
+    @property
+    def top_bytes(self) -> int:
+        """The upper end of the memory axis, before rounding."""
+        return max(self.peak_bytes, self.limit_bytes) if self.shows_limit else self.peak_bytes
+
+
+def title_of(strip: SimulatedStep) -> str:
+    fits = "" if strip.usage.fits else ", does not fit"
+    return f"{strip.label}: peak {megabytes(strip.usage.peak_bytes)} MB{fits}"
 
 
 def to_html(timelines: Timelines) -> str:
@@ -45,13 +113,13 @@ def drawing(timelines: Timelines) -> Any:
     from plotly.subplots import make_subplots  # slow to import, and only the page needs it
 
     strips = timelines.strips
-    height = _REST + len(strips) * (_STRIP + _LANES)
+    height = _PAGE_REST + len(strips) * (_PAGE_STRIP + _PAGE_LANES)
     titles = [text for strip in strips for text in (html.escape(title_of(strip), quote=False), "")]
     figure = make_subplots(
         rows=2 * len(strips),
         cols=1,
         shared_xaxes="all",  # pyright: ignore[reportArgumentType]  # plotly's own documentation
-        row_heights=[_STRIP, _LANES] * len(strips),
+        row_heights=[_PAGE_STRIP, _PAGE_LANES] * len(strips),
         vertical_spacing=25 / height,
         subplot_titles=titles,
     )
@@ -199,3 +267,65 @@ def _at_the_peak(strip: SimulatedStep) -> list[Sheet]:
             rows=(*held, *rest),
         ),
     ]
+
+
+def timeline_plot(timelines: Timelines) -> Canvas:
+    """Memory over time, with the channels underneath, a strip per strategy."""
+    strips = timelines.strips
+    with in_style(grid=False):
+        height = _REST + len(strips) * (_STRIP + _LANES)
+        figure, axes = strips_of([_STRIP, _LANES] * len(strips), height=height)
+        for i, strip in enumerate(strips):
+            _memory(axes[2 * i], strip, timelines)
+            _channels(axes[2 * i + 1], strip)
+        axes[-1].set_xlabel(
+            f"seconds, predicted for profile {timelines.device.name}: {timelines.step}"
+        )
+        axes[-1].set_xlim(0, timelines.seconds)
+        moments = [moment for strip in strips for moment in strip.moments]
+        used = [g for i, g in enumerate(GROUPS) if any(m.by_group[i] for m in moments)]
+        handles = [Patch(color=COLOURS[group], label=group) for group in used]
+        finish(figure, handles)
+    return figure
+
+
+def _memory(axis: Axes, strip: SimulatedStep, timelines: Timelines) -> None:
+    edges = [moment.seconds for moment in strip.moments] + [strip.step_seconds]
+    below = [0.0] * len(strip.moments)
+    for position, group in enumerate(GROUPS):
+        above = [
+            low + moment.by_group[position] / 1e6
+            for low, moment in zip(below, strip.moments, strict=True)
+        ]
+        axis.stairs(above, edges, baseline=below, fill=True, color=COLOURS[group], linewidth=0)
+        below = above
+    axis.set_title(title_of(strip), loc="right")
+    axis.plot(
+        strip.peak.seconds, strip.peak.in_use_bytes / 1e6, "o", color=PAGE_INK, mfc="white", ms=4
+    )
+    if (turn := strip.usage.turn_seconds) is not None:
+        axis.axvline(turn, color=PAGE_INK, linewidth=0.8, linestyle=(0, (4, 3)))
+        axis.annotate(
+            "turn",
+            (turn, 1),
+            xycoords=("data", "axes fraction"),
+            xytext=(0, 2),
+            textcoords="offset points",
+            ha="center",
+        )
+    if timelines.shows_limit:
+        axis.axhline(timelines.limit_bytes / 1e6, color=_LIMIT, linewidth=1)
+    axis.set_ylim(0, timelines.top_bytes / 1e6 * 1.05)
+    axis.set_ylabel("MB in use")
+    axis.tick_params(axis="x", labelbottom=False)
+
+
+def _channels(axis: Axes, strip: SimulatedStep) -> None:
+    for position, channel in enumerate(CHANNELS):
+        spans = [(start, end - start) for start, end in strip.busy(channel)]
+        colour = _WORK if channel == CHANNELS[0] else _COPY
+        axis.broken_barh(spans, (-position - 0.4, 0.8), color=colour, linewidth=0)
+    axis.set_yticks([-i for i in range(len(CHANNELS))], CHANNELS, fontsize=6)
+    axis.set_ylim(0.6 - len(CHANNELS), 0.6)
+    axis.spines["left"].set_visible(False)
+    axis.tick_params(axis="y", length=0)

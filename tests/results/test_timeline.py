@@ -11,9 +11,7 @@ import pytest
 from memtrade.graph import StepGraph
 from memtrade.results.paper import render
 from memtrade.results.simulated import CHANNELS, THINNED, SimulatedStep
-from memtrade.results.timeline_page import drawing, to_html
-from memtrade.results.timeline_plot import timeline_plot
-from memtrade.results.timeline_view import COLOURS, Timelines
+from memtrade.results.timeline import COLOURS, Timelines, drawing, timeline_plot, to_html
 from memtrade.simulate.timeline import TimeSimulator
 from memtrade.simulate.usage import Usage, use_of_memory
 from memtrade.strategies import PLANNED, make_options
