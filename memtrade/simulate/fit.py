@@ -19,7 +19,7 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -37,6 +37,7 @@ SECONDS = {
     "trace": "trace_seconds",
     "step": "step_overhead_seconds",
 }
+_ALL_SECONDS = SECONDS | {"dispatch": "dispatch_seconds"}  # of pipelines, whose host bounds them
 MOST_PARAMETERS = 3
 
 
@@ -90,14 +91,33 @@ def fit_device(
             found.append(simulator.step_seconds(sample.plan) / sample.step_seconds)
         return tuple(found)
 
+    start = {name: _start(device, name, samples) for name in parameters}
+    fitted = fit_ratios(device, ratios, start, prior=prior)
+    return Fit(fitted, ratios(fitted))
+
+
+def fit_ratios(
+    device: Device,
+    ratios: Callable[[Device], tuple[float, ...]],
+    start: Mapping[str, float],
+    *,
+    prior: float,
+    pairs: bool = True,
+) -> Device:
+    """The device with parameters so that `ratios`, predicted over given, come close to 1.
+
+    Args:
+        start: each parameter's logarithm to search from.
+        pairs: search along pairs of axes, too.
+    """
+    parameters = tuple(start)
+
     def loss(point: tuple[float, ...]) -> float:
         misses = sum(math.log(r) ** 2 for r in ratios(_changed(device, parameters, point)))
         factors = (x for name, x in zip(parameters, point, strict=True) if name in FACTORS)
         return misses + prior * sum(x**2 for x in factors)
 
-    start = tuple(_start(device, name, samples) for name in parameters)
-    fitted = _changed(device, parameters, _search(loss, start))
-    return Fit(fitted, ratios(fitted))
+    return _changed(device, parameters, _search(loss, tuple(start.values()), pairs=pairs))
 
 
 def _start(device: Device, name: str, samples: Sequence[Sample]) -> float:
@@ -114,7 +134,7 @@ def _start(device: Device, name: str, samples: Sequence[Sample]) -> float:
 def _changed(device: Device, parameters: Sequence[str], point: tuple[float, ...]) -> Device:
     """The device with the logarithms in `point`: of factors, or of seconds."""
     values = {name: math.exp(x) for name, x in zip(parameters, point, strict=True)}
-    seconds = {SECONDS[name]: value for name, value in values.items() if name in SECONDS}
+    seconds = {_ALL_SECONDS[name]: value for name, value in values.items() if name not in FACTORS}
     efficiency = {
         name: min(
             MOST.get(name, 1.0),
@@ -129,15 +149,16 @@ def _search(
     loss: Callable[[tuple[float, ...]], float],
     point: tuple[float, ...],
     *,
+    pairs: bool,
     step: float = 0.5,
     precision: float = 0.004,
 ) -> tuple[float, ...]:
-    """Steps along axes, and along pairs of them one against the other, while that helps; then
+    """Steps along axes, and along `pairs` of them one against the other, while that helps; then
     halves the step."""
     size = len(point)
     unit = [tuple(float(i == axis) for i in range(size)) for axis in range(size)]
-    pairs = itertools.combinations(unit, 2)
-    directions = [*unit, *(tuple(a - b for a, b in zip(*pair, strict=True)) for pair in pairs)]
+    between = itertools.combinations(unit, 2) if pairs else ()
+    directions = [*unit, *(tuple(a - b for a, b in zip(*pair, strict=True)) for pair in between)]
     lowest = loss(point)
     while step > precision:
         moved = False
