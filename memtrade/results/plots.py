@@ -115,7 +115,7 @@ def max_batch_plot(batches: Sequence[Figure], *, caption: str = "") -> Canvas:
                 shift = sources.index((batch.source, batch.where)) - (len(sources) - 1) / 2
                 place = variants.index(batch.variant) + shift * width
                 look = _bar_look(batch.strategy, filled=batch.source == "measured")
-                bar = axis.bar(place, batch.batch_size, width * 0.94, **look)
+                bar = axis.bar(place, batch.batch_size or 0, width * 0.94, **look)
                 axis.bar_label(bar, fmt="%d", fontsize=7, padding=2)
             axis.set_xticks(range(len(variants)), [each.replace(" (", "\n(") for each in variants])
             axis.grid(visible=False, axis="x")

@@ -161,5 +161,5 @@ def _sources_and_places(
     return [(source, where, groups[source, where]) for source, where in ordered]
 
 
-def source_name(source: Source, where: str) -> str:
+def source_name(source: str, where: str) -> str:
     return f"{source}: {where}" if where else source
