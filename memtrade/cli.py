@@ -21,6 +21,7 @@ from cyclopts import App, CycloptsError, Parameter, Token, convert
 
 import memtrade
 from memtrade.errors import InfeasibleBudgetError, MemtradeError
+from memtrade.files import shown_path
 
 
 def _typed(kind: Any, tokens: Sequence[Token]) -> Any:
@@ -123,11 +124,7 @@ def command_text(words: Sequence[str]) -> str:
 
 def _without_folders(word: str) -> str:
     flag, equals, value = word.rpartition("=")
-    path = Path(value)
-    if not path.is_absolute():
-        return word
-    inside = path.is_relative_to(Path.cwd())
-    return flag + equals + str(path.relative_to(Path.cwd()) if inside else path.name)
+    return flag + equals + shown_path(Path(value)) if value.startswith("/") else word
 
 
 def _complain(error: Exception, *, status: int) -> int:

@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all."""
+"""Files that are there whole or not at all, and how they are named."""
 
 from __future__ import annotations
 
@@ -22,3 +22,11 @@ def write_whole(path: Path, data: bytes) -> None:
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def shown_path(path: Path) -> str:
+    """A file or folder as pages and records name it: without where this machine keeps it."""
+    if not path.is_absolute():
+        return str(path)
+    inside = path.is_relative_to(Path.cwd())
+    return str(path.relative_to(Path.cwd())) if inside else path.name

@@ -5,8 +5,9 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
-from memtrade.commands.reading import read_records, shown_folder
+from memtrade.commands.reading import read_records
 from memtrade.commands.screen import Form, show
+from memtrade.files import shown_path
 from memtrade.results.accuracy import accuracy as rows_of
 from memtrade.results.accuracy import to_sheet
 
@@ -28,6 +29,6 @@ def accuracy(results: Path = Path("runs"), /, *more: Path, format: Form = "termi
     """
     folders = (results, *more)
     rows = rows_of([record for folder in folders for record in read_records(folder)])
-    words = ["memtrade", "accuracy", *map(shown_folder, folders), "--format", "markdown"]
+    words = ["memtrade", "accuracy", *map(shown_path, folders), "--format", "markdown"]
     show([to_sheet(rows, command=shlex.join(words))], format)
     return 0

@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from memtrade.commands.progress import say
-from memtrade.commands.reading import read_records, shown_folder
+from memtrade.commands.reading import read_records
 from memtrade.commands.screen import Form, show
+from memtrade.files import shown_path
 from memtrade.measure.flags import Flag
 from memtrade.results.compare import TOLERANCE, changes_sheet, compare_results, unlike_notes
 
@@ -53,7 +54,7 @@ def compare(
         for note in unlike_notes(changes):  # which the tables have below them
             say(note)
     sheet = changes_sheet(
-        changes, before=shown_folder(before), after=shown_folder(after), unchanged=all
+        changes, before=shown_path(before), after=shown_path(after), unchanged=all
     )
     show([sheet], format)
     return 1 if changes.worse else 0

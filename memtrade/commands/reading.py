@@ -48,14 +48,6 @@ def warnings_on_stderr() -> Iterator[None]:
         print(f"memtrade: warning: {' '.join(message.split())}", file=sys.stderr)
 
 
-def shown_folder(folder: Path) -> str:
-    """A folder as pages name it: without where this machine keeps it."""
-    if not folder.is_absolute():
-        return str(folder)
-    inside = folder.is_relative_to(Path.cwd())
-    return str(folder.relative_to(Path.cwd())) if inside else folder.name
-
-
 def check_folder(path: Path) -> None:
     """Raises MemtradeError unless the file can be written; it is tried, and leaves no trace."""
     folder = path.resolve().parent

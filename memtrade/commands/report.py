@@ -8,10 +8,10 @@ from memtrade.commands.reading import (
     check_folder,
     read_records,
     read_searches,
-    shown_folder,
     write_output,
 )
 from memtrade.errors import MemtradeError
+from memtrade.files import shown_path
 from memtrade.measure.flags import CommandLine
 from memtrade.papers.thesis import thesis_report
 
@@ -39,6 +39,6 @@ def report(
         raise MemtradeError(f"a report is a file in .html, not {output.name!r}")
     check_folder(output)
     records, searches = read_records(results), read_searches(results)
-    page = thesis_report(records, searches, folder=shown_folder(results), command=command_line)
+    page = thesis_report(records, searches, folder=shown_path(results), command=command_line)
     write_output(output, page.encode())
     return 0

@@ -9,9 +9,10 @@ from typing import Literal
 
 from cyclopts import App
 
-from memtrade.commands.reading import read_records, read_searches, shown_folder
+from memtrade.commands.reading import read_records, read_searches
 from memtrade.commands.screen import Form, show
 from memtrade.errors import UnknownNameError
+from memtrade.files import shown_path
 from memtrade.measure.records import Record
 from memtrade.models import make_model
 from memtrade.papers.published import load_published
@@ -81,7 +82,7 @@ def thesis(results: Path = Path("runs"), /, *more: Path, format: Form = "termina
     searches = [search for folder in folders for search in read_searches(folder)]
     sheets = thesis_sheets(found, searches)
     if format == "html":
-        command = shlex.join(["memtrade", "table", "thesis", *map(shown_folder, folders)])
+        command = shlex.join(["memtrade", "table", "thesis", *map(shown_path, folders)])
         sheets = [replace(sheet, command=command) for sheet in sheets]
     show(sheets, format, title="The thesis's tables")
     return 0

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from cyclopts import App, Parameter
 
@@ -24,7 +21,6 @@ from memtrade.measure.flags import (
     Verbose,
     check_writable,
 )
-from memtrade.measure.here import learned_target
 from memtrade.options import Value
 from memtrade.papers.gpipe_runs import PUBLISHED_RUNS, published_sheet
 from memtrade.papers.pipelines import compare_published, load_comparison
@@ -37,11 +33,11 @@ from memtrade.pipeline.commands.partition import (
     trace_step,
 )
 from memtrade.pipeline.commands.run import run
+from memtrade.pipeline.commands.runner import planned_stages
 from memtrade.pipeline.commands.serve import serve
 from memtrade.pipeline.commands.sweep import sweep
 from memtrade.pipeline.design.predict import Case, PipelinePrediction, PipelinePredictor
 from memtrade.pipeline.design.schedule import Schedule, make_schedule, micro_batch_size
-from memtrade.pipeline.design.stages import plan_stages, stage_graphs
 from memtrade.pipeline.design.timing import Hosts
 from memtrade.pipeline.measure.records import load_pipeline_records
 from memtrade.pipeline.results.measured import schedules_sheet
@@ -50,7 +46,7 @@ from memtrade.pipeline.results.tables import prediction_sheet, stages_sheet
 from memtrade.results.paper import render
 from memtrade.strategies import find_planned
 from memtrade.sweep.shipped import sweep_file
-from memtrade.target import Target, profile_target
+from memtrade.target import profile_target
 from memtrade.units import mebibytes
 
 pipeline = App(name="pipeline", help="Pipelined training: GPipe and 1F1B over stages of a model.")
@@ -156,12 +152,16 @@ def predict(
     link = cut.link_bytes_per_s(target)
     kind = picture_format(picture)
     graph_at = micro_batch_graphs(sized, timeout_seconds=device.timeout, verbose=verbose)
-    predictor_of = _predictors(graph_at, cut, target, options)
+    predictors: dict[tuple[int, int, int, str], PipelinePredictor] = {}
     predictions: list[tuple[Case, PipelinePrediction]] = []
     for case in cases:
-        size = micro_batch_size(batch_size, case.micro_batches)
-        predicted = predictor_of(case, size).predict(
-            schedule_of(case), micro_batch_size=size, link_bytes_per_s=link, hosts=flags.hosts
+        size, schedule = micro_batch_size(batch_size, case.micro_batches), schedule_of(case)
+        key = case.partitions, size, schedule.held, case.strategy
+        if key not in predictors:
+            planned = (graph_at(size), cut, schedule, target, case.strategy, options[case.strategy])
+            predictors[key] = planned_stages(*planned)
+        predicted = predictors[key].predict(
+            schedule, micro_batch_size=size, link_bytes_per_s=link, hosts=flags.hosts
         )
         predictions.append((case, predicted))
     if picture is not None:
@@ -271,31 +271,6 @@ def table(
         write_output(output, sheet.to_markdown().encode())
     show([sheet], format)
     return 0
-
-
-def _predictors(
-    graph_at: Callable[[int], StepGraph], cut: CutFlags, target: Target, options: dict[str, Any]
-) -> Callable[[Case, int], PipelinePredictor]:
-    """The predictors by case and the size of its micro-batches: each is made once for all cases
-    that share it."""
-
-    @functools.cache
-    def made(partitions: int, size: int, in_flight: int, strategy: str) -> PipelinePredictor:
-        graph = graph_at(size)
-        learned = learned_target(target, [graph])
-        partition = cut.cut(graph, partitions, learned, in_flight=in_flight)
-        stages = stage_graphs(graph, partition)
-        plans = plan_stages(stages, strategy, options[strategy], learned)
-        return PipelinePredictor(graph, partition, learned, stages=stages, plans=plans)
-
-    def of(case: Case, size: int) -> PipelinePredictor:
-        in_flight = 1
-        if case.checkpoint == "never":
-            schedule = schedule_of(case)
-            in_flight = max(schedule.most_in_flight(i) for i in range(case.partitions))
-        return made(case.partitions, size, in_flight, case.strategy)
-
-    return of
 
 
 def _strip(case: Case, predicted: PipelinePrediction) -> ScheduleStrip:

@@ -92,6 +92,20 @@ class StageFlags:
         return parse_bytes(self.memory_limit)
 
 
+def planned_stages(
+    graph: StepGraph, cut: CutFlags, schedule: Schedule, target: Target, strategy: str, options: Any
+) -> PipelinePredictor:
+    """The step on a micro-batch in stages for the schedule, each planned by the strategy.
+
+    Schedules with as many stages, and as many micro-batches held at once, have the same.
+    """
+    learned = learned_target(target, [graph])
+    partition = cut.cut(graph, schedule.stages, learned, in_flight=schedule.held)
+    stages = stage_graphs(graph, partition)
+    plans = plan_stages(stages, strategy, options, learned)
+    return PipelinePredictor(graph, partition, learned, stages=stages, plans=plans)
+
+
 @dataclass(frozen=True, kw_only=True)
 class PipelineRunner:
     """Runs trials of one model. Graphs are traced once per size of a micro-batch."""
@@ -122,22 +136,17 @@ class PipelineRunner:
                 f"{graph.name} draws its batch itself, and a pipeline splits one that it is given: "
                 "leave draw_batch out"
             )
-        target = learned_target(self.where.target(schedule.stages), [graph])
+        target = self.where.target(schedule.stages)
         if self.verify:
             _check_draws_nothing(graph)
-        in_flight = schedule.micro_batches if schedule.checkpoint == "never" else 1
-        partition = self.cutting.cut(graph, schedule.stages, target, in_flight=in_flight)
-        stages = stage_graphs(graph, partition)
-        plans = plan_stages(stages, self.strategy, self.options, target)
-        predicted = PipelinePredictor(graph, partition, target, stages=stages, plans=plans).predict(
-            schedule, micro_batch_size=size, arenas=True
-        )
-        trial = self._trial(model, schedule, partition, target)
+        planned = planned_stages(graph, self.cutting, schedule, target, self.strategy, self.options)
+        predicted = planned.predict(schedule, micro_batch_size=size, arenas=True)
+        trial = self._trial(model, schedule, planned.partition, target)
         outcome = run_pipeline(
             trial,
-            partition,
+            planned.partition,
             schedule,
-            plans=plans,
+            plans=planned.plans,
             timeout_seconds=self.where.timeout,
             on_event=_progress,
             on_log=log if self.verbose else ignore,

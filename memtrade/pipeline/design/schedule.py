@@ -112,6 +112,13 @@ class Schedule(msgspec.Struct, frozen=True):
         before = own[reading - 1] if reading else None
         return before, max(sent.moment, before.moment if before else 0)
 
+    @property
+    def held(self) -> int:
+        """Of how many micro-batches a stage holds the activations at most."""
+        if self.checkpoint != "never":  # they are made again, one micro-batch's at a time
+            return 1
+        return max(map(self.most_in_flight, range(self.stages)))
+
     def most_in_flight(self, stage: int) -> int:
         """The most micro-batches that are forward but not backward on `stage` at once."""
         most = now = 0
