@@ -98,6 +98,13 @@ def test_1f1b_has_fewer_micro_batches_under_way():
     assert [other.most_in_flight(stage) for stage in range(4)] == [4, 3, 2, 1]
 
 
+@pytest.mark.parametrize(("name", "held"), [("gpipe", 8), ("1f1b", 4)])
+def test_what_is_recomputed_is_held_for_one_micro_batch(name, held):
+    kept = make_schedule(name, stages=4, micro_batches=8, checkpoint="never")
+    made_again = make_schedule(name, stages=4, micro_batches=8, checkpoint="except_last")
+    assert (kept.held, made_again.held) == (held, 1)
+
+
 @pytest.mark.parametrize(
     ("checkpoint", "recomputed"),
     [("always", [0, 1, 2]), ("except_last", [0, 1]), ("never", [])],

@@ -33,7 +33,7 @@ MODEL_OPTIONS = {
 MakeRecord = Callable[..., Record]
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def make_record() -> MakeRecord:
     """A record that ran, by its peak and step time; `changes` of the spec and of the record."""
 

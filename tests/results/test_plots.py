@@ -27,7 +27,7 @@ MakeRecord = Callable[..., Record]
 MAGIC = {"pdf": b"%PDF", "svg": b"<?xml", "png": b"\x89PNG"}
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def canvases(make_record: MakeRecord) -> dict[str, Canvas]:
     records = [
         at(make_record, layers, strategy)

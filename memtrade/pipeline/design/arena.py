@@ -20,7 +20,7 @@ from memtrade.op_types import SOURCE_TYPES
 from memtrade.pipeline.design.partition import Partition
 from memtrade.pipeline.design.schedule import Schedule, StageTask, TaskKind
 from memtrade.pipeline.design.stages import RECEIVE, SEND, StageGraph
-from memtrade.pipeline.design.work import TaskActions, split_program, stage_program
+from memtrade.pipeline.design.work import stage_tasks
 from memtrade.plan import Action
 from memtrade.simulate.memory import ROOMY_BYTES, Simulator
 from memtrade.target import Target
@@ -73,10 +73,7 @@ class _Unrolled:
         self.shared: dict[int, int] = {}  # own tensor -> new one, of what all micro-batches read
         self.latest: dict[tuple[int, int], int] = {}  # (micro-batch, own tensor) -> new one
         self.outgoing: list[tuple[int, int]] = []  # (moment by which it has gone, new tensor)
-        program = stage_program(self.own, plan)
-        split = split_program(self.own, program)
-        forward = self._without_stand_ins(program[:split])
-        self.tasks = TaskActions(self.own, forward, self._without_stand_ins(program[split:]))
+        self.tasks = stage_tasks(self.own, plan)
         labels = {whole.label(t) for t in whole.data.inputs}
         named = {t: self.own.ops[self.own.tensors[t].op].name for t in self.own.data.inputs}
         self.batch = [t for t, name in named.items() if name in labels]
@@ -134,15 +131,6 @@ class _Unrolled:
             self.made.tensors[new] = msgspec.structs.replace(part, size_bytes=whole_bytes)
             self.inputs.append(new)
             self.latest[i, t] = new
-
-    def _without_stand_ins(self, actions: Sequence[Action]) -> list[Action]:
-        ops = self.own.ops
-        return [
-            action
-            for action in actions
-            if action.kind not in ("reserve", "wait")
-            and not (action.kind == "run" and ops[action.id].type in (SEND, RECEIVE))
-        ]
 
     def _run_task(self, task: StageTask) -> None:
         i, recomputed = task.micro_batch, self.schedule.recomputes(task.micro_batch)

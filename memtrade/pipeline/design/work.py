@@ -23,7 +23,7 @@ from memtrade.graph import Op, StepGraph
 from memtrade.op_types import READ_TYPES, SOURCE_TYPES
 from memtrade.order import base_order
 from memtrade.pipeline.design.schedule import TaskKind
-from memtrade.pipeline.design.stages import StageGraph
+from memtrade.pipeline.design.stages import RECEIVE, SEND, StageGraph
 from memtrade.plan import Action
 from memtrade.simulate.memory import Simulator
 from memtrade.simulate.regions import GRAIN_BYTES
@@ -32,6 +32,9 @@ from memtrade.target import Target
 
 # Where a program is split, the simulator reads off what is held there: the reservation's bytes.
 _MARK = Action("reserve", 1)
+
+# Ops of a stage's graph that stand for other stages.
+_STAND_INS = frozenset({SEND, RECEIVE, "Placeholder"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -263,6 +266,26 @@ class TaskActions:
         if kind == "forward":
             return self.bare_forward if recomputed else self.forward
         return self.recompute if kind == "recompute" else self.backward
+
+
+def stage_tasks(graph: StepGraph, plan: Sequence[Action]) -> TaskActions:
+    """What the tasks of a stage run, but for the ops that stand for other stages.
+
+    Reservations are left out: they fit one step in an arena of its own, and here many micro-batches
+    share one. Nothing waits for a copy: it has ended before the next action starts.
+    """
+    program = stage_program(graph, plan)
+    split = split_program(graph, program)
+
+    def own(actions: Sequence[Action]) -> list[Action]:
+        return [
+            action
+            for action in actions
+            if action.kind not in ("reserve", "wait")
+            and not (action.kind == "run" and graph.ops[action.id].type in _STAND_INS)
+        ]
+
+    return TaskActions(graph, own(program[:split]), own(program[split:]))
 
 
 def has_state(op: Op) -> bool:

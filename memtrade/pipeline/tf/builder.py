@@ -167,7 +167,7 @@ class _Builder:
         scope = f"stage{stage}/batch{i}/{task.kind}"
         self.hand_over.begin(stage, task, scope)
         recomputed = self.schedule.recomputes(i)
-        for action in self.programs[stage].tasks.of(task.kind, recomputed=recomputed):
+        for action in self.programs[stage].of(task.kind, recomputed=recomputed):
             self._act(stage, i, action, scope)
         if task.kind == "forward":
             # Other stages read what the forward task made, not what a recomputation makes again.
