@@ -42,7 +42,12 @@ class Foretold(NamedTuple):
 def accuracy(records: Sequence[Record]) -> list[Foretold]:
     """A row for each trial that ran and had been predicted."""
     found = [row for record in records if (row := _row(record))]
-    return sorted(found, key=lambda row: (row.batch_size, len(row.step), row))
+    return sorted(found, key=_rank)
+
+
+def _rank(row: Foretold) -> tuple[object, ...]:
+    """What a record does not say, as older ones do not of oneDNN, comes first."""
+    return row.batch_size, len(row.step), *((value is not None, value) for value in row)
 
 
 def _row(record: Record) -> Foretold | None:

@@ -9,12 +9,17 @@ from pathlib import Path
 
 import pytest
 
+from memtrade.measure.protocol import Runtime
 from memtrade.measure.records import Record, load_records
 from memtrade.results.accuracy import accuracy, summary, to_frame, to_sheet
 from memtrade.strategies import make_options
 from tests.results.test_figures import PREDICTED
 
 RESULTS = Path(__file__).resolve().parents[2] / "results"
+RUNTIME = Runtime(
+    tensorflow_version="2.21.0", device="arena", limit_bytes=1 << 30, onednn=True,
+    intra_op_threads=2, inter_op_threads=1,
+)  # fmt: skip
 COMMAND = "memtrade accuracy results/measured --format markdown"
 ROWS = accuracy(load_records(RESULTS / "measured"))
 
@@ -41,6 +46,15 @@ def test_times_of_what_ran_beside_others_are_left_out(make_record: Callable[...,
     assert len(rows) == 2
     assert to_sheet(rows).notes[-1].startswith("† ran beside")
     assert accuracy([make_record("ome")]) == []
+
+
+def test_a_record_that_does_not_know_of_onednn_stands_before_one_that_does(
+    make_record: Callable[..., Record],
+) -> None:
+    older = make_record("ome", predicted=PREDICTED)
+    newer = make_record("ome", predicted=PREDICTED, runtime=RUNTIME)
+    rows = accuracy([newer, older, newer])
+    assert [row.onednn for row in rows] == [None, True, True]
 
 
 def test_a_budget_that_was_exceeded_is_counted(make_record: Callable[..., Record]) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
+from matplotlib.figure import Figure as Canvas
 from matplotlib.patches import Patch, PathPatch, Rectangle
 from matplotlib.path import Path
 
@@ -36,14 +36,14 @@ class ScheduleStrip(NamedTuple):
     timing: Timing
 
 
-def draw_partition(graph: StepGraph, partition: Partition, report: PartitionReport) -> Figure:
+def draw_partition(graph: StepGraph, partition: Partition, report: PartitionReport) -> Canvas:
     """The stages in a row, as wide as their times; above, what crosses, as arcs."""
     times = report.sequential.times
     both = [1e3 * (f + b) for f, b in zip(times.forward, times.backward, strict=True)]
     edges = [0.0, *itertools.accumulate(both)]
     capture_bytes = dict(zip(graph.data.captures, graph.data.capture_bytes, strict=True))
     with in_style(grid=False):
-        figure = Figure(figsize=(WIDTH, 2.7), layout="constrained")
+        figure = Canvas(figsize=(WIDTH, 2.7), layout="constrained")
         axis = figure.subplots()
         for stage, (left, right) in enumerate(itertools.pairwise(edges)):
             turn = left + 1e3 * times.forward[stage]
@@ -68,7 +68,7 @@ def draw_partition(graph: StepGraph, partition: Partition, report: PartitionRepo
     return figure
 
 
-def draw_schedules(strips: Sequence[ScheduleStrip]) -> Figure:
+def draw_schedules(strips: Sequence[ScheduleStrip]) -> Canvas:
     """When each stage works on what: a strip per schedule, on one axis of time."""
     stages = sum(len(strip.schedule.tasks) for strip in strips)
     with in_style(grid=False):
