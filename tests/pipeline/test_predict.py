@@ -26,7 +26,7 @@ from tests.pipeline.graphs import MIB, network
 
 DEVICE = target("p40")
 BYTES = StageBytes(
-    variables=100, gradients=100, slots=0, constants=7, batch=10, received=20, held=1000,
+    parameters=200, constants=7, batch=10, received=20, held=1000,
     forward=1100, bare_forward=300, backward=1500, swapped=0,
 )  # fmt: skip
 

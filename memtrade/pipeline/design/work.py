@@ -44,8 +44,7 @@ class StageBytes:
     Live bytes: what is asked for, without the allocator's padding and holes.
 
     Attributes:
-        variables, gradients, slots: of weights and moving averages, of the accumulated gradients,
-            of the optimizer.
+        parameters: what persists between steps: values, gradients and slots.
         constants: of the stage's own.
         batch: of what the stage reads of one micro-batch.
         received: of what it receives for one forward task.
@@ -57,9 +56,7 @@ class StageBytes:
         swapped: in host memory, for each micro-batch under way.
     """
 
-    variables: int
-    gradients: int
-    slots: int
+    parameters: int
     constants: int
     batch: int
     received: int
@@ -68,11 +65,6 @@ class StageBytes:
     bare_forward: int
     backward: int
     swapped: int
-
-    @property
-    def parameters(self) -> int:
-        """What persists between steps: values, gradients and slots."""
-        return self.variables + self.gradients + self.slots
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,9 +110,7 @@ def stage_bytes(stage: StageGraph, target: Target, plan: Sequence[Action] = ()) 
     live = simulator.live_bytes([*actions[:split], _MARK, *actions[split:]])
     bare = simulator.live_bytes([*_bare(actions[:split]), _MARK])
     return StageBytes(
-        variables=stage.variable_bytes,
-        gradients=stage.gradient_bytes,
-        slots=stage.slot_bytes,
+        parameters=stage.parameter_bytes,
         constants=base
         - stage.parameter_bytes
         - stage.batch_bytes
