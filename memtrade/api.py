@@ -210,7 +210,8 @@ class _Rewriting:
         """Adds a call of the rewritten step to the graph that is being traced."""
         kwargs = with_variables(self.function, args, kwargs)
         specs = specs_of((args, kwargs))
-        size = sum(_known_bytes(spec) for spec in tensors_of(specs))
+        tensors = tensors_of(specs)
+        size = sum((t.shape.num_elements() or 0) * (t.dtype.size or 0) for t in tensors)
         try:
             check_shapes(self.function, *specs)
             run, order = self.rewritten(*specs)
@@ -394,7 +395,3 @@ class _Rewriting:
 def _built(traced: Trace, parts: Any, plans: Any, transfers: Any) -> Any:
     """The rewritten step's concrete function."""
     return apply_plans(traced, parts, plans, transfers).get_concrete_function()  # pyright: ignore[reportFunctionMemberAccess]
-
-
-def _known_bytes(spec: tf.TensorSpec) -> int:
-    return (spec.shape.num_elements() or 0) * (spec.dtype.size or 0)

@@ -116,7 +116,10 @@ def max_batch(
     if stopped:
         done = f"{len(searches)} of {len(specs)} searches had finished; their trials are kept"
         say(f"stopped; {done}")
-    _print(searches, trials.records, format, json)
+    if json:
+        show_json(searches)
+    elif searches:
+        show([searches_sheet(searches, trials.records)], format)
     if stopped:
         return 130
     return int(any(search.bound == "crash" for search in searches))
@@ -164,14 +167,14 @@ def _search_all(
         for position, spec in enumerate(specs, start=1):
             trials.head = (position, len(specs), strategy_label(spec))
             planned = rebatcher if spec.strategy in PLANNED else None
-            before = None if planned is None else _largest(searches)
+            largest = max((each.batch_size for each in searches), default=0)
             search = BatchSearch(
                 spec,
                 planned,
                 target,
                 trials.measure,
                 target_at=target_at,
-                start=sizes.start or before,
+                start=sizes.start or (largest if planned else 0) or None,
                 on_plan=trials.planning,
                 step=sizes.step,
                 most=sizes.most,
@@ -183,11 +186,6 @@ def _search_all(
     except KeyboardInterrupt:
         return searches, True
     return searches, False
-
-
-def _largest(searches: Sequence[MaxBatchRecord]) -> int | None:
-    """What the searches so far came to, if any batch ran."""
-    return max((search.batch_size for search in searches), default=0) or None
 
 
 def _trace(spec: TrialSpec, unit: int, timeout_seconds: float, verbose: bool) -> Rebatcher:
@@ -258,12 +256,3 @@ class _Trials:
     def _begin(self, batch: int, phase: str = "start") -> None:
         position, of, label = self.head
         self.reporter.trial(position, of, f"{label}, batch {batch}", phase=phase)
-
-
-def _print(
-    searches: Sequence[MaxBatchRecord], trials: Sequence[Record], form: Form, json: bool
-) -> None:
-    if json:
-        show_json(searches)
-    elif searches:
-        show([searches_sheet(searches, trials)], form)

@@ -91,15 +91,11 @@ def _made(foresight: Foresight, *, apart: bool) -> Iterator[Callable[[int], Pred
         yield partial(_predict, foresight)
         return
     children = min(len(positions), usable_cores())
-    with multiprocessing.get_context("spawn").Pool(children, _ignore_interrupts) as pool:
+    alone = signal.SIGINT, signal.SIG_IGN  # Ctrl-C is the parent's: it ends its children
+    with multiprocessing.get_context("spawn").Pool(children, signal.signal, alone) as pool:
         # Exact programmes, which take longest, stand last among the strategies.
         made = {k: pool.apply_async(_predict, (foresight, k)) for k in reversed(positions)}
         yield lambda position: made[position].get()
-
-
-def _ignore_interrupts() -> None:
-    """Ctrl-C is the parent's: it ends its children."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _predict(foresight: Foresight, position: int) -> Prediction:

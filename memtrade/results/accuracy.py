@@ -57,6 +57,7 @@ def _row(record: Record) -> Foretold | None:
     spec = record.spec
     seconds, foreseen = measured.median_seconds, predicted.step_seconds
     timed = foreseen is not None and record.jobs == 1
+    budget = spec.strategy_options.get("budget")
     return Foretold(
         step=make_model(spec.model, spec.model_options).name,
         batch_size=int(spec.model_options["batch_size"]),
@@ -68,14 +69,9 @@ def _row(record: Record) -> Foretold | None:
         seconds=seconds,
         predicted_seconds=foreseen,
         time_error=foreseen / seconds - 1 if timed and foreseen is not None else None,
-        budget_bytes=_budget(record),
+        budget_bytes=parse_bytes(budget) if budget else None,
         afterwards=record.predicted_by is not None,
     )
-
-
-def _budget(record: Record) -> int | None:
-    budget = record.spec.strategy_options.get("budget")
-    return parse_bytes(budget) if budget else None
 
 
 def to_frame(rows: Sequence[Foretold]) -> pd.DataFrame:

@@ -140,7 +140,9 @@ class _Unrolled:
             self._receive(i, self.arriving)
         for action in self.tasks.of(task.kind, recomputed=recomputed):
             self._act(i, action)
-        self._send(task)
+        for own, target in self.leaving[task.kind]:
+            _, gone = self.schedule.hand_over(task, target)
+            self.outgoing.append((gone, self._read(i, own)))
 
     def _act(self, i: int, action: Action) -> None:
         if action.kind in ("run", "recompute"):
@@ -162,11 +164,6 @@ class _Unrolled:
         for t in tensors:
             op = Op(0, f"receive/{t}", RECEIVE, (), (), (t,), False, {})
             (self.latest[i, t],) = self._add(op, ())
-
-    def _send(self, task: StageTask) -> None:
-        for own, target in self.leaving[task.kind]:
-            _, gone = self.schedule.hand_over(task, target)
-            self.outgoing.append((gone, self._read(task.micro_batch, own)))
 
     def _sent_forward(self) -> list[tuple[int, int]]:
         """(own tensor, stage that reads it) of what a forward task sends."""

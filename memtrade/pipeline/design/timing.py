@@ -74,7 +74,7 @@ class _Simulation:
         stages = self.schedule.stages
         self.device_free, self.host_free, self.link_free = ([0.0] * stages for _ in range(3))
         self.shared_free = 0.0
-        self.arrived: dict[tuple[int, int, str, int, int], float] = {}
+        self.arrived: dict[Message, float] = {}
         self.starts: list[list[float]] = [[] for _ in range(stages)]
         self.ends: list[list[float]] = [[] for _ in range(stages)]
 
@@ -89,10 +89,8 @@ class _Simulation:
         return self._timing()
 
     def _run(self, stage: int, task: StageTask) -> None:
-        there = max(
-            (self.arrived[_key(message)] for message in receives(self.partition, stage, task)),
-            default=0.0,
-        )
+        arriving = receives(self.partition, stage, task)
+        there = max((self.arrived[message] for message in arriving), default=0.0)
         seconds = self._task_seconds(stage, task)
         shared = self.hosts == "shared" and task.kind != "backward"
         begun = self.shared_free if shared else max(self.host_free[stage], there)
@@ -108,7 +106,7 @@ class _Simulation:
         for message in sends(self.partition, stage, task):
             leaves = max(end, self.link_free[stage])
             self.link_free[stage] = leaves + message.size_bytes / self.rate
-            self.arrived[_key(message)] = self.link_free[stage]
+            self.arrived[message] = self.link_free[stage]
 
     def _task_seconds(self, stage: int, task: StageTask) -> TaskSeconds:
         work = self.seconds[stage]
@@ -144,7 +142,3 @@ class _Simulation:
             recompute_seconds=tuple(recomputing),
             bubble=1 - sum(busy) / (len(tasks) * step) if step else 0.0,
         )
-
-
-def _key(message: Message) -> tuple[int, int, str, int, int]:
-    return message.micro_batch, message.tensor, message.kind, message.source, message.target
