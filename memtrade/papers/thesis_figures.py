@@ -46,7 +46,7 @@ def published_max_batches() -> list[Figure]:
 def _figure(row: dict[Any, Any]) -> Figure:
     host_gb = _number(row, "host_gb")
     return Figure(
-        **_claim(row),
+        **_base(row),
         batch_size=int(row["batch_size"]),
         status=row["status"],
         host_bytes=None if host_gb is None else round(host_gb * 1e9),
@@ -54,10 +54,10 @@ def _figure(row: dict[Any, Any]) -> Figure:
 
 
 def _max_batch(row: dict[Any, Any]) -> Figure:
-    return Figure(**_claim(row), batch_size=int(row["max_batch"]), searched=True)
+    return Figure(**_base(row), batch_size=int(row["max_batch"]), searched=True)
 
 
-def _claim(row: dict[Any, Any]) -> dict[str, Any]:
+def _base(row: dict[Any, Any]) -> dict[str, Any]:
     """What a row says in whichever table."""
     layers, peak_mb = _number(row, "layers"), _number(row, "peak_mb")
     model = make_model(row["model"], {} if layers is None else {"layers": int(layers)})

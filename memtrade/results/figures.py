@@ -177,7 +177,7 @@ def _beside(
 
 
 def _of_record(record: Record, where: str) -> list[Figure]:
-    base = replace(_claim(record, where), status=record.status, jobs=record.jobs)
+    base = replace(_base(record, where), status=record.status, jobs=record.jobs)
     figures = [_with(base, record.measured)]
     if (predicted := record.shown_prediction) is not None:
         afterwards = f" (after the run, by memtrade {by})" if (by := record.predicted_by) else ""
@@ -198,7 +198,7 @@ def _of_record(record: Record, where: str) -> list[Figure]:
 
 def _of_search(search: MaxBatchRecord, where: str, best: Measured | None) -> list[Figure]:
     """What was predicted is the batch alone: nothing was of the peak and time of that step."""
-    base = replace(_claim(search, where), batch_size=search.batch_size, searched=True)
+    base = replace(_base(search, where), batch_size=search.batch_size, searched=True)
     figures = [_with(replace(base, bound=search.bound), best)]
     if (batch := search.predicted_batch_size) is not None:
         bound = search.predicted_bound or ""
@@ -206,7 +206,7 @@ def _of_search(search: MaxBatchRecord, where: str, best: Measured | None) -> lis
     return figures
 
 
-def _claim(record: Ran, where: str) -> Figure:
+def _base(record: Ran, where: str) -> Figure:
     spec = record.spec
     return Figure(
         source="measured",
