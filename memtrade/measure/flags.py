@@ -306,10 +306,7 @@ def make_specs(
     Raises:
         MemtradeError: for whatever is wrong with any of the flags.
     """
-    if steps < 1:
-        raise MemtradeError(f"--steps must be at least 1, not {steps}")
-    if warmup < 0:
-        raise MemtradeError(f"--warmup must be at least 0, not {warmup}")
+    check_steps(steps, warmup)
     made = model.make_model()
     optimizer, rate = model.update_rule(made)
     chosen = strategy.typed_options(names)
@@ -348,6 +345,14 @@ def make_specs(
         msgspec.structs.replace(base, strategy=name, strategy_options=dataclasses.asdict(options))
         for name, options in chosen.items()
     ]
+
+
+def check_steps(steps: int, warmup: int) -> None:
+    """Raises MemtradeError where there is no counted step, or fewer than none before."""
+    if steps < 1:
+        raise MemtradeError(f"--steps must be at least 1, not {steps}")
+    if warmup < 0:
+        raise MemtradeError(f"--warmup must be at least 0, not {warmup}")
 
 
 def key_values(pairs: Sequence[str], flag: str) -> dict[str, Value]:

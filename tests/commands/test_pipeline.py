@@ -140,6 +140,11 @@ BAD = [
         "--batch-size 8 --verify",
         "draw no random numbers",
     ),
+    ("pipeline run --model gpt2 --batch-size 8 --steps 0", "--steps must be at least 1, not 0"),
+    ("pipeline run --model gpt2 --batch-size 8 --warmup=-1", "--warmup must be at least 0, not -1"),
+    ("pipeline run --model gpt2 --batch-size 8 --timeout 0", "a positive number of seconds, not 0"),
+    ("pipeline run --model gpt2 --batch-size 8 --memory-limit 1KB", "at least 1MiB, not 1KB"),
+    ("pipeline sweep pipeline_schedules --steps 0", "--steps must be at least 1, not 0"),
     ("pipeline table nowhere", "nowhere"),
 ]
 

@@ -80,8 +80,6 @@ def run(
         Print the record to stdout as JSON, and no table.
     """
     sized = cut.sized(model)
-    if steps < 1 or warmup < 0:
-        raise MemtradeError(f"there must be at least 1 counted step, not {steps}")
     micro_batch_size(sized.make_model().batch_size, micro_batches)
     planned = make_schedule(
         schedule, stages=partitions, micro_batches=micro_batches, checkpoint=checkpoint

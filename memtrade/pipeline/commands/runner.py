@@ -17,8 +17,7 @@ from memtrade.comparison import Verified
 from memtrade.devices import device_names
 from memtrade.errors import MemtradeError
 from memtrade.graph import StepGraph
-from memtrade.measure.environment import default_limit_bytes
-from memtrade.measure.flags import DeviceFlags, ModelFlags
+from memtrade.measure.flags import DeviceFlags, ModelFlags, check_steps
 from memtrade.measure.here import here_target, learned_target
 from memtrade.measure.protocol import Progress
 from memtrade.models import Model
@@ -34,7 +33,6 @@ from memtrade.pipeline.measure.trial import run_pipeline
 from memtrade.pipeline.results.measured import device_sheet, runs_sheet
 from memtrade.results.words import number
 from memtrade.target import ARENA, Target, profile_target
-from memtrade.units import parse_bytes
 
 
 @Parameter(name="*")
@@ -82,14 +80,11 @@ class StageFlags:
         return profile_target(self.profile or ARENA, limit_bytes=limit_bytes)
 
     def limit_bytes(self, stages: int) -> int:
-        if self.device == "gpu" and self.cluster is None:
-            return min(
-                DeviceFlags(device=f"gpu:{i}", memory_limit=self.memory_limit).resolve()[1]
-                for i in range(stages)
-            )
-        if self.memory_limit is None:
-            return default_limit_bytes() // stages
-        return parse_bytes(self.memory_limit)
+        apart = self.device == "gpu" and self.cluster is None
+        flags = DeviceFlags(memory_limit=self.memory_limit, timeout=self.timeout)
+        devices = [f"gpu:{i}" for i in range(stages)] if apart else [ARENA]
+        limit_bytes = min(dataclasses.replace(flags, device=d).resolve()[1] for d in devices)
+        return limit_bytes if apart or self.memory_limit else limit_bytes // stages
 
 
 def planned_stages(
@@ -121,6 +116,9 @@ class PipelineRunner:
     strategy: str = KEEP
     options: Any = None
     deferred_batch_norm: bool = False
+
+    def __post_init__(self) -> None:
+        check_steps(self.steps, self.warmup)
 
     @cached_property
     def graph_at(self) -> Callable[[int], StepGraph]:
