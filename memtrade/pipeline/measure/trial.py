@@ -117,8 +117,10 @@ def serve_stage(
 
     `device` is "arena" or "gpu:N".
 
-    Raises MemtradeError where the limit or the number of the stage is bad.
+    Raises MemtradeError where an address, the limit or the number of the stage is bad.
     """
+    for address in addresses:
+        _host_and_port(address)
     if not 0 <= stage < len(addresses):
         raise MemtradeError(
             f"there is no stage {stage + 1} among {len(addresses)} addresses: "
@@ -141,16 +143,20 @@ def serve_stage(
 def check_reachable(addresses: Sequence[str]) -> None:
     """Raises MemtradeError that names the first address where nobody answers."""
     for address in addresses:
-        name, colon, port = address.rpartition(":")
-        if not (colon and name and port.isdigit() and 0 < int(port) < 1 << 16):
-            raise MemtradeError(f"an address of a cluster is host:port, not {address!r}")
         try:
-            socket.create_connection((name, int(port)), timeout=_REACH_SECONDS).close()
+            socket.create_connection(_host_and_port(address), timeout=_REACH_SECONDS).close()
         except OSError as error:
             raise MemtradeError(
                 f"no server answers at {address} ({error.strerror or error}): start it there by "
                 "`memtrade pipeline serve`"
             ) from None
+
+
+def _host_and_port(address: str) -> tuple[str, int]:
+    name, colon, port = address.rpartition(":")
+    if not (colon and name and port.isdigit() and 0 < int(port) < 1 << 16):
+        raise MemtradeError(f"an address of a cluster is host:port, not {address!r}")
+    return name, int(port)
 
 
 def _free_addresses(count: int) -> tuple[str, ...]:
