@@ -22,7 +22,7 @@ from memtrade.measure.records import Record, load_records, save_record, trial_id
 from memtrade.results.sheets import Sheet, cell
 from memtrade.results.words import seconds, status_text
 from memtrade.strategies.known import KNOWN_FOLDER
-from memtrade.sweep.cluster import resolve_on_cluster, run_on_cluster
+from memtrade.sweep.cluster import check_answers, resolve_on_cluster, run_on_cluster
 from memtrade.sweep.folder import sole_sweep
 from memtrade.sweep.grid import GRID, Trial, read_sweep
 from memtrade.sweep.needs import jobs_that_fit
@@ -80,6 +80,8 @@ def sweep(
         todo = {trial.id for trial in to_run(trials, records, statuses)}
         _show(trials, records, {}, todo=todo)
         return 0
+    if cluster is not None:
+        check_answers(cluster)
     check_writable(results)
     with sole_sweep(results):
         return _run(

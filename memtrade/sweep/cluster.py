@@ -308,8 +308,6 @@ def _joined(address: str, watch: Watch) -> Iterator[Any]:
             "--cluster needs Ray, which is not installed: pip install 'memtrade[cluster]'"
         ) from None
     quiet = {"log_to_driver": False, "logging_level": "ERROR"}
-    if address != "auto":
-        _check_answers(address)
     if _runs(address):
         ray.init(address=address, **quiet)
     else:
@@ -327,8 +325,10 @@ def _joined(address: str, watch: Watch) -> Iterator[Any]:
         ray.shutdown()
 
 
-def _check_answers(address: str) -> None:
-    """Raises MemtradeError unless something accepts connections at HOST:PORT."""
+def check_answers(address: str) -> None:
+    """Raises MemtradeError unless something accepts connections at HOST:PORT, or it is "auto"."""
+    if address == "auto":
+        return
     name, colon, port = address.removeprefix("ray://").rpartition(":")
     if not (colon and name and port.isdigit() and int(port) < 1 << 16):
         raise MemtradeError(f"--cluster takes auto, HOST:PORT or ray://HOST:PORT, not {address!r}")

@@ -271,6 +271,7 @@ def test_something_else_at_the_address(
 def test_what_is_no_address(write: Write, address: str) -> None:
     with pytest.raises(MemtradeError, match="--cluster takes auto, HOST:PORT or ray://HOST:PORT"):
         sweep(write(ONE), cluster=address)
+    assert not Path("runs").exists()
 
 
 def test_ray_is_asked_for_only_where_it_is_needed(
