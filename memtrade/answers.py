@@ -8,6 +8,7 @@ import dataclasses
 import math
 import os
 import sys
+import traceback
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,17 +17,18 @@ import tensorflow as tf
 from rich.console import Console
 
 from memtrade.errors import MemtradeError
-from memtrade.explain.cause import batch_size_of, of_error, of_step
+from memtrade.explain.cause import batch_size_of, of_error, of_process, of_step
 from memtrade.explain.error import Failure, read_failure
 from memtrade.explain.remedy import Remedy, remedy_for
 from memtrade.graph import StepGraph
 from memtrade.measure.here import here_target, learned_target
+from memtrade.plan import Plan
 from memtrade.results.explanation import Page
 from memtrade.results.layers import LayerSummary, summarize
 from memtrade.settings import device_of, told_bytes
 from memtrade.simulate.by_layer import By
 from memtrade.target import ARENA, Target
-from memtrade.tf.calling import as_function, step_to_read
+from memtrade.tf.calling import as_function, made_from, step_to_read
 from memtrade.tf.extract import Trace, trace_concrete
 from memtrade.tf.loss import Named
 from memtrade.tf.process import beside_step, counted, models_alive
@@ -94,6 +96,7 @@ def explain_oom(
     example_batch: Any = None,
     *,
     batch_size: int | None = None,
+    by: By = "layer",
     device: str | None = None,
     profile: str | None = None,
     memory_limit: str | int | None = None,
@@ -110,6 +113,7 @@ def explain_oom(
         model: what is trained, a compiled Keras model or a step with its `example_batch`. Unless
             given, it is looked for: the compiled model that the error names.
         batch_size: unless given, it is read off the tensor that did not fit.
+        by: what held the rest is told by "layer", or by "source", the line of the program.
         device: see `memtrade.apply`.
         profile: see `memtrade.apply`.
         memory_limit: of the device, in bytes or as text ("6GB"). Unless given, it is what
@@ -117,32 +121,45 @@ def explain_oom(
     """
     try:
         yield
-    except tf.errors.ResourceExhaustedError as error:
-        page = None
+    except (tf.errors.ResourceExhaustedError, tf.errors.InternalError) as error:
+        page = failure = None
         try:
-            failure = read_failure(str(error))
+            # With the stack, which says where an op was run that is none of a function's.
+            failure = read_failure("".join(traceback.format_exception(error)))
             model = model if model is not None else _trained(failure)
             target = _target_of(device, profile, memory_limit)
-            page = _explained(failure, model, example_batch, batch_size, target)
+            page = _explained(failure, model, example_batch, batch_size, target, by)
         except Exception as another:  # whatever goes wrong here, the user's own error counts
-            print(f"memtrade could not explain the error: {another}", file=sys.stderr)
+            if failure is not None or not isinstance(error, tf.errors.InternalError):
+                print(f"memtrade could not explain all of it: {another}", file=sys.stderr)
+            page = Page(of_error(failure), naming=_NAMING) if failure is not None else None
         if page is not None:
             Console(stderr=True, markup=False, highlight=False, emoji=False).print(page.to_rich())
         raise
 
 
 def _explained(
-    failure: Failure, model: Any, example_batch: Any, batch_size: int | None, target: Target
+    failure: Failure,
+    model: Any,
+    example_batch: Any,
+    batch_size: int | None,
+    target: Target,
+    by: By,
 ) -> Page:
-    if model is None:
-        return Page(of_error(failure))
     device = "CPU:0" if target.copies_in_line else target.here.upper()
     count = counted(device)  # now: tracing may make variables
-    traced = _traced(model, example_batch, batch_size=batch_size or _GUESSED)
-    if example_batch is None and batch_size is None:
-        seen = _batch_seen(failure, traced.graph)
-        if seen != _GUESSED:
-            traced = _traced(model, None, batch_size=seen)
+    if model is None:
+        found = of_error(failure)
+        if count is not None:
+            found = of_process(failure, target, beside_step(None, device), count)
+        return Page(found, naming=_NAMING)
+    traced, plan = _as_it_runs(model)
+    if traced is None:
+        traced = _traced(model, example_batch, batch_size=batch_size or _GUESSED)
+        if example_batch is None and batch_size is None:
+            seen = _batch_seen(failure, traced.graph)
+            if seen != _GUESSED:
+                traced = _traced(model, None, batch_size=seen)
     batch_bytes = sum(traced.graph.tensors[t].size_bytes for t in traced.graph.data.inputs)
     ahead = -batch_bytes  # Python holds the batch, and the step counts it as its own
     if _is_keras(model):  # its iterator makes the next batch ahead, which Python does not see
@@ -151,8 +168,16 @@ def _explained(
     if count is not None:
         count = msgspec.structs.replace(count, in_use_bytes=count.in_use_bytes + ahead)
     target = learned_target(target, [traced.graph], environment=os.environ, on_progress=_asking)
+    named = _named(traced, model.name if _is_keras(model) else None)
     found = of_step(
-        _named(traced), traced.graph, target, failure=failure, beside=beside, counted=count
+        named + (f", {plan.strategy}" if plan is not None else ""),
+        traced.graph,
+        target,
+        plan=plan,
+        failure=failure,
+        beside=beside,
+        counted=count,
+        by=by,
     )
     remedy, python = remedy_for(found, traced.graph, target), ""
     if isinstance(remedy, Remedy):
@@ -163,10 +188,21 @@ def _explained(
     return Page(found, remedy, python=python)
 
 
+def _as_it_runs(model: Any) -> tuple[Trace | None, Plan | None]:
+    """A step that `memtrade.apply` has rewritten, as it was traced, and the plan it runs by."""
+    rewritten = model
+    if _is_keras(model):  # `memtrade.keras.optimize` leaves it there
+        rewritten = getattr(model.train_function, "step", None)
+    last = made_from[rewritten][1] if rewritten in made_from else []
+    return last[0] if len(last) == 1 else (None, None)
+
+
 def _asking(done: int, of: int) -> None:
     if done == 1:
         print(f"memtrade asks {of} kernels what they take, once", file=sys.stderr)
 
+
+_NAMING = "explain_oom(model) or explain_oom(step, batch)"
 
 # What a model is traced with first, to see what the error's tensor has to say of the batch.
 _GUESSED = 32
@@ -225,10 +261,10 @@ def _traced(model: Any, example_batch: Any, *, batch_size: int, loss: Named = No
     return trace_concrete(dataclasses.replace(step, name=name), concrete)
 
 
-def _named(traced: Trace) -> str:
+def _named(traced: Trace, name: str | None = None) -> str:
     """The step with its batch size."""
-    batch = batch_size_of(traced.graph)
-    return f"{traced.graph.name}, batch {batch}" if batch else traced.graph.name
+    name, batch = name or traced.graph.name, batch_size_of(traced.graph)
+    return f"{name}, batch {batch}" if batch else name
 
 
 def _target_of(
@@ -252,6 +288,8 @@ def made_up_batch(model: Any, batch_size: int) -> tuple[Any, Any]:
     """Specs of (x, y) as a Keras model's inputs, outputs and loss want them."""
     inputs, outputs = getattr(model, "inputs", None), getattr(model, "outputs", None)
     if not inputs or not outputs:
+        inputs, outputs = _as_built(model)
+    if not inputs:
         raise MemtradeError(
             f"{model.name} does not say what its inputs look like: give "
             "example_batch=(x, y), tensors or tf.TensorSpecs"
@@ -271,3 +309,14 @@ def made_up_batch(model: Any, batch_size: int) -> tuple[Any, Any]:
         else:
             y.append(tf.TensorSpec([batch_size, *t.shape[1:]], t.dtype))
     return (x if len(x) > 1 else x[0], y if len(y) > 1 else y[0])
+
+
+def _as_built(model: Any) -> tuple[list[Any], list[Any]]:
+    """The inputs and outputs of a subclassed model that has been called; floats, for no more than
+    shapes is known of them."""
+    shape = (model.get_build_config() or {}).get("input_shape") if model.built else None
+    if not shape or not all(each is None or isinstance(each, int) for each in shape):
+        return [], []
+    keras: Any = sys.modules["keras"]
+    x = keras.KerasTensor((None, *shape[1:]), keras.config.floatx())
+    return [x], tf.nest.flatten(model.compute_output_spec(x))

@@ -49,6 +49,7 @@ from memtrade.tf.calling import (
     as_function,
     call_alone,
     call_unchanged,
+    made_from,
     of_tensors,
     step_of,
     step_to_read,
@@ -155,8 +156,7 @@ def apply(
     )
     function = as_function(train_step)
     batch = given_in(arguments_of(function, example_batch))
-    lies = offsets_of(batch, Arena.started)
-    rewriting = _Rewriting(function, settings, loss, lies, batch, split)
+    rewriting = _Rewriting(function, settings, loss, offsets_of(batch, Arena.started), batch, split)
 
     def optimized(*args: Any, **kwargs: Any) -> Any:
         return rewriting.call(args, kwargs)
@@ -169,6 +169,7 @@ def apply(
         function.get_concrete_function(*given)
     step.get_concrete_function(*given)  # pyright: ignore[reportFunctionMemberAccess]
     batch.clear()  # it is the user's
+    made_from[step] = function, rewriting.last
     return step
 
 
@@ -201,6 +202,7 @@ class _Rewriting:
     batch: Sequence[Any]  # the example itself, until the first signature is rewritten
     split: str = NONE
     planned: list[int] = field(default_factory=list)  # bytes of the batches before
+    last: list[tuple[Trace, Plan]] = field(default_factory=list)  # of a batch, a device each
 
     @property
     def name(self) -> str:
@@ -261,6 +263,7 @@ class _Rewriting:
         settings = [self.settings.on(part.device) for part in parts]
         found = [self._plan(*each, lies) for each in zip(parts, settings, strict=True)]
         plans = [plan for plan, _ in found]
+        self.last[:] = zip(parts, plans, strict=True)
         attributes = concrete.function_def.attr
         compiled = "_XlaMustCompile" in attributes and attributes["_XlaMustCompile"].b
         if not any(plan.actions for plan in plans):

@@ -62,3 +62,15 @@ def test_the_step_that_is_followed():
     assert shown.keys() == told.keys()
     for stage, text in told.items():
         assert text in shown[stage], f"docs/one-step.md has an old {stage!r}: make readme"
+
+
+def test_the_records_and_tables_that_pages_name_are_there():
+    root = PAGE.parents[1]
+    pages = [root / "README.md", *PAGE.parent.glob("*.md")]
+    named = {
+        found[0]
+        for page in pages
+        for found in re.finditer(r"\bresults/[\w./-]+\.(?:json|md|csv)\b", page.read_text())
+    }
+    assert len(named) > 5
+    assert [each for each in sorted(named) if not (root / each).exists()] == []

@@ -39,6 +39,7 @@ from memtrade.models.target import OwnStep
 from memtrade.plan import Plan
 from memtrade.results.explanation import Page
 from memtrade.results.words import step_text
+from memtrade.simulate.by_layer import By
 from memtrade.strategies import NATIVE, find_planned
 from memtrade.target import ARENA, Target, profile_target
 
@@ -50,6 +51,7 @@ def explain(
     model: ModelFlags | None = None,
     strategy: StrategyFlags | None = None,
     device: DeviceFlags | None = None,
+    by: By = "layer",
     json: Flag = False,
     verbose: Verbose = False,
 ) -> int:
@@ -66,6 +68,8 @@ def explain(
     error
         A file with the error as TensorFlow printed it, and its log if there is one; - is stdin.
         With the step (--model or --target, --batch-size) and the --device it is simulated, too.
+    by
+        What held the rest: by layer, or by source, the line of the program.
     json
         Print the explanation to stdout as JSON, and no page.
     """
@@ -74,14 +78,14 @@ def explain(
     if record is not None:
         if model is not None or strategy is not None or device is not None:
             raise MemtradeError("a record says its step, strategy and device: leave the flags out")
-        page = _of_record(load_record(record), verbose)
+        page = _of_record(load_record(record), by, verbose)
     else:
         assert error is not None
         failure = read_failure(_read(error))
         page = Page(of_error(failure))
         if model is not None:
             page = _of_error(
-                failure, model, strategy or StrategyFlags(), device or DeviceFlags(), verbose
+                failure, model, strategy or StrategyFlags(), device or DeviceFlags(), by, verbose
             )
     if json:
         told = {"explanation": page.explanation, "remedy": page.remedy, "command": page.command}
@@ -98,7 +102,7 @@ def _read(path: Path) -> str:
         raise MemtradeError(f"cannot read {str(path)!r}: {error.strerror}") from error
 
 
-def _of_record(record: Record, verbose: bool) -> Page:
+def _of_record(record: Record, by: By, verbose: bool) -> Page:
     spec = record.spec
     if record.status != "out_of_memory":
         raise MemtradeError(
@@ -120,7 +124,7 @@ def _of_record(record: Record, verbose: bool) -> Page:
         target = learned_target(target, [graph], on_progress=asking(reporter, target.name))
         reporter.event(Progress("plan"))
         plan = find_planned(spec.strategy).plan(graph, planned_options(spec), target)
-    return _page(spec, graph, target, plan, failure)
+    return _page(spec, graph, target, plan, failure, by)
 
 
 def _target_of(record: Record) -> Target:
@@ -137,6 +141,7 @@ def _of_error(
     model: ModelFlags,
     strategy: StrategyFlags,
     device: DeviceFlags,
+    by: By,
     verbose: bool,
 ) -> Page:
     names = strategy.names(("original",))
@@ -145,14 +150,14 @@ def _of_error(
     foresight = foresee(model, strategy, device, default=("original",), verbose=verbose)
     [spec] = foresight.specs
     plan = foresight.plan(spec)
-    return _page(spec, foresight.graph, foresight.target, plan, failure)
+    return _page(spec, foresight.graph, foresight.target, plan, failure, by)
 
 
 def _page(
-    spec: TrialSpec, graph: StepGraph, target: Target, plan: Plan, failure: Failure | None
+    spec: TrialSpec, graph: StepGraph, target: Target, plan: Plan, failure: Failure | None, by: By
 ) -> Page:
     step = f"{step_text(spec)}, {spec.strategy}"
-    found = of_step(step, graph, target, plan=plan, failure=failure)
+    found = of_step(step, graph, target, plan=plan, failure=failure, by=by)
     with reporting() as reporter:
         reporter.event(Progress("plan"))
         remedy = remedy_for(found, graph, target)

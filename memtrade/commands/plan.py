@@ -3,7 +3,9 @@ measured: a child traces the step, this process plans."""
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
+from typing import Literal
 
 from memtrade.commands.profiles import foresee
 from memtrade.commands.progress import planning
@@ -14,7 +16,8 @@ from memtrade.graph import StepGraph
 from memtrade.measure.flags import DeviceFlags, Flag, ModelFlags, StrategyFlags, Verbose
 from memtrade.measure.protocol import PlanSummary
 from memtrade.plan import Decision, Plan
-from memtrade.results.sheets import Sheet
+from memtrade.results.sheets import NONE, Sheet
+from memtrade.simulate.by_layer import By, owners
 from memtrade.strategies import PLANNED, find_planned
 from memtrade.strategies.saving import Peaks, saves_nothing
 from memtrade.units import megabytes
@@ -28,6 +31,7 @@ def plan(
     model: ModelFlags = ModelFlags(),
     strategy: StrategyFlags = StrategyFlags(),
     device: DeviceFlags = DeviceFlags(),
+    by: Literal["tensor", By] = "tensor",
     output: Path | None = None,
     json: Flag = False,
     verbose: Verbose = False,
@@ -38,6 +42,9 @@ def plan(
 
     Parameters
     ----------
+    by
+        A row of decisions is a tensor, with the reason; a layer; or a source, the line of the
+        program.
     output
         Save the plan to this file, for `memtrade run --plan` and `memtrade verify --plan`.
     json
@@ -66,13 +73,13 @@ def plan(
         return 0
     peaks = Peaks(foresight.graph, foresight.target)
     for made in plans:
-        _show(made, foresight.graph, saves_nothing(made, peaks))
+        _show(made, foresight.graph, saves_nothing(made, peaks), by)
     return 0
 
 
-def _show(plan: Plan, graph: StepGraph, verdict: str) -> None:
+def _show(plan: Plan, graph: StepGraph, verdict: str, by: Literal["tensor", By]) -> None:
     """The totals, what the strategy remarks and whether it saves, then each decision with its
-    tensors in forward order."""
+    tensors, layers or lines in forward order."""
     summary = PlanSummary.of(plan, graph)
     totals = Sheet(
         title=f"{plan.strategy} on {graph.name}",
@@ -91,7 +98,7 @@ def _show(plan: Plan, graph: StepGraph, verdict: str) -> None:
     if plan.gap is not None:
         console.print(f"proven gap: {100 * plan.gap:.1f}% (no plan in the model is better by more)")
     console.print()
-    show([_fates(plan, graph)])
+    show([_fates(plan, graph) if by == "tensor" else _owned(plan, graph, by)])
 
 
 def _fates(plan: Plan, graph: StepGraph) -> Sheet:
@@ -111,4 +118,22 @@ def _fates(plan: Plan, graph: StepGraph) -> Sheet:
         ],
         title="Decisions",
         words=4,
+    )
+
+
+def _owned(plan: Plan, graph: StepGraph, by: By) -> Sheet:
+    """What is decided of each layer's, or each line's, activations, in MB."""
+    names = owners(graph, by)
+    sums: dict[str, Counter[Decision]] = {}
+    for fate in sorted(plan.fates, key=lambda fate: graph.tensors[fate.tensor].op):
+        tensor = graph.tensors[fate.tensor]
+        own = sums.setdefault(names[tensor.op], Counter())
+        own[fate.decision] += tensor.size_bytes
+    return Sheet(
+        title=f"Decisions by {'line' if by == 'source' else by}, in MB",
+        columns=("line" if by == "source" else by, *DECISIONS.values()),
+        rows=tuple(
+            (name or NONE, *(megabytes(own[each]) if own[each] else NONE for each in DECISIONS))
+            for name, own in sums.items()
+        ),
     )

@@ -7,6 +7,7 @@ from pathlib import Path
 from memtrade.commands.profiles import foresee, simulate_all
 from memtrade.commands.reading import picture_format, write_output
 from memtrade.measure.flags import CommandLine, DeviceFlags, ModelFlags, StrategyFlags, Verbose
+from memtrade.results.bands import Bands
 from memtrade.results.paper import render
 from memtrade.results.timeline import Timelines, timeline_plot, to_html
 from memtrade.results.words import step_text
@@ -17,6 +18,7 @@ def timeline(
     model: ModelFlags = ModelFlags(),
     strategy: StrategyFlags = StrategyFlags(),
     device: DeviceFlags = DeviceFlags(),
+    by: Bands = "group",
     output: Path = Path("timeline.html"),
     verbose: Verbose = False,
     command_line: CommandLine = "",
@@ -28,6 +30,9 @@ def timeline(
 
     Parameters
     ----------
+    by
+        What the areas stand for: group (weights, activations, gradients, ...), layer, or source,
+        the line of the program.
     output
         The file to write: .html, a page that needs no network, or .png, .svg, .pdf.
     """
@@ -38,6 +43,7 @@ def timeline(
         device=foresight.target.device,
         limit_bytes=foresight.target.limit_bytes,
         strips=tuple(simulate_all(foresight)),
+        by=by,
         command=command_line,
     )
     if kind == "html":

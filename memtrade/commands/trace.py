@@ -12,10 +12,11 @@ from memtrade.measure.flags import DeviceFlags, ModelFlags, StrategyFlags, Verbo
 from memtrade.results.chrome import to_chrome
 from memtrade.results.memory_viz import to_snapshot
 from memtrade.results.perfetto import to_trace
+from memtrade.results.xplane import to_xspace
 from memtrade.simulate.history import history
 from memtrade.simulate.timeline import TimeSimulator
 
-_ENDINGS = (".pftrace", ".pickle", ".json", ".json.gz")
+_ENDINGS = (".pftrace", ".pickle", ".json", ".json.gz", ".xplane.pb")
 
 
 def trace(
@@ -36,7 +37,8 @@ def trace(
     output
         The file to write. .pftrace is for https://ui.perfetto.dev; .pickle, each request to the
         allocator, for https://pytorch.org/memory_viz; .json for chrome://tracing; .json.gz is
-        the same, smaller.
+        the same, smaller; .xplane.pb for TensorBoard's profile plugin, which looks for it in
+        plugins/profile/NAME of its folder.
     """
     if not output.name.endswith(_ENDINGS):
         raise MemtradeError(
@@ -53,6 +55,9 @@ def trace(
     ]
     if output.suffix == ".pickle":
         made = to_snapshot(graph, [history(clock, step.usage) for step in steps])
+    elif output.suffix == ".pb":
+        requests = [history(clock, step.usage) for step in steps]
+        made = to_xspace(steps, requests, clock.target.limit_bytes)
     elif output.suffix == ".pftrace":
         made = to_trace(steps)
     else:

@@ -29,6 +29,12 @@ _BAR = 24  # characters
 # Without a terminal, a line is written where the peak has grown by so much.
 _GROWN = 1.05
 
+_CRASHED = (
+    "the script crashed, as TensorFlow 2.21 does on a CPU where some of its kernels are refused "
+    "memory. memtrade.summary(model, batch_size=...) says what the step takes"
+)
+_AGAIN = f"; with {ONEDNN}=0 most kernels raise an error, which a page explains"
+
 
 def watch(
     script: Path,
@@ -71,11 +77,8 @@ def watch(
     status = child.wait()
     if peak_bytes:
         say(f"peak {_of(peak_bytes, limit_bytes)}")
-    if status == -signal.SIGSEGV and os.environ.get(ONEDNN) != "0":
-        say(
-            "the script crashed, as TensorFlow 2.21 does where a kernel of oneDNN's is "
-            f"refused memory: with {ONEDNN}=0 it says so, and a page explains it"
-        )
+    if status == -signal.SIGSEGV:
+        say(_CRASHED + (_AGAIN if os.environ.get(ONEDNN) != "0" else ""))
     return status if status >= 0 else 128 - status
 
 

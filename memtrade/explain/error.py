@@ -8,12 +8,14 @@
     Limit: 2147483648 ...
 
 Logs repeat themselves, and a kernel that tries a faster way first is refused memory without harm:
-what counts is the last failure of each kind.
+what counts is the last failure of each kind. Some errors say neither who asked nor for how much;
+the stack that stands around them still says which line of the program it was.
 """
 
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Iterable
 
@@ -38,12 +40,30 @@ _REFUSED = re.compile(
     r"(?: \(rounded to (?P<rounded>\d+)\))?(?: ?requested by op (?P<op>\S+))?"
 )
 _HARMLESS = "not a failure"
-_XLA = re.compile(r"[Oo]ut of memory while trying to allocate (?P<bytes>\d+) bytes")
+_XLA = re.compile(
+    r"out of memory (?:while trying to allocate|allocating) (?P<size>[\d.]+ ?[KMGT]?i?B)",
+    re.IGNORECASE,
+)
+_UNSAID = re.compile(
+    r"failed to allocate memory|unable to allocate output tensor|Dst tensor is not initialized"
+)
+# The card itself has refused, and not TensorFlow's allocator that shares out what it got of it.
+_CARD = re.compile(
+    r"failed to allocate [\d.]+\w* \((?P<bytes>\d+) bytes\) from device[^\n]*|"
+    r"CUDA_ERROR_OUT_OF_MEMORY|CU(?:DNN|BLAS)_STATUS_ALLOC_FAILED"
+)
 _NODES = (
     re.compile(r"\{\{node (?P<op>[^}\s]+)\}\}"),
     re.compile(r"\(node (?P<op>\S+)\)"),  # as this package's own records say it
     re.compile(r"Detected at node '?(?P<op>[^'\s]+)'? defined at"),
+    re.compile(r"\[\[node (?P<op>[^\s\]]+)"),
 )
+_EAGER = re.compile(r"\[Op:(?P<type>(?!__)\w+)\]")
+_FRAME = re.compile(
+    r'File "(?P<file>[^"\n]+)", line (?P<line>\d+)|\(defined at (?P<at>[^()\s]+:\d+)\)'
+)
+# Where installed packages and Python's own modules lie.
+_INSTALLED = re.compile(r"(?:site|dist)-packages|[/\\]lib[/\\](?:python3|\w+\.py$)|^<frozen", re.I)
 _FREE = re.compile(r"Free +at \w+ of size (?P<size>\d+)")
 _POOL = re.compile(
     r"Total bytes in pool: (?P<pool>\d+) memory_limit_: (?P<limit>\d+) "
@@ -57,12 +77,14 @@ class Dump(msgspec.Struct, frozen=True, kw_only=True):
     """The allocator's own account, in bytes.
 
     Attributes:
-        largest_free_bytes: of one piece, or of what the allocator may still take from the system.
+        largest_free_bytes: of one piece, or of `left_bytes`.
+        left_bytes: what the allocator may still take from the system.
     """
 
     limit_bytes: int
     in_use_bytes: int
     largest_free_bytes: int
+    left_bytes: int = 0
 
     @property
     def free_bytes(self) -> int:
@@ -74,17 +96,23 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         op: TensorFlow's name of who asked; "" where the text does not say.
+        op_type: of one that was run by itself, outside of any function: "MatMul".
+        source: the line of the user's program, "train.py:12".
         requested_bytes: 0 where the text does not say.
         temporary: whether it was scratch memory, and not an output.
         device: "GPU:0".
+        by_card: whether the card refused, and nothing says that TensorFlow's allocator did.
         dump: None where the text has none: TF_CPP_MIN_LOG_LEVEL=0 shows it.
     """
 
     op: str = ""
+    op_type: str = ""
+    source: str = ""
     requested_bytes: int = 0
     shape: tuple[int, ...] | None = None
     temporary: bool = False
     device: str = ""
+    by_card: bool = False
     dump: Dump | None = None
 
     def names(self, op: str) -> bool:
@@ -100,13 +128,18 @@ def read_failure(text: str) -> Failure:
     """
     tensor = _last(_TENSOR.finditer(text))
     refused = _last(each for each in _REFUSED.finditer(text) if not _harmless(text, each))
-    compiled = _last(_XLA.finditer(text))
-    if tensor is None and refused is None and compiled is None:
+    compiled, card = _last(_XLA.finditer(text)), _last(_CARD.finditer(text))
+    said = tensor or refused or compiled or _UNSAID.search(text)
+    if said is None and card is None:
         raise MemtradeError(
             "this is no out-of-memory error of TensorFlow: no line says 'OOM when allocating "
-            "tensor' or 'ran out of memory'. Paste the whole error, and the log above it"
+            "tensor', 'ran out of memory' or 'failed to allocate memory'. Paste the whole error, "
+            "and the log above it"
         )
-    made = {"op": _op(text, tensor, refused), "dump": _dump(text)}
+    made = {"op": _op(text, tensor, refused), "source": _source(text), "dump": _dump(text)}
+    eager = _last(_EAGER.finditer(text))
+    if eager is not None and not made["op"]:
+        made["op_type"] = eager["type"]
     if tensor is not None:
         shape = tuple(int(each) for each in tensor["shape"].split(",") if each.strip())
         item_bytes = _TYPE_BYTES.get(tensor["type"] or "", 0)
@@ -116,12 +149,20 @@ def read_failure(text: str) -> Failure:
             "temporary": bool(tensor["temporary"]),
             "device": tensor["device"] or "",
         }
+    asked = 0
     if refused is not None:
         asked = int(refused["rounded"] or 0) or parse_bytes(refused["size"])
-        made["requested_bytes"] = made.get("requested_bytes") or asked
-    if compiled is not None:
-        made["requested_bytes"] = made.get("requested_bytes") or int(compiled["bytes"])
-    return Failure(**made)
+    elif compiled is not None:
+        asked = parse_bytes(compiled["size"])
+    elif card is not None:
+        asked = int(card["bytes"] or 0)
+    made["requested_bytes"] = made.get("requested_bytes") or asked
+    return Failure(**made, by_card=said is None)
+
+
+def is_fragmented(requested_bytes: int, free_bytes: int, largest_free_bytes: int) -> bool:
+    """Whether so many bytes were free, but not in one piece."""
+    return 0 < requested_bytes <= free_bytes and requested_bytes > largest_free_bytes
 
 
 def node_of(error: Exception) -> str:
@@ -164,6 +205,19 @@ def _op(text: str, tensor: re.Match[str] | None, refused: re.Match[str] | None) 
     return (refused["op"] or "") if refused else ""
 
 
+def _source(text: str) -> str:
+    """The innermost line of the user's program: of the stack in which the node was made, else of
+    the one in which it ran."""
+    made = text.rfind("Detected at node")
+    for part in (text[made:] if made >= 0 else "", text):
+        for found in reversed(list(_FRAME.finditer(part))):
+            file = found["file"] or found["at"]
+            if not _INSTALLED.search(file):
+                said = found["at"] or f"{file}:{found['line']}"
+                return said.removeprefix(os.getcwd() + os.sep)
+    return ""
+
+
 def _dump(text: str) -> Dump | None:
     text = text[max(text.rfind("BFCAllocator dump for"), 0) :]
     pool, limit, in_use = (_last(each.finditer(text)) for each in (_POOL, _LIMIT, _IN_USE))
@@ -171,10 +225,14 @@ def _dump(text: str) -> Dump | None:
         return None
     limit_bytes = int(pool["limit"]) if pool is not None else int(limit["size"]) if limit else 0
     free = [int(each["size"]) for each in _FREE.finditer(text)]
+    left_bytes = int(pool["left"]) if pool is not None else 0
     if pool is not None:
-        free.append(int(pool["left"]))
+        free.append(left_bytes)
     if not free:
         return None
     return Dump(
-        limit_bytes=limit_bytes, in_use_bytes=int(in_use["size"]), largest_free_bytes=max(free)
+        limit_bytes=limit_bytes,
+        in_use_bytes=int(in_use["size"]),
+        largest_free_bytes=max(free),
+        left_bytes=left_bytes,
     )

@@ -61,7 +61,8 @@ def remedy_for(found: Explanation, graph: StepGraph, target: Target) -> Remedy |
     it."""
     if found.fits_alone:
         return None
-    return nearest_plan(graph, target, found.room_bytes >> 20 << 20)
+    whole = found.room_bytes >> 20 << 20  # as commands have it, in MiB
+    return nearest_plan(graph, target, whole or found.room_bytes)
 
 
 def nearest_plan(graph: StepGraph, target: Target, limit_bytes: int) -> Remedy | NoRemedy | None:

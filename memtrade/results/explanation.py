@@ -18,9 +18,13 @@ from memtrade.units import megabytes
 # Rows of what held memory; the others are added up.
 _HOLDERS = 8
 
+_SHOWN_BYTES = 50_000  # less would read 0.0 MB
+
+# What TensorFlow puts before the names of what it calls.
+_CALL = "StatefulPartitionedCall/"
+
 _UNTOLD = (
-    "not told by this text alone: it has no dump of the allocator (TF_CPP_MIN_LOG_LEVEL=0 logs "
-    "one). Name the step to have it simulated: --model or --target, and --batch-size"
+    "not told by this text alone: it has no dump of the allocator (TF_CPP_MIN_LOG_LEVEL=0 logs one)"
 )
 _OWN_ORDER = " and, in the order in which TensorFlow ran it, up to a fifth more"
 
@@ -33,12 +37,14 @@ class Page:
         remedy: None where none was sought, or the step cannot be planned.
         command: what runs the remedy, as one types it; "" where there is no such command.
         python: the same as a line of Python.
+        naming: how one names the step, where only the error is known.
     """
 
     explanation: Explanation
     remedy: Remedy | NoRemedy | None = None
     command: str = ""
     python: str = ""
+    naming: str = "--model or --target, and --batch-size"
 
     def to_rich(self) -> Group:
         """For a terminal. Print it with a console without markup."""
@@ -47,7 +53,10 @@ class Page:
         facts = Table.grid(padding=(0, 2, 0, 0))
         facts.add_column(no_wrap=True, style="bold")
         facts.add_column(overflow="fold")
-        for name, words in (("why", _why(found)), ("who", _who(found)), ("memory", _memory(found))):
+        why = _why(found)
+        if why == _UNTOLD and not found.by_itself:
+            why += f". Name the step to have it simulated, with {self.naming}"
+        for name, words in (("why", why), ("who", _who(found)), ("memory", _memory(found))):
             if words:
                 facts.add_row(name, words)
         parts.append(facts)
@@ -64,13 +73,21 @@ class Page:
             typed = filter(None, (self.command, self.python))
             lines += [Padding(Text(each), (0, 0, 0, 4)) for each in typed]
             if not remedy.budget_bytes:
-                budget = f"{found.limit_bytes >> 20}MiB"
-                lines.append(_item(f"optimal, budget {budget}: searches for the fastest plan"))
+                asked = f'strategy="optimal", budget="{found.room_bytes >> 20}MiB"'
+                lines.append(_item(f"{asked} searches for the fastest plan that fits"))
         elif isinstance(remedy, NoRemedy):
             floor = megabytes(remedy.floor_bytes)
-            by = remedy.op or "variables, batch and constants alone"
+            by = remedy.op.replace(_CALL, "") or "variables, batch and constants alone"
             lines.append(_item(f"no plan: the smallest peak found is {floor} MB, by {by}"))
-        return [*lines, *map(_item, _other_ways(found))]
+        ways = _other_ways(found)
+        if not found.step and found.by_itself:
+            ways.append(
+                "asking for less at once, such as data batch by batch: a tf.data.Dataset, or NumPy "
+                "arrays in fit"
+            )
+        elif not found.step and found.kind != "elsewhere":
+            ways.append(f"a smaller batch, or a plan: name the step, with {self.naming}")
+        return [*lines, *map(_item, ways)]
 
 
 def _item(words: str) -> Text:
@@ -110,7 +127,13 @@ def _why(found: Explanation) -> str:
                 f"MB, of which {megabytes(found.fixed_bytes)} MB are weights and slots"
             )
         case "need":
-            return f"need: more was asked for than the device's {limit} MB have left"
+            return _more_than_left(found, limit)
+        case "elsewhere":
+            used = f", of which {megabytes(found.in_use_bytes)} MB were in use"
+            most = f"{limit} MB{used}" if found.limit_bytes else "more"
+            return (
+                f"something else on the device: TensorFlow may take {most}, and there was no more"
+            )
         case "fragmentation":
             piece = f"{megabytes(found.requested_bytes)} MB in one piece were not"
             if found.largest_free_bytes is not None:
@@ -122,18 +145,8 @@ def _why(found: Explanation) -> str:
                 f"{megabytes(found.scratch_bytes)} MB beside their outputs"
             )
             return f"scratch memory of a kernel{part if found.needed_bytes else ''}"
-        case "another model":
-            return (
-                f"something else in the process: {takes} and fits alone, but "
-                f"{megabytes(beside.variable_bytes)} MB are variables that it does not use"
-                + _where(found)
-            )
-        case "leak":
-            return (
-                f"tensors that stay between steps: {takes} and fits alone, but Python holds "
-                f"{beside.tensors:,} tensors with {megabytes(beside.tensor_bytes)} MB"
-                + _where(found)
-            )
+        case "another model" | "leak":
+            return _beside_the_step(found, takes)
     return (
         f"nothing that the step does: it takes {needed} MB of {limit} MB. Something else in the "
         "process, or on the device, holds memory"
@@ -142,20 +155,58 @@ def _why(found: Explanation) -> str:
     )
 
 
+def _beside_the_step(found: Explanation, takes: str) -> str:
+    beside = found.beside
+    if found.kind == "another model":
+        return (
+            f"something else in the process: {takes} and fits alone, but "
+            f"{megabytes(beside.variable_bytes)} MB are variables that it does not use"
+            + _where(found)
+        )
+    return (
+        f"tensors that stay between steps: {takes} and fits alone, but Python holds "
+        f"{beside.tensors:,} tensors with {megabytes(beside.tensor_bytes)} MB" + _where(found)
+    )
+
+
+def _more_than_left(found: Explanation, limit: str) -> str:
+    beside = found.beside
+    said = f"need: more was asked for than the device's {limit} MB have left"
+    if beside.tensors:
+        size = megabytes(beside.tensor_bytes)
+        return f"{said}. Python holds {beside.tensors:,} tensors with {size} MB{_where(found)}"
+    batch = ". Whether a smaller batch would fit, only the step tells"
+    return said + ("" if found.by_itself else batch)
+
+
 def _where(found: Explanation) -> str:
     return f" ({found.beside.where})" if found.beside.where else ""
 
 
 def _who(found: Explanation) -> str:
-    if not found.op:
-        if not found.needed_bytes:
-            return ""
-        return "nobody of the step: it had not begun. Its variables and its batch alone do not fit"
-    place = " ".join(filter(None, (found.layer, found.source and f"({found.source})")))
-    asked = "stands at the peak"
+    asked = "stands at the peak" if found.needed_bytes else "was refused memory"
     if found.requested_bytes:
-        asked = f"asked for {megabytes(found.requested_bytes)} MB{' of scratch' * found.is_scratch}"
-    return f"{place}{': ' * bool(place)}{f'{found.op_type} {found.op}'.strip()} {asked}"
+        what = " of scratch" if found.is_scratch else ""
+        shape = "×".join(map(str, () if found.is_scratch else found.shape or ()))
+        asked = f"asked for {megabytes(found.requested_bytes)} MB{what}"
+        asked += f", {shape}" if shape else ""
+    if found.by_itself:
+        who = f"{found.op_type}, which the program runs by itself and not in a step,"
+    elif found.op:
+        who = f"{found.op_type} {found.op.replace(_CALL, '')}".strip()
+    elif found.needed_bytes:
+        return "nobody of the step: it had not begun. Its variables and its batch alone do not fit"
+    elif found.requested_bytes:
+        who = "an op that the text does not name"
+    else:
+        return f"what {found.source} runs" if found.source else ""
+    place = found.layer or found.source
+    if found.source not in ("", place):
+        place += f" ({found.source})"
+    told = f"{place}: {who} {asked}" if place else f"{who} {asked}"
+    if found.stranger:
+        told += f". The error names {found.stranger}, which this step does not have"
+    return told
 
 
 def _memory(found: Explanation) -> str:
@@ -179,13 +230,15 @@ def _holders(found: Explanation) -> Sheet:
     if rest:
         size = sum(row.peak_bytes for row in rest)
         rows.append((f"{len(rest)} more", megabytes(size), ""))
-    if found.beside.data_bytes:
+    if found.beside.data_bytes >= _SHOWN_BYTES:
         rows.append(("data, batches made ahead", megabytes(found.beside.data_bytes), ""))
-    if found.beside.size_bytes:
+    if found.beside.size_bytes >= _SHOWN_BYTES:
         rows.append(("beside the step", megabytes(found.beside.size_bytes), found.beside.where))
+    held = "What the step holds at its peak" if found.by_itself else "What held memory then"
+    by = "line" if found.by == "source" else found.by
     return Sheet(
-        title=f"What held memory then, by layer: {megabytes(found.held_bytes)} MB, simulated",
-        columns=("layer", "MB", "of which"),
+        title=f"{held}, by {by}: {megabytes(found.held_bytes)} MB, simulated",
+        columns=(by, "MB", "of which"),
         rows=tuple(rows),
     )
 
@@ -193,7 +246,7 @@ def _holders(found: Explanation) -> Sheet:
 def _parts_of(row: object) -> str:
     named = (("weight_bytes", "weights"), ("slot_bytes", "slots"))
     parts = [(name, getattr(row, field)) for field, name in named]
-    return ", ".join(f"{megabytes(size)} {name}" for name, size in parts if size)
+    return ", ".join(f"{megabytes(size)} {name}" for name, size in parts if size >= _SHOWN_BYTES)
 
 
 def _other_ways(found: Explanation) -> list[str]:
@@ -202,12 +255,10 @@ def _other_ways(found: Explanation) -> list[str]:
         ways.append(f"a batch of about {found.fitting_batch:,}")
     if found.kind == "fragmentation" and found.device.upper().startswith("GPU"):
         ways.append("TF_GPU_ALLOCATOR=cuda_malloc_async, an allocator that joins free pieces")
-    if found.kind == "fragmentation" and not found.step:
-        ways.append(
-            "a plan with reservations against holes: name the step, with --model or --target"
-        )
+    if found.kind == "elsewhere":
+        ways.append("ending what else runs there: nvidia-smi lists the processes on a card")
     if found.kind == "another model":
         ways.append("deleting the other model first: del it, then keras.backend.clear_session()")
     if found.kind == "leak" or (found.kind == "fragmentation" and found.fits_alone):
         ways.append("keeping numbers in place of tensors: float(loss), not loss, in lists and logs")
-    return ways or ([] if found.step else ["a smaller batch, or a plan: name the step"])
+    return ways

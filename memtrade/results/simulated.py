@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from memtrade.graph import StepGraph
+from memtrade.simulate.by_layer import owners
 from memtrade.simulate.timeline import COMPUTE, COPY_IN, COPY_OUT
 from memtrade.simulate.usage import GROUPS, Moment, Usage
 
@@ -75,16 +76,36 @@ class SimulatedStep:
             yield Slice(start, end, timeline.channels[i], kind, name, said)
 
     @cached_property
-    def moments(self) -> list[Moment]:
-        """Thinned out: of each slice of time the one with most in use, and with it the peak, to the
-        byte; in order."""
-        highest: dict[int, Moment] = {}
-        for moment in self.usage.moments:
+    def kept(self) -> list[int]:
+        """Of each slice of time the moment with most in use, and with it the peak, to the byte; in
+        order."""
+        highest: dict[int, int] = {}
+        moments = self.usage.moments
+        for i, moment in enumerate(moments):
             place = int(THINNED * moment.seconds / self.step_seconds) if self.step_seconds else 0
             best = highest.get(place)
-            if best is None or moment.in_use_bytes > best.in_use_bytes:
-                highest[place] = moment
+            if best is None or moment.in_use_bytes > moments[best].in_use_bytes:
+                highest[place] = i
         return [highest[place] for place in sorted(highest)]
+
+    @cached_property
+    def moments(self) -> list[Moment]:
+        """Those that are kept."""
+        return [self.usage.moments[i] for i in self.kept]
+
+    @cached_property
+    def places(self) -> list[str]:
+        """The layer of each op, and its line of the program."""
+        both = zip(owners(self.graph), owners(self.graph, "source"), strict=True)
+        return [layer + f" ({line})" * (line not in ("", layer)) for layer, line in both]
+
+    def place_of(self, moment: Moment) -> str:
+        """The layer and the line of what runs then."""
+        action = self.usage.actions[moment.action]
+        if action.kind == "reserve":
+            return ""
+        runs = action.kind in ("run", "recompute")
+        return self.places[action.id if runs else self.graph.tensors[action.id].op]
 
     def busy(self, channel: str) -> list[tuple[float, float]]:
         """(start, end) of its work, in seconds; joined where they are too near to be seen apart."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import html
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -15,38 +16,21 @@ from matplotlib.figure import Figure as Canvas
 from matplotlib.patches import Patch
 
 from memtrade.devices import Device
+from memtrade.results.bands import COLOURS, MEANINGS, OTHERS, Bands, bands_of, stacks_of
 from memtrade.results.drawings import drawn, packed_plotly
 from memtrade.results.paper import PAGE_INK, finish, in_style, strips_of
 from memtrade.results.sheets import NONE, Sheet, templates
 from memtrade.results.simulated import CHANNELS, SimulatedStep
 from memtrade.results.words import seconds
-from memtrade.simulate.usage import GROUPS
+from memtrade.simulate.usage import Moment
 from memtrade.units import megabytes
 
-# By group: Okabe and Ito's colours, which people with any colour vision tell apart, and greys for
-# what every strategy has alike.
-COLOURS = {
-    "variables": "#5A5A5A",
-    "inputs": "#A3A3A3",
-    "activations": "#0072B2",
-    "recomputed": "#E69F00",
-    "swapped in": "#CC79A7",
-    "gradients": "#009E73",
-    "scratch": "#F0E442",
-    "padding": "#DDDDDD",
-}
-MEANINGS = {
-    "variables": "weights, moving averages, optimizer slots",
-    "inputs": "the batch and constants",
-    "activations": "made by the forward part and kept",
-    "recomputed": "made by an op that ran again",
-    "swapped in": "copied back from host memory",
-    "gradients": "made by the backward part",
-    "scratch": "a kernel's own, while it runs",
-    "padding": "given by the allocator beyond what was asked for",
-}
-assert tuple(COLOURS) == tuple(MEANINGS) == GROUPS
 _WORK, _COPY, _LIMIT = "#5A5A5A", COLOURS["swapped in"], "#A33000"
+
+_OUTLINE = "#808080"  # seen on white and on black
+
+# Who jumps to a peak sees this share of the step on either side of it.
+_NEAR = 0.025
 
 _HOLDERS = 12  # that are listed; the others are added up
 # Pixels of a page, and inches of paper.
@@ -62,7 +46,17 @@ class Timelines:
     device: Device
     limit_bytes: int
     strips: tuple[SimulatedStep, ...]
+    by: Bands = "group"
     command: str = ""
+
+    @cached_property
+    def bands(self) -> dict[str, str]:
+        """What the areas stand for, from below, with their colours."""
+        return bands_of(self.strips, self.by)
+
+    def stacks(self, strip: SimulatedStep) -> list[tuple[int, ...]]:
+        """What each band holds, for each of the step's moments."""
+        return stacks_of(strip, self.by, tuple(self.bands))
 
     @property
     def seconds(self) -> float:
@@ -90,18 +84,25 @@ def title_of(strip: SimulatedStep) -> str:
 
 def to_html(timelines: Timelines) -> str:
     """The whole page; it needs no network."""
-    sheets = [_totals(timelines), _meanings()]
-    sheets += [sheet for strip in timelines.strips for sheet in _at_the_peak(strip)]
+    sheets = [_totals(timelines), *([_meanings()] if timelines.by == "group" else [])]
+    sheets += [sheet for strip in timelines.strips for sheet in _at_the_peak(strip, timelines)]
     return (
         templates()
         .get_template("timeline.html")
         .render(
             timelines=timelines,
+            jumps=[(strip.label, _around(strip)) for strip in timelines.strips],
             plotly=packed_plotly(),
             drawing=drawn(drawing(timelines), "memory"),
             sheets=sheets,
         )
     )
+
+
+def _around(strip: SimulatedStep) -> list[float]:
+    """The stretch of the step around its peak, in seconds."""
+    margin = strip.step_seconds * _NEAR
+    return [max(0.0, strip.peak.seconds - margin), strip.peak.seconds + margin]
 
 
 def drawing(timelines: Timelines) -> Any:
@@ -141,25 +142,28 @@ def drawing(timelines: Timelines) -> Any:
 
 
 def _add_memory(figure: Any, strip: SimulatedStep, timelines: Timelines, *, row: int) -> None:
-    """An area per group, stacked, and what runs at each moment."""
+    """An area per band, stacked, and what runs at each moment; over it the outline of the first."""
     moments = [*strip.moments, strip.moments[-1]]
     ends = [moment.seconds for moment in strip.moments] + [strip.step_seconds]
-    names = [html.escape(strip.name_of(moment), quote=False) for moment in strip.moments] + [""]
+    names = [_said(strip, moment) for moment in strip.moments] + [""]
     in_use = [moment.in_use_bytes / 1e6 for moment in moments]
     hollow = {"color": "white", "size": 8, "line": {"color": "#1A1A1A", "width": 1.5}}
-    for position, group in enumerate(GROUPS):
-        sizes = [moment.by_group[position] / 1e6 for moment in moments]
+    stacks = timelines.stacks(strip)
+    kept = [stacks[i] for i in (*strip.kept, strip.kept[-1])]
+    for position, (band, colour) in enumerate(timelines.bands.items()):
+        sizes = [stack[position] / 1e6 for stack in kept]
+        name = html.escape(band, quote=False)
         if any(sizes):
             figure.add_scatter(
                 x=ends,
                 y=sizes,
-                name=group,
-                legendgroup=group,
-                showlegend=group not in {trace.name for trace in figure.data},
+                name=name,
+                legendgroup=name,
+                showlegend=name not in {trace.name for trace in figure.data},
                 stackgroup=f"memory {row}",
                 mode="lines",
-                line={"shape": "hv", "width": 0, "color": COLOURS[group]},
-                fillcolor=COLOURS[group],
+                line={"shape": "hv", "width": 0, "color": colour},
+                fillcolor=colour,
                 hovertemplate="%{y:,.1f} MB",
                 row=row,
                 col=1,
@@ -167,20 +171,39 @@ def _add_memory(figure: Any, strip: SimulatedStep, timelines: Timelines, *, row:
     about = {"showlegend": False, "row": row, "col": 1}
     figure.add_scatter(
         x=ends, y=in_use, name="in use", mode="lines", line={"shape": "hv", "width": 0},
-        customdata=names, hovertemplate="%{y:,.1f} MB in %{customdata}", **about,
+        customdata=names, hovertemplate="%{y:,.1f} MB in<br>%{customdata}", **about,
     )  # fmt: skip
     figure.add_scatter(
         x=[strip.peak.seconds], y=[strip.peak.in_use_bytes / 1e6], name="peak", mode="markers",
         marker=hollow, hoverinfo="skip", **about,
     )  # fmt: skip
-    if strip.usage.turn_seconds is not None:
-        figure.add_vline(strip.usage.turn_seconds, line_dash="dash", line_width=1, row=row, col=1)
+    if strip is not timelines.strips[0]:
+        _add_outline(figure, timelines.strips[0], about)
+    if (turn := strip.usage.turn_seconds) is not None:
+        dashed = {"line_dash": "dash", "line_width": 1, "line_color": _OUTLINE}
+        figure.add_vline(turn, **dashed, row=row, col=1)
     if timelines.shows_limit:
         limit = timelines.limit_bytes / 1e6
         figure.add_hline(limit, line_color=_LIMIT, annotation_text="limit", row=row, col=1)
     figure.update_yaxes(
         title="MB in use", range=[0, 1.05 * timelines.top_bytes / 1e6], row=row, col=1
     )
+
+
+def _add_outline(figure: Any, first: SimulatedStep, about: dict[str, Any]) -> None:
+    figure.add_scatter(
+        x=[moment.seconds for moment in first.moments] + [first.step_seconds],
+        y=[moment.in_use_bytes / 1e6 for moment in (*first.moments, first.moments[-1])],
+        name=f"{html.escape(first.label, quote=False)}, for comparison", mode="lines",
+        line={"shape": "hv", "width": 1, "dash": "dot", "color": _OUTLINE},
+        hoverinfo="skip", **about,
+    )  # fmt: skip
+
+
+def _said(strip: SimulatedStep, moment: Moment) -> str:
+    """What runs, and in a line of its own the layer and the user's line."""
+    said = filter(None, (strip.name_of(moment), strip.place_of(moment)))
+    return "<br>".join(html.escape(each, quote=False) for each in said)
 
 
 def _add_channels(figure: Any, strip: SimulatedStep, *, row: int) -> None:
@@ -239,20 +262,23 @@ def _meanings() -> Sheet:
     )
 
 
-def _at_the_peak(strip: SimulatedStep) -> list[Sheet]:
-    """Each group's part of the peak, those that would not read 0.0 MB, and the largest holders."""
+def _at_the_peak(strip: SimulatedStep, timelines: Timelines) -> list[Sheet]:
+    """Each band's part of the peak, those that would not read 0.0 MB, and the largest holders."""
     peak, name = strip.usage.peak_bytes, strip.name_of(strip.peak)
     when = f"{strip.label}, at its peak after {seconds(strip.peak.seconds)} s in {name}"
-    groups = zip(GROUPS, strip.peak.by_group, strict=True)
+    parts = zip(timelines.bands, timelines.stacks(strip)[strip.usage.peak], strict=True)
     holders = strip.usage.holders
-    held = [(each.label, each.group, megabytes(each.size_bytes)) for each in holders[:_HOLDERS]]
+    held = [
+        (each.label, each.group, strip.places[each.op] if each.op >= 0 else "", each.size_bytes)
+        for each in holders[:_HOLDERS]
+    ]
     rest_bytes = sum(each.size_bytes for each in holders[_HOLDERS:])
-    rest = [("all others", NONE, megabytes(rest_bytes))] if rest_bytes else []
+    rest = [(OTHERS, NONE, NONE, rest_bytes)] if rest_bytes else []
     return [
         Sheet.of(
-            [(group, size) for group, size in groups if size >= 50_000],
+            [(band, size) for band, size in parts if size >= 50_000],
             [
-                ("group", lambda it: it[0]),
+                ("group" if timelines.by == "group" else "held by", lambda it: it[0]),
                 ("MB", lambda it: megabytes(it[1])),
                 ("share", lambda it: f"{it[1] / peak:.1%}"),
             ],
@@ -262,9 +288,9 @@ def _at_the_peak(strip: SimulatedStep) -> list[Sheet]:
         Sheet(
             title=f"{strip.label}: who holds most then",
             name=f"{strip.label}-holders",
-            columns=("holder", "group", "MB"),
-            words=2,
-            rows=(*held, *rest),
+            columns=("holder", "group", "layer and line", "MB"),
+            words=3,
+            rows=tuple((*words, megabytes(size)) for *words, size in (*held, *rest)),
         ),
     ]
 
@@ -282,9 +308,10 @@ def timeline_plot(timelines: Timelines) -> Canvas:
             f"seconds, predicted for profile {timelines.device.name}: {timelines.step}"
         )
         axes[-1].set_xlim(0, timelines.seconds)
-        moments = [moment for strip in strips for moment in strip.moments]
-        used = [g for i, g in enumerate(GROUPS) if any(m.by_group[i] for m in moments)]
-        handles = [Patch(color=COLOURS[group], label=group) for group in used]
+        stacks = [stack for strip in strips for stack in timelines.stacks(strip)]
+        bands = enumerate(timelines.bands.items())
+        used = [band for i, band in bands if any(stack[i] for stack in stacks)]
+        handles = [Patch(color=colour, label=name) for name, colour in used]
         finish(figure, handles)
     return figure
 
@@ -292,12 +319,11 @@ def timeline_plot(timelines: Timelines) -> Canvas:
 def _memory(axis: Axes, strip: SimulatedStep, timelines: Timelines) -> None:
     edges = [moment.seconds for moment in strip.moments] + [strip.step_seconds]
     below = [0.0] * len(strip.moments)
-    for position, group in enumerate(GROUPS):
-        above = [
-            low + moment.by_group[position] / 1e6
-            for low, moment in zip(below, strip.moments, strict=True)
-        ]
-        axis.stairs(above, edges, baseline=below, fill=True, color=COLOURS[group], linewidth=0)
+    stacks = timelines.stacks(strip)
+    for position, colour in enumerate(timelines.bands.values()):
+        held = [stacks[i][position] / 1e6 for i in strip.kept]
+        above = [low + more for low, more in zip(below, held, strict=True)]
+        axis.stairs(above, edges, baseline=below, fill=True, color=colour, linewidth=0)
         below = above
     axis.set_title(title_of(strip), loc="right")
     axis.plot(

@@ -18,7 +18,7 @@ An op that writes its output into its input's buffer leaves the buffer what it w
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -93,6 +93,7 @@ class Usage(NamedTuple):
         turn_seconds: when the forward part is over; None if the plan never comes to it.
         persistent_bytes: in use between steps.
         fits: whether the step runs under the limit; if not, this is how it would run without.
+        lives: what the moments were told from.
     """
 
     actions: Sequence[Action]
@@ -103,6 +104,7 @@ class Usage(NamedTuple):
     turn_seconds: float | None
     persistent_bytes: int
     fits: bool
+    lives: Lives
 
     @property
     def peak_bytes(self) -> int:
@@ -154,6 +156,7 @@ def use_of_memory(
         turn_seconds=timeline.end_seconds[turned[0]] if turned else None,
         persistent_bytes=walk.persistent_bytes,
         fits=fits,
+        lives=recorded,
     )
 
 
@@ -249,27 +252,35 @@ class Lives:
 
     def moments(self, timeline: Timeline) -> list[Moment]:
         rows = self.program.rows
-        changes = [[0] * len(GROUPS) for _ in range(len(rows) + 1)]
-        for born, gone, size, owner, group in self.lives.values():
-            place = GROUPS.index(self.group(born, owner, group))
-            changes[max(born, 0)][place] += size
-            if gone < len(rows):
-                changes[gone + 1][place] -= size
         computed = [
             start if channel == COMPUTE else 0.0
             for start, channel in zip(timeline.start_seconds, timeline.channels, strict=True)
         ]
         seconds = list(accumulate(computed, max))
-        host = self._host_bytes()
-        moments = []
-        held = [0] * len(GROUPS)
+        by_group = self.stacked(GROUPS, lambda life: self.group(life.born, life.owner, life.always))
+        told = zip(rows, self.walk.series, by_group, self._host_bytes(), strict=True)
+        return [
+            Moment(row.action, seconds[row.action], in_use, held, host)
+            for row, in_use, held, host in told
+        ]
+
+    def stacked(
+        self, bands: Sequence[str], band_of: Callable[[Life], str]
+    ) -> Iterator[tuple[int, ...]]:
+        """For each row, what each band holds. The last one has what the allocator counts beyond
+        what was asked for, too: whole chunks."""
+        places = {band: place for place, band in enumerate(bands)}
+        rows = len(self.program.rows)
+        changes = [[0] * len(bands) for _ in range(rows + 1)]
+        for life in self.lives.values():
+            place = places[band_of(life)]
+            changes[max(life.born, 0)][place] += life.size_bytes
+            if life.gone < rows:
+                changes[life.gone + 1][place] -= life.size_bytes
+        held = [0] * len(bands)
         for row, in_use in enumerate(self.walk.series):
             held = [a + b for a, b in zip(held, changes[row], strict=True)]
-            by_group = list(held)
-            by_group[-1] += in_use - sum(held)  # whole chunks less what was asked for
-            action = rows[row].action
-            moments.append(Moment(action, seconds[action], in_use, tuple(by_group), host[row]))
-        return moments
+            yield (*held[:-1], held[-1] + in_use - sum(held))
 
     def holders(self, row: int) -> list[Held]:
         """Who holds what during a row, the largest first."""

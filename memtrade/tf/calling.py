@@ -5,12 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import tensorflow as tf
 
 from memtrade.errors import MemtradeError, UnsupportedGraphError
 from memtrade.op_types import CALL_TYPES
-from memtrade.tf.extract import opened
+from memtrade.plan import Plan
+from memtrade.tf.extract import Trace, opened
 from memtrade.tf.graft import called_as_it_is, graft
 from memtrade.tf.loss import Named
 from memtrade.tf.step import TrainStep
@@ -22,6 +24,10 @@ from memtrade.tf.structure import (
     specs_of,
     tensors_of,
 )
+
+# Of each step that `memtrade.apply` has made: of what, and what its last batch runs by, for each
+# device the step as it was traced and the plan. Whoever explains an error asks.
+made_from: WeakKeyDictionary[Any, tuple[Any, list[tuple[Trace, Plan]]]] = WeakKeyDictionary()
 
 # What TensorFlow finds as the gradient of a call of a rewritten step.
 _NO_GRADIENT = "MemtradeRewrittenStep"

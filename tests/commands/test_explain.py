@@ -48,6 +48,12 @@ def test_a_record_on_a_page(run: Run, tmp_path: Path, limit_mib: int) -> None:
         assert part in out
 
 
+def test_what_held_the_rest_by_line(run: Run, tmp_path: Path, limit_mib: int) -> None:
+    _, out, _ = run("explain", record(tmp_path, limit_mib), "--by", "source")
+    _, table = out.split("What held memory then, by line")
+    assert table.split("What fits")[0].count("memtrade/models/resnet.py:") > 2
+
+
 def test_the_command_that_is_offered_can_be_typed_and_fits(
     run: Run, tmp_path: Path, limit_mib: int
 ) -> None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import csv
+import re
+from pathlib import Path
 
+from memtrade.results.sheets import NONE
 from tests.commands.conftest import SMALL, Run
 
 
@@ -24,6 +27,26 @@ def test_a_table_of_the_largest_and_by_line(run: Run) -> None:
     assert "more are in the sums" in out
     _, by_line, _ = run("summary", *SMALL, "--by", "source", "--format", "markdown")
     assert "memtrade/models/resnet.py:" in by_line
+
+
+def test_a_plans_decisions_by_layer_and_by_line(run: Run) -> None:
+    _, out, _ = run("plan", *SMALL, "--strategy", "lms", "--by", "layer")
+    [row] = [line for line in out.splitlines() if line.startswith("stem/conv1/conv ")]
+    kept, recomputed, swapped = row.split()[1:]
+    assert (kept, recomputed) == (NONE, NONE)
+    _, by_tensor, _ = run("plan", *SMALL, "--strategy", "lms")
+    [stem] = [line for line in by_tensor.splitlines() if "stem/conv1/conv/Conv2D:0" in line]
+    assert (stem.split()[0], stem.split()[-1]) == ("swapped", swapped)
+    _, by_line, _ = run("plan", *SMALL, "--strategy", "lms", "--by", "source")
+    assert "memtrade/models/resnet.py:" in by_line
+
+
+def test_a_timeline_by_layer(run: Run, tmp_path: Path) -> None:
+    status, _, _ = run("timeline", *SMALL, "--by", "layer", "--output", "layers.html")
+    assert status == 0
+    page = (tmp_path / "layers.html").read_text(encoding="utf-8")
+    assert re.search(r'"name":"(stem|stage)', page)
+    assert "Jump to the peak of" in page
 
 
 def test_no_rows(run: Run) -> None:

@@ -9,8 +9,9 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from memtrade.explain.cause import Beside, Counted, Explanation, of_error, of_step
+from memtrade.explain.cause import Explanation, of_error, of_step
 from memtrade.explain.error import Dump, Failure
+from memtrade.explain.refusal import Beside, Counted
 from memtrade.explain.remedy import NoRemedy, Remedy, nearest_plan, remedy_for
 from memtrade.facts import CPU, Fact, Request
 from memtrade.graph import Op, StepGraph

@@ -106,6 +106,63 @@ def test_the_reason_in_a_record_with_its_node() -> None:
     assert (found.op, found.requested_bytes) == ("block/Conv2D", 32 * 14 * 14 * 1024 * 2)
 
 
+GRAPH_STACK = """
+Detected at node 'model/expand/mul' defined at (most recent call last):
+    File "/usr/lib/python3.8/runpy.py", line 194, in _run_module_as_main
+    File "train.py", line 22, in build
+      x = layers.Activation("swish")(x)
+    File "/opt/lib/python3.8/site-packages/keras/engine/training.py", line 5, in call
+Node: 'model/expand/mul'
+"""
+RUN_STACK = r"""
+  File "C:\work\fit.py", line 88, in main
+  File "C:\anaconda3\lib\threading.py", line 12, in run
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "op", "op_type", "source", "requested_bytes"),
+    [
+        (f"{GRAPH_STACK}failed to allocate memory", "model/expand/mul", "", "train.py:22", 0),
+        ("failed to allocate memory [Op:AddV2]", "", "AddV2", "", 0),
+        ("failed to allocate memory [Op:__inference_train_12]", "", "", "", 0),
+        (
+            "failed to allocate memory\n\t [[node model/MatMul (defined at <ipython-5>:12) ]]",
+            *("model/MatMul", "", "<ipython-5>:12", 0),
+        ),
+        (
+            f"{RUN_STACK}RESOURCE_EXHAUSTED: Out of memory while trying to allocate 1.5GiB.",
+            *("", "", r"C:\work\fit.py:88", 3 << 29),
+        ),
+        ("Out of memory allocating 1073741824 bytes.", "", "", "", 1 << 30),
+        ("to run _EagerConst: Dst tensor is not initialized.", "", "", "", 0),
+    ],
+)
+def test_errors_that_say_less(
+    text: str, op: str, op_type: str, source: str, requested_bytes: int
+) -> None:
+    found = read_failure(text)
+    assert (found.op, found.op_type, found.source) == (op, op_type, source)
+    assert found.requested_bytes == requested_bytes
+    assert not found.by_card
+    assert of_error(found).kind == "unknown"
+    assert of_error(found).by_itself == bool(op_type)
+
+
+def test_a_card_that_has_no_more_to_give() -> None:
+    text = "failed to allocate 7.79G (8366784512 bytes) from device: CUDA_ERROR_OUT_OF_MEMORY"
+    found = read_failure(text)
+    assert (found.by_card, found.requested_bytes) == (True, 8366784512)
+    assert of_error(found).kind == "elsewhere"
+    # It is tried with less then, and what is refused in the end is another request.
+    assert not read_failure(f"{text}\n{KERAS}").by_card
+
+
+def test_an_allocator_that_was_allowed_to_take_more() -> None:
+    roomy = DUMP.replace("available bytes: 0", "available bytes: 700000000")
+    assert of_error(read_failure(roomy)).kind == "elsewhere"
+
+
 @pytest.mark.parametrize("text", ["", "ValueError: shapes do not match", "Killed"])
 def test_another_text(text: str) -> None:
     with pytest.raises(MemtradeError, match="Paste the whole error"):

@@ -6,20 +6,32 @@ import re
 from html.parser import HTMLParser
 from itertools import pairwise
 
+import msgspec
 import pytest
 
 from memtrade.graph import StepGraph
+from memtrade.results.bands import COLOURS, Bands
 from memtrade.results.paper import render
 from memtrade.results.simulated import CHANNELS, THINNED, SimulatedStep
-from memtrade.results.timeline import COLOURS, Timelines, drawing, timeline_plot, to_html
+from memtrade.results.timeline import Timelines, drawing, timeline_plot, to_html
 from memtrade.simulate.timeline import TimeSimulator
 from memtrade.simulate.usage import Usage, use_of_memory
 from memtrade.strategies import PLANNED, make_options
 from memtrade.units import megabytes
 from tests.graphs import ARENA, chain, target
 
+
+def located(graph: StepGraph) -> StepGraph:
+    """Its ops lie in layers of two, each of which was made in a line of its own."""
+    ops = tuple(
+        msgspec.structs.replace(op, layer=f"block{op.id // 2}", source=f"train.py:{op.id // 2}")
+        for op in graph.ops
+    )
+    return StepGraph(msgspec.structs.replace(graph.data, ops=ops))
+
+
 LONG = chain(600, size=1 << 16)
-SHORT = chain(8, size=4 << 20)
+SHORT = located(chain(8, size=4 << 20))
 
 
 def usage(graph: StepGraph = SHORT, strategy: str = "original") -> Usage:
@@ -29,7 +41,11 @@ def usage(graph: StepGraph = SHORT, strategy: str = "original") -> Usage:
 
 
 def timelines(
-    *strategies: str, limit_bytes: int = 1 << 30, label: str = "", graph: StepGraph = SHORT
+    *strategies: str,
+    limit_bytes: int = 1 << 30,
+    label: str = "",
+    graph: StepGraph = SHORT,
+    by: Bands = "group",
 ) -> Timelines:
     strips = [SimulatedStep(label or name, graph, usage(graph, name)) for name in strategies]
     return Timelines(
@@ -37,6 +53,7 @@ def timelines(
         device=target("gtx-1070").device,
         limit_bytes=limit_bytes,
         strips=tuple(strips),
+        by=by,
         command="memtrade timeline",
     )
 
@@ -124,6 +141,37 @@ def test_areas_reach_up_to_the_peak() -> None:
     assert heights == pytest.approx(list(in_use["y"]))
     assert max(heights) == pytest.approx(usage().peak_bytes / 1e6)
     assert len(in_use["customdata"]) == len(in_use["x"]) == len(heights)
+
+
+@pytest.mark.parametrize("by", ["layer", "source"])
+def test_areas_of_layers_and_of_lines_add_up(by: Bands) -> None:
+    drawn = timelines("original", "lms", by=by)
+    named = [band for band in drawn.bands if band.startswith(("block", "train.py:"))]
+    assert 4 < len(named) <= 8
+    assert all(band.startswith("block" if by == "layer" else "train.py:") for band in named)
+    for strip in drawn.strips:
+        sums = [sum(stack) for stack in drawn.stacks(strip)]
+        assert sums == [moment.in_use_bytes for moment in strip.usage.moments]
+    first = drawn.strips[0]
+    held = dict(zip(drawn.bands, drawn.stacks(first)[first.usage.peak], strict=True))
+    kept = dict(zip(COLOURS, first.peak.by_group, strict=True))
+    assert held["inputs"] == kept["inputs"]
+    assert sum(held[band] for band in named) > 0.9 * kept["activations"]
+
+
+def test_what_runs_says_its_layer_and_its_line() -> None:
+    traces = drawing(timelines("original")).to_dict()["data"]
+    [in_use] = [trace for trace in traces if trace.get("name") == "in use"]
+    assert any(name.endswith("<br>block1 (train.py:1)") for name in in_use["customdata"])
+    assert "block1 (train.py:1)" in to_html(timelines("original")).rpartition("holders")[2]
+
+
+def test_the_first_strategy_is_drawn_over_the_others() -> None:
+    traces = drawing(timelines("original", "lms")).to_dict()["data"]
+    [outline] = [trace for trace in traces if trace.get("name") == "original, for comparison"]
+    [first, _] = [trace for trace in traces if trace.get("name") == "in use"]
+    assert list(outline["y"]) == list(first["y"])
+    assert (outline["xaxis"], first["xaxis"]) == ("x3", "x")
 
 
 def test_labels_are_no_markup() -> None:

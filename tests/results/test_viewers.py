@@ -11,11 +11,13 @@ from typing import Any
 
 import msgspec
 import pytest
+from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
 from memtrade.graph import StepGraph
 from memtrade.results.chrome import to_chrome
 from memtrade.results.memory_viz import to_snapshot
 from memtrade.results.simulated import DEVICE_COUNTER, SimulatedStep
+from memtrade.results.xplane import to_xspace
 from memtrade.simulate.history import history
 from memtrade.simulate.timeline import TimeSimulator
 from memtrade.simulate.usage import use_of_memory
@@ -146,6 +148,31 @@ def test_frames_say_the_layer_and_the_line(encoded: bytes) -> None:
     ]
     assert [frame["name"] for frame in entry["frames"][1:]] == ["block/layer1", ""]
     assert (entry["frames"][2]["filename"], entry["frames"][2]["line"]) == ("train.py", 1)
+
+
+def test_a_profile_for_tensorboard_is_read_by_tensorflows_own_classes(
+    made: tuple[TimeSimulator, list[SimulatedStep]],
+) -> None:
+    clock, steps = made
+    requests = [history(clock, step.usage) for step in steps]
+    space = xplane_pb2.XSpace()
+    space.ParseFromString(to_xspace(steps, requests, clock.target.limit_bytes))
+    *computed, host = space.planes
+    assert [plane.name for plane in computed] == [f"/device:CUSTOM:{name}" for name in NAMES]
+    for plane, step in zip(computed, steps, strict=True):
+        lasted = sum(each.duration_ps for line in plane.lines for each in line.events) / 1e12
+        assert lasted == pytest.approx(sum(step.usage.timeline.busy_seconds.values()))
+    assert (host.name, [line.name for line in host.lines]) == ("/host:CPU", list(NAMES))
+    names = {key: each.name for key, each in host.stat_metadata.items()}
+    for line, step in zip(host.lines, steps, strict=True):
+        told = [{names[s.metadata_id]: s for s in event.stats} for event in line.events]
+        kinds = [host.event_metadata[event.metadata_id].name for event in line.events]
+        assert set(kinds) == {"MemoryAllocation", "MemoryDeallocation"}
+        assert {each["allocator_name"].str_value for each in told} == {line.name}
+        assert {each["peak_bytes_in_use"].int64_value for each in told} == {step.usage.peak_bytes}
+        padding = step.usage.moments[step.usage.peak].by_group[-1]
+        highest = max(each["bytes_allocated"].int64_value for each in told)
+        assert step.usage.peak_bytes - padding <= highest <= step.usage.peak_bytes
 
 
 def test_a_chrome_trace_lasts_what_was_simulated(
