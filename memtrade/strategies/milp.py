@@ -3,12 +3,11 @@
     minimise    cost . x
     subject to  lower <= A x <= upper  for each row,  lower <= x <= upper  for each column
 
-Columns and rows are added in blocks, as arrays; a block's entries are triplets, and entries of the
-same row and column add up.
+Entries of the same row and column add up.
 
     >>> model = Milp()
     >>> x = model.columns(3, cost=[1, 2, 3], upper=1, integer=True)
-    >>> _ = model.rows(1, rows=[0, 0, 0], columns=x, values=[4, 3, 2], lower=5)
+    >>> _ = model.row(zip(x, [4, 3, 2]), at_least=5)
     >>> model.solve().values.tolist()
     [1.0, 1.0, 0.0]
 
@@ -77,13 +76,13 @@ class Solution:
 
 
 class Milp:
-    """Columns and rows, collected in blocks until `solve`."""
+    """Columns, in blocks, and rows, one by one, collected until `solve`."""
 
     def __init__(self) -> None:
-        self.column_count = self.row_count = 0
+        self.column_count = 0
         self._columns: list[tuple[Floats, Floats, Floats, NDArray[np.bool_]]] = []
-        self._rows: list[tuple[Floats, Floats]] = []
-        self._entries: list[tuple[Indices, Indices, Floats]] = []
+        self._bounds: list[tuple[float, float]] = []  # of the rows
+        self._entries: list[tuple[int, int, float]] = []  # row, column, value
 
     def columns(
         self,
@@ -105,46 +104,26 @@ class Milp:
         self._columns.append((cost, lower, upper, np.full(count, integer, bool)))
         return made
 
-    def rows(
+    def row(
         self,
-        count: int,
+        terms: Iterable[tuple[int, float]],
         *,
-        rows: ArrayLike,
-        columns: ArrayLike,
-        values: ArrayLike,
-        lower: ArrayLike = -math.inf,
-        upper: ArrayLike = math.inf,
-    ) -> Indices:
-        """Adds `count` rows. Entry k stands in row `rows[k]` of this block, counted from 0.
-
-        Raises IndexError for a row outside the block or a column that was not added.
-
-        Returns:
-            The rows' indices, ascending.
-        """
-        made = np.arange(self.row_count, self.row_count + count)
-        self.row_count += count
-        self._rows.append((np.full(count, lower, float), np.full(count, upper, float)))
-        where, which, what = np.broadcast_arrays(
-            np.asarray(rows, np.int64), np.asarray(columns, np.int64), np.asarray(values, float)
-        )
-        for indices, end in ((where, count), (which, self.column_count)):
-            if indices.size and not 0 <= indices.min() <= indices.max() < end:
-                raise IndexError(f"indices must be from 0 to {end - 1}, not {indices.tolist()}")
-        self._entries.append(
-            (where.ravel() + (self.row_count - count), which.ravel(), what.ravel())
-        )
-        return made
+        at_least: float = -math.inf,
+        at_most: float = math.inf,
+    ) -> int:
+        """Adds a row of (column, value), and returns its index."""
+        index = len(self._bounds)
+        self._entries += [(index, column, value) for column, value in terms]
+        self._bounds.append((at_least, at_most))
+        return index
 
     def solve(
         self,
         *,
         relax: bool = False,
-        deadline: Deadline = _NEVER,
         node_limit: int | None = None,
         relative_gap: float = 1e-6,
         absolute_gap: float = 0.0,
-        start: ArrayLike | None = None,
     ) -> Solution:
         """The cheapest solution.
 
@@ -152,14 +131,13 @@ class Milp:
             relax: integer columns may be fractions (the linear relaxation).
             node_limit: of the branch-and-bound tree.
             relative_gap, absolute_gap: when to stop: as a share of the objective, or in its unit.
-            start: a feasible solution to begin with; one that is not is ignored.
 
-        Raises MemtradeError where a value is no number, CancelledError when the deadline passes.
+        Raises MemtradeError where a value is no number, IndexError for a column that was not added.
         """
         solver = _solver(relative_gap, absolute_gap, node_limit)
         program, integer = self._program(relax)
         solver.passModel(program)
-        return _run(solver, np.array(program.col_cost_), integer, deadline, start)
+        return _run(solver, np.array(program.col_cost_), integer, _NEVER)
 
     @property
     def _integer(self) -> NDArray[np.bool_]:
@@ -167,18 +145,18 @@ class Milp:
 
     def _program(self, relax: bool) -> tuple[highspy.HighsLp, NDArray[np.bool_]]:
         """The model as HiGHS takes it, and which columns are integer."""
-        cost = np.concatenate([np.empty(0), *(block[0] for block in self._columns)])
-        lower = np.concatenate([np.empty(0), *(block[1] for block in self._columns)])
-        upper = np.concatenate([np.empty(0), *(block[2] for block in self._columns)])
+        cost, lower, upper = (
+            np.concatenate([np.empty(0), *(block[i] for block in self._columns)]) for i in range(3)
+        )
         integer = self._integer & (not relax)
         starts, index, value = self._matrix()
         if any(np.isnan(values).any() for values in (cost, lower, upper, value)):
             raise MemtradeError("a model is made of numbers, but one of its values is none (nan)")
+        at_least, at_most = np.array(self._bounds, float).reshape(-1, 2).T
         program = highspy.HighsLp()
-        program.num_col_, program.num_row_ = self.column_count, self.row_count
+        program.num_col_, program.num_row_ = self.column_count, len(self._bounds)
         program.col_cost_, program.col_lower_, program.col_upper_ = cost, lower, upper
-        program.row_lower_ = np.concatenate([np.empty(0), *(low for low, _ in self._rows)])
-        program.row_upper_ = np.concatenate([np.empty(0), *(high for _, high in self._rows)])
+        program.row_lower_, program.row_upper_ = at_least, at_most
         program.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
         program.a_matrix_.start_ = starts
         program.a_matrix_.index_ = index
@@ -189,16 +167,17 @@ class Milp:
 
     def _matrix(self) -> tuple[Indices, Indices, Floats]:
         """The entries row by row, those of one place added up: starts, columns, values."""
-        if not self._entries:
-            return np.zeros(self.row_count + 1, np.int64), np.empty(0, np.int64), np.empty(0)
-        rows = np.concatenate([block[0] for block in self._entries])
-        columns = np.concatenate([block[1] for block in self._entries])
-        values = np.concatenate([block[2] for block in self._entries])
-        places, where = np.unique(rows * self.column_count + columns, return_inverse=True)
+        rows, columns, values = np.array(self._entries, float).reshape(-1, 3).T
+        if columns.size and not 0 <= columns.min() <= columns.max() < self.column_count:
+            raise IndexError(f"columns must be from 0 to {self.column_count - 1}")
+        places, where = np.unique(
+            (rows * self.column_count + columns).astype(np.int64), return_inverse=True
+        )
         summed = np.zeros(len(places))
         np.add.at(summed, where, values)
-        counts = np.bincount(places // self.column_count, minlength=self.row_count)
-        return np.concatenate([[0], np.cumsum(counts)]), places % self.column_count, summed
+        counts = np.bincount(places // max(self.column_count, 1), minlength=len(self._bounds))
+        starts = np.concatenate([[0], np.cumsum(counts)])
+        return starts, places % max(self.column_count, 1), summed
 
 
 class NearRelaxation:
@@ -251,15 +230,14 @@ class NearRelaxation:
         alone[column] = 1.0
         self._relaxed.changeColsCost(len(indices), indices, alone)
         whole = np.zeros(len(self._cost), bool)
-        least = _run(self._relaxed, alone, whole, self._deadline, None).objective
+        least = _run(self._relaxed, alone, whole, self._deadline).objective
         self._relaxed.changeColsCost(len(indices), indices, self._cost)
         return least
 
     def relax(self) -> Solution:
         """The relaxation's solution: some integer columns are fractions."""
-        return _run(
-            self._relaxed, self._cost, np.zeros(len(self._cost), bool), self._deadline, None
-        )
+        whole = np.zeros(len(self._cost), bool)
+        return _run(self._relaxed, self._cost, whole, self._deadline)
 
     def solve(self, *, relative_gap: float, absolute_gap: float, thorough: bool = True) -> Solution:
         """A solution within one of the gaps, or the best that was found.
@@ -343,7 +321,7 @@ def _run(
     cost: Floats,
     integer: NDArray[np.bool_],
     deadline: Deadline,
-    start: ArrayLike | None,
+    start: ArrayLike | None = None,
 ) -> Solution:
     deadline.check()
     if math.isfinite(deadline.seconds_left):

@@ -14,13 +14,8 @@ def knapsack(seed: int, items: int = 12) -> tuple[Milp, np.ndarray, np.ndarray, 
     limit = int(weights.sum() // 5)
     model = Milp()
     taken = model.columns(items, cost=-values, upper=1, integer=True)
-    model.rows(
-        2,
-        rows=np.repeat([0, 1], items),
-        columns=np.tile(taken, 2),
-        values=weights.ravel(),
-        upper=limit,
-    )
+    for each in weights:
+        model.row(zip(taken, each, strict=True), at_most=limit)
     return model, values, weights, limit
 
 
@@ -47,18 +42,10 @@ def test_the_relaxation_is_a_bound():
     assert relaxed.gap == 0.0
 
 
-def test_a_start_is_taken_and_a_wrong_one_ignored():
-    model, *_ = knapsack(1, items=40)
-    best = model.solve()
-    started = model.solve(start=best.values, node_limit=0)
-    assert started.objective <= best.objective * (1 - 1e-6)
-    assert model.solve(start=np.ones(40)).objective == best.objective
-
-
 def test_infeasible_and_unbounded():
     model = Milp()
     x = model.columns(2, cost=1, upper=1, integer=True)
-    model.rows(1, rows=[0, 0], columns=x, values=1.0, lower=3)
+    model.row([(x[0], 1.0), (x[1], 1.0)], at_least=3)
     found = model.solve()
     assert (found.status, found.found, found.gap) == ("infeasible", False, math.inf)
     assert found.values.size == 0
@@ -72,13 +59,8 @@ def test_a_limit_leaves_the_best_so_far_and_a_bound(capfd):
     model = Milp()
     n, rows = 60, 8
     x = model.columns(n, cost=-rng.integers(100, 999, n), upper=1, integer=True)
-    model.rows(
-        rows,
-        rows=np.repeat(np.arange(rows), n),
-        columns=np.tile(x, rows),
-        values=rng.integers(100, 999, rows * n),
-        upper=9000,
-    )
+    for values in rng.integers(100, 999, (rows, n)):
+        model.row(zip(x, values, strict=True), at_most=9000)
     found = model.solve(node_limit=1)
     assert found.status == "feasible"
     assert found.bound < found.objective
@@ -91,17 +73,16 @@ def test_a_limit_leaves_the_best_so_far_and_a_bound(capfd):
 def test_entries_of_one_place_add_up():
     model = Milp()
     x = model.columns(1, cost=1)
-    model.rows(1, rows=[0, 0], columns=[x[0], x[0]], values=[1.0, 2.0], lower=6)
+    model.row([(x[0], 1.0), (x[0], 2.0)], at_least=6)
     assert model.solve().values.tolist() == [2.0]
 
 
 def test_what_is_no_model_is_refused():
     model = Milp()
     model.columns(1)
+    model.row([(1, 1.0)])
     with pytest.raises(IndexError, match="from 0 to 0"):
-        model.rows(1, rows=0, columns=1, values=1.0)
-    with pytest.raises(IndexError, match="from 0 to 1"):
-        model.rows(2, rows=2, columns=0, values=1.0)
+        model.solve()
     model.columns(1, cost=math.nan)
     with pytest.raises(MemtradeError, match="nan"):
         model.solve()

@@ -201,16 +201,9 @@ class _Program:
         self.budget = int(
             self.model.columns(1, cost=float(budget is None), lower=fixed[0], upper=fixed[1])[0]
         )
-        self.rows: list[tuple[float, float]] = []
-        self.entries: list[tuple[int, int, float]] = []
         self._add_dependencies()
         self._add_presence()
         self._add_memory()
-        lower, upper = zip(*self.rows, strict=True)
-        rows, columns, values = zip(*self.entries, strict=True)
-        self.model.rows(
-            len(lower), rows=rows, columns=columns, values=values, lower=lower, upper=upper
-        )
 
     def _columns_of_schedule(self, *, costs: bool) -> tuple[Indices, Indices]:
         n, dag = self.count, self.dag
@@ -228,31 +221,25 @@ class _Program:
         held = self.model.columns(n * n, lower=must.ravel(), upper=needed.ravel(), integer=True)
         return runs.reshape(n, n), held.reshape(n, n)
 
-    def _row(
-        self, *entries: tuple[int, float], lower: float = -math.inf, upper: float = math.inf
-    ) -> None:
-        self.entries.extend((len(self.rows), column, value) for column, value in entries)
-        self.rows.append((lower, upper))
-
     def _add_dependencies(self) -> None:
-        r, s = self.r, self.s
+        r, s, row = self.r, self.s, self.model.row
         for v, parents in enumerate(self.dag.parents):
             for t in range(v, self.last[v] + 1):
                 for u in parents:
-                    self._row((r[t, v], 1.0), (r[t, u], -1.0), (s[t, u], -1.0), upper=0.0)
+                    row([(r[t, v], 1.0), (r[t, u], -1.0), (s[t, u], -1.0)], at_most=0.0)
         for i, last in enumerate(self.last):
             for t in range(i, last):
-                self._row((s[t + 1, i], 1.0), (s[t, i], -1.0), (r[t, i], -1.0), upper=0.0)
+                row([(s[t + 1, i], 1.0), (s[t, i], -1.0), (r[t, i], -1.0)], at_most=0.0)
 
     def _add_presence(self) -> None:
         for i, readers in enumerate(self.readers):
             for rank, reader in enumerate(readers):
                 for t in range(reader, self.last[i] + 1):
                     here = self.q[i][rank][t]
-                    self._row((here, 1.0), (self.r[t, reader], -1.0), lower=0.0)
+                    self.model.row([(here, 1.0), (self.r[t, reader], -1.0)], at_least=0.0)
                     later = self._present(t, reader + 1, i)
                     if later is not None:
-                        self._row((here, 1.0), (later, -1.0), lower=0.0)
+                        self.model.row([(here, 1.0), (later, -1.0)], at_least=0.0)
 
     def _present(self, t: int, k: int, i: int) -> int | None:
         """The column that says whether output i < k is there while node k of stage t runs."""
@@ -263,13 +250,14 @@ class _Program:
 
     def _add_memory(self) -> None:
         """in_use[t, k]: besides output k, while node k of stage t runs."""
+        row = self.model.row
         for t in range(self.count):
             held = [(self.s[t, i], -self.sizes[i]) for i in range(1, t)]
-            self._row((self.in_use[t, 0], 1.0), *held, lower=0.0, upper=0.0)
+            row([(self.in_use[t, 0], 1.0), *held], at_least=0.0, at_most=0.0)
             for k in range(t + 1):
                 here = self.in_use[t, k]
                 own = self.sizes[k] + self.scratch[k]
-                self._row((here, 1.0), (self.r[t, k], own), (self.budget, -1.0), upper=0.0)
+                row([(here, 1.0), (self.r[t, k], own), (self.budget, -1.0)], at_most=0.0)
                 if k == t:
                     break
                 change = [(here, -1.0), (self.in_use[t, k + 1], 1.0)]
@@ -281,7 +269,7 @@ class _Program:
                         change.append((before, self.sizes[i]))
                     if after is not None:
                         change.append((after, -self.sizes[i]))
-                self._row(*change, lower=0.0, upper=0.0)
+                row(change, at_least=0.0, at_most=0.0)
 
     def held(self, values: Floats) -> Floats:
         return values[self.s]

@@ -1,7 +1,7 @@
 """optimal: keep, recompute or swap for every activation, for least time under a memory budget.
 
 problem.py        what a choice is made of: sizes, seconds, when each tensor is needed
-choice.py         the choice as a mixed-integer programme (rows.py collects its rows)
+choice.py         the choice as a mixed-integer programme
 judge.py          what the exact simulator says of a choice
 rules.py          what the rules of other strategies choose
 candidates.py     what was found so far, and which of it is best

@@ -48,7 +48,6 @@ from memtrade.plan import Decision
 from memtrade.strategies.deadline import Deadline
 from memtrade.strategies.milp import Milp, NearRelaxation, Solution
 from memtrade.strategies.optimal.problem import MB, Problem
-from memtrade.strategies.optimal.rows import Rows
 
 # Backward intervals before an item's first use in which a recomputation may bring it back. Longer
 # windows let one recomputation span more; about the same number of columns for every graph.
@@ -108,7 +107,7 @@ class Chooser:
     ):
         self.problem, self.device, self.items = problem, device, problem.items
         self.minimize = minimize
-        self.model, self.rows = Milp(), Rows()
+        self.model = Milp()
         window = COLUMNS // max(1, len(self.items))
         window = min(max(window, SHORTEST_WINDOW), LONGEST_WINDOW)
         self.start = [max(0, item.first - window) for item in self.items]
@@ -135,8 +134,7 @@ class Chooser:
         self._backward_memory(out_backward, in_backward)
         if host_limit_mb < math.inf:
             swapped = [(self.swap[i], item.size) for i, item in enumerate(self.items)]
-            self.rows.add(swapped, at_most=host_limit_mb)
-        self.rows.hand_to(self.model)
+            self.model.row(swapped, at_most=host_limit_mb)
         groups = list(zip(self.keep, self.swap, self.again, strict=True))
         self.solver = NearRelaxation(self.model, groups, self._beside(), deadline)
 
@@ -197,23 +195,23 @@ class Chooser:
         for i, item in enumerate(items):
             there = [(self.keep[i], 1.0), (self.swap[i], 1.0), (self.again[i], 1.0)]
             if item.read:
-                self.rows.add(there, at_least=1)
+                self.model.row(there, at_least=1)
         for i, item in enumerate(items):
             for n in item.needs:
                 source = [(self.keep[n], 1.0), (self.swap[n], 1.0), (self.again[n], 1.0)]
-                self.rows.add([*source, (self.again[i], -1.0)], at_least=0)
+                self.model.row([*source, (self.again[i], -1.0)], at_least=0)
 
     def _presence(self) -> None:
-        items, rows = self.items, self.rows
+        items = self.items
         self.present: list[dict[int, int]] = []
         for i, item in enumerate(items):
             window = range(self.start[i], item.first)
             columns = self.model.columns(len(window), upper=1).tolist()
             self.present.append(dict(zip(window, columns, strict=True)))
             for a, column in self.present[i].items():
-                rows.add([(column, 1.0), (self.keep[i], -1.0)], at_least=0)
+                self.model.row([(column, 1.0), (self.keep[i], -1.0)], at_least=0)
                 if a > self.start[i]:
-                    rows.add([(column, 1.0), (column - 1, -1.0)], at_least=0)
+                    self.model.row([(column, 1.0), (column - 1, -1.0)], at_least=0)
         for i, item in enumerate(items):
             stays = [(self.keep[i], 1.0), (self.swap[i], 1.0)]
             for n in item.needs:
@@ -222,9 +220,9 @@ class Chooser:
                     source = self.present[n][a] if a in self.present[n] else self.keep[n]
                     if a < item.first:
                         early = [(self.present[i][a], -1.0), *stays]
-                        rows.add([(source, 1.0), *early], at_least=0)
+                        self.model.row([(source, 1.0), *early], at_least=0)
                     else:
-                        rows.add([(source, 1.0), (self.again[i], -1.0)], at_least=0)
+                        self.model.row([(source, 1.0), (self.again[i], -1.0)], at_least=0)
 
     def _stalls(self) -> None:
         """How long compute waits at each forward point, and before and in each backward interval;
@@ -235,7 +233,7 @@ class Chooser:
             sums = self.model.columns(count).tolist()
             for k, stall in enumerate(stalls):
                 before = [(sums[k - 1], -1.0)] if k else []
-                self.rows.add([(sums[k], 1.0), (stall, -1.0), *before], at_least=0, at_most=0)
+                self.model.row([(sums[k], 1.0), (stall, -1.0), *before], at_least=0, at_most=0)
             return stalls, sums
 
         self.forward_stall, self.forward_stalls = columns(len(self.problem.forward_seconds))
@@ -244,7 +242,7 @@ class Chooser:
     def _backlog(self, terms: Sequence[tuple[int, float]], constant: float) -> int:
         """A column of at least 0 and at least constant + terms."""
         column = self._column()
-        self.rows.add([(column, 1.0), *((c, -v) for c, v in terms)], at_least=constant)
+        self.model.row([(column, 1.0), *((c, -v) for c, v in terms)], at_least=constant)
         return column
 
     def _copies_out(self) -> tuple[list[int], list[int]]:
@@ -290,7 +288,7 @@ class Chooser:
             ahead.append(self._backlog(terms, -rate * self.problem.backward_seconds[a]))
         # Nothing is copied in before the backward part: what the first intervals need stalls.
         first = [(self.swap[i], -self.items[i].size) for i in needed.get(0, ())]
-        self.rows.add([(self.backward_stall[0], rate), (ahead[-1], -1.0), *first], at_least=0)
+        self.model.row([(self.backward_stall[0], rate), (ahead[-1], -1.0), *first], at_least=0)
         return ahead[::-1]
 
     def _out_before_in(self, out: Sequence[int]) -> None:
@@ -313,7 +311,7 @@ class Chooser:
                 row = [(out[item.made], -1.0), (self.swap[i], -free)]
                 row += [(turn, rate), (self.forward_stalls[item.made], -rate)]
                 row.append((self.backward_stalls[item.first], rate))
-                self.rows.add(row, at_least=-rate * gap - free)
+                self.model.row(row, at_least=-rate * gap - free)
 
     def _again_in(self, interval: int) -> list[tuple[int, float]]:
         """The recomputations of an interval: columns of ops and their seconds."""
@@ -339,10 +337,10 @@ class Chooser:
                 kept = [self._backlog([*before, *ended], 0.0)]
             terms = [(self.peak, 1.0), *((column, -1.0) for column in kept)]
             terms += [(backlog[p], -1.0)] if backlog else []
-            self.row_at[p] = self.rows.add(terms, at_least=other)
+            self.row_at[p] = self.model.row(terms, at_least=other)
 
     def _backward_memory(self, out: Sequence[int], ahead: Sequence[int]) -> None:
-        items, rows = self.items, self.rows
+        items = self.items
         starting: dict[int, list[int]] = {}
         for i in range(len(items)):
             starting.setdefault(self.start[i], []).append(i)
@@ -366,7 +364,7 @@ class Chooser:
                 else:
                     terms.append((self.keep[i], -items[i].size))
             terms += [(out[a], -1.0), (ahead[a], -1.0)] if out else []
-            self.row_at[-1 - a] = rows.add([(self.peak, 1.0), *terms], at_least=constant)
+            self.row_at[-1 - a] = self.model.row([(self.peak, 1.0), *terms], at_least=constant)
 
     def _read(self, solution: Solution, kept: float = 0.5) -> Choice:
         values = solution.values
