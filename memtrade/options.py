@@ -71,6 +71,19 @@ def option(
     )
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Checked:
+    """What has options: their values are checked on construction.
+
+    Raises:
+        MemtradeError: a value of the wrong type or out of bounds.
+    """
+
+    def __post_init__(self) -> None:
+        for each in options_of(type(self)):
+            check(each, getattr(self, each.name))
+
+
 def options_of(model: type) -> tuple[Option, ...]:
     """The options of a model's dataclass, in the order in which they are declared."""
     return tuple(

@@ -12,7 +12,7 @@ import dataclasses
 from typing import Any, ClassVar, Literal
 
 from memtrade.errors import UnknownNameError
-from memtrade.options import Value, check, option, options_of
+from memtrade.options import Checked, Value, option
 
 Tensor = Any  # tf.Tensor
 Net = Any  # memtrade.tf.layers.Net
@@ -36,14 +36,11 @@ class Input:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Model(abc.ABC):
+class Model(Checked, abc.ABC):
     """A model's configuration.
 
     A subclass declares its options as fields made by `option`, gives `family`, `name` and
-    `inputs`, and is entered in `memtrade.models.MODELS`. Values are checked on construction.
-
-    Raises:
-        MemtradeError: on construction, for a value of the wrong type or out of bounds.
+    `inputs`, and is entered in `memtrade.models.MODELS`.
     """
 
     family: ClassVar[str]  # the name under which the model is registered
@@ -52,10 +49,6 @@ class Model(abc.ABC):
 
     batch_size: int = option(32, "examples per step")
     seed: int = option(0, "of the initial weights, the synthetic batch and dropout", at_least=0)
-
-    def __post_init__(self) -> None:
-        for each in options_of(type(self)):
-            check(each, getattr(self, each.name))
 
     @property
     def name(self) -> str:

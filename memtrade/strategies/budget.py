@@ -13,7 +13,7 @@ from functools import cache
 
 from memtrade.errors import InfeasibleBudgetError, MemtradeError, UnsupportedGraphError
 from memtrade.graph import StepGraph
-from memtrade.options import check, option, options_of
+from memtrade.options import Checked, option
 from memtrade.plan import Action
 from memtrade.simulate.defragment import defragment
 from memtrade.simulate.memory import ROOMY_BYTES, MemoryResult
@@ -39,14 +39,13 @@ class Ladder:
 
 
 @dataclass(frozen=True, kw_only=True)
-class BudgetOptions:
+class BudgetOptions(Checked):
     """The options of a strategy that plans for a budget."""
 
     budget: str = option("", "the peak that the plan may reach, such as 800MB; empty: least memory")
 
     def __post_init__(self) -> None:
-        for each in options_of(type(self)):
-            check(each, getattr(self, each.name))
+        super().__post_init__()
         if self.budget and not self.budget_bytes:
             raise MemtradeError(f"a budget must be more than nothing, not {self.budget!r}")
 

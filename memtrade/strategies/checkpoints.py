@@ -30,7 +30,7 @@ from functools import partial
 
 from memtrade.errors import MemtradeError, UnsupportedGraphError
 from memtrade.graph import StepGraph
-from memtrade.options import check, option, options_of
+from memtrade.options import Checked, option
 from memtrade.plan import CHECKPOINT, Fate, Plan
 from memtrade.schedule import lower
 from memtrade.strategies.base import (
@@ -64,14 +64,13 @@ RULE = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class Options(Checked):
     mode: str = option("memory", "how the checkpoints are chosen", choices=MODES)
     tensors: str = option("", "for mode list: tensor names, separated by commas")
     rule: str = option("leanest", RULE, choices=RULES)
 
     def __post_init__(self) -> None:
-        for each in options_of(type(self)):
-            check(each, getattr(self, each.name))
+        super().__post_init__()
         if (self.mode == "list") != bool(self.tensors):
             raise MemtradeError(
                 "mode 'list' and the option 'tensors' go together: "

@@ -44,7 +44,7 @@ from dataclasses import dataclass
 from memtrade.errors import MemtradeError, UnsupportedGraphError
 from memtrade.graph import StepGraph
 from memtrade.op_types import ALIAS_TYPES, READ_TYPES, SOURCE_TYPES
-from memtrade.options import check, option, options_of
+from memtrade.options import Checked, option
 from memtrade.plan import Action, Fate, Plan
 from memtrade.schedule import Lowering, lower
 from memtrade.strategies.base import Strategy, assemble, decisions, reached, worth_deciding
@@ -64,7 +64,7 @@ FUSE_OPS = 5
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class Options(Checked):
     n_tensors: int = option(-1, "how many activations to swap; -1 means all", at_least=-1)
     lb: int = option(1, "a swap-in starts at least this many backward ops before its reader")
     ub: int = option(10000, "a swap-in starts at most this many backward ops before its reader")
@@ -83,8 +83,7 @@ class Options:
     starting_op_names: str = option("", "for rule tflms: names of ops to start from")
 
     def __post_init__(self) -> None:
-        for each in options_of(type(self)):
-            check(each, getattr(self, each.name))
+        super().__post_init__()
         if self.lb > self.ub:
             raise MemtradeError(f"lb must not exceed ub: lb is {self.lb}, ub is {self.ub}")
         named = [name for name in _TOOLS_OWN if getattr(self, name)]

@@ -18,7 +18,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from memtrade.errors import MemtradeError
-from memtrade.options import check, option, options_of
+from memtrade.options import Checked, option
 
 
 @dataclass(frozen=True)
@@ -38,14 +38,10 @@ _TOLERANCE = "the share of an update by which verify lets a variable differ from
 
 
 @dataclass(frozen=True, kw_only=True)
-class NativeOptions:
+class NativeOptions(Checked):
     """What all of them have."""
 
     tolerance: float = option(0.0, _TOLERANCE, at_least=0)
-
-    def __post_init__(self) -> None:
-        for each in options_of(type(self)):
-            check(each, getattr(self, each.name))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -33,7 +33,7 @@ from dataclasses import dataclass
 
 from memtrade.graph import StepGraph
 from memtrade.op_types import ALIAS_TYPES, READ_TYPES
-from memtrade.options import check, option, options_of
+from memtrade.options import Checked, option
 from memtrade.order import base_order
 from memtrade.plan import CHECKPOINT, Fate, Plan
 from memtrade.simulate.timeline import TimeSimulator
@@ -62,16 +62,12 @@ ENOUGH = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class Options(Checked):
     mode: str = option("memory", "how the checkpoints are chosen", choices=checkpoints.MODES)
     tensors: str = option("", "for mode list: tensor names, separated by commas")
     select: str = option("hidable", "which checkpoints are swapped", choices=SELECTIONS)
     count: int = option(4, "for select largest: how many")
     rule: str = option("leanest", checkpoints.RULE, choices=checkpoints.RULES)
-
-    def __post_init__(self) -> None:
-        for each in options_of(type(self)):
-            check(each, getattr(self, each.name))
 
 
 def plan(graph: StepGraph, options: Options, target: Target) -> Plan:

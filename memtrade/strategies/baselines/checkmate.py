@@ -15,7 +15,6 @@ Exact is therefore the schedule for the program's budget, not the plan for the u
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -35,7 +34,8 @@ from memtrade.strategies.baselines.dag import (
 from memtrade.strategies.baselines.nodes import NodeGraph, nodes_of_chain, nodes_of_ops
 from memtrade.strategies.baselines.rounding import round_schedule
 from memtrade.strategies.baselines.stages import fates
-from memtrade.strategies.budget import BudgetJudge, BudgetOptions
+from memtrade.strategies.budget import BudgetJudge
+from memtrade.strategies.budget import BudgetOptions as Options
 from memtrade.target import Target
 
 OP_NODES = 240
@@ -50,11 +50,6 @@ ROUGH = 0.5
 # How often the program's budget is moved, and how close to the asked peak is close enough.
 MOVES = 8
 CLOSE = 0.005
-
-
-@dataclass(frozen=True, kw_only=True)
-class Options(BudgetOptions):
-    """A budget."""
 
 
 def plan(graph: StepGraph, options: Options, target: Target) -> Plan:

@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from memtrade.graph import StepGraph
 from memtrade.plan import Action, Decision, Fate, Plan
@@ -33,17 +32,13 @@ from memtrade.simulate.overlap import overlap
 from memtrade.simulate.timeline import TimeSimulator
 from memtrade.strategies.base import Strategy, assemble, decisions, worth_deciding
 from memtrade.strategies.baselines.stages import droppable
-from memtrade.strategies.budget import BudgetJudge, BudgetOptions, Ladder, fit_first
+from memtrade.strategies.budget import BudgetJudge, Ladder, fit_first
+from memtrade.strategies.budget import BudgetOptions as Options
 from memtrade.target import Target
 
 # Of the budget, how much is planned with where copies run beside compute: the rest is for the
 # padding that late copies cause. With none of it, every copy is waited for.
 SHARES = (1.0, 0.9, 0.8, 0.0)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Options(BudgetOptions):
-    """A budget."""
 
 
 def plan(graph: StepGraph, options: Options, target: Target) -> Plan:

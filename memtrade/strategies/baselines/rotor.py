@@ -39,7 +39,8 @@ from memtrade.plan import Action, Plan
 from memtrade.strategies.base import Strategy, assemble
 from memtrade.strategies.baselines.chain import Chain
 from memtrade.strategies.baselines.stages import fates
-from memtrade.strategies.budget import BudgetJudge, BudgetOptions, Ladder, fit
+from memtrade.strategies.budget import BudgetJudge, Ladder, fit
+from memtrade.strategies.budget import BudgetOptions as Options
 from memtrade.target import Target
 
 # Memory is counted in this many slots, of which the whole step without recomputation takes all.
@@ -48,11 +49,6 @@ SLOTS = 300
 SEGMENTS = (200, 80)
 
 Table = NDArray[np.float32]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Options(BudgetOptions):
-    """A budget."""
 
 
 def plan(graph: StepGraph, options: Options, target: Target) -> Plan:
