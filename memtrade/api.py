@@ -374,8 +374,7 @@ class _Rewriting:
 
     def _judge(self, traced: Trace, plan: Plan, clock: TimeSimulator) -> MemoryResult:
         """What the plan is predicted to take, which the log says, too."""
-        found = clock.timeline(plan, limit_bytes=ROOMY_BYTES).memory
-        assert found is not None
+        found = clock.needed(plan)
         if log.isEnabledFor(logging.INFO):
             original = clock.simulator.memory((), limit_bytes=ROOMY_BYTES)
             bound = traced.graph.bound

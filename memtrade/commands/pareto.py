@@ -21,7 +21,8 @@ from memtrade.results.pareto import Pareto, Point, pareto_plot, to_html
 from memtrade.results.series import front
 from memtrade.results.sheets import Sheet
 from memtrade.results.words import seconds, step_text
-from memtrade.simulate.predict import ROOMY_BYTES, Predicted, Predictor
+from memtrade.simulate.memory import ROOMY_BYTES
+from memtrade.simulate.predict import Predicted, Predictor
 from memtrade.units import megabytes
 
 DEFAULT = ("original", "checkpoints", "lms", "ome", "optimal")

@@ -115,9 +115,7 @@ class Refusal:
         )
 
     def _memory(self, limit_bytes: int) -> MemoryResult:
-        found = self.clock.timeline(self.actions, limit_bytes=limit_bytes).memory
-        assert found is not None
-        return found
+        return self.clock.timeline(self.actions, limit_bytes=limit_bytes).memory
 
     def _at_peak(self) -> OutOfMemory:
         """Who stands at the peak of a step that fits, as if it had been refused."""
@@ -179,8 +177,7 @@ class Refusal:
     def peak_of(self, graph: StepGraph) -> int:
         """The peak of the step with other tensors, where memory is no object."""
         clock = TimeSimulator(graph, self.target)
-        found = clock.timeline(self.plan or (), limit_bytes=ROOMY_BYTES).memory
-        assert found is not None
+        found = clock.needed(self.plan or ())
         return found.peak_bytes
 
     @property

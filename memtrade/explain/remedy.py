@@ -13,7 +13,6 @@ from memtrade.errors import InfeasibleBudgetError, UnsupportedGraphError
 from memtrade.explain.cause import Explanation
 from memtrade.graph import StepGraph
 from memtrade.plan import Plan
-from memtrade.simulate.memory import ROOMY_BYTES
 from memtrade.simulate.predict import Predicted, Predictor
 from memtrade.strategies import find_planned, make_options
 from memtrade.target import Target
@@ -105,5 +104,4 @@ def _remedy(plan: Plan, predicted: Predicted, original: float, *, budget_bytes: 
 
 
 def _op(predictor: Predictor, plan: Plan) -> str:
-    memory = predictor.clock.timeline(plan, limit_bytes=ROOMY_BYTES).memory
-    return memory.peak_op if memory else ""
+    return predictor.clock.needed(plan).peak_op

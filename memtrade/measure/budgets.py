@@ -113,8 +113,7 @@ def corrected(
 
 def peak_op(target: Target, graph: StepGraph, plan: Plan) -> str:
     """Who stands at the plan's predicted peak."""
-    memory = TimeSimulator(graph, target).timeline(plan).memory
-    return memory.peak_op if memory else ""
+    return TimeSimulator(graph, target).timeline(plan).memory.peak_op
 
 
 def _near_the_peak(target: Target, graph: StepGraph, plan: Plan) -> list[int]:
@@ -122,7 +121,6 @@ def _near_the_peak(target: Target, graph: StepGraph, plan: Plan) -> list[int]:
     simulator = TimeSimulator(graph, target)
     actions = simulator.simulator.actions(plan)
     memory = simulator.timeline(actions, series=True).memory
-    assert memory is not None
     assert memory.in_use_bytes is not None
     return sorted(
         {

@@ -22,7 +22,8 @@ from memtrade.models import MODELS
 from memtrade.options import Value
 from memtrade.papers.pages import save_csv, trace_model, write_pages
 from memtrade.plan import Plan
-from memtrade.simulate.predict import ROOMY_BYTES, Predicted, Predictor
+from memtrade.simulate.memory import ROOMY_BYTES
+from memtrade.simulate.predict import Predicted, Predictor
 from memtrade.strategies import PLANNED, make_options
 from memtrade.target import profile_target
 

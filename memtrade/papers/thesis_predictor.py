@@ -123,11 +123,9 @@ class ThesisPredictor:
         simulator = TimeSimulator(graph, self.traced if given.strategy in AGED else self.fresh)
         actions = actions_of(simulator, given)
         timeline = simulator.timeline(actions)
-        assert timeline.memory is not None
         fits = timeline.memory.out_of_memory is None
         if not fits:
             timeline = simulator.timeline(actions, limit_bytes=ROOMY_BYTES)
-            assert timeline.memory is not None
         peak_mb = timeline.memory.peak_bytes / 1e6
         of_largest = given.table == "max batch"
         return PredictedRow(
@@ -155,7 +153,6 @@ class ThesisPredictor:
             middle = (low + high) // 2
             simulator = TimeSimulator(self.graph(given.layers, middle), self.fresh)
             memory = simulator.timeline(actions_of(simulator, given)).memory
-            assert memory is not None
             if memory.out_of_memory is None:
                 low = middle
             else:
@@ -190,7 +187,6 @@ def lms_otherwise(graph: StepGraph, traced: Target) -> dict[str, tuple[float, fl
         if order == "dataflow":
             actions = run_order(simulator, tasks_of(graph, actions))
         timeline = simulator.timeline(actions, limit_bytes=ROOMY_BYTES)
-        assert timeline.memory is not None
         found[name] = (timeline.step_seconds, timeline.memory.peak_bytes / 1e6)
     return found
 

@@ -28,7 +28,6 @@ from memtrade.papers.thesis_trace import trace_step
 from memtrade.plan import CHECKPOINT
 from memtrade.results.sheets import markdown_row
 from memtrade.simulate.executor import run_order, tasks_of
-from memtrade.simulate.memory import ROOMY_BYTES
 from memtrade.simulate.timeline import TimeSimulator
 from memtrade.target import profile_target
 from memtrade.units import megabytes
@@ -88,8 +87,7 @@ class Variant:
         """Of `original`, simulated on the card in the executor's order."""
         simulator = TimeSimulator(self.graph, profile_target(CARD, order="dataflow"))
         order = run_order(simulator, tasks_of(self.graph, ()))
-        memory = simulator.timeline(order, limit_bytes=ROOMY_BYTES).memory
-        assert memory is not None
+        memory = simulator.needed(order)
         return (memory.peak_bytes - memory.persistent_bytes) / 1e6
 
     @cached_property

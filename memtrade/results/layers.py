@@ -112,7 +112,6 @@ def summarize(
     usage = use_of_memory(clock, plan or ())
     rows = by_layer(graph, clock.simulator.linker, usage, by)
     memory = usage.timeline.memory
-    assert memory is not None
     return LayerSummary(
         step=step,
         device=target.name,

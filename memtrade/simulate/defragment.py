@@ -105,8 +105,8 @@ class _Trial:
     def __init__(self, clock: TimeSimulator, actions: Sequence[Action]):
         self.simulator, self.lag = clock.simulator, None
         if not clock.target.copies_in_line:
-            timeline = clock.timeline(actions, memory=False)
-            self.lag = Lag(timeline.begun_seconds, timeline.end_seconds)
+            clocked = clock.clocked(actions)
+            self.lag = Lag(clocked.begun, clocked.ends)
         self.program = self.simulator.link(actions)
         self._walk = self.begin(ROOMY_BYTES, {})
         self._walk.step()

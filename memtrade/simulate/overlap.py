@@ -86,16 +86,16 @@ def _bring_ahead(
 
 def _pace(clock: TimeSimulator, actions: Sequence[Action]) -> Sequence[Action]:
     """With a wait for each copy out before the first op that the device starts after its end."""
-    timeline = clock.timeline(actions, memory=False)
+    clocked = clock.clocked(actions)
     leaving = deque(
         sorted(
-            (timeline.end_seconds[i], action.id)
+            (clocked.ends[i], action.id)
             for i, action in enumerate(actions)
             if action.kind == "swap_out"
         )
     )
     paced: list[Action] = []
-    for action, start in zip(actions, timeline.start_seconds, strict=True):
+    for action, start in zip(actions, clocked.starts, strict=True):
         while leaving and action.kind in ("run", "recompute") and leaving[0][0] <= start:
             paced.append(Action("wait", leaving.popleft()[1]))
         paced.append(action)

@@ -6,7 +6,6 @@ import msgspec
 
 from memtrade.graph import StepGraph
 from memtrade.plan import Plan
-from memtrade.simulate.memory import ROOMY_BYTES
 from memtrade.simulate.timeline import TimeSimulator
 from memtrade.target import Target
 from memtrade.units import megabytes
@@ -50,12 +49,8 @@ class Predictor:
     def predict(self, plan: Plan, *, limit_bytes: int | None = None) -> Predicted:
         """The step under a limit of the device's memory, the target's unless given."""
         timeline = self.clock.timeline(plan, limit_bytes=limit_bytes)
-        assert timeline.memory is not None
         fits = timeline.memory.out_of_memory is None
-        memory = timeline.memory
-        if not fits:
-            memory = self.clock.timeline(plan, limit_bytes=ROOMY_BYTES).memory
-            assert memory is not None
+        memory = timeline.memory if fits else self.clock.needed(plan)
         return Predicted(
             device_profile=self.target.name,
             peak_bytes=memory.peak_bytes,

@@ -31,7 +31,7 @@ from memtrade.costs import OpClass, op_cost
 from memtrade.devices import Device
 from memtrade.graph import StepGraph
 from memtrade.plan import Action, Plan
-from memtrade.simulate.memory import MemoryResult, Simulator
+from memtrade.simulate.memory import ROOMY_BYTES, MemoryResult, Simulator
 from memtrade.simulate.moments import Lag
 from memtrade.target import Target
 
@@ -53,9 +53,8 @@ class Timeline(msgspec.Struct, frozen=True):
         start_seconds, end_seconds: for each action, on its channel.
         begun_seconds: when the host starts each action, and so when its outputs are allocated.
         channels: for each action.
-        memory: peak and who holds it, with the copies' lags; None if not asked for.
-        full_seconds: how long the host waits for memory that copies out still hold; 0 where
-            memory was not asked for.
+        memory: peak and who holds it, with the copies' lags.
+        full_seconds: how long the host waits for memory that copies out still hold.
     """
 
     step_seconds: float
@@ -65,12 +64,23 @@ class Timeline(msgspec.Struct, frozen=True):
     end_seconds: list[float]
     begun_seconds: list[float]
     channels: list[str]
-    memory: MemoryResult | None
+    memory: MemoryResult
     full_seconds: float = 0.0
 
     @property
-    def peak_bytes(self) -> int | None:
-        return self.memory.peak_bytes if self.memory else None
+    def peak_bytes(self) -> int:
+        return self.memory.peak_bytes
+
+
+class Clocked(NamedTuple):
+    """Start and end on the channel and start on the host, of each action; sums of the waits."""
+
+    starts: list[float]
+    ends: list[float]
+    begun: list[float]
+    stall: float = 0.0
+    full: float = 0.0
+    passes: int = 1
 
 
 class TimeSimulator:
@@ -85,7 +95,7 @@ class TimeSimulator:
     def set_device(self, device: Device) -> None:
         """Other rates from here on; what kernels ask for stays the target's."""
         self.device = device
-        self._clocked: tuple[Sequence[Action], _Clock] | None = None
+        self._clocked: tuple[Sequence[Action], Clocked] | None = None
         known = self.simulator.linker.known
         self.op_seconds = [
             device.seconds(cost, fact.seconds)
@@ -103,26 +113,21 @@ class TimeSimulator:
         self,
         plan: Plan | Sequence[Action],
         *,
-        memory: bool = True,
         limit_bytes: int | None = None,
         series: bool = False,
     ) -> Timeline:
         """Simulates one step.
 
         Args:
-            memory: also the peak, under the target's limit or `limit_bytes`.
-            series: and the bytes in use along the actions.
+            limit_bytes: of memory, the target's unless given.
+            series: also the bytes in use along the actions.
         """
         actions = self.simulator.actions(plan)
-        result = None
+        clock = self.clocked(actions)
         if self.target.copies_in_line:
-            clock = self._in_line(actions)
-            if memory:
-                result = self.simulator.memory(actions, limit_bytes=limit_bytes, series=series)
+            result = self.simulator.memory(actions, limit_bytes=limit_bytes, series=series)
         else:
-            clock = self._unheld(actions)
-            if memory:
-                clock, result = self._with_memory(actions, clock, limit_bytes, series)
+            clock, result = self._with_memory(actions, clock, limit_bytes, series)
         channels = [_CHANNEL.get(action.kind, COMPUTE) for action in actions]
         busy: dict[str, float] = dict.fromkeys((COMPUTE, COPY_OUT, COPY_IN), 0.0)
         for channel, start, end in zip(channels, clock.starts, clock.ends, strict=True):
@@ -140,8 +145,8 @@ class TimeSimulator:
         )
 
     def _with_memory(
-        self, actions: Sequence[Action], clock: _Clock, limit_bytes: int | None, series: bool
-    ) -> tuple[_Clock, MemoryResult]:
+        self, actions: Sequence[Action], clock: Clocked, limit_bytes: int | None, series: bool
+    ) -> tuple[Clocked, MemoryResult]:
         """Clock and memory that agree on when the host waits for memory.
 
         Each pass delays the actions that waited in the one before, until no more do. A delay puts
@@ -173,9 +178,14 @@ class TimeSimulator:
         )
         return device.step_overhead_seconds + traced * device.trace_seconds
 
+    def needed(self, plan: Plan | Sequence[Action]) -> MemoryResult:
+        """What a step takes, whatever the limit."""
+        return self.timeline(plan, limit_bytes=ROOMY_BYTES).memory
+
     def step_seconds(self, plan: Plan | Sequence[Action]) -> float:
-        """Only the step's time: fast, for comparing plans."""
-        return self.timeline(plan, memory=False).step_seconds
+        """Only the step's time, if no memory is waited for: fast, for comparing plans."""
+        actions = self.simulator.actions(plan)
+        return max(self.clocked(actions).ends, default=0.0) + self._beyond(actions)
 
     def busy_seconds(self, actions: Sequence[Action], *, in_line: bool) -> float:
         """The step's time if nothing stalls. `in_line`: with copies in line with compute."""
@@ -193,25 +203,25 @@ class TimeSimulator:
             return self.in_seconds[action.id]
         return self.op_seconds[action.id] if action.kind in ("run", "recompute") else 0.0
 
-    def _in_line(self, actions: Sequence[Action]) -> _Clock:
+    def clocked(self, actions: Sequence[Action]) -> Clocked:
+        """When everything happens, if no memory is waited for. The last one is asked about again."""
+        if self._clocked is not None and self._clocked[0] is actions:
+            return self._clocked[1]
+        clock = self._in_line(actions) if self.target.copies_in_line else self._beside(actions, {})
+        if isinstance(actions, tuple):  # which nobody changes
+            self._clocked = actions, clock
+        return clock
+
+    def _in_line(self, actions: Sequence[Action]) -> Clocked:
         """One after the other."""
         starts, ends, now = [], [], 0.0
         for action in actions:
             starts.append(now)
             now += self._seconds(action)
             ends.append(now)
-        return _Clock(starts, ends, starts)
+        return Clocked(starts, ends, starts)
 
-    def _unheld(self, actions: Sequence[Action]) -> _Clock:
-        """Copies beside compute, if no memory is waited for. The last one is asked about again."""
-        if self._clocked is not None and self._clocked[0] is actions:
-            return self._clocked[1]
-        clock = self._beside(actions, {})
-        if isinstance(actions, tuple):  # which nobody changes
-            self._clocked = actions, clock
-        return clock
-
-    def _beside(self, actions: Sequence[Action], held: Mapping[int, float]) -> _Clock:
+    def _beside(self, actions: Sequence[Action], held: Mapping[int, float]) -> Clocked:
         """Copies beside compute. `held`: action -> when the memory is there that it waits for."""
         ops = self.graph.ops
         starts: list[float] = []
@@ -249,15 +259,4 @@ class TimeSimulator:
             starts.append(start)
             ends.append(end)
             begun.append(host)
-        return _Clock(starts, ends, begun, stall, full)
-
-
-class _Clock(NamedTuple):
-    """Start and end on the channel and start on the host, of each action; sums of the waits."""
-
-    starts: list[float]
-    ends: list[float]
-    begun: list[float]
-    stall: float = 0.0
-    full: float = 0.0
-    passes: int = 1
+        return Clocked(starts, ends, begun, stall, full)

@@ -136,7 +136,7 @@ def use_of_memory(
     simulator, graph = clock.simulator, clock.graph
     actions = simulator.actions(plan)
     timeline = clock.timeline(actions, limit_bytes=limit_bytes)
-    fits = timeline.memory is not None and timeline.memory.out_of_memory is None
+    fits = timeline.memory.out_of_memory is None
     if not fits:
         limit_bytes = ROOMY_BYTES
         timeline = clock.timeline(actions, limit_bytes=limit_bytes)

@@ -16,7 +16,7 @@ from memtrade.graph import StepGraph
 from memtrade.options import Checked, option
 from memtrade.plan import Action
 from memtrade.simulate.defragment import defragment
-from memtrade.simulate.memory import ROOMY_BYTES, MemoryResult
+from memtrade.simulate.memory import MemoryResult
 from memtrade.simulate.timeline import TimeSimulator
 from memtrade.target import Target
 from memtrade.units import parse_bytes
@@ -84,19 +84,14 @@ class BudgetJudge:
         """The peak without padding: close to what `peak` says, and sooner."""
         copies = any(action.kind == "swap_out" for action in actions)
         if copies and not self.target.copies_in_line:
-            return self._memory(actions).live_peak_bytes
+            return self.clock.needed(actions).live_peak_bytes
         return self.memory.peak_live_bytes(actions)
 
     def peak(self, actions: tuple[Action, ...]) -> MemoryResult:
         """Of the plan that `assemble` makes of `actions`."""
         if self.target.order == "pinned":
             actions = defragment(self.clock, actions)
-        return self._memory(actions)
-
-    def _memory(self, actions: tuple[Action, ...]) -> MemoryResult:
-        made = self.clock.timeline(actions, limit_bytes=ROOMY_BYTES).memory
-        assert made is not None
-        return made
+        return self.clock.needed(actions)
 
     def seconds(self, actions: tuple[Action, ...]) -> float:
         return self.clock.step_seconds(actions)

@@ -24,7 +24,6 @@ from memtrade.errors import InfeasibleBudgetError, InvalidPlanError
 from memtrade.files import write_whole
 from memtrade.graph import StepGraph
 from memtrade.plan import Plan, check_plan, load_plan
-from memtrade.simulate.memory import ROOMY_BYTES
 from memtrade.simulate.timeline import TimeSimulator
 from memtrade.strategies.base import Strategy
 from memtrade.target import Target
@@ -67,8 +66,7 @@ def _fitting(
             check_plan(plan, clock.graph)
         except InvalidPlanError:
             continue
-        memory = clock.timeline(plan, limit_bytes=ROOMY_BYTES).memory
-        if memory is not None and memory.peak_bytes <= budget_bytes:
+        if clock.needed(plan).peak_bytes <= budget_bytes:
             found.append(plan)
     return found
 

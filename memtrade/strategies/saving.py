@@ -23,7 +23,6 @@ from memtrade.errors import UnsupportedGraphError
 from memtrade.graph import StepGraph
 from memtrade.plan import Action, Fate, Plan
 from memtrade.schedule import Lowering, lower
-from memtrade.simulate.memory import ROOMY_BYTES
 from memtrade.strategies.base import assemble, clock_of, decisions, make_plan
 from memtrade.strategies.spill import leaving, spilled
 from memtrade.target import Target
@@ -69,9 +68,7 @@ class Peaks:
 
     def of(self, plan: Plan | Sequence[Any]) -> int:
         if id(plan) not in self._found:
-            found = self.clock.timeline(plan, limit_bytes=ROOMY_BYTES).memory
-            assert found is not None
-            self._found[id(plan)] = plan, found.peak_bytes
+            self._found[id(plan)] = plan, self.clock.needed(plan).peak_bytes
         return self._found[id(plan)][1]
 
     def seconds(self, plan: Plan) -> float:

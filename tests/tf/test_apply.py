@@ -18,7 +18,8 @@ from memtrade.errors import (
 from memtrade.measure.environment import child_environment
 from memtrade.measure.protocol import TrialSpec
 from memtrade.op_types import CALL_TYPES
-from memtrade.simulate.predict import ROOMY_BYTES, Predictor
+from memtrade.simulate.memory import ROOMY_BYTES
+from memtrade.simulate.predict import Predictor
 from memtrade.strategies import PLANNED, make_options
 from memtrade.target import profile_target
 from memtrade.tf.extract import trace_concrete

@@ -12,7 +12,7 @@ from memtrade.graph import StepGraph
 from memtrade.models import make_model
 from memtrade.options import Value
 from memtrade.plan import check_plan
-from memtrade.simulate.defragment import ROOMY_BYTES
+from memtrade.simulate.memory import ROOMY_BYTES
 from memtrade.simulate.timeline import TimeSimulator
 from memtrade.strategies import PLANNED, find_planned, make_options
 from memtrade.strategies.budget import BudgetOptions
@@ -54,7 +54,6 @@ class Judged:
         plan = find_planned(name).plan(self.graph, make_options(name, options), self.target)
         check_plan(plan, self.graph)
         timeline = self.times.timeline(plan, limit_bytes=ROOMY_BYTES)
-        assert timeline.peak_bytes is not None
         return timeline.peak_bytes, timeline.step_seconds
 
     def others(self, budgets: Sequence[int]) -> Iterator[tuple[str, int, float]]:

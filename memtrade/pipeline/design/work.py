@@ -164,14 +164,14 @@ class StageTimer:
     def seconds(self, device: Device) -> StageSeconds:
         # Starting ops is counted apart: who starts them is not known here.
         self._timer.set_device(msgspec.structs.replace(device, dispatch_seconds=0.0))
-        ends = self._timer.timeline(self._program, memory=False).end_seconds
+        ends = self._timer.clocked(self._program).ends
         turn = max(ends[: self._split], default=0.0)
         forward, backward = self._program[: self._split], self._program[self._split :]
         per_op = device.dispatch_seconds
         return StageSeconds(
             forward=TaskSeconds(device=turn, host=self._started(forward) * per_op),
             bare_forward=TaskSeconds(
-                device=max(self._timer.timeline(self._bare, memory=False).end_seconds, default=0.0),
+                device=max(self._timer.clocked(self._bare).ends, default=0.0),
                 host=self._started(self._bare) * per_op,
             ),
             backward=TaskSeconds(

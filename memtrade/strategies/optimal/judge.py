@@ -152,7 +152,6 @@ class Judge:
     def _measure(self, verdict: Verdict, actions: tuple[Action, ...]) -> Finished:
         timeline = self.times.timeline(actions, limit_bytes=ROOMY_BYTES)
         memory = timeline.memory
-        assert memory is not None
         return Finished(
             verdict,
             actions,
