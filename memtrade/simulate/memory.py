@@ -34,7 +34,7 @@ from memtrade.graph import StepGraph
 from memtrade.plan import Action, Plan
 from memtrade.simulate.bfc import ArenaOutOfMemoryError, BfcAllocator
 from memtrade.simulate.live import Laid, laid, live_rows
-from memtrade.simulate.moments import Holder, Lag, Peak
+from memtrade.simulate.moments import Lag, Peak
 from memtrade.simulate.program import Linker, Program
 from memtrade.simulate.regions import round_up
 from memtrade.simulate.unplanned import executor_order, merged_tensors
@@ -75,7 +75,6 @@ class MemoryResult(msgspec.Struct, frozen=True):
         host_peak_bytes: most bytes in host memory at once.
         peak_action: index of the action at the peak; -1 if the step never exceeds what persists.
         peak_op: its op's name, or "swap in"/"swap out" and the tensor's.
-        holders: who holds what at the peak, the largest first. Variables and batch: a row each.
         in_use_bytes: most bytes in use during each action (of the last step), if asked for.
         out_of_memory: set if the step does not fit; the peaks are then those up to there.
         waits: the requests that waited for memory which a copy out held: (action, the copy's end).
@@ -91,7 +90,6 @@ class MemoryResult(msgspec.Struct, frozen=True):
     host_peak_bytes: int
     peak_action: int
     peak_op: str
-    holders: tuple[Holder, ...]
     in_use_bytes: tuple[int, ...] | None = None
     out_of_memory: OutOfMemory | None = None
     assumed: tuple[str, ...] = ()
@@ -194,9 +192,6 @@ class Simulator:
             host_peak_bytes=walk.host_peak,
             peak_action=best.action,
             peak_op=self._name(actions, best.action),
-            holders=walk.holders(
-                best.buffers, lambda row: self._name(actions, program.rows[row].action)
-            ),
             in_use_bytes=in_use,
             out_of_memory=failed,
             assumed=self.assumed,

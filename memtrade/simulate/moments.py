@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import NamedTuple, Protocol
 
-import msgspec
-
 
 class Allocator(Protocol):
     """What the walk needs of an allocator."""
@@ -17,22 +15,11 @@ class Allocator(Protocol):
     def free(self, handle: int, /) -> object: ...
 
 
-class Holder(msgspec.Struct, frozen=True, array_like=True):
-    """Who holds memory at the peak, and the bytes it asked for.
-
-    `label` is a tensor's name, "scratch of" an op, or "variables", "batch", "constants".
-    """
-
-    label: str
-    size_bytes: int
-
-
 class Peak(NamedTuple):
-    """Most bytes in use, during which action, and how many buffers had been made by then."""
+    """Most bytes in use, and during which action."""
 
     in_use: int
     action: int
-    buffers: int
 
 
 class Lag(NamedTuple):

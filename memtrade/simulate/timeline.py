@@ -53,7 +53,7 @@ class Timeline(msgspec.Struct, frozen=True):
         start_seconds, end_seconds: for each action, on its channel.
         begun_seconds: when the host starts each action, and so when its outputs are allocated.
         channels: for each action.
-        memory: peak and who holds it, with the copies' lags.
+        memory: its peak and more, with the copies' lags.
         full_seconds: how long the host waits for memory that copies out still hold.
     """
 
@@ -204,7 +204,7 @@ class TimeSimulator:
         return self.op_seconds[action.id] if action.kind in ("run", "recompute") else 0.0
 
     def clocked(self, actions: Sequence[Action]) -> Clocked:
-        """When everything happens, if no memory is waited for. The last one is asked about again."""
+        """When everything happens, if no memory is waited for. The last answer is kept."""
         if self._clocked is not None and self._clocked[0] is actions:
             return self._clocked[1]
         clock = self._in_line(actions) if self.target.copies_in_line else self._beside(actions, {})

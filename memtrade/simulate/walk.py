@@ -5,13 +5,13 @@ from __future__ import annotations
 import copy
 import heapq
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Self
 
 from memtrade.graph import Tensor
 from memtrade.simulate.bfc import ArenaOutOfMemoryError
-from memtrade.simulate.moments import Allocator, Holder, Lag, Peak
+from memtrade.simulate.moments import Allocator, Lag, Peak
 from memtrade.simulate.program import COMPUTE, RESERVE, SWAP_OUT, Code, Linker, Program, Row
 
 HANDLE_BYTES = 200  # the scalar tensor that holds a variable's resource handle
@@ -47,14 +47,14 @@ class Walk:
         self.linker, self.program, self.allocator = linker, program, allocator
         self.persistent_bytes = self.given_bytes = 0
         self.live = self.live_peak = self.host_peak = 0
-        self.peak = Peak(0, -1, 0)
+        self.peak = Peak(0, -1)
         self.row = -1
         self.waits: list[tuple[int, float]] = []
         self.lag = lag
         self._leaving: list[tuple[float, int]] = []  # heap of (end of the copy, buffer)
         self.series: list[int] = []
         self._handle, self.sizes, self.refs = [0], [0], [_FOREVER]
-        self._owner, self._died = [-1], [math.inf]
+        self._owner = [-1]
         self.variables: dict[int, int] = {}
         self._lies: Mapping[int, int] = {}
         self._graphs = _GRAPHS  # that keep constants and are still to come
@@ -76,7 +76,7 @@ class Walk:
         made = copy.copy(self)
         made.program, made.allocator, made.lag = program, allocator, lag
         made._handle, made.sizes, made.refs = self._handle[:], self.sizes[:], self.refs[:]
-        made._owner, made._died, made._leaving = self._owner[:], self._died[:], self._leaving[:]
+        made._owner, made._leaving = self._owner[:], self._leaving[:]
         made.variables = self.variables.copy()
         made._groups = {group: members[:] for group, members in self._groups.items()}
         return made
@@ -123,7 +123,7 @@ class Walk:
                 self._always("constants", kept_bytes)
         self.persistent_bytes = self.allocator.bytes_in_use
         before = max(folding_bytes, self.persistent_bytes)
-        self.peak = Peak(before, -1, len(self._handle))
+        self.peak = Peak(before, -1)
 
     def _folded(self) -> int:
         """The most bytes in use before the first step, when the runtime computes what is made of
@@ -206,7 +206,6 @@ class Walk:
         self.sizes.append(size)
         self.refs.append(references)
         self._owner.append(owner)
-        self._died.append(math.inf)
         self.live = live = self.live + size
         if live > self.live_peak:
             self.live_peak = live
@@ -222,7 +221,6 @@ class Walk:
         """Nobody will read it any more."""
         self.allocator.free(self._handle[buffer])
         self.live -= self.sizes[buffer]
-        self._died[buffer] = len(self._handle)
 
     def step(self) -> None:
         """Walks the program once. Raises ArenaOutOfMemoryError where the step would.
@@ -253,7 +251,7 @@ class Walk:
             series.append(in_use)
             if in_use > peak:
                 peak = in_use
-                self.peak = Peak(in_use, action, len(self._handle))
+                self.peak = Peak(in_use, action)
                 if in_use >= self.hopeless:
                     return
             if lag and code is SWAP_OUT:
@@ -280,7 +278,7 @@ class Walk:
             if buffer:
                 self.refs[buffer] = _FOREVER
         self.series, self.waits, self._passing = [], [], []
-        self.peak = Peak(self.allocator.bytes_in_use, -1, len(self._handle))
+        self.peak = Peak(self.allocator.bytes_in_use, -1)
         self._host = 0
 
     def _compute(self, row: Row) -> None:
@@ -365,24 +363,3 @@ class Walk:
                 self._release(old)
         else:
             self._copy_if_shared(handle, size)
-
-    def holders(self, buffers: int, name: Callable[[int], str]) -> tuple[Holder, ...]:
-        """Who held memory when that many buffers had been made; the largest first.
-
-        Args:
-            name: row -> what stands for its scratch.
-        """
-        grouped: dict[int, str] = {}
-        held: dict[str, int] = {}
-        for group, members in self._groups.items():
-            grouped.update(dict.fromkeys(members, group))
-        for buffer in range(1, buffers):
-            if self._died[buffer] < buffers:
-                continue
-            owner = self._owner[buffer]
-            label = grouped.get(buffer)
-            if label is None:
-                label = self.linker.label(owner) if owner >= 0 else f"scratch of {name(-2 - owner)}"
-            held[label] = held.get(label, 0) + self.sizes[buffer]
-        ranked = sorted(held.items(), key=lambda each: (-each[1], each[0]))
-        return tuple(Holder(label, size) for label, size in ranked)
