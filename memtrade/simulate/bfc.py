@@ -15,19 +15,19 @@ with their names there:
 - ``FindChunkPtr``: the free chunk with the smallest (size, address) that fits. TensorFlow keeps 21
   bins by powers of two; since bins are ordered by size and each is sorted by (size, address), its
   search is one best-fit search over all free chunks, and that is what is done here.
-- Split if ``size >= 2 * rounded`` or ``size - rounded >= 128 MiB`` (``fragmentation_fraction *
-  limit`` if that option is set). The low end is handed out, the rest is free.
+- Split if ``size >= 2 * rounded`` or ``size - rounded >= 128 MiB``. The low end is handed out, the
+  rest is free.
 - ``Extend``, when no chunk fits: if the rounded request fits in ``limit - pool`` (rounded down to
   256), ask for a new region. The region size starts at min(2 MiB, limit) and doubles with each
   region; a larger request doubles it until it suffices (and then it is not doubled once more). It
-  is clipped to what is left of the limit. If the system refuses, ask for 0.9 of it (in single
-  precision, rounded up to 256) until it agrees or the request no longer fits. Regions are never
-  given back, and never merge with each other.
+  is clipped to what is left of the limit. Regions are never given back, and never merge with each
+  other.
 - ``bytes_in_use`` adds whole chunks. Clearing the statistics sets the peak to the bytes in use.
 
 Assumed and not modelled. One thread, or requests in the order in which the allocator's lock served
-them. Addresses of regions come from ``malloc`` and are not known in advance; they matter only when
-two free chunks of one size lie in different regions (see ``sub_allocator``). Not modelled: chunk
+them; the system has the memory for each region. Their addresses come from ``malloc`` and are not
+known in advance; they matter only when two free chunks of one size lie in different regions (see
+``sub_allocator``). Not modelled: ``fragmentation_fraction`` (off), chunk
 timestamps (``SetTimingCounter``; only some GPU streams use them), ``garbage_collection`` of whole
 free regions (on for GPUs; without effect while there is one region), spatial partitioning and
 regions that coalesce (GPU virtual memory). An allocation that fails waits up to 10 s in TensorFlow
@@ -51,7 +51,6 @@ from memtrade.simulate.regions import (
     Ascending,
     Descending,
     SubAllocator,
-    nine_tenths,
     round_up,
 )
 
@@ -116,12 +115,8 @@ class BfcAllocator:
     allow_growth
         True: regions on demand, as the CPU arena. False: the first request takes the whole limit
         as one region, as a GPU by default.
-    fragmentation_fraction
-        If above 0, a chunk is split as soon as this fraction of the limit would be padding, in
-        place of 128 MiB.
     sub_allocator
-        Where regions lie, and whether the system has them. By default each lies below the one
-        before (as Linux places large blocks), and there is always enough.
+        Where regions lie. By default each lies below the one before (as Linux places large blocks).
 
     Examples
     --------
@@ -144,17 +139,11 @@ class BfcAllocator:
         limit_bytes: int,
         *,
         allow_growth: bool = True,
-        fragmentation_fraction: float = 0.0,
         sub_allocator: SubAllocator | None = None,
     ) -> None:
         if limit_bytes < GRAIN_BYTES:
             raise ValueError(f"limit_bytes must be at least {GRAIN_BYTES}, got {limit_bytes}")
         self.limit_bytes = limit_bytes
-        self.max_padding_bytes = (
-            int(fragmentation_fraction * limit_bytes)
-            if fragmentation_fraction > 0
-            else MAX_PADDING_BYTES
-        )
         first_bytes = min(limit_bytes, FIRST_REGION_BYTES) if allow_growth else limit_bytes
         self._region_bytes = round_up(first_bytes)  # curr_region_allocation_bytes_
         self._sub_allocator = sub_allocator or Descending()
@@ -240,7 +229,7 @@ class BfcAllocator:
 
     @property
     def largest_request_bytes(self) -> int:
-        """The largest request that would succeed now, if the system has the memory."""
+        """The largest request that would succeed now."""
         return max(self.largest_free_bytes, self.growable_bytes)
 
     @property
@@ -298,7 +287,7 @@ class BfcAllocator:
         key = free.pop(found)
         address = key & _ADDRESS_MASK
         size = self._size_at.pop(address)
-        if size >= rounded * 2 or size - rounded >= self.max_padding_bytes:
+        if size >= rounded * 2 or size - rounded >= MAX_PADDING_BYTES:
             rest_bytes = size - rounded
             rest = address + rounded
             insort(free, (rest_bytes << _SIZE_SHIFT) + rest)
@@ -372,28 +361,11 @@ class BfcAllocator:
             doubled = True
         size = min(self._region_bytes, available)
         address = self._sub_allocator(size)
-        while address is None:
-            less = round_up(nine_tenths(size))
-            if less < rounded or less == size:  # below 2,560 bytes TensorFlow would ask forever
-                return False
-            size = less
-            address = self._sub_allocator(size)
         if not doubled:
             self._region_bytes *= 2
-        self._check_place(address, size)
         self._pool_bytes += size
         self._regions.append((address, size))
         self._size_at[address] = size
         self._start_of[address + size] = address
         insort(self._free, (size << _SIZE_SHIFT) + address)
         return True
-
-    def _check_place(self, address: int, size: int) -> None:
-        """Regions may neither overlap nor touch: neighbours are found by their addresses."""
-        if not 0 < address <= address + size <= _ADDRESS_MASK:
-            raise ValueError(f"a region must lie in (0, 2**48), got {address:#x} + {size}")
-        for other, other_bytes in self._regions:
-            if address <= other + other_bytes and other <= address + size:
-                raise ValueError(
-                    f"region {address:#x} + {size} touches region {other:#x} + {other_bytes}"
-                )

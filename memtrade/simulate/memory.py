@@ -68,7 +68,6 @@ class MemoryResult(msgspec.Struct, frozen=True):
     Attributes:
         peak_bytes: the highest peak of the simulated steps, padding and holes included.
         told_peak_bytes: where nothing but what is told of lies in the holes, if that is less.
-        first_step_peak_bytes: of the first step alone.
         persistent_bytes: in use between steps.
         given_bytes: of these, what is there before the first step: variables and batch.
         live_peak_bytes: the peak of the bytes asked for: no padding, no holes.
@@ -83,7 +82,6 @@ class MemoryResult(msgspec.Struct, frozen=True):
 
     peak_bytes: int
     told_peak_bytes: int
-    first_step_peak_bytes: int
     persistent_bytes: int
     given_bytes: int
     live_peak_bytes: int
@@ -97,11 +95,10 @@ class MemoryResult(msgspec.Struct, frozen=True):
 
 
 class _Walked(NamedTuple):
-    """A walk that has ended: its highest peak, the first step's, and what ended it early."""
+    """A walk that has ended: its highest peak, and what ended it early."""
 
     walk: Walk
     best: Peak
-    first_peak_bytes: int
     error: ArenaOutOfMemoryError | None
 
 
@@ -185,7 +182,6 @@ class Simulator:
         return MemoryResult(
             peak_bytes=best.in_use + ahead_bytes,
             told_peak_bytes=min(best.in_use, tried[0].best.in_use) + ahead_bytes,
-            first_step_peak_bytes=walked.first_peak_bytes + ahead_bytes,
             persistent_bytes=walk.persistent_bytes,
             given_bytes=walk.given_bytes,
             live_peak_bytes=walk.live_peak,
@@ -214,12 +210,11 @@ class Simulator:
             walk = self.begin(program, limit_bytes=limit_bytes, lag=lag, places=places)
             at_first = walk.peak
             for _ in differing_steps(walk, steps):
-                peaks.append(max(walk.peak, at_first) if not peaks else walk.peak)
+                peaks.append(walk.peak if peaks else max(walk.peak, at_first))
         except ArenaOutOfMemoryError as raised:
             error = raised
             peaks.append(walk.peak)
-        best = max(peaks, key=lambda peak: peak.in_use)
-        return _Walked(walk, best, peaks[0].in_use, error)
+        return _Walked(walk, max(peaks, key=lambda peak: peak.in_use), error)
 
     def begin(
         self,
