@@ -73,9 +73,7 @@ def draw_body(library: Any, function: str, arguments: Sequence[Argument]) -> Bod
             renamed[node.name if index == 0 else f"{node.name}:{index}"] = name
         drawn.node.append(node)
     for node in drawn.node:
-        inputs = [renamed.get(each.removesuffix(":0"), each) for each in node.input]
-        del node.input[:]
-        node.input.extend(inputs)
+        node.input[:] = [renamed.get(each.removesuffix(":0"), each) for each in node.input]
     results = [f"{_CALL}:{i}" if i else _CALL for i in range(len(signature.output_arg))]
     wanted = [renamed.get(each, each) for each in map(inlined.reference, results)]
     with tf.Graph().as_default() as graph:

@@ -123,14 +123,7 @@ def unchanged(concrete: Any, specs: Sequence[tf.TensorSpec]) -> Any:
     alone = opened(concrete, specs)
     if alone is not concrete:
         return alone
-    func_graph = concrete.graph
-    return graft(
-        concrete,
-        func_graph.as_graph_def(),
-        specs,
-        results=[t.name for t in func_graph.outputs],
-        effects=[op.name for op in func_graph.control_outputs],
-    ).get_concrete_function()  # pyright: ignore[reportFunctionMemberAccess]
+    return graft(concrete, concrete.graph.as_graph_def(), specs).get_concrete_function()
 
 
 def call_unchanged(concrete: Any, values: Sequence[tf.Tensor]) -> Any:

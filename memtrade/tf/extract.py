@@ -111,7 +111,7 @@ def opened(concrete: Any, specs: Sequence[tf.TensorSpec]) -> Any:
         results=[inlined.reference(t.name) for t in func_graph.outputs],
         effects=[inlined.effect(op.name) for op in func_graph.control_outputs],
         on_import=shapes_kept(func_graph),
-    ).get_concrete_function()  # pyright: ignore[reportFunctionMemberAccess]
+    ).get_concrete_function()
 
 
 def read_graph(
@@ -193,7 +193,9 @@ def _read_ops(
         node.name: {**simple_attrs(node), **calls.about(node), **meeting.get(node.name, {})}
         for node in graph_def.node
     }
-    is_stateful = _StatefulTypes()
+    # Of a call, it depends on what is called, which the type says, too; but see `Calls.pure`.
+    one_of = {operation.type: operation for operation in operations}
+    stateful = {kind for kind, one in one_of.items() if one.op_def.is_stateful}
     ops: list[Op] = []
     tensors: list[Tensor] = []
     tensor_ids: dict[str, int] = {}
@@ -214,7 +216,7 @@ def _read_ops(
                 inputs=tuple(tensor_ids[t.name] for t in operation.inputs),
                 controls=_op_ids(operation.control_inputs, op_ids),
                 outputs=tuple(outputs),
-                stateful=is_stateful(operation) and operation.name not in calls.pure,
+                stateful=operation.type in stateful and operation.name not in calls.pure,
                 attrs=attrs[operation.name] | _scratch(learned, operation),
                 node=definitions.place_of(operation.name),
             )
@@ -313,22 +315,6 @@ def variable_spec(captured: tf.Tensor) -> tf.TensorSpec | None:
         return None
     behind = data.shape_and_type[0]
     return tf.TensorSpec(tf.TensorShape(behind.shape), tf.as_dtype(behind.dtype))
-
-
-class _StatefulTypes:
-    """Whether an op type is stateful, asked once per type.
-
-    A call's statefulness depends on the function that it calls, which TensorFlow says in the type
-    (PartitionedCall against StatefulPartitionedCall); but see `Calls.pure`.
-    """
-
-    def __init__(self) -> None:
-        self._known: dict[str, bool] = {}
-
-    def __call__(self, operation: tf.Operation) -> bool:
-        if operation.type not in self._known:
-            self._known[operation.type] = operation.op_def.is_stateful
-        return self._known[operation.type]
 
 
 def _refuse(graph_def: Any) -> None:

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from memtrade.op_types import READ_TYPES
 from memtrade.tf.inline import Inlined, functions_named, op_defs, still_called
-from memtrade.tf.nodes import KNOWN_TYPES, MOST_VALUES, Constant, NodeDef, make_call
+from memtrade.tf.nodes import KNOWN_TYPES, MOST_VALUES, Constant, NodeDef, copied, make_call
 
 # The NoOp in a body that stands for what its ops with a state wait for.
 START = "start"
@@ -37,7 +37,7 @@ class Functions:
 
     def __init__(self, graph_def: Any):
         self.library: dict[str, Any] = {f.signature.name: f for f in graph_def.library.function}
-        self.op_defs = op_defs(_with_calls_of_all(graph_def))
+        self.op_defs = op_defs(graph_def)
         self._versions = graph_def.versions
         self._templates: dict[str, Template] = {}
 
@@ -73,16 +73,6 @@ class Functions:
         return found
 
 
-def _with_calls_of_all(graph_def: Any) -> Any:
-    """For `op_defs`, which looks into functions that are called, but not into loops."""
-    extended = tf.compat.v1.GraphDef()
-    extended.CopyFrom(graph_def)
-    for function in graph_def.library.function:
-        call = extended.node.add(op="PartitionedCall", name=f"call/{function.signature.name}")
-        call.attr["f"].func.name = function.signature.name
-    return extended
-
-
 def _opened(function: str, library: Mapping[str, Any], versions: Any) -> Template:
     signature = library[function].signature
     call = make_call("PartitionedCall", _BODY, signature)
@@ -104,14 +94,8 @@ def _opened(function: str, library: Mapping[str, Any], versions: Any) -> Templat
 
 def kernel_function(node: NodeDef, definition: Any) -> Any:
     """A concrete function that does what `node` does. All calls of it run the same kernel."""
-    inner = tf.compat.v1.NodeDef()
-    inner.CopyFrom(node)
-    inner.name = "kernel"
-    inner.attr.pop("_class", None)
     names = [each.name for each in definition.input_arg]
-    del inner.input[:]
-    inner.input.extend(names)
-    graph_def = tf.compat.v1.GraphDef(node=[inner])
+    graph_def = tf.compat.v1.GraphDef(node=[copied(node, "kernel", names)])
     graph_def.versions.producer = tf.version.GRAPH_DEF_VERSION
     types = [each.type or node.attr[each.type_attr].type for each in definition.input_arg]
     unknown: Any = None  # the shapes

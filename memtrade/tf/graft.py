@@ -15,10 +15,10 @@ def graft(
     graph_def: Any,
     specs: Sequence[tf.TensorSpec],
     *,
-    results: Sequence[str],
-    effects: Sequence[str],
+    results: Sequence[str] | None = None,
+    effects: Sequence[str] | None = None,
     on_import: Callable[[Any], None] = lambda graph: None,
-) -> Callable[..., Any]:
+) -> Any:
     """A tf.function of `specs` that runs `graph_def` in place of the graph of `concrete`.
 
     It returns what `concrete` does, in the same structure, once the effects have happened. The
@@ -28,18 +28,19 @@ def graft(
     Args:
         concrete: a tf.types.experimental.ConcreteFunction. Its inputs keep their names in
             `graph_def`.
-        results: for each output of `concrete`, the tensor of `graph_def` to return.
-        effects: the ops of `graph_def` that must run.
+        results: for each output of `concrete`, the tensor of `graph_def` to return; effects: the
+            ops that must run. Unless given, those of the same names.
         on_import: called with the new function's graph, while it is being traced.
     """
+    graph = concrete.graph
     return grafted(
         graph_def,
         specs,
-        names=[t.op.name for t in concrete.graph.inputs],
+        names=[t.op.name for t in graph.inputs],
         captured=lambda: concrete.captured_inputs,
         structure=concrete.structured_outputs,
-        results=results,
-        effects=effects,
+        results=[t.name for t in graph.outputs] if results is None else results,
+        effects=[op.name for op in graph.control_outputs] if effects is None else effects,
         on_import=on_import,
     )
 
@@ -55,7 +56,7 @@ def grafted(
     effects: Sequence[str],
     on_import: Callable[[Any], None] = lambda graph: None,
     alone: bool = True,
-) -> Callable[..., Any]:
+) -> Any:
     """A tf.function of `specs` that runs `graph_def`; see `graft`.
 
     Args:

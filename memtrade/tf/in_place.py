@@ -32,8 +32,7 @@ def write_in_place(assign: NodeDef, rank: int) -> list[NodeDef]:
     assign.attr["Index"].type = tf.int32.as_datatype_enum
     for mask in ("begin_mask", "end_mask"):
         assign.attr[mask].i = open_ends
-    del assign.input[:]
-    assign.input.extend([handle, at, at, by, value, *controls])
+    assign.input[:] = [handle, at, at, by, value, *controls]
     return constants
 
 

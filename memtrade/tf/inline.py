@@ -24,7 +24,7 @@ from typing import Any
 import tensorflow as tf
 
 from memtrade.op_types import CALL_TYPES
-from memtrade.tf.nodes import GraphDef, NodeDef, make_node
+from memtrade.tf.nodes import GraphDef, NodeDef, copied, make_node
 
 
 class Inlined:
@@ -45,9 +45,7 @@ class Inlined:
         for node in graph_def.node:
             self._add(node)
         for node in self._nodes:
-            inputs = [self.reference(each) for each in node.input]
-            del node.input[:]
-            node.input.extend(inputs)
+            node.input[:] = [self.reference(each) for each in node.input]
         self.graph_def = tf.compat.v1.GraphDef(node=self._nodes, versions=graph_def.versions)
         self.graph_def.library.function.extend(still_called(self._nodes, self._library))
 
@@ -67,9 +65,8 @@ class Inlined:
     def _add(self, node: NodeDef) -> None:
         function = called_function(node, self._library)
         if function is None:
-            copy = tf.compat.v1.NodeDef()
-            copy.CopyFrom(node)
-            self._nodes.append(copy)  # an IdentityN, too: a control edge may lead through it
+            # An IdentityN, too: a control edge may lead through it.
+            self._nodes.append(copied(node, node.name, node.input))
             if is_identity(node):
                 self._stand_for(node.name, node.input)
         else:
@@ -95,12 +92,7 @@ class Inlined:
         if waits:
             self._nodes.append(_no_op(prefix + "enter", waits))
         for node in function.node_def:
-            copy = tf.compat.v1.NodeDef()
-            copy.CopyFrom(node)
-            copy.name = prefix + node.name
-            copy.attr.pop("_class", None)  # colocation with ops by their names in the body
-            del copy.input[:]
-            copy.input.extend(inside(each) for each in node.input)
+            copy = copied(node, prefix + node.name, map(inside, node.input))
             if waits and self._definition(node).is_stateful:
                 copy.input.append(f"^{prefix}enter")
             self._add(copy)

@@ -46,6 +46,15 @@ def set_attributes(node: NodeDef, attrs: Mapping[str, Any]) -> None:
             made.tensor.CopyFrom(tf.make_tensor_proto(value))
 
 
+def copied(node: NodeDef, name: str, inputs: Iterable[str]) -> NodeDef:
+    """A copy that reads other inputs, and is beside no other op: those may be gone."""
+    made = tf.compat.v1.NodeDef()
+    made.CopyFrom(node)
+    made.attr.pop("_class", None)
+    made.name, made.input[:] = name, list(inputs)
+    return made
+
+
 def make_call(op: str, name: str, signature: Any) -> NodeDef:
     """A call of a function of the library, without its inputs."""
     call = make_node(op, name)
@@ -107,15 +116,10 @@ class Writer:
         references = [self.reference(each) for each in inputs]
         if self.dry:
             return name
-        node = tf.compat.v1.NodeDef()
-        node.CopyFrom(like)
-        node.attr.pop("_class", None)  # colocation with ops by names that may be gone
-        node.name = name if own_name else self._unique(name)
-        del node.input[:]
-        node.input.extend(references)
-        node.input.extend(f"^{each}" for each in controls)
-        self.nodes.append(node)
-        return node.name
+        name = name if own_name else self._unique(name)
+        inputs = [*references, *(f"^{each}" for each in controls)]
+        self.nodes.append(copied(like, name, inputs))
+        return name
 
     def make(self, op: str, name: str, inputs: Sequence[NodeInput], **attrs: Any) -> str:
         return self.add(make_node(op, **attrs), name, inputs)

@@ -25,7 +25,7 @@ from memtrade.tf.extract import Trace
 from memtrade.tf.graft import graft
 from memtrade.tf.in_place import settle, write_in_place
 from memtrade.tf.meetings import check_meetings
-from memtrade.tf.nodes import make_node
+from memtrade.tf.nodes import copied, make_node
 from memtrade.tf.swap import HostTransfer, NodeDef, empty_node, shape_node, size_node
 
 # Names of new nodes start with this; users find them in TensorBoard and in traces.
@@ -58,15 +58,8 @@ def import_step(trace: Trace, graph_def: Any) -> Callable[..., tf.Tensor]:
 
     Raises InvalidPlanError where devices would wait for each other for ever.
     """
-    func_graph = trace.concrete.graph
     check_meetings(graph_def, trace.concrete, trace.graph.data)
-    return graft(
-        trace.concrete,
-        graph_def,
-        trace.step.specs,
-        results=[t.name for t in func_graph.outputs],
-        effects=[op.name for op in func_graph.control_outputs],
-    )
+    return graft(trace.concrete, graph_def, trace.step.specs)
 
 
 @dataclass
@@ -198,13 +191,9 @@ class _Rewriter:
     def _copy(self, op_id: int, name: str) -> NodeDef:
         """A node of op `op_id` that reads the latest version of its inputs, without controls."""
         op = self.graph.ops[op_id]
-        node = tf.compat.v1.NodeDef()
-        node.CopyFrom(self.sources[op.name])
-        node.name = name
+        node = copied(self.sources[op.name], name, [self.latest[t] for t in op.inputs])
         if "parallel_iterations" in node.attr:  # one after the other, or the peak would vary
             node.attr["parallel_iterations"].i = 1
-        del node.input[:]
-        node.input.extend(self.latest[t] for t in op.inputs)
         if self.at in self.sums:
             self._add_up_as_it_came(node)
         return node

@@ -118,13 +118,8 @@ def in_parts(
     for node in made.node:
         kept = [each for each in node.input if each.removeprefix("^") not in whole]
         node.input[:] = [renamed.get(reference, reference) for reference in kept]
-    return graft(
-        concrete,
-        made,
-        specs,
-        results=[renamed.get(t.name, t.name) for t in concrete.graph.outputs],
-        effects=[op.name for op in concrete.graph.control_outputs],
-    )
+    results = [renamed.get(t.name, t.name) for t in concrete.graph.outputs]
+    return graft(concrete, made, specs, results=results)
 
 
 class _Wide(NamedTuple):

@@ -18,7 +18,7 @@ from typing import Any
 import tensorflow as tf
 
 from memtrade.tf.graft import graft
-from memtrade.tf.nodes import NodeDef
+from memtrade.tf.nodes import NodeDef, copied, make_node
 from memtrade.tf.unroll import shapes_kept
 
 # How many inputs TensorFlow's kernel adds to its output at a time.
@@ -38,14 +38,8 @@ def in_groups(concrete: Any, specs: Sequence[tf.TensorSpec]) -> Any:
     made = tf.compat.v1.GraphDef(library=graph_def.library, versions=graph_def.versions)
     for node in graph_def.node:
         made.node.extend(_groups(node) if node.name in long else [node])
-    return graft(
-        concrete,
-        made,
-        specs,
-        results=[t.name for t in func_graph.outputs],
-        effects=[operation.name for operation in func_graph.control_outputs],
-        on_import=shapes_kept(func_graph),
-    ).get_concrete_function()  # pyright: ignore[reportFunctionMemberAccess]
+    keep = shapes_kept(func_graph)
+    return graft(concrete, made, specs, on_import=keep).get_concrete_function()
 
 
 def parts_of(operation: tf.Operation) -> list[str]:
@@ -68,16 +62,13 @@ def _groups(node: NodeDef) -> list[NodeDef]:
     made: list[NodeDef] = []
     total = ""
     for start, end in itertools.pairwise([0, *ends]):
-        group = tf.compat.v1.NodeDef()
-        group.CopyFrom(node)
-        group.name = f"{node.name}/group{start}"
+        group = copied(node, f"{node.name}/group{start}", parts[start:end])
         group.attr["N"].i = end - start
-        group.input[:] = parts[start:end]
         made.append(group)
         if total:
-            made.append(tf.compat.v1.NodeDef(op="AddV2", name=f"{node.name}/sum{start}"))
-            made[-1].device, made[-1].input[:] = node.device, [total, group.name]
-            made[-1].attr["T"].CopyFrom(node.attr["T"])
+            summed, dtype = [total, group.name], tf.as_dtype(node.attr["T"].type)
+            name = f"{node.name}/sum{start}"
+            made.append(make_node("AddV2", name, summed, device=node.device, T=dtype))
         total = made[-1].name
     made[-1].name = node.name
     made[-1].input.extend(each for each in node.input if each.startswith("^"))

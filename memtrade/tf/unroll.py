@@ -107,7 +107,7 @@ def _one_round(concrete: Any, specs: Sequence[tf.TensorSpec], kernels: RandomKer
             dict.fromkeys(n for op in func_graph.control_outputs for n in top.waits[op.name])
         ),
         on_import=lambda graph: _imported(graph, func_graph, kernels),
-    ).get_concrete_function()  # pyright: ignore[reportFunctionMemberAccess]
+    ).get_concrete_function()
 
 
 def _imported(graph: Any, before: Any, kernels: RandomKernels) -> None:

@@ -92,7 +92,7 @@ def _asking(concrete: Any, wanted: Sequence[tf.Tensor]) -> Any:
         structure=[tf.TensorSpec([None], tf.int64)] * len(asks),
         results=[node.name for node in asks],
         effects=[],
-    ).get_concrete_function()  # pyright: ignore[reportFunctionMemberAccess]
+    ).get_concrete_function()
 
 
 def _given(concrete: Any) -> int:
