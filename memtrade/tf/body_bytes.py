@@ -14,7 +14,7 @@ from memtrade.simulate.memory import ROOMY_BYTES, Simulator
 from memtrade.target import ARENA, profile_target
 from memtrade.tf.bodies import Body
 from memtrade.tf.definitions import Definitions
-from memtrade.tf.values import equal_constants, known_values
+from memtrade.tf.values import equal_constants, known_numbers
 
 
 @dataclass
@@ -154,7 +154,7 @@ def _as_step(operations: Sequence[tf.Operation], body: Body, learned: BodyBytes)
             loss=results[0] if results else 0,
             collection=(),
             nodes=tuple(node for node, _ in definitions.places),
-            values=known_values(operations, ids),
+            values=known_numbers(operations, ids),
             equal=equal_constants(graph_def, ids),
         )
     )

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from memtrade.tf.swap import MAX_SLICE_BYTES
@@ -37,3 +38,43 @@ def on_device(value: Any, dtype: tf.DType) -> tf.Tensor:
         return tf.io.parse_tensor(value, dtype)
     # A constant may lie in the array, and the variable with it outside of the device.
     return tf.raw_ops.DeepCopy(x=tf.constant(value))
+
+
+def variable_spec(captured: tf.Tensor) -> tf.TensorSpec | None:
+    """What lies behind a captured handle, if that is a variable."""
+    # The handle's shape_and_type is what TensorFlow itself infers variables' shapes from; there
+    # is no public accessor. tests/tf/test_extract.py notices when it moves.
+    data = captured._handle_data if captured.dtype == tf.resource else None
+    if data is None or not data.is_set or len(data.shape_and_type) != 1:
+        return None
+    behind = data.shape_and_type[0]
+    return tf.TensorSpec(tf.TensorShape(behind.shape), tf.as_dtype(behind.dtype))
+
+
+class Behind:
+    """The variable behind a handle, with what comparisons ask of a tf.Variable."""
+
+    def __init__(self, name: str, handle: tf.Tensor, spec: tf.TensorSpec):
+        self.name, self.handle, self.shape, self.dtype = name, handle, spec.shape, spec.dtype
+
+    def numpy(self) -> np.ndarray:
+        return tf.raw_ops.ReadVariableOp(resource=self.handle, dtype=self.dtype).numpy()
+
+    def assign(self, value: Any) -> None:
+        constant = tf.constant(value, self.dtype)
+        tf.raw_ops.AssignVariableOp(resource=self.handle, value=constant)
+
+
+def captured_variables(concrete: Any) -> list[Any]:
+    """In the order of their first use; TensorFlow's own list has another in each run, and
+    comparisons of two steps pair them. A concrete function knows its variables by weak references,
+    and nobody else holds the slots of tf.compat.v1's optimizers: of these, the handle is left."""
+    known = {id(variable.handle): variable for variable in concrete.variables}
+    found = []
+    for i, (_, handle) in enumerate(captures(concrete)):
+        spec = variable_spec(handle)
+        if id(handle) in known:
+            found.append(known[id(handle)])
+        elif spec is not None:
+            found.append(Behind(f"captured {i}", handle, spec))
+    return found

@@ -20,7 +20,7 @@ from memtrade.findings import Finding
 from memtrade.graph import GraphData, Op, StepGraph, Tensor
 from memtrade.tf.body_bytes import BodyBytes
 from memtrade.tf.calls import Calls
-from memtrade.tf.captured import captures
+from memtrade.tf.captured import captures, variable_spec
 from memtrade.tf.definitions import Definitions, simple_attrs
 from memtrade.tf.findings import meeting_nodes, of_trace, refusals
 from memtrade.tf.graft import graft
@@ -32,7 +32,7 @@ from memtrade.tf.step import CHECKPOINTS, TrainStep
 from memtrade.tf.sums import in_groups, parts_of
 from memtrade.tf.swap import MAX_SLICE_BYTES
 from memtrade.tf.unroll import shapes_kept, unrolled
-from memtrade.tf.values import equal_constants, known_values
+from memtrade.tf.values import equal_constants, known_numbers
 from memtrade.tf.watched import Shapes, learned_sizes
 
 
@@ -170,7 +170,7 @@ def read_graph(
         collection=living(func_graph.get_collection(CHECKPOINTS)),
         nodes=tuple(node for node, _ in definitions.places),
         functions=definitions.functions,
-        values=known_values(operations, tensor_ids),
+        values=known_numbers(operations, tensor_ids),
         equal=equal_constants(graph_def, tensor_ids),
         gathered=tuple(map(living, filter(None, map(_gathered, func_graph.get_operations())))),
         sized={tensor_ids[name]: how for name, how in learned.how.items()},
@@ -304,17 +304,6 @@ def _captured_bytes(captured: tf.Tensor) -> int:
     if found is None or not found.shape.is_fully_defined() or not found.dtype.size:
         return 0
     return found.shape.num_elements() * found.dtype.size
-
-
-def variable_spec(captured: tf.Tensor) -> tf.TensorSpec | None:
-    """What lies behind a captured handle, if that is a variable."""
-    # The handle's shape_and_type is what TensorFlow itself infers variables' shapes from; there
-    # is no public accessor. tests/tf/test_extract.py notices when it moves.
-    data = captured._handle_data if captured.dtype == tf.resource else None
-    if data is None or not data.is_set or len(data.shape_and_type) != 1:
-        return None
-    behind = data.shape_and_type[0]
-    return tf.TensorSpec(tf.TensorShape(behind.shape), tf.as_dtype(behind.dtype))
 
 
 def _refuse(graph_def: Any) -> None:

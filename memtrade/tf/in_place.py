@@ -14,8 +14,8 @@ from typing import Any
 import tensorflow as tf
 
 from memtrade.op_types import READING_TYPES
-from memtrade.tf.captured import captures, on_device, on_host
-from memtrade.tf.extract import Trace, variable_spec
+from memtrade.tf.captured import captures, on_device, on_host, variable_spec
+from memtrade.tf.extract import Trace
 from memtrade.tf.swap import NodeDef, const_node
 
 

@@ -13,9 +13,9 @@ from typing import Any
 import tensorflow as tf
 
 from memtrade.target import Places
-from memtrade.tf.captured import captures
+from memtrade.tf.captured import captures, variable_spec
 from memtrade.tf.device import Arena, LocalDevice
-from memtrade.tf.extract import Trace, variable_spec
+from memtrade.tf.extract import Trace
 from memtrade.tf.in_place import settle
 
 

@@ -20,9 +20,9 @@ from memtrade.op_types import CALL_TYPES, HARMLESS_TYPES
 from memtrade.simulate.regions import GRAIN_BYTES, round_up
 from memtrade.target import Places
 from memtrade.tf.calling import call_alone
-from memtrade.tf.captured import captures, on_device, on_host
+from memtrade.tf.captured import captures, on_device, on_host, variable_spec
 from memtrade.tf.device import Arena
-from memtrade.tf.extract import Trace, variable_spec
+from memtrade.tf.extract import Trace
 from memtrade.tf.in_place import put_in_place
 from memtrade.tf.places import places_here
 

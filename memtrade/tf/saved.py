@@ -17,7 +17,7 @@ import msgspec
 import tensorflow as tf
 
 from memtrade.errors import UnsupportedGraphError
-from memtrade.tf.extract import variable_spec
+from memtrade.tf.captured import variable_spec
 from memtrade.tf.graft import grafted
 from memtrade.tf.loss import NAME, Named, candidates
 from memtrade.tf.structure import named_leaves

@@ -17,7 +17,7 @@ import tensorflow as tf
 from memtrade.errors import MemtradeError
 from memtrade.graph import repeats
 from memtrade.models.target import OwnStep
-from memtrade.tf.handles import captured_variables
+from memtrade.tf.captured import captured_variables
 from memtrade.tf.laying import LaidVariables, laid_down
 from memtrade.tf.loss import returned_loss
 from memtrade.tf.step import TrainStep

@@ -12,7 +12,7 @@ from memtrade.graph import repeats
 from memtrade.tf.nodes import Constant, folded, is_few
 
 
-def known_values(
+def known_numbers(
     operations: Sequence[tf.Operation], tensor_ids: dict[str, int]
 ) -> dict[int, tuple[int, ...]]:
     """Of the small whole-number tensors whose values do not depend on the batch: what TensorFlow

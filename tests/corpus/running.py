@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from memtrade.tf.handles import captured_variables
+from memtrade.tf.captured import captured_variables
 from memtrade.tf.verify import compare_steps, differs_from_itself
 
 STEPS = 2

@@ -34,8 +34,8 @@ from memtrade.measure.here import here_target
 from memtrade.op_types import HANDED_TYPES
 from memtrade.parts import is_collective
 from memtrade.strategies import find_planned, make_options
+from memtrade.tf.captured import captured_variables
 from memtrade.tf.extract import trace_concrete
-from memtrade.tf.handles import captured_variables
 from memtrade.tf.replicas import apply_plans, parts_of
 from memtrade.tf.step import TrainStep
 from memtrade.tf.structure import tensors_of
