@@ -11,9 +11,11 @@ are pooled and flattened) and `auxiliary`.
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from memtrade.models.base import Classifier, Net, Tensor
 from memtrade.options import option
@@ -47,14 +49,14 @@ class InceptionV4(Classifier):
         net.training = self.batch_norm == "training"
         x = stem(net, images)  # [N, 35, 35, 384] of 299 pixels
         for letter in "bcde":
-            x = block(net, f"Mixed_5{letter}", block_a, x)  # [N, 35, 35, 384]
-        x = block(net, "Mixed_6a", reduction_a, x)  # [N, 17, 17, 1024]
+            x = block(net, f"Mixed_5{letter}", BLOCK_A, x)  # [N, 35, 35, 384]
+        x = block(net, "Mixed_6a", REDUCTION_A, x)  # [N, 17, 17, 1024]
         for letter in "bcdefgh":
-            x = block(net, f"Mixed_6{letter}", block_b, x)  # [N, 17, 17, 1024]
+            x = block(net, f"Mixed_6{letter}", BLOCK_B, x)  # [N, 17, 17, 1024]
         aside = x
-        x = block(net, "Mixed_7a", reduction_b, x)  # [N, 8, 8, 1536]
+        x = block(net, "Mixed_7a", REDUCTION_B, x)  # [N, 8, 8, 1536]
         for letter in "bcd":
-            x = block(net, f"Mixed_7{letter}", block_c, x)  # [N, 8, 8, 1536]
+            x = block(net, f"Mixed_7{letter}", BLOCK_C, x)  # [N, 8, 8, 1536]
         side = [(self._auxiliary_logits(net, aside), AUXILIARY)] if self.auxiliary else []
         with net.scope("Logits"):
             if self.head == "pool":
@@ -99,127 +101,96 @@ def stem(net: Net, x: Tensor) -> Tensor:
     x = single(x, filters=32, name="Conv2d_1a_3x3", stride=2, padding="VALID")
     x = single(x, filters=32, name="Conv2d_2a_3x3", padding="VALID")
     x = single(x, filters=64, name="Conv2d_2b_3x3")
-    x = block(net, "Mixed_3a", mixed_3a, x)  # [N, 73, 73, 160]
-    x = block(net, "Mixed_4a", mixed_4a, x)  # [N, 71, 71, 192]
-    return block(net, "Mixed_5a", mixed_5a, x)  # [N, 35, 35, 384]
+    x = block(net, "Mixed_3a", MIXED_3A, x)  # [N, 73, 73, 160]
+    x = block(net, "Mixed_4a", MIXED_4A, x)  # [N, 71, 71, 192]
+    return block(net, "Mixed_5a", MIXED_5A, x)  # [N, 35, 35, 384]
 
 
-def block(net: Net, name: str, branches, x: Tensor) -> Tensor:
+Layer = Callable[[Net, Tensor], Tensor]
+Branches = Sequence[Sequence[Layer]]
+
+
+def block(net: Net, name: str, branches: Branches, x: Tensor) -> Tensor:
     """Concatenates the channels of the branches; the result is a checkpoint."""
     with net.scope(name):
-        return net.block(lambda net, x: net.concat(branches(net, x)), x)
+        return net.block(_concatenated, x, branches=branches)
 
 
-def mixed_3a(net: Net, x: Tensor) -> list[Tensor]:
-    with net.scope("Branch_0"):
-        b0 = net.max_pool(x, 3, stride=2, padding="VALID")
-    with net.scope("Branch_1"):
-        b1 = conv(net, x, 96, 3, "Conv2d_0a_3x3", stride=2, padding="VALID")
-    return [b0, b1]
+def _concatenated(net: Net, x: Tensor, branches: Branches) -> Tensor:
+    made = []
+    for number, layers in enumerate(branches):
+        with net.scope(f"Branch_{number}"):
+            made.append(functools.reduce(lambda y, layer: layer(net, y), layers, x))
+    return net.concat(made)
 
 
-def mixed_4a(net: Net, x: Tensor) -> list[Tensor]:
-    with net.scope("Branch_0"):
-        b0 = conv(net, x, 64, 1, "Conv2d_0a_1x1")
-        b0 = conv(net, b0, 96, 3, "Conv2d_1a_3x3", padding="VALID")
-    with net.scope("Branch_1"):
-        b1 = conv(net, x, 64, 1, "Conv2d_0a_1x1")
-        b1 = conv(net, b1, 64, (1, 7), "Conv2d_0b_1x7")
-        b1 = conv(net, b1, 64, (7, 1), "Conv2d_0c_7x1")
-        b1 = conv(net, b1, 96, 3, "Conv2d_1a_3x3", padding="VALID")
-    return [b0, b1]
+def layer(filters: int, kernel: int | tuple[int, int], name: str, **settings: Any) -> Layer:
+    return lambda net, x: conv(net, x, filters, kernel, f"Conv2d_{name}", **settings)
 
 
-def mixed_5a(net: Net, x: Tensor) -> list[Tensor]:
-    with net.scope("Branch_0"):
-        b0 = conv(net, x, 192, 3, "Conv2d_1a_3x3", stride=2, padding="VALID")
-    with net.scope("Branch_1"):
-        b1 = net.max_pool(x, 3, stride=2, padding="VALID")
-    return [b0, b1]
+def fork(*layers: Layer) -> Layer:
+    """All of them on the same input, concatenated."""
+    return lambda net, x: net.concat([each(net, x) for each in layers])
 
 
-def block_a(net: Net, x: Tensor) -> list[Tensor]:
-    """The paper's figure 4: [N, 35, 35, 384] -> 4 x [N, 35, 35, 96]."""
-    with net.scope("Branch_0"):
-        b0 = conv(net, x, 96, 1, "Conv2d_0a_1x1")
-    with net.scope("Branch_1"):
-        b1 = conv(net, x, 64, 1, "Conv2d_0a_1x1")
-        b1 = conv(net, b1, 96, 3, "Conv2d_0b_3x3")
-    with net.scope("Branch_2"):
-        b2 = conv(net, x, 64, 1, "Conv2d_0a_1x1")
-        b2 = conv(net, b2, 96, 3, "Conv2d_0b_3x3")
-        b2 = conv(net, b2, 96, 3, "Conv2d_0c_3x3")
-    with net.scope("Branch_3"):
-        b3 = net.avg_pool(x, 3)
-        b3 = conv(net, b3, 96, 1, "Conv2d_0b_1x1")
-    return [b0, b1, b2, b3]
+def averaged(net: Net, x: Tensor) -> Tensor:
+    return net.avg_pool(x, 3)
 
 
-def reduction_a(net: Net, x: Tensor) -> list[Tensor]:
-    """Figure 7: [N, 35, 35, 384] -> [N, 17, 17, 384 + 256 + 384]."""
-    with net.scope("Branch_0"):
-        b0 = conv(net, x, 384, 3, "Conv2d_1a_3x3", stride=2, padding="VALID")
-    with net.scope("Branch_1"):
-        b1 = conv(net, x, 192, 1, "Conv2d_0a_1x1")
-        b1 = conv(net, b1, 224, 3, "Conv2d_0b_3x3")
-        b1 = conv(net, b1, 256, 3, "Conv2d_1a_3x3", stride=2, padding="VALID")
-    with net.scope("Branch_2"):
-        b2 = net.max_pool(x, 3, stride=2, padding="VALID")
-    return [b0, b1, b2]
+def halved(net: Net, x: Tensor) -> Tensor:
+    return net.max_pool(x, 3, stride=2, padding="VALID")
 
 
-def block_b(net: Net, x: Tensor) -> list[Tensor]:
-    """Figure 5: [N, 17, 17, 1024] -> [N, 17, 17, 384 + 256 + 256 + 128]."""
-    with net.scope("Branch_0"):
-        b0 = conv(net, x, 384, 1, "Conv2d_0a_1x1")
-    with net.scope("Branch_1"):
-        b1 = conv(net, x, 192, 1, "Conv2d_0a_1x1")
-        b1 = conv(net, b1, 224, (1, 7), "Conv2d_0b_1x7")
-        b1 = conv(net, b1, 256, (7, 1), "Conv2d_0c_7x1")
-    with net.scope("Branch_2"):
-        b2 = conv(net, x, 192, 1, "Conv2d_0a_1x1")
-        b2 = conv(net, b2, 192, (7, 1), "Conv2d_0b_7x1")
-        b2 = conv(net, b2, 224, (1, 7), "Conv2d_0c_1x7")
-        b2 = conv(net, b2, 224, (7, 1), "Conv2d_0d_7x1")
-        b2 = conv(net, b2, 256, (1, 7), "Conv2d_0e_1x7")
-    with net.scope("Branch_3"):
-        b3 = net.avg_pool(x, 3)
-        b3 = conv(net, b3, 128, 1, "Conv2d_0b_1x1")
-    return [b0, b1, b2, b3]
+unpadded = partial(layer, padding="VALID")
+strided = partial(unpadded, stride=2)
 
-
-def reduction_b(net: Net, x: Tensor) -> list[Tensor]:
-    """Figure 8: [N, 17, 17, 1024] -> [N, 8, 8, 192 + 320 + 1024]."""
-    with net.scope("Branch_0"):
-        b0 = conv(net, x, 192, 1, "Conv2d_0a_1x1")
-        b0 = conv(net, b0, 192, 3, "Conv2d_1a_3x3", stride=2, padding="VALID")
-    with net.scope("Branch_1"):
-        b1 = conv(net, x, 256, 1, "Conv2d_0a_1x1")
-        b1 = conv(net, b1, 256, (1, 7), "Conv2d_0b_1x7")
-        b1 = conv(net, b1, 320, (7, 1), "Conv2d_0c_7x1")
-        b1 = conv(net, b1, 320, 3, "Conv2d_1a_3x3", stride=2, padding="VALID")
-    with net.scope("Branch_2"):
-        b2 = net.max_pool(x, 3, stride=2, padding="VALID")
-    return [b0, b1, b2]
-
-
-def block_c(net: Net, x: Tensor) -> list[Tensor]:
-    """Figure 6: [N, 8, 8, 1536] -> [N, 8, 8, 256 + 512 + 512 + 256]."""
-    with net.scope("Branch_0"):
-        b0 = conv(net, x, 256, 1, "Conv2d_0a_1x1")
-    with net.scope("Branch_1"):
-        b1 = conv(net, x, 384, 1, "Conv2d_0a_1x1")
-        b1a = conv(net, b1, 256, (1, 3), "Conv2d_0b_1x3")
-        b1b = conv(net, b1, 256, (3, 1), "Conv2d_0c_3x1")
-        b1 = net.concat([b1a, b1b])
-    with net.scope("Branch_2"):
-        b2 = conv(net, x, 384, 1, "Conv2d_0a_1x1")
-        b2 = conv(net, b2, 448, (3, 1), "Conv2d_0b_3x1")
-        b2 = conv(net, b2, 512, (1, 3), "Conv2d_0c_1x3")
-        b2a = conv(net, b2, 256, (1, 3), "Conv2d_0d_1x3")
-        b2b = conv(net, b2, 256, (3, 1), "Conv2d_0e_3x1")
-        b2 = net.concat([b2a, b2b])
-    with net.scope("Branch_3"):
-        b3 = net.avg_pool(x, 3)
-        b3 = conv(net, b3, 256, 1, "Conv2d_0b_1x1")
-    return [b0, b1, b2, b3]
+MIXED_3A: Branches = (
+    [halved],
+    [strided(96, 3, "0a_3x3")],
+)
+MIXED_4A: Branches = (
+    [layer(64, 1, "0a_1x1"), unpadded(96, 3, "1a_3x3")],
+    [layer(64, 1, "0a_1x1"), layer(64, (1, 7), "0b_1x7"), layer(64, (7, 1), "0c_7x1"),
+     unpadded(96, 3, "1a_3x3")],
+)  # fmt: skip
+MIXED_5A: Branches = (
+    [strided(192, 3, "1a_3x3")],
+    [halved],
+)
+# The paper's figure 4: [N, 35, 35, 384] -> 4 x [N, 35, 35, 96].
+BLOCK_A: Branches = (
+    [layer(96, 1, "0a_1x1")],
+    [layer(64, 1, "0a_1x1"), layer(96, 3, "0b_3x3")],
+    [layer(64, 1, "0a_1x1"), layer(96, 3, "0b_3x3"), layer(96, 3, "0c_3x3")],
+    [averaged, layer(96, 1, "0b_1x1")],
+)
+# Figure 7: [N, 35, 35, 384] -> [N, 17, 17, 384 + 256 + 384].
+REDUCTION_A: Branches = (
+    [strided(384, 3, "1a_3x3")],
+    [layer(192, 1, "0a_1x1"), layer(224, 3, "0b_3x3"), strided(256, 3, "1a_3x3")],
+    [halved],
+)
+# Figure 5: [N, 17, 17, 1024] -> [N, 17, 17, 384 + 256 + 256 + 128].
+BLOCK_B: Branches = (
+    [layer(384, 1, "0a_1x1")],
+    [layer(192, 1, "0a_1x1"), layer(224, (1, 7), "0b_1x7"), layer(256, (7, 1), "0c_7x1")],
+    [layer(192, 1, "0a_1x1"), layer(192, (7, 1), "0b_7x1"), layer(224, (1, 7), "0c_1x7"),
+     layer(224, (7, 1), "0d_7x1"), layer(256, (1, 7), "0e_1x7")],
+    [averaged, layer(128, 1, "0b_1x1")],
+)  # fmt: skip
+# Figure 8: [N, 17, 17, 1024] -> [N, 8, 8, 192 + 320 + 1024].
+REDUCTION_B: Branches = (
+    [layer(192, 1, "0a_1x1"), strided(192, 3, "1a_3x3")],
+    [layer(256, 1, "0a_1x1"), layer(256, (1, 7), "0b_1x7"), layer(320, (7, 1), "0c_7x1"),
+     strided(320, 3, "1a_3x3")],
+    [halved],
+)  # fmt: skip
+# Figure 6: [N, 8, 8, 1536] -> [N, 8, 8, 256 + 512 + 512 + 256].
+BLOCK_C: Branches = (
+    [layer(256, 1, "0a_1x1")],
+    [layer(384, 1, "0a_1x1"),
+     fork(layer(256, (1, 3), "0b_1x3"), layer(256, (3, 1), "0c_3x1"))],
+    [layer(384, 1, "0a_1x1"), layer(448, (3, 1), "0b_3x1"), layer(512, (1, 3), "0c_1x3"),
+     fork(layer(256, (1, 3), "0d_1x3"), layer(256, (3, 1), "0e_3x1"))],
+    [averaged, layer(256, 1, "0b_1x1")],
+)  # fmt: skip

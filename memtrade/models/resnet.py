@@ -54,36 +54,29 @@ class ResNet(Classifier):
         return f"resnet-{self.layers}"
 
     def logits(self, net: Net, images: Tensor) -> Tensor:
-        if self.version == 2:
-            return self.logits_v2(net, images)
+        x = self._features(net, images)
+        with net.scope("head"):
+            if self.version == 2:
+                x = norm_relu(net, x, "last")
+                x = net.avg_pool(x, x.shape[2], padding="VALID")  # [N, 1, 1, 512 or 2048]
+                x = net.reshape(x, (self.batch_size, -1))
+            else:
+                x = net.global_average_pool(x)  # [N, 512 or 2048]
+            return net.dense(x, self.num_classes, name="logits")
+
+    def _features(self, net: Net, images: Tensor) -> Tensor:
+        first, shallow, deep = STEM_AND_BLOCKS[self.version]
         with net.scope("stem"):
-            x = net.block(stem, images)  # [N, 56, 56, 64] of 224 pixels
-        block = basic if self.layers < 50 else bottleneck
+            x = net.block(first, images)  # [N, 56, 56, 64] of 224 pixels
+        block = shallow if self.layers < 50 else deep
         for stage, (blocks, width) in enumerate(zip(BLOCKS[self.layers], WIDTHS, strict=True)):
             for index in range(blocks):
+                own = {"project": not index} if self.version == 2 else {"stride_on": self.stride_on}
                 stride = 2 if stage > 0 and index == 0 else 1
                 with net.scope(f"stage{stage + 1}_block{index + 1}"):
                     # [N, 56 / 2^stage, same, width or 4 * width]
-                    x = net.block(block, x, width=width, stride=stride, stride_on=self.stride_on)
-        with net.scope("head"):
-            x = net.global_average_pool(x)  # [N, 512 or 2048]
-            return net.dense(x, self.num_classes, name="logits")
-
-    def logits_v2(self, net: Net, images: Tensor) -> Tensor:
-        with net.scope("stem"):
-            x = net.block(stem_v2, images)  # [N, 56, 56, 64] of 224 pixels
-        block = basic_v2 if self.layers < 50 else bottleneck_v2
-        for stage, (blocks, width) in enumerate(zip(BLOCKS[self.layers], WIDTHS, strict=True)):
-            for index in range(blocks):
-                first = index == 0
-                stride = 2 if stage and first else 1
-                with net.scope(f"stage{stage + 1}_block{index + 1}"):
-                    x = net.block(block, x, width=width, stride=stride, project=first)
-        with net.scope("head"):
-            x = norm_relu(net, x, "last")
-            x = net.avg_pool(x, x.shape[2], padding="VALID")  # [N, 1, 1, 512 or 2048]
-            x = net.reshape(x, (self.batch_size, -1))
-            return net.dense(x, self.num_classes, name="logits")
+                    x = net.block(block, x, width=width, stride=stride, **own)
+        return x
 
 
 def stem(net: Net, images: Tensor) -> Tensor:
@@ -160,3 +153,7 @@ def bottleneck_v2(net: Net, x: Tensor, width: int, *, stride: int, project: bool
     y = padded_conv(net, y, width, 1, name="conv1")
     y = padded_conv(net, norm_relu(net, y, "norm2"), width, 3, stride=stride, name="conv2")
     return padded_conv(net, norm_relu(net, y, "norm3"), 4 * width, 1, name="conv3") + carried
+
+
+# By version: the stem, and the block of networks with less than 50 layers, and with more.
+STEM_AND_BLOCKS = {1: (stem, basic, bottleneck), 2: (stem_v2, basic_v2, bottleneck_v2)}

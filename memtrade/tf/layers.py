@@ -236,13 +236,12 @@ class Net:
         """Puts the channels of images side by side."""
         return tf.concat(tensors, 1 if self.layout == "NCHW" else 3)
 
-    # Anything
+    # Anything; these as TensorFlow has them
 
-    def relu(self, x: tf.Tensor) -> tf.Tensor:
-        return tf.nn.relu(x)
-
-    def leaky_relu(self, x: tf.Tensor, slope: float) -> tf.Tensor:
-        return tf.nn.leaky_relu(x, slope)
+    relu, leaky_relu = staticmethod(tf.nn.relu), staticmethod(tf.nn.leaky_relu)
+    softmax, matmul = staticmethod(tf.nn.softmax), staticmethod(tf.matmul)
+    reshape, transpose = staticmethod(tf.reshape), staticmethod(tf.transpose)
+    identity, mean = staticmethod(tf.identity), staticmethod(tf.reduce_mean)
 
     def gelu(self, x: tf.Tensor) -> tf.Tensor:
         """GPT-2's approximation, 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))).
@@ -252,10 +251,6 @@ class Net:
         scale = math.sqrt(2 / math.pi)
         inner = x * (self._constant(scale) + self._constant(0.044715 * scale) * tf.square(x))
         return (self._constant(0.5) * x) * (self._constant(1.0) + tf.tanh(inner))
-
-    def softmax(self, x: tf.Tensor) -> tf.Tensor:
-        """Over the last axis."""
-        return tf.nn.softmax(x)
 
     def dropout(
         self,
@@ -311,12 +306,6 @@ class Net:
         """[...] of whole numbers, [V, C] -> [..., C]."""
         return tf.gather(tf.convert_to_tensor(table), ids)
 
-    def matmul(self, a: tf.Tensor, b: tf.Tensor, *, transpose_b: bool = False) -> tf.Tensor:
-        return tf.matmul(a, b, transpose_b=transpose_b)
-
-    def identity(self, x: tf.Tensor) -> tf.Tensor:
-        return tf.identity(x)
-
     def scaled(self, x: tf.Tensor, factor: float) -> tf.Tensor:
         return x * self._constant(factor)
 
@@ -324,12 +313,6 @@ class Net:
         """New values from [0, 1) in each step, from the model's seed and `name`."""
         _, op_seed = seed_pair(0, f"{self._variables.seed}/{self._path(name)}")
         return tf.random.uniform(list(shape), seed=op_seed, name=name)
-
-    def reshape(self, x: tf.Tensor, shape: Sequence[int]) -> tf.Tensor:
-        return tf.reshape(x, shape)
-
-    def transpose(self, x: tf.Tensor, axes: Sequence[int]) -> tf.Tensor:
-        return tf.transpose(x, axes)
 
     def split(self, x: tf.Tensor, parts: int) -> list[tf.Tensor]:
         """Equal parts of the last axis."""
@@ -360,10 +343,6 @@ class Net:
     def binary_cross_entropy(self, logits: tf.Tensor, targets: tf.Tensor) -> tf.Tensor:
         """Of a sigmoid: two tensors of one shape, targets in [0, 1] -> the same shape."""
         return tf.nn.sigmoid_cross_entropy_with_logits(labels=targets, logits=logits)
-
-    def mean(self, x: tf.Tensor) -> tf.Tensor:
-        """Of all values."""
-        return tf.reduce_mean(x)
 
 
 class RecomputingNet(Net):
