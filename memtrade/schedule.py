@@ -14,11 +14,11 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from memtrade.graph import StepGraph
-from memtrade.order import facts_of
+from memtrade.order import GraphFacts, facts_of
 from memtrade.plan import Action, Decision
 
 # The rank of a backward op that runs before all others that could.
@@ -105,7 +105,7 @@ class _Program:
         the next, where the order of creation would hold the gradients of all branches at once.
         Ops on demand run just before the first that waits for them.
         """
-        waiting = _Waiting(self, order)
+        waiting = _Waiting(self.facts, self.growth, order, self.facts.pending.copy())
         while (chosen := waiting.next()) is not None:
             stack = [chosen]
             while stack:
@@ -191,16 +191,22 @@ class _Program:
 
 
 class _Waiting:
-    """The backward ops that have yet to run, by what running them would leave in use.
+    """The ops that have yet to run, by what running them would leave in use.
 
     Attributes:
+        growth: bytes in use after an op less those before. pending: for how many each op waits.
         available: ops on demand that could run.
     """
 
-    def __init__(self, program: _Program, order: Sequence[int]):
-        self.facts, self.growth = program.facts, program.growth
+    def __init__(
+        self,
+        facts: GraphFacts,
+        growth: Callable[[int], int],
+        order: Sequence[int],
+        pending: dict[int, int],
+    ):
+        self.facts, self.growth, self.pending = facts, growth, pending
         self.position = {op_id: i for i, op_id in enumerate(order)}
-        self.pending = self.facts.pending.copy()
         self.available: set[int] = set()
         self.ranks: dict[int, int] = {}  # op that could run -> what it leaves in use, or _URGENT
         self.heap: list[tuple[int, int, int]] = []  # (rank, position, op); outdated ones stay
@@ -252,17 +258,17 @@ def lean_order(graph: StepGraph, order: Sequence[int], dropped: Set[int]) -> lis
     leaves least memory in use. What is not among the `dropped` tensors and read later stays in use.
     O(readers log ops).
     """
-    facts, root = facts_of(graph), graph.root
-    position = {op_id: i for i, op_id in enumerate(order)}
+    facts, root, here = facts_of(graph), graph.root, set(order)
     readers = [0] * len(graph.tensors)
     for t in graph.tensors:
-        later = t.id not in dropped and any(c not in position for c in graph.consumers[t.id])
-        readers[root[t.id]] += sum(c in position for c in graph.consumers[t.id]) + 2 * later
-    pending = {op_id: len(facts.before[op_id] & position.keys()) for op_id in order}
+        later = t.id not in dropped and any(c not in here for c in graph.consumers[t.id])
+        readers[root[t.id]] += sum(c in here for c in graph.consumers[t.id]) + 2 * later
+    never = len(graph.ops) + 1
+    pending = {
+        op.id: len(facts.before[op.id] & here) if op.id in here else never for op in graph.ops
+    }
 
     def growth(op_id: int) -> int:
-        if facts.eager[op_id]:
-            return _URGENT
         op = graph.ops[op_id]
         grown = sum(graph.tensors[t].size_bytes for t in op.outputs if root[t] == t)
         for t in {root[t] for t in op.inputs}:
@@ -270,27 +276,18 @@ def lean_order(graph: StepGraph, order: Sequence[int], dropped: Set[int]) -> lis
                 grown -= graph.tensors[t].size_bytes
         return grown
 
-    ready = {op_id: growth(op_id) for op_id in order if not pending[op_id]}
-    heap = [(rank, position[op_id], op_id) for op_id, rank in ready.items()]
-    heapq.heapify(heap)
+    waiting = _Waiting(facts, growth, order, pending)
     found: list[int] = []
-    while heap:
-        rank, _, op_id = heapq.heappop(heap)
-        if ready.get(op_id) != rank:
-            continue
-        del ready[op_id]
-        found.append(op_id)
-        anew = [s for s in facts.successors[op_id] if s in position]
-        for successor in anew:
-            pending[successor] -= 1
-        anew = [s for s in anew if not pending[s]]
-        for t in dict.fromkeys(graph.ops[op_id].inputs):
+    while (chosen := waiting.next()) is not None:
+        found.append(chosen)
+        for successor in waiting.released_by(chosen):
+            waiting.release(successor)
+        for t in dict.fromkeys(graph.ops[chosen].inputs):
             readers[root[t]] -= 1
             if readers[root[t]] == 1:
-                anew += [c for v in graph.views(root[t]) for c in graph.consumers[v] if c in ready]
-        for each in anew:
-            ready[each] = growth(each)
-            heapq.heappush(heap, (ready[each], position[each], each))
+                for view in graph.views(root[t]):
+                    for reader in graph.consumers[view]:
+                        waiting.rank_again(reader)
     return found
 
 

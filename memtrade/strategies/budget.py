@@ -98,10 +98,17 @@ class BudgetJudge:
 
 
 def fit(
-    judge: BudgetJudge, ladders: Iterable[Ladder], budget_bytes: int | None
+    judge: BudgetJudge,
+    ladders: Iterable[Ladder],
+    budget_bytes: int | None,
+    *,
+    first: bool = False,
 ) -> tuple[Action, ...]:
     """The fastest program found whose simulated peak fits the budget; without a budget, the one
     with the smallest peak.
+
+    Args:
+        first: a ladder is climbed only where those before it lead nowhere.
 
     Raises InfeasibleBudgetError where none fits.
     """
@@ -110,6 +117,8 @@ def fit(
     for ladder in ladders:
         try:
             found.append(_climb(judge, ladder, budget_bytes))
+            if first:
+                break
         except InfeasibleBudgetError as error:
             refused.append(error)
     if not found:
@@ -119,19 +128,6 @@ def fit(
     if budget_bytes is None:
         return min(found, key=lambda each: (judge.peak(each).peak_bytes, judge.seconds(each)))
     return min(found, key=judge.seconds)
-
-
-def fit_first(
-    judge: BudgetJudge, ladders: Iterable[Ladder], budget_bytes: int | None
-) -> tuple[Action, ...]:
-    """What `fit` finds on the first ladder, or else on the next. Raises as `fit` does."""
-    refused: list[InfeasibleBudgetError] = []
-    for ladder in ladders:
-        try:
-            return _climb(judge, ladder, budget_bytes)
-        except InfeasibleBudgetError as error:
-            refused.append(error)
-    raise min(refused, key=lambda error: error.needed_bytes)
 
 
 def _climb(judge: BudgetJudge, ladder: Ladder, budget_bytes: int | None) -> tuple[Action, ...]:

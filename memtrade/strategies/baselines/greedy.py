@@ -32,7 +32,7 @@ from memtrade.simulate.overlap import overlap
 from memtrade.simulate.timeline import TimeSimulator
 from memtrade.strategies.base import Strategy, assemble, decisions, worth_deciding
 from memtrade.strategies.baselines.stages import droppable
-from memtrade.strategies.budget import BudgetJudge, Ladder, fit_first
+from memtrade.strategies.budget import BudgetJudge, Ladder, fit
 from memtrade.strategies.budget import BudgetOptions as Options
 from memtrade.target import Target
 
@@ -57,8 +57,8 @@ def plan(graph: StepGraph, options: Options, target: Target) -> Plan:
 
     budget_bytes = options.budget_for(graph)
     shares = SHARES if budget_bytes and not judge.target.copies_in_line else (0.0,)
-    actions = fit_first(
-        judge, (ladder((budget_bytes or 0) * share) for share in shares), budget_bytes
+    actions = fit(
+        judge, (ladder((budget_bytes or 0) * share) for share in shares), budget_bytes, first=True
     )
     return assemble("greedy", graph, options, target, made[actions], actions)
 
