@@ -19,8 +19,8 @@ from memtrade.errors import MemtradeError, UnknownNameError
 from memtrade.graph import StepGraph
 from memtrade.options import Value
 from memtrade.papers.fused import Fusion, fused_kernels
+from memtrade.papers.pipeline_rates import Parameter, calibrate
 from memtrade.papers.published import load_published
-from memtrade.pipeline.design.calibrate import Parameter, calibrate
 from memtrade.pipeline.design.partitioner import Partitioner
 from memtrade.pipeline.design.predict import (
     Kernels,

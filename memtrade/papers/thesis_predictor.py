@@ -15,11 +15,11 @@ import msgspec
 
 from memtrade.graph import StepGraph
 from memtrade.options import Value
+from memtrade.papers.executor import run_order, tasks_of
+from memtrade.papers.fit import Sample, fit_device
 from memtrade.papers.published import load_published
 from memtrade.papers.thesis_nets import rules_of
 from memtrade.plan import Action, Order, Plan
-from memtrade.simulate.executor import run_order, tasks_of
-from memtrade.simulate.fit import Sample, fit_device
 from memtrade.simulate.timeline import TimeSimulator
 from memtrade.strategies import find_planned, make_options
 from memtrade.target import Target, profile_target

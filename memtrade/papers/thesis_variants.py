@@ -21,13 +21,13 @@ import pandas as pd
 from memtrade.graph import StepGraph
 from memtrade.models.resnet import BLOCKS
 from memtrade.options import Value
+from memtrade.papers.executor import run_order, tasks_of
 from memtrade.papers.pages import save_csv, write_pages
 from memtrade.papers.published import load_published
 from memtrade.papers.thesis_predictor import CARD, plan_of
 from memtrade.papers.thesis_trace import trace_step
 from memtrade.plan import CHECKPOINT
 from memtrade.results.sheets import markdown_row
-from memtrade.simulate.executor import run_order, tasks_of
 from memtrade.simulate.timeline import TimeSimulator
 from memtrade.target import profile_target
 from memtrade.units import megabytes

@@ -9,8 +9,8 @@ import pytest
 
 from memtrade.errors import MemtradeError, UnsupportedGraphError
 from memtrade.graph import StepGraph
+from memtrade.papers.executor import run_order, tasks_of
 from memtrade.plan import Order, Plan, check_plan
-from memtrade.simulate.executor import run_order, tasks_of
 from memtrade.simulate.timeline import TimeSimulator
 from memtrade.strategies import PLANNED, make_options
 from memtrade.strategies.bottlenecks import Trained

@@ -4,7 +4,7 @@
     memory      one factor on the shares of the memory bandwidth of all other ops
     dispatch    seconds for the host to start an op, which bounds pipelines of small micro-batches
 
-Fitted as whole steps are (`simulate.fit`), whose time no host bounds: few rows tell slow kernels
+Fitted as whole steps are (`papers.fit`), whose time no host bounds: few rows tell slow kernels
 from a slow host badly, and then the profile decides.
 """
 
@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Literal
 
 from memtrade.devices import Device
-from memtrade.simulate.fit import fit_ratios
+from memtrade.papers.fit import fit_ratios
 
 PRIOR = 0.05
 SMALLEST_SECONDS = 1e-7

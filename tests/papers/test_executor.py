@@ -4,9 +4,9 @@ import pytest
 
 from memtrade.errors import UnsupportedGraphError
 from memtrade.graph import StepGraph
+from memtrade.papers.executor import Task, run_order, tasks_of
 from memtrade.plan import Action, ActionKind
 from memtrade.simulate.bfc import MIB
-from memtrade.simulate.executor import Task, run_order, tasks_of
 from memtrade.simulate.timeline import TimeSimulator
 from tests.graphs import Builder, chain, on
 from tests.simulate.test_timeline import device

@@ -6,7 +6,7 @@ import pytest
 from memtrade.devices import load_device
 from memtrade.errors import MemtradeError, UnknownNameError
 from memtrade.graph import StepGraph
-from memtrade.simulate.fit import Sample, fit_device
+from memtrade.papers.fit import Sample, fit_device
 from memtrade.simulate.timeline import TimeSimulator
 from tests.graphs import Builder, on
 
