@@ -94,10 +94,12 @@ def grafted(
     )
 
 
-def called_as_it_is(concrete: Any, values: Sequence[tf.Tensor]) -> Any:
-    """What a concrete function returns for `values`, without TensorFlow's optimizer."""
-    config = tf.compat.v1.ConfigProto()
-    config.graph_options.rewrite_options.disable_meta_optimizer = True
+def called_as_it_is(concrete: Any, values: Sequence[tf.Tensor], config: Any = None) -> Any:
+    """What a concrete function returns for `values`, under a ConfigProto of its own; unless given,
+    one without TensorFlow's optimizer."""
+    if config is None:
+        config = tf.compat.v1.ConfigProto()
+        config.graph_options.rewrite_options.disable_meta_optimizer = True
     results = tf.raw_ops.StatefulPartitionedCall(
         args=[*values, *concrete.captured_inputs],
         Tout=[t.dtype for t in concrete.outputs],

@@ -23,6 +23,7 @@ from memtrade.strategies.native import (
 )
 from memtrade.tf.construction import AS_USUAL, Construction, Remat
 from memtrade.tf.extract import Trace, trace
+from memtrade.tf.graft import called_as_it_is
 from memtrade.tf.rewrite import import_step
 from memtrade.tf.step import TrainStep
 
@@ -86,21 +87,10 @@ def optimized(traced: Trace, options: Grappler) -> Callable[..., Any]:
     for node in graph_def.node:
         if node.name in hinted:
             node.attr["_recompute_hint"].i = 0  # that it is there is enough
-    function: Any = import_step(traced, graph_def)
-    concrete = function.get_concrete_function()
+    concrete = import_step(traced, graph_def).get_concrete_function()
     scope = _gradient_scope(traced.graph) if options.scope == "auto" else options.scope
-    config = grappler_config(options.mode, scope).SerializeToString()
-    types = [t.dtype for t in concrete.outputs]
-
-    def train_step(*batch: tf.Tensor) -> Any:
-        returned = tf.raw_ops.StatefulPartitionedCall(
-            args=[*batch, *concrete.captured_inputs], Tout=types, f=concrete, config_proto=config
-        )
-        return tf.nest.pack_sequence_as(
-            concrete.structured_outputs, returned, expand_composites=True
-        )
-
-    return train_step
+    config = grappler_config(options.mode, scope)
+    return lambda *batch: called_as_it_is(concrete, batch, config)
 
 
 def grappler_config(mode: str, scope: str) -> Any:

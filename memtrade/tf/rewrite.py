@@ -53,7 +53,7 @@ def rewrite(
     return _Rewriter(trace, plan, transfer, scope).graph_def()
 
 
-def import_step(trace: Trace, graph_def: Any) -> Callable[..., tf.Tensor]:
+def import_step(trace: Trace, graph_def: Any) -> Any:
     """A tf.function that runs `graph_def`, a rewriting of the trace's own.
 
     Raises InvalidPlanError where devices would wait for each other for ever.
