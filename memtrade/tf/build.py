@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Sequence
 
 import tensorflow as tf
@@ -23,7 +22,7 @@ from memtrade.tf.layers import Net, RecomputingNet
 from memtrade.tf.optimizers import Optimizer, make_optimizer
 from memtrade.tf.step import TrainStep
 from memtrade.tf.target import make_target_step
-from memtrade.tf.variables import Variables, normal, seed_pair, static_shape
+from memtrade.tf.variables import Variables, normal, seed_pair
 
 
 def make_step(
@@ -160,15 +159,3 @@ def _dense(gradient: tf.Tensor | tf.IndexedSlices | None, variable: tf.Variable)
         rows = variable.shape[0]
         return tf.math.unsorted_segment_sum(gradient.values, gradient.indices, rows)
     return gradient
-
-
-def parameter_count(model: DrawnModel) -> int:
-    """The number of trainable parameters, from static shapes: nothing is allocated."""
-    weights = Variables(model.seed)
-    with tf.Graph().as_default():
-        inputs = {
-            name: tf.compat.v1.placeholder(tf.as_dtype(each.dtype), each.shape, name)
-            for name, each in model.inputs().items()
-        }
-        model.loss(Net(weights, layout=model.layout), **inputs)
-    return sum(math.prod(static_shape(each)) for each in weights.trainable())
