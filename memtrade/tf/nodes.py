@@ -76,11 +76,17 @@ class Constant:
 
 
 class Late(ABC):
-    """A tensor that is written when it is first read."""
+    """A tensor that is written when it is first read. `reference`: to it, once it is."""
 
-    @abstractmethod
+    reference = ""
+
     def written(self, writer: Writer) -> str:
         """A reference to it; each call gives the same."""
+        self.reference = self.reference or self._write(writer)
+        return self.reference
+
+    @abstractmethod
+    def _write(self, writer: Writer) -> str: ...
 
 
 NodeInput = str | Constant | Late

@@ -36,7 +36,7 @@ class TensorList(Late):
 
     def __init__(self, length: int, dtype: tf.DType, shape: NodeInput, made: Made, loop: str):
         self.length, self.dtype, self.shape = length, dtype, shape
-        self.made, self.loop, self.reference = made, loop, ""
+        self.made, self.loop = made, loop
         self._items: dict[int, NodeInput] | None = {}
         self._differs: tuple[TensorList, Updates] | None = None
 
@@ -67,16 +67,15 @@ class TensorList(Late):
         new._differs, new._items = (self, updates), None
         return new
 
-    def written(self, writer: Writer) -> str:
-        if not self.reference:
-            # A long chain of changes, the first one first: Python's stack is short.
-            chain: list[TensorList] = [self]
-            while (before := chain[-1].made[2]) and isinstance(before[0], TensorList):
-                if before[0].reference:
-                    break
-                chain.append(before[0])
-            for each in reversed(chain):
-                each.reference = writer.add(each.made[0], each.made[1], each.made[2])
+    def _write(self, writer: Writer) -> str:
+        # A long chain of changes, the first one first: Python's stack is short.
+        chain: list[TensorList] = [self]
+        while (before := chain[-1].made[2]) and isinstance(before[0], TensorList):
+            if before[0].reference:
+                break
+            chain.append(before[0])
+        for each in reversed(chain):
+            each.reference = writer.add(*each.made)
         return self.reference
 
 
@@ -84,44 +83,38 @@ class Optional(Late):
     """What one of two branches hands to its gradient."""
 
     def __init__(self, made: Made):
-        self.made, self.reference = made, ""
+        self.made = made
 
-    def written(self, writer: Writer) -> str:
-        self.reference = self.reference or writer.add(*self.made)
-        return self.reference
+    def _write(self, writer: Writer) -> str:
+        return writer.add(*self.made)
 
 
 class RowOf(Late):
     """Row `index` of a tensor."""
 
     def __init__(self, source: str, index: int, dtype: tf.DType):
-        self.source, self.index, self.dtype, self.reference = source, index, dtype, ""
+        self.source, self.index, self.dtype = source, index, dtype
 
-    def written(self, writer: Writer) -> str:
-        if not self.reference:
-            ends = [Constant(np.array([i], np.int32)) for i in (self.index, self.index + 1, 1)]
-            name = f"{self.source.replace(':', '_')}/row{self.index}"
-            self.reference = writer.make(
-                "StridedSlice", name, [self.source, *ends], T=self.dtype, Index=tf.int32,
-                shrink_axis_mask=1, begin_mask=0, end_mask=0, ellipsis_mask=0, new_axis_mask=0,
-            )  # fmt: skip
-        return self.reference
+    def _write(self, writer: Writer) -> str:
+        ends = [Constant(np.array([i], np.int32)) for i in (self.index, self.index + 1, 1)]
+        name = f"{self.source.replace(':', '_')}/row{self.index}"
+        return writer.make(
+            "StridedSlice", name, [self.source, *ends], T=self.dtype, Index=tf.int32,
+            shrink_axis_mask=1, begin_mask=0, end_mask=0, ellipsis_mask=0, new_axis_mask=0,
+        )  # fmt: skip
 
 
 class Zeros(Late):
     """Zeros, of the shape of another tensor or of a known one."""
 
     def __init__(self, like: NodeInput, dtype: tf.DType):
-        self.like, self.dtype, self.reference = like, dtype, ""
+        self.like, self.dtype = like, dtype
 
-    def written(self, writer: Writer) -> str:
-        if not self.reference:
-            zero = writer.constant(np.zeros((), self.dtype.as_numpy_dtype))
-            if isinstance(self.like, Constant):
-                self.reference = writer.filled(self.like, zero, self.dtype)
-            else:
-                self.reference = writer.make("ZerosLike", "zeros", [self.like], T=self.dtype)
-        return self.reference
+    def _write(self, writer: Writer) -> str:
+        zero = writer.constant(np.zeros((), self.dtype.as_numpy_dtype))
+        if isinstance(self.like, Constant):
+            return writer.filled(self.like, zero, self.dtype)
+        return writer.make("ZerosLike", "zeros", [self.like], T=self.dtype)
 
 
 class Lists:
