@@ -17,6 +17,8 @@ from memtrade.tf.layers import Net
 from memtrade.tf.optimizers import make_optimizer
 from memtrade.tf.variables import Variables
 
+pytestmark = pytest.mark.usefixtures("narrow_models")
+
 SMALL = {
     "resnet-18": ("resnet", {"layers": 18, "image_size": 32, "num_classes": 10}),
     "resnet-18-v2": (

@@ -28,6 +28,8 @@ from tests import forks
 from tests.graphs import ARENA, target
 from tests.tf.small_models import SMALL, small_step
 
+pytestmark = pytest.mark.usefixtures("narrow_models")
+
 CASES = [
     ("original", {}),
     ("checkpoints", {}),
