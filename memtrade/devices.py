@@ -13,6 +13,7 @@ to 4 times less than is counted here, so their share may exceed 1.
 
 from __future__ import annotations
 
+import json
 import math
 import tomllib
 from importlib import resources
@@ -185,3 +186,34 @@ def _positive(values: dict[str, Any], field: str, where: str, *, table: str = ""
     if value <= 0:
         raise MemtradeError(f"device profile {where}: {table}{field} must be positive, not {value}")
     return value
+
+
+def to_toml(device: Device) -> str:
+    """A device profile that `load_device` reads."""
+    lines = [
+        f"name = {_quoted(device.name)}",
+        f"source = {_quoted(device.source)}",
+        f"flops_per_s = {_rounded(device.flops_per_s)}",
+        f"memory_bandwidth_bytes_per_s = {_rounded(device.memory_bandwidth_bytes_per_s)}",
+        f"host_to_device_bytes_per_s = {_rounded(device.host_to_device_bytes_per_s)}",
+        f"device_to_host_bytes_per_s = {_rounded(device.device_to_host_bytes_per_s)}",
+        f"launch_overhead_seconds = {_rounded(device.launch_overhead_seconds)}",
+        f"dispatch_seconds = {_rounded(device.dispatch_seconds)}",
+        f"memory_bytes = {device.memory_bytes}",
+        f"blocking_transfers = {str(device.blocking_transfers).lower()}",
+        "",
+        "# Shares of the peak rates: of the flops for conv and matmul, else of the bandwidth.",
+        "[efficiency]",
+        *(f"{each} = {_rounded(device.efficiency[each])}" for each in _CLASSES),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _rounded(value: float) -> str:
+    """Four digits: no measurement here is better than that."""
+    return repr(float(f"{value:.4g}"))
+
+
+def _quoted(value: str) -> str:
+    """A basic string: TOML escapes as JSON does."""
+    return json.dumps(value, ensure_ascii=False)

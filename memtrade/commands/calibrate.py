@@ -5,15 +5,16 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from pathlib import Path
 
+import msgspec
+
 from memtrade.commands.progress import reporting, say, watched
 from memtrade.commands.reading import check_folder, write_output
-from memtrade.devices import parse_device
+from memtrade.devices import parse_device, to_toml
 from memtrade.errors import MemtradeError
 from memtrade.measure import host
 from memtrade.measure.flags import DeviceFlags, Flag, Verbose
 from memtrade.measure.protocol import TrialSpec
 from memtrade.results.words import status_text
-from memtrade.simulate.calibration import to_toml
 
 
 def calibrate(
@@ -49,11 +50,12 @@ def calibrate(
         reporter.trial(1, 1, f"calibrate {name}")
         spec = TrialSpec(task="calibrate", device=name, memory_limit_bytes=limit_bytes)
         outcome = watched(spec, reporter, timeout_seconds=device.timeout, verbose=verbose)
-    if outcome.rates is None:
+    if outcome.profile is None:
         reason = f"{status_text(outcome.status)}: {outcome.reason}"
         say(f"{name} was not calibrated: {reason}")
         return 1
-    text = to_toml(outcome.rates, name=output.stem, source=_source(name))
+    profile = msgspec.structs.replace(outcome.profile, name=output.stem, source=_source(name))
+    text = to_toml(profile)
     parse_device(text, where=output.name)
     write_output(output, text.encode())
     print(text, end="")

@@ -27,9 +27,9 @@ from typing import Any, Literal
 import msgspec
 
 from memtrade.comparison import Verified
+from memtrade.devices import Device
 from memtrade.graph import StepGraph
 from memtrade.plan import CHECKPOINT, Decision, Order, Plan
-from memtrade.simulate.calibration import Rates
 from memtrade.simulate.predict import Predicted
 
 ChildTask = Literal["measure", "verify", "extract", "inspect", "calibrate"]
@@ -318,7 +318,7 @@ class Simulated(msgspec.Struct, frozen=True, tag="simulated"):
 class Calibrated(msgspec.Struct, frozen=True, tag="calibrated"):
     """The device's rates."""
 
-    rates: Rates
+    profile: Device
 
 
 class Corrected(msgspec.Struct, frozen=True, kw_only=True, tag="corrected"):
@@ -359,7 +359,7 @@ class Outcome:
     corrections: tuple[Corrected, ...] = ()
     measured: Measured | None = None
     verified: Verified | None = None
-    rates: Rates | None = None
+    profile: Device | None = None
 
 
 Event = (

@@ -126,8 +126,8 @@ class _Conversation:
                 self.told = replace(self.told, predicted=predicted)
             case Corrected():
                 self.told = replace(self.told, corrections=(*self.told.corrections, event))
-            case Calibrated(rates=rates):
-                self.told = replace(self.told, rates=rates)
+            case Calibrated(profile=profile):
+                self.told = replace(self.told, profile=profile)
             case Verified():
                 self.told = replace(self.told, verified=event)
             case Progress():

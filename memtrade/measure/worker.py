@@ -147,10 +147,10 @@ class _Worker:
             self._tell()
             return
         if self.spec.task == "calibrate":
-            rates = measure_rates(
+            profile = measure_rates(
                 device, on_step=lambda i, of: self._say(Progress("calibrate", i, of))
             )
-            self._say(Calibrated(rates))
+            self._say(Calibrated(profile))
             self._say(Done())
             return
         if self.spec.task == "verify":

@@ -17,8 +17,9 @@ from typing import Any
 import tensorflow as tf
 
 from memtrade.costs import OpCost, op_cost
+from memtrade.devices import Device
 from memtrade.graph import GraphData, Op, StepGraph, Tensor
-from memtrade.simulate.calibration import Rates, shares_of_peaks
+from memtrade.simulate.calibration import shares_of_peaks
 from memtrade.tf.device import LocalDevice
 
 _LAYERS = 100  # of the chain of tiny ops
@@ -126,8 +127,8 @@ def measure_rates(
     *,
     on_step: Callable[[int, int], None] = lambda i, of: None,
     seconds_each: float = 0.3,
-) -> Rates:
-    """The device's rates, in about a minute at most.
+) -> Device:
+    """A profile with the device's rates, in about a minute at most; it has no name yet.
 
     Args:
         on_step: called with the number of each benchmark before it runs, and how many there are.
@@ -151,12 +152,16 @@ def measure_rates(
     on_step(of, of)
     back = size_bytes / median_seconds(come, [leave(values)], seconds_each)
     peak_flops, peak_bytes, shares = shares_of_peaks(costs, took)
-    return Rates(
+    return Device(
+        name="",
+        source="",
         flops_per_s=peak_flops,
         memory_bandwidth_bytes_per_s=peak_bytes,
         host_to_device_bytes_per_s=back,
         device_to_host_bytes_per_s=out,
-        overhead_seconds=overhead,
+        # A chain of ops goes as fast as its slower half lets it: starting them or running them.
+        launch_overhead_seconds=overhead,
+        dispatch_seconds=overhead,
         memory_bytes=device.limit_bytes,
         blocking_transfers=device.transfer.blocking,
         efficiency=shares,

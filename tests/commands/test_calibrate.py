@@ -12,14 +12,14 @@ from memtrade.devices import load_device
 from memtrade.measure.protocol import TrialSpec
 from memtrade.measure.trial import Outcome
 from tests.commands.conftest import Run
-from tests.measure.test_calibration import RATES
+from tests.measure.test_calibration import PROFILE
 
 
 class Child:
     """Stands in for the child process."""
 
     def __init__(self) -> None:
-        self.outcome = Outcome(status="ok", rates=RATES)
+        self.outcome = Outcome(status="ok", profile=PROFILE)
         self.specs: list[TrialSpec] = []
 
     def run(self, spec: TrialSpec, *_: Any, **__: Any) -> Outcome:
