@@ -8,17 +8,9 @@ from dataclasses import dataclass
 import tensorflow as tf
 
 from memtrade.errors import UnsupportedGraphError
+from memtrade.strategies.native import KerasRemat
 
 Gradients = tuple[tf.Tensor, list[tf.Tensor]]  # the loss, and a gradient per variable
-
-
-@dataclass(frozen=True, kw_only=True)
-class Remat:
-    """The arguments of `keras.RematScope`."""
-
-    mode: str
-    output_size_threshold: int
-    layer_names: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +25,7 @@ class Construction:
 
     recompute_blocks: bool = False
     micro_batches: int = 1
-    remat: Remat | None = None
+    remat: KerasRemat | None = None
 
 
 AS_USUAL = Construction()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -12,10 +13,10 @@ import tensorflow as tf
 
 from memtrade.errors import MemtradeError, UnsupportedGraphError
 from memtrade.models.keras import KerasApplication
+from memtrade.strategies.native import KerasRemat
 from memtrade.tf.construction import (
     Construction,
     Gradients,
-    Remat,
     in_micro_batches,
     micro_batch_size,
 )
@@ -108,7 +109,7 @@ def _told_of_remat(model: KerasApplication, construction: Construction) -> Itera
         ) from error
 
 
-def make_network(model: KerasApplication, remat: Remat | None = None) -> keras.Model:
+def make_network(model: KerasApplication, remat: KerasRemat | None = None) -> keras.Model:
     """The model, with random weights, which depend on Keras's seed only.
 
     Raises:
@@ -119,7 +120,7 @@ def make_network(model: KerasApplication, remat: Remat | None = None) -> keras.M
         scope = keras.RematScope(
             mode=remat.mode,
             output_size_threshold=remat.output_size_threshold,
-            layer_names=list(remat.layer_names),
+            layer_names=list(filter(None, remat.layer_names.split(","))),
         )
     try:
         with scope:
@@ -209,7 +210,4 @@ def _keras_reason(error: Exception) -> str:
 
 def _elements(tensor: Any) -> int:
     """Of one example."""
-    elements = 1
-    for size in tensor.shape[1:]:
-        elements *= size
-    return elements
+    return math.prod(tensor.shape[1:])

@@ -21,7 +21,7 @@ from memtrade.strategies.native import (
     RecomputeGrad,
     Xla,
 )
-from memtrade.tf.construction import AS_USUAL, Construction, Remat
+from memtrade.tf.construction import AS_USUAL, Construction
 from memtrade.tf.extract import Trace, trace
 from memtrade.tf.graft import called_as_it_is
 from memtrade.tf.rewrite import import_step
@@ -49,13 +49,7 @@ def make_native_step(
         case Accumulate():
             return build(Construction(micro_batches=options.micro_batches))
         case KerasRemat():
-            names = tuple(filter(None, options.layer_names.split(",")))
-            remat = Remat(
-                mode=options.mode,
-                output_size_threshold=options.output_size_threshold,
-                layer_names=names,
-            )
-            return build(Construction(remat=remat))
+            return build(Construction(remat=options))
         case Xla():
             return compiled(build(AS_USUAL))
         case Grappler():
