@@ -59,7 +59,7 @@ def history(clock: TimeSimulator, usage: Usage) -> History:
         nobodys = bool(life.always) or group == "padding"
         return MemoryEvent(
             is_free=is_free,
-            address=walk.place(buffer),
+            address=walk.handles[buffer],
             size_bytes=life.size_bytes,
             action=action,
             seconds=seconds.get(action, 0.0),

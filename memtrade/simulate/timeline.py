@@ -108,6 +108,8 @@ class TimeSimulator:
         sizes = [t.size_bytes for t in self.graph.tensors]
         self.out_seconds = [size / device.device_to_host_bytes_per_s for size in sizes]
         self.in_seconds = [size / device.host_to_device_bytes_per_s for size in sizes]
+        self._running = {"run": self.op_seconds, "recompute": self.op_seconds}
+        self._copying = {"swap_out": self.out_seconds, "swap_in": self.in_seconds}
 
     def timeline(
         self,
@@ -189,19 +191,9 @@ class TimeSimulator:
 
     def busy_seconds(self, actions: Sequence[Action], *, in_line: bool) -> float:
         """The step's time if nothing stalls. `in_line`: with copies in line with compute."""
-        seconds = {"run": self.op_seconds, "recompute": self.op_seconds}
-        if in_line:
-            seconds |= {"swap_out": self.out_seconds, "swap_in": self.in_seconds}
+        seconds = self._running | self._copying if in_line else self._running
         busy = sum([seconds[each.kind][each.id] for each in actions if each.kind in seconds])
         return busy + self._beyond(actions)
-
-    def _seconds(self, action: Action) -> float:
-        """How long the action keeps its channel busy."""
-        if action.kind == "swap_out":
-            return self.out_seconds[action.id]
-        if action.kind == "swap_in":
-            return self.in_seconds[action.id]
-        return self.op_seconds[action.id] if action.kind in ("run", "recompute") else 0.0
 
     def clocked(self, actions: Sequence[Action]) -> Clocked:
         """When everything happens, if no memory is waited for. The last answer is kept."""
@@ -214,10 +206,12 @@ class TimeSimulator:
 
     def _in_line(self, actions: Sequence[Action]) -> Clocked:
         """One after the other."""
+        seconds = self._running | self._copying
         starts, ends, now = [], [], 0.0
         for action in actions:
             starts.append(now)
-            now += self._seconds(action)
+            if action.kind in seconds:
+                now += seconds[action.kind][action.id]
             ends.append(now)
         return Clocked(starts, ends, starts)
 

@@ -236,10 +236,6 @@ class Recorder(Walk):
             if self.gone[b] > -2
         }
 
-    def place(self, buffer: int) -> int:
-        """The address that it has, or had."""
-        return self._handle[buffer]
-
 
 class Lives:
     """What the recorded buffers stand for, and sums over them."""
