@@ -93,32 +93,22 @@ def plan_sharing(
     """The plan of a process that shares a folder of plans with others, if it has a budget."""
     if folder is None or getattr(options, "budget_bytes", None) is None:
         return strategy.plan(graph, options, target)
-    shared = KnownPlans(Path(folder))
-    plan = plan_with_known(strategy, graph, options, target, shared.of(strategy.name, graph))
-    shared.add(plan)
+    known = plans_in(Path(folder), strategy.name, graph)
+    plan = plan_with_known(strategy, graph, options, target, known)
+    encoded = msgspec.json.encode(plan)
+    name = hashlib.sha256(encoded).hexdigest()[:12]
+    # Whole or not at all; a folder that cannot be written to keeps nothing.
+    with contextlib.suppress(OSError):
+        write_whole(Path(folder) / f"{strategy.name}-{plan.fingerprint}-{name}.plan", encoded)
     return plan
 
 
-class KnownPlans:
-    """Plans in a folder, a file each, for processes that share it."""
-
-    def __init__(self, folder: Path):
-        self.folder = folder
-
-    def of(self, strategy: str, graph: StepGraph) -> list[Plan]:
-        """All that can be read, in the order of their names."""
-        found: list[Plan] = []
-        for path in sorted(self.folder.glob(f"{strategy}-{graph.fingerprint}-*.plan")):
-            try:
-                found.append(load_plan(path))
-            except InvalidPlanError:
-                continue  # of another version: it is as if nobody had found it
-        return found
-
-    def add(self, plan: Plan) -> None:
-        """Whole or not at all; a folder that cannot be written to keeps nothing."""
-        encoded = msgspec.json.encode(plan)
-        name = hashlib.sha256(encoded).hexdigest()[:12]
-        path = self.folder / f"{plan.strategy}-{plan.fingerprint}-{name}.plan"
-        with contextlib.suppress(OSError):
-            write_whole(path, encoded)
+def plans_in(folder: Path, strategy: str, graph: StepGraph) -> list[Plan]:
+    """All that can be read of a strategy's plans for a step, in the order of their names."""
+    found: list[Plan] = []
+    for path in sorted(folder.glob(f"{strategy}-{graph.fingerprint}-*.plan")):
+        try:
+            found.append(load_plan(path))
+        except InvalidPlanError:
+            continue  # of another version: it is as if nobody had found it
+    return found

@@ -13,7 +13,7 @@ from memtrade.schedule import lower
 from memtrade.simulate.timeline import TimeSimulator
 from memtrade.strategies import find_planned, make_options
 from memtrade.strategies.base import Strategy, worth_deciding
-from memtrade.strategies.known import KnownPlans, plan_sharing, plan_with_known
+from memtrade.strategies.known import plan_sharing, plan_with_known, plans_in
 from memtrade.target import Target
 from tests.graphs import ARENA, chain, target
 
@@ -100,7 +100,7 @@ def test_a_strategy_that_finds_nothing_takes_what_is_known(for_less: Plan) -> No
 def test_processes_share_a_folder(tmp_path: Path) -> None:
     first = plan_sharing(OPTIMAL, GRAPH, options("10MB"), ARENA, str(tmp_path))
     (tmp_path / f"optimal-{GRAPH.fingerprint}-damaged.plan").write_text("{")
-    assert KnownPlans(tmp_path).of("optimal", GRAPH) == [first]
+    assert plans_in(tmp_path, "optimal", GRAPH) == [first]
     second = plan_sharing(SLOW, GRAPH, options("12MB"), ARENA, str(tmp_path))
     assert second.found_for == "10MB"
     assert plan_sharing(SLOW, GRAPH, options("12MB"), ARENA, None).found_for == ""
