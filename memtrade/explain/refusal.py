@@ -176,9 +176,7 @@ class Refusal:
 
     def peak_of(self, graph: StepGraph) -> int:
         """The peak of the step with other tensors, where memory is no object."""
-        clock = TimeSimulator(graph, self.target)
-        found = clock.needed(self.plan or ())
-        return found.peak_bytes
+        return TimeSimulator(graph, self.target).needed(self.plan or ()).peak_bytes
 
     @property
     def is_scratch(self) -> bool:
