@@ -14,7 +14,8 @@ import time
 from pathlib import Path
 
 from memtrade.graph import StepGraph
-from memtrade.simulate.predict import ROOMY_BYTES, Predictor
+from memtrade.simulate.memory import ROOMY_BYTES
+from memtrade.simulate.predict import Predictor
 from memtrade.strategies import PLANNED, make_options
 from memtrade.target import profile_target
 

@@ -22,7 +22,8 @@ import tensorflow as tf
 
 from memtrade.graph import StepGraph
 from memtrade.models import make_model
-from memtrade.simulate.predict import ROOMY_BYTES, Predictor
+from memtrade.simulate.memory import ROOMY_BYTES
+from memtrade.simulate.predict import Predictor
 from memtrade.strategies import PLANNED, make_options
 from memtrade.target import profile_target
 from memtrade.tf.build import make_step
