@@ -23,10 +23,10 @@ from memtrade.errors import UnsupportedGraphError
 from memtrade.graph import StepGraph
 from memtrade.plan import Action, Fate, Plan
 from memtrade.schedule import Lowering, lower
-from memtrade.strategies.base import assemble, clock_of, decisions, make_plan
+from memtrade.strategies.base import assemble, clock_of, decisions
 from memtrade.strategies.spill import leaving, spilled
 from memtrade.target import Target
-from memtrade.units import megabytes
+from memtrade.units import megabytes, parse_bytes
 
 Decide = Callable[[], Sequence[Fate]]
 
@@ -66,6 +66,12 @@ class Peaks:
     def original(self) -> int:
         return self.of(())
 
+    @cached_property
+    def original_asked(self) -> int:
+        """What the original takes where its tensors happen to find holes of their size."""
+        simulator = self.clock.simulator
+        return simulator.peak_live_bytes(()) + simulator.ahead_bytes
+
     def of(self, plan: Plan | Sequence[Any]) -> int:
         if id(plan) not in self._found:
             self._found[id(plan)] = plan, self.clock.needed(plan).peak_bytes
@@ -93,38 +99,70 @@ def that_saves(
         swaps: whether what rests at the peak may leave for host memory.
     """
     peaks = Peaks(graph, target)
-    found: list[Plan] = []
-    own_bytes = peaks.original
-    rule = functools.cache(rule)
-    with contextlib.suppress(NoCutError):
-        found.append(make_plan(strategy, graph, options, target, rule()))
-        own_bytes = peaks.of(found[0])
-        if own_bytes < enough * peaks.original:
-            return found[0]
-    simulator = peaks.clock.simulator
-    choices: list[tuple[int, Sequence[Fate], tuple[Action, ...]]] = []
+    wanted_bytes = enough * peaks.original
+    assembled = functools.partial(assemble, strategy, graph, options, target)
+    choices: list[_Choice] = []
+    own: _Choice | None = None
     for decide in (rule, *otherwise, lambda: ()):
         with contextlib.suppress(NoCutError):
             fates = decide()
             for lean in (False, True):
                 actions = lower(graph, decisions(fates), Lowering(lean_forward=lean))
-                choices.append((simulator.peak_live_bytes(actions), fates, actions))
-    choices.sort(key=lambda choice: choice[0])
-    small = choices[0][0] < enough * peaks.original  # else the leanest is spilled, anyway
-    for _, fates, actions in choices[: _JUDGED if small or not swaps else 1]:
-        found.append(assemble(strategy, graph, options, target, fates, actions))
-    leanest = min(found, key=peaks.of)
-    if swaps and peaks.of(leanest) >= enough * peaks.original:
-        limit_bytes = int(enough * _HOLES * peaks.original)
-        _, fates, actions = choices[0]
-        actions = spilled(peaks.clock, actions, limit_bytes)
-        fates = _with_sent(graph, fates, actions)
-        found.append(assemble(strategy, graph, options, target, fates, actions))
-        leanest = min(found, key=peaks.of)
-    if own_bytes < peaks.original and peaks.of(leanest) > _WORTH * own_bytes:
-        no_slower = peaks.seconds(leanest) <= peaks.seconds(found[0])
-        return leanest if no_slower else found[0]
-    return leanest
+                choices.append(_Choice(peaks, assembled, fates, actions))
+                if decide is rule and not lean:
+                    own = choices[0]
+                    if own.is_below(wanted_bytes):
+                        return own.plan
+    choices.sort(key=lambda choice: choice.live_bytes)
+    found = choices[:_JUDGED]
+    if swaps and not any(choice.is_below(wanted_bytes) for choice in found):
+        best = choices[0]
+        actions = spilled(peaks.clock, best.actions, int(_HOLES * wanted_bytes))
+        fates = _with_sent(graph, best.fates, actions)
+        found.append(_Choice(peaks, assembled, fates, actions))
+    leanest = _leanest(found)
+    if own and own.is_below(min(peaks.original, leanest.peak_bytes / _WORTH)):
+        return min(leanest.plan, own.plan, key=peaks.seconds)
+    return leanest.plan
+
+
+class _Choice:
+    """Actions that may become a plan.
+
+    Attributes:
+        live_bytes: what they ask for at most, which their peak is not below. It is known at once,
+            and reservations (`plan`) take long.
+    """
+
+    def __init__(
+        self,
+        peaks: Peaks,
+        assembled: Callable[[Sequence[Fate], tuple[Action, ...]], Plan],
+        fates: Sequence[Fate],
+        actions: tuple[Action, ...],
+    ):
+        self.peaks, self.assembled = peaks, assembled
+        self.fates, self.actions = fates, actions
+        self.live_bytes = peaks.clock.simulator.peak_live_bytes(actions)
+
+    @cached_property
+    def plan(self) -> Plan:
+        return self.assembled(self.fates, self.actions)
+
+    @property
+    def peak_bytes(self) -> int:
+        return self.peaks.of(self.plan)
+
+    def is_below(self, limit_bytes: float) -> bool:
+        return self.live_bytes < limit_bytes and self.peak_bytes < limit_bytes
+
+
+def _leanest(choices: Sequence[_Choice]) -> _Choice:
+    best, *others = sorted(choices, key=lambda choice: choice.live_bytes)
+    for choice in others:
+        if choice.is_below(best.peak_bytes):
+            best = choice
+    return best
 
 
 def _with_sent(
@@ -138,27 +176,43 @@ def _with_sent(
     return [made[t] for t in sorted(made)]
 
 
-def no_worse(plan: Plan, peaks: Peaks) -> Plan:
+def no_worse(plan: Plan, peaks: Peaks, budget_bytes: int | None = None) -> Plan:
     """The plan, or where its peak is hardly below the original's, one that leaves the step alone
     and says so."""
-    remark = saves_nothing(plan, peaks)
+    remark = saves_nothing(plan, peaks, budget_bytes)
     if not remark:
         return plan
     return msgspec.structs.replace(plan, actions=(), remarks=(*plan.remarks, remark))
 
 
-def saves_nothing(plan: Plan, peaks: Peaks) -> str:
+def saves_nothing(plan: Plan, peaks: Peaks, budget_bytes: int | None = None) -> str:
     """A line that says so where the plan's predicted peak is hardly below the original's, or, where
-    nothing tells the size of some tensors, not far below; or ""."""
+    nothing tells the size of some tensors, not far below; or "".
+
+    The original's is that of one order of its ops. In another, or among other holes, it may take no
+    more than it asks for, so a plan must be below that, too. One that keeps a budget which the
+    original would not always saves.
+    """
     if not plan.actions:
         return ""
     planned = peaks.of(plan)
+    if budget_bytes is None and (budget := plan.options.get("budget")):
+        budget_bytes = parse_bytes(str(budget))
+    if budget_bytes is not None and planned <= budget_bytes < peaks.original:
+        return ""
     unsized = peaks.clock.graph.data.unsized
     share = _SURE if unsized else _LESS
-    if planned < share * peaks.original:
+    if planned >= share * peaks.original:
+        why = ", which must be for tensors that nothing sizes" if unsized else ""
+        below = f"{1 - share:.0%} below the original's {megabytes(peaks.original)} MB{why}"
+    elif planned >= peaks.original_asked:
+        below = (
+            f"below the {megabytes(peaks.original_asked)} MB that the original asks for (its "
+            f"predicted peak of {megabytes(peaks.original)} MB has holes, which may be fewer)"
+        )
+    else:
         return ""
-    why = ", which must be for tensors that nothing sizes" if unsized else ""
     return (
-        f"its predicted peak of {megabytes(planned)} MB is not {1 - share:.0%} below the "
-        f"original's {megabytes(peaks.original)} MB{why}: memtrade.apply leaves the step as it is"
+        f"its predicted peak of {megabytes(planned)} MB is not {below}: memtrade.apply leaves the "
+        "step as it is"
     )

@@ -31,7 +31,8 @@ LIMIT_BYTES = 3 << 30
 TIMEOUT_SECONDS = 300
 ARENA_VARIABLE = "TF_CPU_BFC_MEM_LIMIT_IN_MB"
 COLUMNS: tuple[str, ...] = (
-    "step", "strategy", "outcome", "equal", "original_bytes", "rest_bytes", "peak_bytes",
+    "step", "strategy", "outcome", "equal", "original_bytes", "original_most_bytes", "rest_bytes",
+    "peak_bytes",
     "needed_bytes", "predicted_original_bytes", "predicted_bytes", "bound", "original_seconds",
     "seconds", "trace_seconds", "apply_seconds", "said",
 )  # fmt: skip
@@ -40,6 +41,7 @@ STRATEGIES = ("ome", BUDGETED)
 MISSING = "missing"
 _EQUAL = {"True": "yes", "False": "no", ITSELF: ITSELF}
 SHARE = 0.6  # the budget of `optimal`, of the original's peak
+ORIGINALS = 3  # runs of each step as it is: their peaks differ
 
 Row = dict[str, Any]
 
@@ -88,12 +90,14 @@ def _make(folder: str, chosen: Sequence[str]) -> int:
 
 def _tried(trial: Any, name: str) -> list[Row]:
     """The rows of a step, beside what it takes as it is."""
-    original = _child(trial.run, name, trial.ORIGINAL, {})
+    children = [_child(trial.run, name, trial.ORIGINAL, {}) for _ in range(ORIGINALS)]
+    originals = [each for each in children if "peak_bytes" in each]
     known: Row = {"step": name}
-    if "peak_bytes" in original:
-        known["original_bytes"] = original["peak_bytes"]
-        known["original_seconds"] = original["seconds"]
-        known["rest_bytes"] = original["rest_bytes"]
+    if originals:
+        peaks = [each["peak_bytes"] for each in originals]
+        known["original_bytes"], known["original_most_bytes"] = min(peaks), max(peaks)
+        known["original_seconds"] = statistics.median(each["seconds"] for each in originals)
+        known["rest_bytes"] = originals[0]["rest_bytes"]
     budgets = {BUDGETED: {"budget": int(SHARE * known.get("original_bytes", 0))}}
     return [
         {**known, "strategy": each, **_child(trial.run, name, each, budgets.get(each, {}))}
@@ -174,8 +178,9 @@ _NOTE = (
     "original's. Equal: all that is returned and every variable after two steps, to the bit, "
     "against TensorFlow without its graph optimizer; as itself: run again, the original differs "
     "from itself, too. Each row, and each original, has a process of "
-    "its own. The executor orders the ops of a step as it is by how long each took before, so its "
-    "peak differs from process to process (CycleGAN: 23 to 36 MB). Steps take milliseconds, so a "
+    "its own. The executor hands out the ops of a step as it is in an order that differs from "
+    f"process to process, and its peak with it: the range is that of {ORIGINALS} runs, and shares "
+    "are of the lowest. Steps take milliseconds, so a "
     "plan's own ops weigh more in them than in large ones; other work ran beside them. Between "
     "steps: variables, batch and constants, below which nothing comes. Least found: where a budget "
     "cannot be kept, the smallest peak of any plan, as predicted. Predicted: ≥ where tensors have "
@@ -187,13 +192,18 @@ def _line(row: Row) -> tuple[str, ...]:
     def text(value: float | None, form: str = "{:.2f}") -> str:
         return "-" if value is None else form.format(value)
 
-    sizes = (_number(row, key) for key in ("original_bytes", "rest_bytes", "peak_bytes"))
+    def sizes(*keys: str) -> str:
+        found = [size / 1e6 for key in keys if (size := _number(row, key)) is not None]
+        return " to ".join(dict.fromkeys(map(text, found))) or "-"
+
     return (
         str(row["step"]),
         str(row["strategy"]),
         str(row["outcome"]),
         _EQUAL.get(str(row.get("equal")), "-"),
-        *(text(None if size is None else size / 1e6) for size in sizes),
+        sizes("original_bytes", "original_most_bytes"),
+        sizes("rest_bytes"),
+        sizes("peak_bytes"),
         text(_share(row, "peak_bytes", "original_bytes")),
         text(_share(row, "needed_bytes", "original_bytes")),
         str(row.get("bound", "")) + text(_share(row, "predicted_bytes", "peak_bytes")),
