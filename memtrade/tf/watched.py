@@ -6,6 +6,7 @@ not watched.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -58,13 +59,16 @@ def watched_shapes(concrete: Any, batch: Sequence[Any], names: Collection[str]) 
     if not wanted or any(map(tf.is_symbolic_tensor, (*concrete.captured_inputs, *batch))):
         return {}
     with tf.init_scope():  # apply is called while a function is being traced
+        asking = _asking(concrete, wanted)
+        # Optimizing a large graph that runs once takes longer than running it.
+        alone = tf.function(lambda *values: called_as_it_is(asking, values), autograph=False)
         try:
-            # Optimizing a large graph that runs once takes longer than running it.
-            found = called_as_it_is(
-                _asking(concrete, wanted), list(map(tf.convert_to_tensor, batch))
-            )
+            found = alone(*map(tf.convert_to_tensor, batch))
         except tf.errors.OpError:  # the device is too small, or the batch is no good
             return {}
+        finally:
+            alone = None
+            gc.collect()  # with a function goes what the runtime has made of its constants
         return {
             t.name: tuple(map(int, shape.numpy())) for t, shape in zip(wanted, found, strict=True)
         }

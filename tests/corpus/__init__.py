@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 from tests.corpus import (
     adversarial,
+    algorithms,
     control,
     generative,
     graphs,
@@ -27,7 +28,8 @@ from tests.corpus.parts import Made
 CORPUS: dict[str, Callable[[], Made]] = {
     f"{module.__name__.rpartition('.')[2]}/{make.__name__}": make
     for module in (
-        vision, adversarial, generative, text, tables, graphs, training, optimizers, control, inputs
+        vision, adversarial, generative, text, tables, graphs, training, optimizers, control,
+        inputs, algorithms,
     )
     for make in module.STEPS
 }  # fmt: skip

@@ -106,3 +106,11 @@ def test_a_first_run_that_computes_constants_is_predicted():
     row = measured("optimizers/v1_gradients", "ome")
     assert row["outcome"] == "rewritten"
     assert abs(row["predicted_bytes"] / row["peak_bytes"] - 1) < 0.005
+
+
+def test_watching_a_batch_leaves_nothing_behind():
+    """What the ops that lead to unknown shapes make of constants goes when these are known: left
+    there, it lay in the first region, and the step was predicted a tenth lower than it is."""
+    row = measured("inputs/mutable_table", "ome")
+    assert row["outcome"] == "rewritten"
+    assert abs(row["predicted_bytes"] / row["peak_bytes"] - 1) < 0.03
