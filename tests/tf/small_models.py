@@ -23,7 +23,7 @@ SMALL = {
     ),
     "gpt2-dropout": (
         "gpt2",
-        {"layers": 3, "width": 32, "heads": 2, "positions": 16, "vocabulary": 50,
+        {"layers": 2, "width": 32, "heads": 2, "positions": 16, "vocabulary": 50,
          "batch_size": 4, "dropout": 0.1},
     ),
     "unet": ("unet", {"num_convs": 1, "base_channels": 4, "image_size": 64, "batch_size": 2}),
