@@ -22,7 +22,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from memtrade.facts import Request
 from memtrade.plan import Action
 from memtrade.simulate.bfc import ArenaOutOfMemoryError
-from memtrade.simulate.memory import ROOMY_BYTES, differing_steps
+from memtrade.simulate.memory import ALIKE_STEPS, ROOMY_BYTES, differing_steps
 from memtrade.simulate.moments import Lag
 from memtrade.simulate.offsets import offsets
 from memtrade.simulate.placement import (
@@ -146,19 +146,34 @@ class _Trial:
         Args:
             shift_bytes: so much is taken before the first step, and kept.
         """
-        peak = 0
+        peak = 0.0
+        is_alike = self.lag is None and not self._walk.moved
         try:
             for places in self.simulator.layouts:
-                walk = self.begin(limit_bytes, reserved, places)
+                walk = self.begin(limit_bytes, {} if is_alike else reserved, places)
                 allocator_of(walk).allocate(shift_bytes)
                 walk.hopeless = hopeless
-                for _ in differing_steps(walk):
-                    peak = max(peak, walk.peak.in_use)
+                steps = self._replayed(walk, reserved) if is_alike else _walked(walk)
+                for step_peak in steps:
+                    peak = max(peak, step_peak)
                     if peak >= hopeless:
                         return peak
         except ArenaOutOfMemoryError:
             return math.inf
         return peak
+
+    def _replayed(self, walk: Walk, reserved: Reserved) -> Iterator[float]:
+        """The peaks of steps that ask for the same: nothing but the allocator is simulated."""
+        state = begun(self._rows, walk)
+        for _ in range(ALIKE_STEPS):
+            self.simulator.linker.walked += len(self._rows)
+            peak = float(state.allocator.bytes_in_use)
+            for row, events in zip(self.program.rows, self._rows, strict=True):
+                peak = max(peak, state.run(events, tuple(reserved.get(row.action, ()))))
+                state.done.clear()  # none of it is undone
+                if peak >= walk.hopeless:
+                    break
+            yield peak
 
     def reservations(self, limit_bytes: int, most_bytes: int, at_most: int) -> Iterator[Reserved]:
         """For peaks up to `most_bytes`, for each of `SHARES`, in the state that the first step
@@ -198,6 +213,11 @@ class _Trial:
             first = record(self.begin(ROOMY_BYTES, {}))[0]
             made.append((begun(first, start), first))
         return made
+
+
+def _walked(walk: Walk) -> Iterator[float]:
+    for _ in differing_steps(walk):
+        yield walk.peak.in_use
 
 
 def _spliced(program: Program, reserved: Reserved) -> Program:

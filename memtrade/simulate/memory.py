@@ -45,7 +45,7 @@ from memtrade.target import Places, Target
 ROOMY_BYTES = 1 << 42
 
 # How many steps are simulated: later ones are like one of these.
-_STEPS, _MOVING_STEPS = 2, 6
+ALIKE_STEPS, _MOVING_STEPS = 2, 6
 
 # Between two tensors may lie this much of handles and small constants.
 _HANDLES_BYTES = 2048
@@ -325,7 +325,7 @@ def differing_steps(walk: Walk, steps: int | None = None) -> Iterator[int]:
     for number in range(steps or _MOVING_STEPS):
         walk.step()
         yield number
-        if steps is None and number + 1 >= _STEPS and not walk.moved:
+        if steps is None and number + 1 >= ALIKE_STEPS and not walk.moved:
             return
 
 

@@ -1,12 +1,13 @@
 """Reservations against padding: programs run in what they ask for, or next to it."""
 
+import math
 import random
 
 import pytest
 
 from memtrade.graph import StepGraph
 from memtrade.schedule import lower
-from memtrade.simulate.defragment import defragment
+from memtrade.simulate.defragment import _Trial, defragment
 from memtrade.simulate.memory import ROOMY_BYTES
 from memtrade.simulate.timeline import TimeSimulator
 from memtrade.strategies.base import worth_deciding
@@ -76,6 +77,24 @@ def test_a_plan_with_most_of_the_limit_in_live_bytes_runs_in_it(seed: int) -> No
     clock = TimeSimulator(graph, ARENA.replace(limit_bytes=limit))
     made = defragment(clock, program)
     assert clock.simulator.memory(made, limit_bytes=limit).out_of_memory is None
+
+
+def test_peaks_are_the_same_whether_a_step_is_walked_or_replayed() -> None:
+    different = 0
+    for seed in range(4):
+        graph = uneven(24, seed)
+        clock = TimeSimulator(graph, ARENA)
+        program = spilled(clock, lower(graph, dict.fromkeys(worth_deciding(graph), "swap")), 0)
+        trial = _Trial(clock, program)
+        asked = clock.simulator.peak_live_bytes(program)
+        everywhere = {row: [7 * MIB] for row in range(0, len(program), 3)}
+        found = [{}, *trial.reservations(ROOMY_BYTES, asked, ROOMY_BYTES), everywhere]
+        replayed = [trial.peak_bytes(ROOMY_BYTES, each) for each in found]
+        assert trial.peak_bytes(asked // 2, {}) == math.inf
+        trial._walk.moved = True  # as if variables lay elsewhere after each step
+        assert replayed == [trial.peak_bytes(ROOMY_BYTES, each) for each in found]
+        different += len(set(replayed)) > 1
+    assert different >= 2
 
 
 def test_variables_that_move_lie_elsewhere_when_the_step_is_planned() -> None:
