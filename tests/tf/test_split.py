@@ -21,6 +21,7 @@ from memtrade.tf.extract import trace
 from memtrade.tf.split import split_step
 from memtrade.tf.step import TrainStep
 from memtrade.tf.verify import compare_steps
+from tests.tf.small_models import SMALL, small_step
 
 
 def resnet(batch_size: int = 5, image_size: int = 32) -> TrainStep:
@@ -130,6 +131,23 @@ def test_pools_in_parts_are_the_same_to_the_bit_and_need_less(
     assert found.verified(0.0).equal, found.differing[:3]
 
 
+# What has no activation behind which a pool lies.
+WHOLE = {"amoebanet-d", "gpt2-dropout"}
+
+
+@pytest.mark.parametrize("name", sorted(SMALL))
+def test_every_model_in_exact_parts_is_the_same_to_the_bit(name: str) -> None:
+    step = small_step(name)
+    if name in WHOLE:
+        with pytest.raises(UnsupportedGraphError, match="nothing can be split"):
+            split_step(step, EXACT)
+        return
+    made = split_step(step, EXACT).function
+    variables, batch = step.variables(), step.make_batch()
+    found = compare_steps(step.function, made, variables, batch, steps=2)
+    assert found.verified(0.0).equal, found.differing[:3]
+
+
 def test_batch_norms_are_left_whole_where_bits_count() -> None:
     concrete = resnet().function.get_concrete_function(*resnet().specs)
     found = {each.op.type for each in split._widest(concrete.graph, EXACT).values()}
@@ -142,6 +160,40 @@ def test_what_forgets_a_part_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(split, "_ranges", lambda x, parts: ranges(x, parts)[:-1])
     with pytest.raises(AssertionError):
         compared(resnet(), 2)
+
+
+def test_an_op_that_is_taken_for_one_of_each_example_and_is_not_is_caught(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A sum over the examples before: of a part, those before the part are missing."""
+    weights = [tf.Variable(tf.random.normal([3, 3, 3, 4], stddev=0.1))]
+
+    @tf.function(autograph=False)
+    def step(x: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            made = tf.nn.relu(tf.nn.conv2d(x, weights[0], 1, "SAME"))
+            pooled = tf.nn.max_pool2d(tf.cumsum(made), 3, 2, "SAME")
+            loss = tf.reduce_mean(pooled * pooled)
+        weights[0].assign_sub(0.1 * tape.gradient(loss, weights[0]))  # pyright: ignore
+        return loss
+
+    batch = tf.random.normal([6, 8, 8, 3])
+    specs = [tf.TensorSpec(batch.shape, batch.dtype)]
+
+    def equal() -> bool:
+        concrete = step.get_concrete_function(*specs)
+        made = split.in_parts(concrete, specs, "step", EXACT, 2)
+        return compare_steps(step, made, weights, (batch,), steps=1).verified(0.0).equal
+
+    in_rows, rows = split._in_rows, split._rows
+    with pytest.raises(UnsupportedGraphError, match="nothing can be split"):
+        equal()
+    monkeypatch.setattr(split, "_BY_EXAMPLE", {**split._BY_EXAMPLE, "Cumsum": 0})
+    monkeypatch.setattr(split, "_in_rows", lambda op: op.type == "Cumsum" or in_rows(op))
+    monkeypatch.setattr(
+        split, "_rows", lambda op: rows(op)[: 1 + (op.type != "Cumsum") * len(op.inputs)]
+    )
+    assert not equal()
 
 
 @pytest.mark.parametrize(
