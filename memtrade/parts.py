@@ -21,8 +21,6 @@ import heapq
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-import msgspec
-
 from memtrade.errors import UnsupportedGraphError
 from memtrade.graph import GraphData, Op, led_to
 from memtrade.graph_writer import GraphWriter
@@ -240,49 +238,11 @@ class _Cut:
         for op_id in order:
             if self.devices[op_id] == self.device:
                 self._run(self.data.ops[op_id])
-        data, here = self.data, self._here
-        captured = [
-            (self.tensor_of[t], size)
-            for t, size in zip(data.captures, data.capture_bytes, strict=True)
-            if here(t)
-        ]
-        names = {op.name for op in self.made.ops}
-        made = msgspec.structs.replace(
-            data,
-            ops=tuple(self.made.ops),
-            tensors=tuple(self.made.tensors),
-            inputs=self._local(data.inputs),
-            captures=tuple(t for t, _ in captured),
-            capture_bytes=tuple(size for _, size in captured),
-            outputs=self._local(data.outputs),
-            control_outputs=tuple(self.op_of[c] for c in data.control_outputs if self._is_own(c)),
-            loss=0,
-            collection=self._local(data.collection),
-            values={self.tensor_of[t]: v for t, v in data.values.items() if t in self.tensor_of},
-            gathered=tuple(
-                tuple(self.tensor_of[t] for t in group)
-                for group in data.gathered
-                if all(here(t) for t in group)
-            ),
-            repeated=self._local_pairs(data.repeated),
-            equal=self._local_pairs(data.equal),
-            sized={self.tensor_of[t]: how for t, how in data.sized.items() if here(t)},
-            unsized=tuple(each for each in data.unsized if each.rpartition(":")[0] in names),
-        )
-        return Part(self.device, made, self.tensor_of)
-
-    def _here(self, tensor: int) -> bool:
-        return self._is_own(self.data.tensors[tensor].op)
+        own = {op_id: made for op_id, made in self.op_of.items() if self._is_own(op_id)}
+        return Part(self.device, self.made.data_of(self.data, own), self.tensor_of)
 
     def _is_own(self, op_id: int) -> bool:
         return self.devices[op_id] == self.device
-
-    def _local(self, tensors: Iterable[int]) -> tuple[int, ...]:
-        return tuple(self.tensor_of[t] for t in tensors if self._here(t))
-
-    def _local_pairs(self, pairs: Mapping[int, int]) -> dict[int, int]:
-        ends = {t: one for t, one in pairs.items() if self._here(t) and self._here(one)}
-        return {self.tensor_of[t]: self.tensor_of[one] for t, one in ends.items()}
 
     def _run(self, op: Op) -> None:
         for before in dict.fromkeys(_before(op, self.data)):

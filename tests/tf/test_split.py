@@ -181,7 +181,7 @@ def test_an_op_that_is_taken_for_one_of_each_example_and_is_not_is_caught(
     specs = [tf.TensorSpec(batch.shape, batch.dtype)]
 
     def equal() -> bool:
-        concrete = step.get_concrete_function(*specs)
+        concrete = step.get_concrete_function(*specs)  # pyright: ignore[reportFunctionMemberAccess]
         made = split.in_parts(concrete, specs, "step", EXACT, 2)
         return compare_steps(step, made, weights, (batch,), steps=1).verified(0.0).equal
 

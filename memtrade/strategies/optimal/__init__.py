@@ -6,6 +6,7 @@ judge.py          what the exact simulator says of a choice
 rules.py          what the rules of other strategies choose
 candidates.py     what was found so far, and which of it is best
 neighbourhood.py  a few decisions changed at a time
+blocks.py         a step without the blocks that repeat
 search.py         solve, judge, correct, improve
 strategy.py       options and plan
 """

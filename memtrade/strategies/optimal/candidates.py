@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Literal
 
 from memtrade.graph import StepGraph
@@ -45,7 +46,11 @@ class Candidates:
         unspilled_bytes: the same of peaks; least_bytes: what no plan of whole tensors goes below.
         chosen: the decisions of the programme's choices so far.
         smallest_bytes: the smallest peak that was found, where memory is minimized.
+        leanest: the plan with it.
+        beside_bytes: of another step, of which this one is a part, what lies there beside.
     """
+
+    beside_bytes = 0
 
     def __init__(
         self,
@@ -67,15 +72,22 @@ class Candidates:
         self.judge = Judge(graph, target, self.deadline)
         self.rules = Rules(self.judge, swap=swap)
         self.original_seconds = self.judge.times.step_seconds(())
-        self.problem = self._problem(None)
         self.best: Finished | None = None
         self.least_seconds: float | None = None
         self.unspilled_bytes: float = math.inf
         self.least_bytes = least_bytes(self.judge.simulator)
-        self.smallest_bytes: int | None = None
+        self.leanest: Finished | None = None
         self.chosen: list[Mapping[int, Decision]] = []
         # Up to so many bytes in use, copies may hold memory.
         self._copies_bytes = math.inf
+
+    @cached_property
+    def problem(self) -> Problem:
+        return self._problem(None)
+
+    @property
+    def smallest_bytes(self) -> int | None:
+        return None if self.leanest is None else self.leanest.peak_bytes
 
     @property
     def gap(self) -> float | None:
@@ -110,7 +122,8 @@ class Candidates:
     def _limit(self) -> int:
         """The highest peak of a plan that counts as one of the leanest."""
         assert self.smallest_bytes is not None
-        return int((1 + self.tolerance) * self.smallest_bytes)
+        whole = self.smallest_bytes + self.beside_bytes
+        return int((1 + self.tolerance) * whole) - self.beside_bytes
 
     def _problem(self, decisions: Mapping[int, Decision] | None) -> Problem:
         judge = self.judge
@@ -162,14 +175,14 @@ class Candidates:
         if self.minimize == "time":
             return
         if self.smallest_bytes is None or finished.peak_bytes < self.smallest_bytes:
-            self.smallest_bytes = finished.peak_bytes
+            self.leanest = finished
             if self.best is not None and self.best.peak_bytes > self._limit:
                 self.best = None
 
     def _take_if_leaner(self, finished: Finished) -> bool:
         leaner = self.best is None or leanness(finished) < leanness(self.best)
         if leaner:
-            self.smallest_bytes = finished.peak_bytes
+            self.leanest = finished
             self._take(finished)
         return leaner
 
@@ -184,11 +197,6 @@ class Candidates:
             return False
         self._offer(verdict, budget)
         return self.best is not None and self.best.verdict is verdict
-
-    def _offer_spilled(self, verdict: Verdict, budget: int) -> bool:
-        """Whether it is the best now, with copies to the host where it does not fit without."""
-        may_be = self._may_be_faster(verdict)
-        return may_be and self._offer_if_faster(self._fitted(verdict, budget), budget)
 
     def _may_be_faster(self, verdict: Verdict) -> bool:
         return self.best is None or verdict.least_seconds < self.best.seconds

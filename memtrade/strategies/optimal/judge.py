@@ -152,6 +152,10 @@ class Judge:
     def _measure(self, verdict: Verdict, actions: tuple[Action, ...]) -> Finished:
         timeline = self.times.timeline(actions, limit_bytes=ROOMY_BYTES)
         memory = timeline.memory
+        if memory.peak_bytes > self.target.limit_bytes >= verdict.peak_bytes:
+            # Its reservations may be for the limit, where other pieces are the smallest that fit.
+            within = self.times.timeline(actions).memory
+            memory = memory if within.out_of_memory else within
         return Finished(
             verdict,
             actions,

@@ -12,6 +12,8 @@ from memtrade.strategies.optimal.problem import moves, savings
 # How many simulated actions one local search may spend: in a graph that is not small, where few of
 # all changes can be tried, on those that look best.
 SEARCH_ACTIONS, FEWER_ACTIONS = 150_000, 50_000
+# Where there are fewer evaluations than these, one is not finished for less than a share of time.
+FEW_EVALUATIONS, GAIN = 8, 0.001
 # The same, on the way to the programme's choice, and simulations that it may spend in any case.
 APPROACHES, APPROACH_ACTIONS = 16, 40_000
 # To finish a program is so many simulations more.
@@ -52,9 +54,18 @@ class Neighbourhood(Candidates):
     def _improve(self, budget: int) -> None:
         """For less time, while the finished plan fits the budget."""
         assert self.best is not None
-        self._descend(
-            self.best.verdict, lambda tried, _: self._offer_spilled(tried, budget), faster=True
-        )
+        few = FEW_EVALUATIONS * len(self.best.verdict.actions) > FEWER_ACTIONS
+        gain = GAIN if few and not self._is_small else 0.0
+
+        def faster(tried: Verdict, _: Verdict) -> bool:
+            assert self.best is not None
+            if not self._may_be_faster(tried):
+                return False
+            fitted = self._fitted(tried, budget)
+            worth = fitted.least_seconds < (1 - gain) * self.best.seconds
+            return worth and self._offer_if_faster(fitted, budget)
+
+        self._descend(self.best.verdict, faster, faster=True)
 
     def _shrink(self, verdict: Verdict) -> Verdict:
         """For a smaller peak, and less time at the same."""

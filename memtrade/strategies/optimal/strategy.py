@@ -153,6 +153,8 @@ def _remarks(search: Search, found: Finished, options: Options) -> Iterator[str]
             f"the host memory limit of {megabytes(int(host))} MB binds: "
             f"{megabytes(found.host_bytes)} MB are swapped"
         )
+    if search.left_out:
+        yield f"{search.left_out} blocks repeat others, and have their choices"
     if search.cancelled:
         yield f"the time limit of {options.time_limit:g} s ended the search: give more time_limit"
 
