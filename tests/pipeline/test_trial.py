@@ -127,6 +127,18 @@ def test_peaks_are_measured_and_predicted(graph, partition, ran: Ran, tmp_path: 
     assert runs_sheet([record]).rows[0][:5] == ("gpipe", "always", "2", "4", "ok")
 
 
+def test_a_stage_alone_takes_what_it_takes_among_the_others(partition, ran: Ran):
+    apart = trial(one_at_a_time=True, steps=1)
+    outcome = run_pipeline(apart, partition, SCHEDULE, timeout_seconds=120)
+    assert outcome.measured is not None, outcome.reason
+    assert ran.outcome is not None
+    assert ran.outcome.measured is not None
+    for alone, among in zip(outcome.measured.stages, ran.outcome.measured.stages, strict=True):
+        assert alone.parameters == among.parameters
+        assert alone.peak_bytes == pytest.approx(among.peak_bytes, rel=0.002)
+    assert not stages_left()
+
+
 @pytest.mark.usefixtures("asking")
 @pytest.mark.parametrize("checkpoint", ["never", "except_last"])
 def test_long_skips_take_what_is_predicted(checkpoint):

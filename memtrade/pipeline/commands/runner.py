@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -17,7 +17,7 @@ from memtrade.comparison import Verified
 from memtrade.devices import device_names
 from memtrade.errors import MemtradeError
 from memtrade.graph import StepGraph
-from memtrade.measure.flags import DeviceFlags, ModelFlags, check_steps
+from memtrade.measure.flags import DeviceFlags, Flag, ModelFlags, check_steps
 from memtrade.measure.here import here_target, learned_target
 from memtrade.measure.protocol import Progress
 from memtrade.models import Model
@@ -28,7 +28,11 @@ from memtrade.pipeline.design.schedule import Schedule, micro_batch_size
 from memtrade.pipeline.design.stages import KEEP, plan_stages, stage_graphs
 from memtrade.pipeline.design.work import has_state
 from memtrade.pipeline.measure.protocol import PipelineEvent, PipelineTrial, Serving, StageDevice
-from memtrade.pipeline.measure.records import PipelineRecord, make_pipeline_record
+from memtrade.pipeline.measure.records import (
+    PipelineRecord,
+    make_pipeline_record,
+    pipeline_record_id,
+)
 from memtrade.pipeline.measure.trial import run_pipeline
 from memtrade.pipeline.results.measured import device_sheet, runs_sheet
 from memtrade.results.words import number
@@ -50,13 +54,16 @@ class StageFlags:
             arena would get, or what the smallest GPU has free.
         cluster: host:port of each stage, separated by commas, where `memtrade pipeline serve` runs.
             Unless given: processes of this machine.
-        timeout: Seconds that one trial may take.
+        one_at_a_time: Run one stage after the other, each with zeros for what others would send.
+            Peaks are the same, and memory is needed for one stage alone; times are sums.
+        timeout: Seconds that one trial may take, or each stage, one at a time.
     """
 
     device: StageDevice = "arena"
     profile: str | None = None
     memory_limit: str | None = None
     cluster: str | None = None
+    one_at_a_time: Flag = False
     timeout: float = 3600.0
 
     def addresses(self) -> tuple[str, ...]:
@@ -125,8 +132,15 @@ class PipelineRunner:
         timeout_seconds = self.where.timeout
         return micro_batch_graphs(self.model, timeout_seconds=timeout_seconds, verbose=self.verbose)
 
-    def run(self, schedule: Schedule) -> PipelineRecord:
+    def run(
+        self, schedule: Schedule, known: Mapping[str, PipelineRecord] | None = None
+    ) -> PipelineRecord:
+        """The trial's record, out of those that are known by their ids, or made now."""
         model = self.model.make_model()
+        if self.where.one_at_a_time and (self.where.cluster or self.verify):
+            raise MemtradeError(
+                "--one-at-a-time runs stages apart, on this machine: without --cluster and --verify"
+            )
         size = micro_batch_size(model.batch_size, schedule.micro_batches)
         graph = self.graph_at(size)
         if not graph.data.inputs:
@@ -138,8 +152,11 @@ class PipelineRunner:
         if self.verify:
             _check_draws_nothing(graph)
         planned = planned_stages(graph, self.cutting, schedule, target, self.strategy, self.options)
-        predicted = planned.predict(schedule, micro_batch_size=size, arenas=True)
         trial = self._trial(model, schedule, planned.partition, target)
+        if found := (known or {}).get(pipeline_record_id(trial)):
+            say("measured before")
+            return found
+        predicted = planned.predict(schedule, micro_batch_size=size, arenas=True)
         outcome = run_pipeline(
             trial,
             planned.partition,
@@ -173,6 +190,7 @@ class PipelineRunner:
             steps=self.steps,
             warmup=self.warmup,
             verify=self.verify,
+            one_at_a_time=self.where.one_at_a_time,
         )
 
 

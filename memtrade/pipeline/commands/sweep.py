@@ -30,7 +30,7 @@ from memtrade.pipeline.design.schedule import (
     micro_batch_size,
 )
 from memtrade.pipeline.design.stages import KEEP
-from memtrade.pipeline.measure.records import PipelineRecord
+from memtrade.pipeline.measure.records import PipelineRecord, load_pipeline_records
 from memtrade.strategies import find_planned, make_options
 from memtrade.sweep.shipped import sweep_file
 
@@ -51,11 +51,14 @@ def sweep(
 ) -> int:
     """Run a grid of pipelines: partitions x micro-batches x checkpointing.
 
+    Goes on where it was stopped: what ran, or ran out of memory, by this version on this machine
+    is not run again.
+
     Parameters
     ----------
     grid
         A TOML file of [[pipeline]] tables, or the name of one that comes with memtrade: gpipe_gpt2,
-        pipeline_schedules.
+        pipeline_schedules, torchgpipe_at_size.
     model_option
         An option of the model as key=value, to scale it down; repeatable.
     batch_size
@@ -98,13 +101,15 @@ def _run_all(
 ) -> tuple[list[PipelineRecord], bool]:
     """The records of the trials that ended, and whether somebody stopped them by Ctrl-C."""
     records: list[PipelineRecord] = []
+    ended = [r for r in load_pipeline_records(results) if r.status in ("ok", "out_of_memory")]
+    known = {record.id: record for record in ended}
     try:
         for number, (runner, planned) in enumerate(plans, start=1):
             k, m, mode = planned.stages, planned.micro_batches, planned.checkpoint
             said = f"{planned.name} K={k} M={m} {mode}"
             said += f" {runner.strategy}" if runner.strategy != KEEP else ""
             say(f"[{number}/{len(plans)}] {said}")
-            record = runner.run(planned)
+            record = runner.run(planned, known)
             save_record(record, results)
             records.append(record)
     except KeyboardInterrupt:

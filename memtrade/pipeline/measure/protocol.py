@@ -39,6 +39,8 @@ class PipelineTrial(msgspec.Struct, frozen=True, kw_only=True):
         verify: compare variables and losses with the unpipelined step's, in micro-batches.
         tasks_alone: time the tasks: nothing is updated, and recomputations wait for the gradient,
             so that with one micro-batch only one stage works at a time.
+        one_at_a_time: each stage runs by itself, with zeros for what others would send, one after
+            the other: times are sums, and only the last stage's losses mean anything.
     """
 
     model: str
@@ -60,6 +62,7 @@ class PipelineTrial(msgspec.Struct, frozen=True, kw_only=True):
     warmup: int = 1
     verify: bool = False
     tasks_alone: bool = False
+    one_at_a_time: bool = False
 
     @property
     def batch_size(self) -> int:
@@ -83,13 +86,15 @@ class StageSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DriverSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """`plans`: for each stage, the actions of a plan of its graph; none keep every activation."""
+    """`plans`: for each stage, the actions of a plan of its graph; none keep every activation.
+    `alone`: the only stage that runs."""
 
     trial: PipelineTrial
     partition: Partition
     schedule: Schedule
     plans: tuple[tuple[Action, ...], ...] = ()
     addresses: tuple[str, ...]
+    alone: int | None = None
 
 
 class StageMeasured(msgspec.Struct, frozen=True, kw_only=True):

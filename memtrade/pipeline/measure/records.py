@@ -59,6 +59,11 @@ class PipelineRecord(AnyRecord, frozen=True, kw_only=True):
         return tuple(said.peak_bytes / seen.peak_bytes - 1 for said, seen in pairs)
 
 
+def pipeline_record_id(trial: PipelineTrial) -> str:
+    """Of the record that the trial would have on this machine."""
+    return short_hash((SCHEMA_VERSION, trial, *describe_machine().identity))
+
+
 def make_pipeline_record(
     trial: PipelineTrial, outcome: PipelineOutcome, predicted: PipelinePrediction, *, command: str
 ) -> PipelineRecord:
@@ -66,7 +71,7 @@ def make_pipeline_record(
     machine = describe_machine()
     return PipelineRecord(
         schema_version=SCHEMA_VERSION,
-        id=short_hash((SCHEMA_VERSION, trial, *machine.identity)),
+        id=pipeline_record_id(trial),
         created=now(),
         command=command,
         model=make_model(trial.model, trial.model_options).name,

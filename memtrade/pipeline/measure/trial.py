@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import math
 import socket
+import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -59,6 +60,7 @@ def run_pipeline(
 
     Args:
         partition: of the step's graph on one micro-batch.
+        timeout_seconds: for the trial, or for each of its stages, one at a time.
         plans: for each stage, the actions of a plan of its graph; none keep every activation.
         on_event, on_log: called with each event of a child, and each line of their logs. Whatever
             they raise ends the trial, and is raised here.
@@ -73,28 +75,66 @@ def run_pipeline(
             f"for {trial.partitions} partitions"
         )
     check_reachable(trial.cluster)
-    addresses = trial.cluster or _free_addresses(trial.partitions)
+    order = DriverSpec(
+        trial=trial,
+        partition=partition,
+        schedule=schedule,
+        plans=tuple(map(tuple, plans)),
+        addresses=trial.cluster or _free_addresses(trial.partitions),
+    )
+    if not trial.one_at_a_time:
+        return _drive(order, timeout_seconds, on_event, on_log)
+    outcomes = []
+    for i in range(trial.partitions):
+        alone = msgspec.structs.replace(order, alone=i)
+        outcomes.append(_drive(alone, timeout_seconds, on_event, on_log))
+        if outcomes[-1].measured is None:
+            return outcomes[-1]
+    return msgspec.structs.replace(outcomes[-1], measured=_together(outcomes, trial))
+
+
+def _together(outcomes: Sequence[PipelineOutcome], trial: PipelineTrial) -> PipelineMeasured:
+    """Of stages that ran one after the other."""
+    each = [outcome.measured for outcome in outcomes if outcome.measured is not None]
+    seconds = [math.fsum(own) for own in zip(*(one.step_seconds for one in each), strict=True)]
+    stages = tuple(stage for one in each for stage in one.stages)
+    median = statistics.median(seconds)
+    busy = math.fsum(stage.busy_seconds for stage in stages)
+    return msgspec.structs.replace(
+        each[-1],
+        stages=stages,
+        step_seconds=tuple(seconds),
+        median_seconds=median,
+        forward_seconds=math.fsum(one.forward_seconds for one in each),
+        backward_seconds=math.fsum(one.backward_seconds for one in each),
+        bubble=1 - busy / (len(stages) * median),
+        samples_per_second=trial.batch_size / median,
+        build_seconds=math.fsum(one.build_seconds for one in each),
+    )
+
+
+def _drive(
+    order: DriverSpec,
+    timeout_seconds: float | None,
+    on_event: Callable[[PipelineEvent], None],
+    on_log: Callable[[str], None],
+) -> PipelineOutcome:
+    """Starts the stages that are this machine's, or the one alone, and what drives them."""
+    trial = order.trial
     kills_before = host.oom_kills()
     deadline = time.monotonic() + (timeout_seconds or math.inf)
     with children() as started:
-        if not trial.cluster:
-            for i in range(trial.partitions):
-                order = StageSpec(
-                    stage=i,
-                    device=f"gpu:{i}" if trial.device == "gpu" else "arena",
-                    addresses=addresses,
-                    local=True,
-                    memory_limit_bytes=trial.memory_limit_bytes,
-                )
-                started.append(_start_stage(order))
-        driver_order = DriverSpec(
-            trial=trial,
-            partition=partition,
-            schedule=schedule,
-            plans=tuple(map(tuple, plans)),
-            addresses=addresses,
-        )
-        driver = _start("drive", driver_order, _driver_environment(trial), "the driver", None)
+        here = range(0 if trial.cluster else trial.partitions)
+        for i in here if order.alone is None else (order.alone,):
+            stage = StageSpec(
+                stage=i,
+                device=f"gpu:{i}" if trial.device == "gpu" else "arena",
+                addresses=order.addresses,
+                local=True,
+                memory_limit_bytes=trial.memory_limit_bytes,
+            )
+            started.append(_start_stage(stage))
+        driver = _start("drive", order, _driver_environment(trial), "the driver", None)
         started.append(driver)
         watch = _Watch(started, driver, on_event, on_log)
         in_time = supervise(started, watch, deadline=deadline)

@@ -153,8 +153,9 @@ class _Driver:
         )
         self._say(Progress("build"))
         stages = stage_graphs(step.trace.graph, self.spec.partition)
-        count = len(stages)
-        devices = [stage_device(i, trial.device) for i in range(count)]
+        devices = [stage_device(i, trial.device) for i in range(len(stages))]
+        alone = self.spec.alone
+        self.shown = range(len(stages)) if alone is None else [alone]
         pipeline = build_pipeline(
             step,
             self.spec.partition,
@@ -163,16 +164,21 @@ class _Driver:
             plans=self.spec.plans,
             deferred_batch_norm=trial.deferred_batch_norm,
             apart=trial.tasks_alone,
+            alone=alone,
         )
         with pipeline.graph.as_default():
-            self.questions = [self._question(i) for i in range(count)]
+            self.questions = [self._question(i) for i in self.shown]
         build_seconds = time.perf_counter() - started
-        target = f"grpc://{self.spec.addresses[0]}"
+        target = f"grpc://{self.spec.addresses[self.shown[0]]}"
         self._say(Progress("connect"))
-        made = v1.Session(target, graph=pipeline.graph, config=session_config())
+        config = session_config()
+        if alone is not None:
+            config.device_filters.append(f"/job:{JOB}/task:{alone}")  # waits for nobody else
+        made = v1.Session(target, graph=pipeline.graph, config=config)
         with contextlib.closing(made) as session:  # not made the default: verifying is eager
             try:
-                measured = self._measure(session, pipeline, stages, build_seconds)
+                shown = [stages[i] for i in self.shown]
+                measured = self._measure(session, pipeline, shown, build_seconds)
             finally:
                 if trial.cluster:  # these servers live on
                     patience = v1.RunOptions(timeout_in_ms=_RELEASE_MILLISECONDS)
@@ -224,7 +230,8 @@ class _Driver:
         """What was seen of each step, those that warm up included."""
         trial = self.trial
         step = session.make_callable(pipeline.step)
-        look = session.make_callable([pipeline.loss, pipeline.times])
+        losses = [] if pipeline.loss is None else [pipeline.loss]
+        look = session.make_callable([pipeline.times, *losses])
         ran: list[_Step] = []
         for i in range(trial.warmup + trial.steps):
             self._say(Progress.of_step(i, warmup=trial.warmup, steps=trial.steps))
@@ -233,10 +240,11 @@ class _Driver:
             step()
             seconds = time.perf_counter() - begin
             seen = self._ask(session, "look")
-            loss, clocks = look()
+            clocks, *losses = look()
+            loss = float(losses[0]) if losses else math.nan
             peaks, in_use = zip(*seen, strict=True)
-            ran.append(_Step(seconds, float(loss), peaks, in_use, clocks))
-            self._say(PipelineStepDone(seconds, peaks, float(loss)))
+            ran.append(_Step(seconds, loss, peaks, in_use, clocks))
+            self._say(PipelineStepDone(seconds, peaks, loss))
         return ran
 
     def _verified(self, values: Any, losses: Sequence[float], averages: frozenset[str]) -> Verified:
@@ -271,7 +279,8 @@ class _Driver:
         """Of one step, by each stage's looks at the clock: begin and end of its tasks, in turn, and
         the end of its update."""
         stages, turns = [], []
-        for tasks, own in zip(self.spec.schedule.tasks, looks, strict=True):
+        shown = (self.spec.schedule.tasks[i] for i in self.shown)
+        for tasks, own in zip(shown, looks, strict=True):
             early = np.array([task.kind == "forward" for task in tasks])
             begun, ended = own[:-1:2], own[1:-1:2]
             spans = ended - begun

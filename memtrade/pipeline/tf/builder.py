@@ -13,7 +13,7 @@ from memtrade.graph import StepGraph
 from memtrade.op_types import SOURCE_TYPES
 from memtrade.pipeline.design.batch_norm import MovingAverage, moving_averages
 from memtrade.pipeline.design.partition import Partition
-from memtrade.pipeline.design.schedule import Schedule, StageTask
+from memtrade.pipeline.design.schedule import Schedule, StageTask, TaskKind
 from memtrade.pipeline.design.stages import stage_graphs
 from memtrade.pipeline.design.work import has_state
 from memtrade.pipeline.tf.draw import DrawnStep
@@ -40,7 +40,8 @@ class PipelineGraph:
         release: gives their memory back.
         step: runs one step. Nothing is fetched with it: that would arrive on the first stage while
             it computes.
-        loss: the mean of the micro-batches' losses, to be fetched once behind each step.
+        loss: the mean of the micro-batches' losses, to be fetched once behind each step; None of a
+            stage alone that is not the last.
         times: for each stage, [2 x tasks + 1]: when each of its tasks began and ended and when its
             update ended, in seconds; to be fetched likewise.
         values: each variable's value, by the name that it has in the unpipelined step.
@@ -52,7 +53,7 @@ class PipelineGraph:
     initialize: tf.Operation
     release: tf.Operation
     step: tf.Operation
-    loss: tf.Tensor
+    loss: tf.Tensor | None
     times: tuple[tf.Tensor, ...]
     values: dict[str, tf.Tensor]
     averages: frozenset[str]
@@ -68,6 +69,7 @@ def build_pipeline(
     plans: Sequence[Sequence[Action]] = (),
     deferred_batch_norm: bool = False,
     apart: bool = False,
+    alone: int | None = None,
 ) -> PipelineGraph:
     """The graph that runs `schedule` over the stages of `partition`, stage j on `devices[j]`.
 
@@ -80,12 +82,19 @@ def build_pipeline(
         deferred_batch_norm: move averages once per step and not once per micro-batch.
         apart: a recomputation waits for the gradient, as its backward task does, so with one
             micro-batch only one stage works at a time; and no update follows.
+        alone: the only stage to write, which gets zeros for what others would send. What the graph
+            has for each stage, it then has for this one.
 
     Raises:
         UnsupportedGraphError: a backward op stands on another stage than the variable it needs, or
             batch norm is to be deferred, and there is none.
     """
-    return _Builder(step, partition, schedule, devices, plans, deferred_batch_norm, apart).build()
+    deferred = moving_averages(step.trace.graph) if deferred_batch_norm else {}
+    if deferred_batch_norm and not deferred:
+        raise UnsupportedGraphError(
+            f"{step.trace.graph.name} has no batch norm to defer: leave --deferred-batch-norm out"
+        )
+    return _Builder(step, partition, schedule, devices, plans, deferred, apart, alone).build()
 
 
 def session_config() -> Any:
@@ -114,15 +123,17 @@ class _Builder:
         schedule: Schedule,
         devices: Sequence[str],
         plans: Sequence[Sequence[Action]],
-        deferred_batch_norm: bool,
+        deferred: dict[int, MovingAverage],
         apart: bool,
+        alone: int | None,
     ):
         self.step, self.partition, self.schedule, self.apart = step, partition, schedule, apart
+        self.alone, self.deferred = alone, deferred
         self.graph: StepGraph = step.trace.graph
         self.writer = NodeWriter(devices)
         self.state = StageState(self.writer, step, partition, schedule.micro_batches)
         self.stopwatch = Stopwatch(self.writer, self.state, schedule)
-        self.hand_over = HandOver(self.writer, self.stopwatch, schedule, apart)
+        self.hand_over = HandOver(self.writer, self.stopwatch, schedule, apart, alone is not None)
         stages = stage_graphs(self.graph, partition)
         self.programs = [
             StageProgram(self.graph, stage, plan)
@@ -132,20 +143,16 @@ class _Builder:
         self.made: dict[tuple[int, int, int], str] = {}  # (stage, micro-batch, tensor) -> reference
         self.sent: dict[tuple[int, int, int], str] = {}  # likewise, by a forward task
         self.outside: dict[tuple[int, int, int], str] = {}  # what was swapped out, by which name
-        self.deferred = moving_averages(self.graph) if deferred_batch_norm else {}
-        if deferred_batch_norm and not self.deferred:
-            raise UnsupportedGraphError(
-                f"{self.graph.name} has no batch norm to defer: leave --deferred-batch-norm out"
-            )
         self.skipped = {op_id for each in self.deferred.values() for op_id in each.ops}
 
     def build(self) -> PipelineGraph:
         # What one stage hands over is made before another one reads it.
-        tasks = [(t, j) for j, own in enumerate(self.schedule.tasks) for t in own]
+        count = self.schedule.micro_batches
+        stages = range(self.schedule.stages) if self.alone is None else [self.alone]
+        tasks = [(t, j) for j in stages for t in self.schedule.tasks[j]]
         for task, stage in sorted(tasks, key=lambda each: each[0].moment):
             self._run_task(stage, task)
         self.hand_over.close()
-        stages, count = range(self.schedule.stages), self.schedule.micro_batches
         end = StepEnd(self.writer, self.state, count, tuple(self.deferred.values()))
         ends = []
         for stage in stages:
@@ -154,10 +161,13 @@ class _Builder:
             updated = self.stopwatch.end(stage)
             ends.append(restarted if self.apart else updated)
         self.writer.add(0, "step", "NoOp", [f"^{name}" for name in ends])
-        loss = end.mean_loss(stages[-1])
+        last = self.schedule.stages - 1
+        loss = end.mean_loss(last) if last in stages else None
         times = [self.stopwatch.times(stage) for stage in stages]
         values = self.state.values()
         self.state.begin_and_end()
+        if self.alone is not None:
+            self.writer.leave_only(self.alone, groups=("initialize", "release", "step"))
         return self._import(loss, times, values)
 
     # Tasks
@@ -177,7 +187,28 @@ class _Builder:
                 loss = self.graph.loss
                 total, value = self.state.loss_sum(stage), self.made[stage, i, loss]
                 self._add_up(stage, f"{scope}/add_loss", total, value, loss)
+        if self.alone is not None:
+            for t, target in self._leaving(stage, task.kind):
+                if made := self.made.get((stage, i, t)):
+                    self.hand_over.keep(stage, task, target, self._parcel(t, made))
         self.hand_over.end(stage, task, scope)
+
+    def _leaving(self, stage: int, kind: TaskKind) -> list[tuple[int, int]]:
+        """(tensor, stage that reads it) of what a task makes for others."""
+        if kind == "forward":
+            crossings = self.partition.sends(stage)
+            return [(each.tensor, target) for each in crossings for target in each.targets]
+        if kind == "recompute":
+            return []
+        stage_of = self.partition.stage_of
+        own = [op for op in sorted(self.graph.backward) if stage_of[op] == stage]
+        return [
+            (t, target)
+            for op in own
+            for t in self.graph.ops[op].outputs
+            for target in range(self.schedule.stages)
+            if target != stage and any(stage_of[c] == target for c in self.graph.consumers[t])
+        ]
 
     def _act(self, stage: int, i: int, action: Action, scope: str) -> None:
         if action.kind == "run":
@@ -279,13 +310,19 @@ class _Builder:
                 f"op {self.graph.ops[producer].name!r} has no place in the pipeline: "
                 "give other boundaries"
             )
-        made = self.sent.get((source, i, tensor)) or self.made[source, i, tensor]
+        made = ""
+        if self.alone is None:
+            made = self.sent.get((source, i, tensor)) or self.made[source, i, tensor]
         kind = "backward" if producer in self.graph.backward else "forward"
-        size = self.graph.tensors[tensor].size_bytes
-        parcel = Parcel(made, self.state.flat(tensor), self.state.dtype(tensor), size)
-        return self.hand_over.receive(stage, source, kind, i, parcel)
+        return self.hand_over.receive(stage, source, kind, i, self._parcel(tensor, made))
 
-    def _import(self, loss: str, times: Sequence[str], values: dict[str, str]) -> PipelineGraph:
+    def _parcel(self, tensor: int, reference: str) -> Parcel:
+        value, name = self.graph.tensors[tensor], self.state.flat(tensor)
+        return Parcel(reference, name, self.state.dtype(tensor), value.shape, value.size_bytes)
+
+    def _import(
+        self, loss: str | None, times: Sequence[str], values: dict[str, str]
+    ) -> PipelineGraph:
         source = self.step.trace.graph_def
         graph_def = tf.compat.v1.GraphDef(
             node=self.writer.nodes.values(), library=source.library, versions=source.versions
@@ -297,18 +334,19 @@ class _Builder:
         def tensor(name: str) -> tf.Tensor:
             return graph.get_tensor_by_name(f"{name}:0")
 
+        stages = range(self.schedule.stages)
         return PipelineGraph(
             graph=graph,
             initialize=graph.get_operation_by_name("initialize"),
             release=graph.get_operation_by_name("release"),
             step=graph.get_operation_by_name("step"),
-            loss=tensor(loss),
+            loss=None if loss is None else tensor(loss),
             times=tuple(map(tensor, times)),
             values={name: tensor(value) for name, value in values.items()},
             averages=frozenset(
                 self.state.variable_of(each.variable).name for each in self.deferred.values()
             ),
-            parameters=tuple(map(self.state.parameters, range(self.schedule.stages))),
+            parameters=tuple(self.state.parameters(i) for i in stages if self.alone in (None, i)),
         )
 
 

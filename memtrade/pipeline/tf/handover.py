@@ -7,18 +7,22 @@ been received. Tensors of several sizes arrive one after the other, since the or
 they lie. All such edges lead from one moment to a later one: there is no deadlock, and by the
 clocks nobody waits longer. Of the transfers, only a gradient's is hidden behind computation: that
 of its micro-batch's recomputation.
+
+A stage alone receives zeros when it would receive, and what it sends lies there until it would have
+gone: its memory is what it is among the others.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import tensorflow as tf
 
+from memtrade.errors import UnsupportedGraphError
 from memtrade.pipeline.design.schedule import Schedule, StageTask, TaskKind
-from memtrade.pipeline.tf.nodes import NodeWriter
+from memtrade.pipeline.tf.nodes import NodeWriter, const
 from memtrade.pipeline.tf.stopwatch import Stopwatch
 
 
@@ -28,6 +32,7 @@ class Parcel(NamedTuple):
     reference: str
     name: str
     dtype: tf.DType
+    shape: Sequence[int] | None
     size_bytes: int
 
 
@@ -42,15 +47,24 @@ class HandOver:
 
     Args:
         apart: a recomputation waits for the gradient, as its backward task does.
+        alone: there is one stage and no other.
     """
 
-    def __init__(self, writer: NodeWriter, stopwatch: Stopwatch, schedule: Schedule, apart: bool):
+    def __init__(
+        self,
+        writer: NodeWriter,
+        stopwatch: Stopwatch,
+        schedule: Schedule,
+        apart: bool,
+        alone: bool,
+    ):
         self.writer, self.stopwatch = writer, stopwatch
-        self.schedule, self.apart = schedule, apart
+        self.schedule, self.apart, self.alone = schedule, apart, alone
         self._starts: dict[tuple[int, StageTask], str] = {}
         self._ends: dict[tuple[int, StageTask], str] = {}
         self._arrivals: list[_Arrival] = []  # what the task in the making has received
         self._received: list[tuple[int, StageTask, str]] = []  # what a task of its sender waits for
+        self._kept: list[tuple[int, StageTask, str]] = []  # what is let go behind a task
 
     def begin(self, stage: int, task: StageTask, scope: str) -> None:
         """A task starts behind the stage's last op."""
@@ -77,18 +91,51 @@ class HandOver:
             if (task.kind, task.micro_batch) == (kind, i)
         )
         before, gone = self.schedule.hand_over(sent, stage)
-        name, attrs = f"stage{source}/batch{i}/send{stage}/{parcel.name}", {"T": parcel.dtype}
-        out = self.writer.add(source, name, "Identity", [parcel.reference], attrs).name
         name = f"stage{stage}/batch{i}/receive/{parcel.name}"
-        into = self.writer.add(stage, name, "Identity", [out], attrs).name
-        self._wait(out, [self._ends[source, sent]])
+        if self.alone:
+            into = out = self._zeros(stage, name, parcel)
+        else:
+            out = self._send(source, sent, stage, parcel)
+            attrs = {"T": parcel.dtype}
+            into = self.writer.add(stage, name, "Identity", [out], attrs).name
+            self._wait(out, [self._ends[source, sent]])
+            waiting = self._first_after(source, gone)
+            if waiting:
+                self._received.append((source, waiting, into))
         if before:
             self._wait(out, [self._ends[stage, before]])
-        waiting = next((task for task in self.schedule.tasks[source] if task.moment > gone), None)
-        if waiting:
-            self._received.append((source, waiting, into))
         self._arrivals.append(_Arrival((sent.moment, -parcel.size_bytes), out, into))
         return into
+
+    def keep(self, stage: int, sent: StageTask, target: int, parcel: Parcel) -> None:
+        """Alone: what the task made for another stage lies there until it would have gone."""
+        _, gone = self.schedule.hand_over(sent, target)
+        waiting = self._first_after(stage, gone)
+        if waiting:
+            own = self.schedule.tasks[stage]
+            out = self._send(stage, sent, target, parcel)
+            self._kept.append((stage, own[own.index(waiting) - 1], out))
+            self._received.append((stage, waiting, out))
+
+    def _send(self, stage: int, sent: StageTask, target: int, parcel: Parcel) -> str:
+        name = f"stage{stage}/batch{sent.micro_batch}/send{target}/{parcel.name}"
+        inputs, attrs = [parcel.reference], {"T": parcel.dtype}
+        return self.writer.add(stage, name, "Identity", inputs, attrs).name
+
+    def _first_after(self, stage: int, moment: int) -> StageTask | None:
+        return next((task for task in self.schedule.tasks[stage] if task.moment > moment), None)
+
+    def _zeros(self, stage: int, name: str, parcel: Parcel) -> str:
+        """What stands for a tensor of another stage."""
+        if parcel.shape is None:
+            raise UnsupportedGraphError(f"{parcel.name} has no size: its stage cannot run alone")
+        shape = f"stage{stage}/shape/{parcel.name}"
+        if shape not in self.writer.nodes:
+            self.writer.add(stage, shape, "Const", [], const(parcel.shape, tf.int32))
+        zero = f"stage{stage}/zero/{parcel.dtype.name}"
+        self.writer.number(stage, zero, 0, parcel.dtype)
+        attrs = {"T": parcel.dtype, "index_type": tf.int32}
+        return self.writer.add(stage, name, "Fill", [shape, zero], attrs).name
 
     def _take_turns(self) -> None:
         by_turn = sorted(self._arrivals, key=lambda each: each.turn)
@@ -99,6 +146,8 @@ class HandOver:
 
     def close(self) -> None:
         """Behind the last task: senders wait, whichever of the two tasks was written first."""
+        for stage, task, name in self._kept:
+            self._wait(name, [self._ends[stage, task]])
         for stage, task, name in self._received:
             self._wait(self._starts[stage, task], [name])
 

@@ -90,6 +90,19 @@ class NodeWriter:
             self.add(stage, name, "Const", [], const(value, dtype), on_host=on_host)
         return name
 
+    def leave_only(self, stage: int, *, groups: Sequence[str]) -> None:
+        """Takes the nodes of all other stages away. A group waits for those of its nodes that are
+        left, on the stage's host."""
+        host = host_of(self.devices[stage])
+        for name in groups:
+            self.nodes[name].device = host
+        own = (self.devices[stage], host)
+        self.nodes = {name: node for name, node in self.nodes.items() if node.device in own}
+        for name in groups:
+            left = [each for each in self.nodes[name].input if each.removeprefix("^") in self.nodes]
+            self.nodes[name].ClearField("input")
+            self.nodes[name].input.extend(left)
+
 
 def host_of(device: str) -> str:
     """The CPU beside a GPU; a CPU is its own host."""
