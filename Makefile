@@ -60,15 +60,20 @@ tables: readme notebooks
 	$(BIN)/memtrade accuracy results/measured --format csv > results/predicted/arena.csv
 	for each in results/machines/*/; do $(BIN)/memtrade accuracy $$each --format markdown > $${each%/}.md; done
 
-# All beside what was published: the thesis' networks under its tools' rules, measured anew; what is predicted.
+# All beside what was published: the thesis' networks under its tools' rules, measured anew; what is predicted. With
+# OPENAI=CHECKOUT TFLMS=CHECKOUT PYTHON37=PATH (memtrade/papers/originals.py says which) the original tools, too.
 PAPERS := thesis_variants thesis_prediction thesis_rest thesis_inception thesis_log_beside gpipe_reserved \
 	torchgpipe_reserved gpt2_partitions device_check
+THEIR_NETS := --layers 50,101,152,200,0 --batch-size 8,32
 SLIM := $(addprefix --model-option ,num_classes=1001 batch_norm=inference dropout=0 head=pool)
 published: $(STAMP)
 	$(BIN)/memtrade sweep thesis_tools --results results/thesis
-	$(BIN)/memtrade run --model inception-v4 $(SLIM) --batch-size 8 --optimizer adam --order dataflow \
+	$(if $(PYTHON37),$(BIN)/python -m memtrade.papers.originals results/originals --openai $(OPENAI) --tflms $(TFLMS) \
+		--python37 $(PYTHON37) $(THEIR_NETS))
+	$(BIN)/memtrade run --model inception-v4 $(SLIM) --batch-size 32 --optimizer adam --order dataflow \
 		--strategy ome --option rule=openai --option select=read_once --log thesis --results results/thesis_log
-	$(BIN)/memtrade pipeline sweep torchgpipe_at_size --memory-limit 7GiB --steps 1 --results results/pipeline/torchgpipe_at_size
+	$(BIN)/memtrade pipeline sweep torchgpipe_at_size --one-at-a-time --memory-limit 20GiB --steps 1 \
+		--results results/pipeline/torchgpipe_at_size
 	$(BIN)/python -m pip install --quiet scikit-learn  # which ships the digits
 	$(BIN)/python -m memtrade.papers.transparency results/transparency docs/images/transparency.png
 	for each in $(PAPERS); do $(BIN)/python -m memtrade.papers.$$each results/predicted || exit 1; done

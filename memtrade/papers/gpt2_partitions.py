@@ -3,12 +3,23 @@
     python -m memtrade.papers.gpt2_partitions results/predicted
 
 Writes gpt2_partitions.md into the folder. The net is traced by TensorFlow; nothing is run.
+
+What the figures are, the tool's own source says (saareliad/FTPipe on GitHub, of 9 January 2020:
+pytorch_Gpipe/model_profiling/network_profiler.py, misc/partition_analysis.py):
+
+    theoretical times    of layers alone, each timed by itself; what a module computes between its
+                         layers (attention's products and softmax, GELU, sums) weighs nothing
+    real times           of whole stages
+    cutting edges        from a layer or an op to another one that reads it
+    outputs              what the next stage reads, the keys and values of each block, which the
+                         net returns, and the logits; a time to send is the largest one's
 """
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,48 +28,119 @@ from memtrade.models import make_model
 from memtrade.papers.fused import Fusion
 from memtrade.papers.pages import save_page, trace_model, write_pages
 from memtrade.papers.published import load_published
+from memtrade.pipeline.design.partition import Partition
 from memtrade.pipeline.design.partitioner import Partitioner
 from memtrade.pipeline.design.report import Evenness, PartitionReport, analyse
-from memtrade.results.sheets import NONE, Sheet
+from memtrade.results.sheets import Sheet
 from memtrade.target import profile_target
 
 COMMAND = "python -m memtrade.papers.gpt2_partitions results/predicted"
-# The reports' last stages receive nothing as large as a shared matrix, so it is not tied.
-MODEL = {"batch_size": 1, "positions": 1024, "vocabulary": 50257, "tied": False}
+# The reports' last stages receive nothing as large as a shared matrix, so it is not tied. It was
+# timed in training mode.
+MODEL = {
+    "batch_size": 1, "positions": 1024, "vocabulary": 50257, "tied": False, "dropout": 0.1,
+}  # fmt: skip
 SLACK = 0.1
+# The scopes that are modules of PyTorch's GPT-2; the lookup in a table is one, too.
+LAYERS = {
+    "norm", "norm1", "norm2", "qkv", "attention_out", "mlp_in", "mlp_out", "logits",
+    "dropout", "dropout1", "dropout2", "attention_dropout",
+}  # fmt: skip
+# How deep they are nested, blocks and all; the reports, which count from 0 and the whole net on,
+# say 3.
+DEPTH = 2
 CARDS = {"GTX 1070": "gtx-1070", "GTX 1080 Ti": "gtx-1080-ti"}
 
 
 class Field(NamedTuple):
-    """One printed figure of a report beside ours; None where we have none."""
+    """One printed figure of a report beside ours."""
 
     report: str
     kind: str
     what: str
     published: float
-    predicted: float | None
+    predicted: float
 
     @property
-    def error(self) -> float | None:
-        return None if self.predicted is None else self.predicted / self.published - 1
+    def error(self) -> float:
+        return self.predicted / self.published - 1
 
 
-def report_of(graph: StepGraph, card: str, partitions: int) -> PartitionReport:
-    """Ours, for that card, with fused kernels; volumes by the largest tensor, as the published."""
+@dataclass(frozen=True)
+class OurStages:
+    """Ours, as the published reports define it.
+
+    Attributes:
+        theoretical: with the times of layers alone. real: with those of all ops.
+        outputs: for each stage, the bytes of each tensor that it hands on or returns.
+    """
+
+    theoretical: PartitionReport
+    real: PartitionReport
+    cutting_edges: int
+    outputs: tuple[tuple[int, ...], ...]
+
+
+def stages_of(graph: StepGraph, card: str, partitions: int) -> OurStages:
+    """For that card. A layer is one kernel, or a few; between layers each op is one."""
     target, fusion = profile_target(CARDS[card]), Fusion(graph)
-    made = Partitioner(graph).by_time(partitions, target, slack=SLACK, costs=fusion.costs)
-    link = target.device.device_to_host_bytes_per_s
-    return analyse(
-        graph,
-        made,
-        target,
-        link_bytes_per_s=link,
-        volumes="largest",
-        seconds=fusion.seconds(target.device),
+    partitioner = Partitioner(graph, depth=DEPTH)
+    made = partitioner.by_time(partitions, target, slack=SLACK, costs=fusion.costs)
+    homes = [None if at is None else layer_of(graph, at) for at in partitioner.anchors.at]
+    fused, plain = fusion.seconds(target.device), target.op_seconds(graph)
+
+    def report(beside: Sequence[float]) -> PartitionReport:
+        """With the times of fused kernels in layers, and those of other ops given."""
+        seconds = [
+            one if home else other for home, one, other in zip(homes, fused, beside, strict=True)
+        ]
+        link = target.device.device_to_host_bytes_per_s
+        return analyse(
+            graph, made, target, link_bytes_per_s=link, volumes="largest", seconds=seconds
+        )
+
+    return OurStages(
+        theoretical=report([0.0] * len(fused)),
+        real=report(plain),
+        cutting_edges=len(_edges(graph, made, homes)),
+        outputs=tuple(_outputs(graph, made, stage) for stage in range(partitions)),
     )
 
 
-def fields(line: dict[Any, Any], ours: PartitionReport) -> Iterator[Field]:
+def layer_of(graph: StepGraph, op_id: int) -> str | None:
+    """The layer that an op of the line is part of, by its name's path."""
+    op = graph.ops[op_id]
+    path = op.name.split("/")[:-1]
+    if path[-1:] and path[-1] in LAYERS:
+        return "/".join(path)
+    return op.name if op.type == "ResourceGather" else None
+
+
+def _edges(graph: StepGraph, made: Partition, homes: Sequence[str | None]) -> set[tuple[int, Any]]:
+    """From a tensor that crosses to each layer, or op beside layers, that reads it elsewhere."""
+    return {
+        (crossing.tensor, homes[reader] or reader)
+        for crossing in made.crossings
+        for reader in graph.consumers[crossing.tensor]
+        if reader in graph.forward and made.stage_of[reader] in crossing.targets
+    }
+
+
+def _outputs(graph: StepGraph, made: Partition, stage: int) -> tuple[int, ...]:
+    sizes = [crossing.size_bytes for crossing in made.sends(stage) for _ in crossing.targets]
+    for op_id in made.stages[stage].ops:
+        op = graph.ops[op_id]
+        layer = op.name.split("/")[-2:-1]
+        made_bytes = sum(graph.tensors[t].size_bytes for t in op.outputs)
+        if op.type == "MatMul" and layer == ["qkv"]:
+            sizes.append(made_bytes * 2 // 3)  # keys and values in one tensor
+        if op.type == "MatMul" and layer == ["logits"]:
+            sizes.append(made_bytes)
+    loss = graph.tensors[graph.loss]
+    return (*sizes, loss.size_bytes) if made.stage_of[loss.op] == stage else tuple(sizes)
+
+
+def fields(line: dict[Any, Any], ours: OurStages) -> Iterator[Field]:
     """All that a published report prints."""
     name = line["report"]
     yield Field(name, "edges", "cutting edges", int(line["cutting_edges"]), ours.cutting_edges)
@@ -70,29 +152,33 @@ def fields(line: dict[Any, Any], ours: PartitionReport) -> Iterator[Field]:
     even = load_published("gpt2_partition_imbalance")
     ratios: Any = even[even["report"] == name]
     for each in ratios.to_dict("records"):
-        balance = _balances(ours).get(each["times"])
+        balance = _balances(ours)[each["times"]]
         scope = "imbalance" if each["scope"] == "all" else "topology_aware"
-        mine = None if balance is None else getattr(getattr(balance, scope), each["phase"])
+        mine = getattr(getattr(balance, scope), each["phase"])
         what = f"{each['times']} {each['phase']}, {each['scope']}".replace("_", " ")
         yield Field(name, "imbalance", what, each["fastest_over_slowest"], mine)
 
 
-def _balances(ours: PartitionReport) -> dict[str, Evenness]:
-    return {"theoretical_sequential": ours.sequential, "theoretical_parallel": ours.parallel}
+def _balances(ours: OurStages) -> dict[str, Evenness]:
+    return {
+        "theoretical_sequential": ours.theoretical.sequential,
+        "theoretical_parallel": ours.theoretical.parallel,
+        "real": ours.real.sequential,
+    }
 
 
-def _stage(name: str, i: int, stage: dict[Any, Any], ours: PartitionReport) -> Iterator[Field]:
-    for times, balance in [*_balances(ours).items(), ("real", None)]:
+def _stage(name: str, i: int, stage: dict[Any, Any], ours: OurStages) -> Iterator[Field]:
+    for times, balance in _balances(ours).items():
         for phase in ("forward", "backward"):
-            mine = None if balance is None else 1e3 * getattr(balance.times, phase)[i]
+            mine = 1e3 * getattr(balance.times, phase)[i]
             kind = f"{times} times".replace("_", " ")
             yield Field(name, kind, f"stage {i} {phase} ms", stage[f"{times}_{phase}_ms"], mine)
-    traffic = ours.traffic[i]
+    traffic, outputs = ours.theoretical.traffic[i], ours.outputs[i]
     for what, mine in (
         ("input_mb", traffic.input_bytes / 1e6),
         ("receive_ms", 1e3 * traffic.receive_seconds),
-        ("output_mb", traffic.output_bytes / 1e6),
-        ("send_ms", 1e3 * traffic.send_seconds),
+        ("output_mb", sum(outputs) / 1e6),
+        ("send_ms", 1e3 * max(outputs) / ours.theoretical.link_bytes_per_s),
     ):
         yield Field(name, "volumes", f"stage {i} {what.replace('_', ' ')}", stage[what], mine)
 
@@ -101,31 +187,15 @@ def summary_sheet(found: Sequence[Field]) -> Sheet:
     """Per report and kind of figure, the median error."""
     rows = []
     for report, kind in dict.fromkeys((each.report, each.kind) for each in found):
-        errors = [
-            each.error
-            for each in found
-            if (each.report, each.kind) == (report, kind) and each.error is not None
-        ]
+        errors = [each.error for each in found if (each.report, each.kind) == (report, kind)]
         sizes = [abs(error) for error in errors]
-        told = (
-            (f"{statistics.median(sizes):.1%}", f"{statistics.median(errors):+.1%}")
-            if errors
-            else (NONE, NONE)
-        )
+        told = f"{statistics.median(sizes):.1%}", f"{statistics.median(errors):+.1%}"
         rows.append((report, kind, str(len(errors)), *told))
-    stages = load_published("gpt2_partition_stages")
-    over: Any = stages["real_forward_ms"] / stages["theoretical_sequential_forward_ms"]
     return Sheet(
         title="How far ours are off",
         columns=("report", "figures", "predicted", "median |error|", "median error"),
         words=2,
         rows=tuple(rows),
-        notes=(
-            "published cuts lie within blocks, ours between them: more edges and volume there; the "
-            "last stage's output is the logits there, the loss here",
-            f"published real times are {over.min():.2f} to {over.max():.2f} times the theoretical "
-            "ones beside them, forward; why, the reports do not say",
-        ),
     )
 
 
@@ -136,8 +206,8 @@ def fields_sheet(found: Sequence[Field]) -> Sheet:
             each.kind,
             each.what,
             f"{each.published:,.4g}",
-            NONE if each.predicted is None else f"{each.predicted:,.4g}",
-            NONE if each.error is None else f"{100 * each.error:+.0f}",
+            f"{each.predicted:,.4g}",
+            f"{100 * each.error:+.0f}",
         )
         for each in found
     )
@@ -150,7 +220,7 @@ def main(folder: Path) -> None:
     found = [
         field
         for line in load_published("gpt2_partition_reports").to_dict("records")
-        for field in fields(line, report_of(graph, line["device"], int(line["partitions"])))
+        for field in fields(line, stages_of(graph, line["device"], int(line["partitions"])))
     ]
     page = (_INTRODUCTION, summary_sheet(found), fields_sheet(found))
     save_page(folder / "gpt2_partitions.md", *page)
@@ -162,9 +232,13 @@ GPT-2 with 1,024 positions and 50,257 words at batch 1, in 2 and 4 stages. Made 
 
     {COMMAND}
 
-Theoretical times are sums of op times (parallel: the longest path), predicted by the profiles
-gtx-1070 and gtx-1080-ti, in which nothing was fitted to these reports, with chains of elementwise
-ops as one kernel each. Real times are of their machines: nothing of ours stands beside them.
+The tool's source says what its figures are. Theoretical times are sums over layers, each timed by
+itself (parallel: the longest path); what a block computes between its layers (attention's products
+and softmax, GELU, residual sums) weighs nothing in them. Real times are those of whole stages, so
+of all ops. Outputs hold the keys and values of each block, and the logits. Ours by the same
+definitions, cut between layers (`memtrade partition --depth 2`; the reports count from 0 and the
+net on, and say 3), predicted by the profiles gtx-1070 and gtx-1080-ti, in which nothing was fitted
+to these reports: chains of elementwise ops in a layer as one kernel, every other op as its own.
 """
 
 

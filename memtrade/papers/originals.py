@@ -22,6 +22,7 @@ whose strategy says that it is of TensorFlow 1:
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import re
 import shlex
@@ -139,32 +140,39 @@ def measure(spec: TrialSpec, tools: Tools, *, timeout_seconds: float) -> Outcome
         )
 
 
+def _numbers(text: str) -> list[int]:
+    return [int(number) for number in text.split(",")]
+
+
 def main(words: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m memtrade.papers.originals")
     parser.add_argument("results", type=Path, help="a folder of records")
     parser.add_argument("--openai", type=Path, required=True, help="a checkout of OpenAI's tool")
     parser.add_argument("--tflms", type=Path, required=True, help="a checkout of TFLMS v1")
     parser.add_argument("--python37", default="python3.7", help="a Python 3.7 with TensorFlow 1.15")
-    parser.add_argument("--layers", type=int, default=50, help="of the ResNet; 0: InceptionV4")
-    parser.add_argument("--batch-size", type=int, default=8)
+    layers = "of the ResNets, separated by commas; 0: InceptionV4"
+    parser.add_argument("--layers", type=_numbers, default=_numbers("50"), help=layers)
+    parser.add_argument("--batch-size", type=_numbers, default=_numbers("8"))
     parser.add_argument("--strategy", default=",".join(TOOLS), help="separated by commas")
     parser.add_argument("--timeout", type=float, default=3600.0, help="seconds for one trial")
     given = parser.parse_args(words)
     tools = Tools(python=given.python37, openai=given.openai, tflms=given.tflms)
     folder = given.results.name if given.results.is_absolute() else given.results
     command = (
-        f"python -m memtrade.papers.originals {folder} --openai PATH --tflms PATH "
-        f"--python37 PATH --layers {given.layers} --batch-size {given.batch_size}"
+        f"python -m memtrade.papers.originals {folder} --openai PATH --tflms PATH --python37 PATH"
     )
     try:
         unknown = set(given.strategy.split(",")) - set(TOOLS)
         if unknown:
             raise MemtradeError(f"--strategy: {min(unknown)} is none of {', '.join(TOOLS)}")
         versions = tools.check()
-        for strategy in given.strategy.split(","):
-            spec = make_spec(strategy, given.layers or None, given.batch_size)
+        strategies = given.strategy.split(",")
+        for trial in itertools.product(given.layers, given.batch_size, strategies):
+            layers, batch_size, strategy = trial
+            spec = make_spec(strategy, layers or None, batch_size)
             outcome = measure(spec, tools, timeout_seconds=given.timeout)
-            record = record_of(spec, outcome, versions, command=f"{command} --strategy {strategy}")
+            told = "--layers {} --batch-size {} --strategy {}".format(*trial)
+            record = record_of(spec, outcome, versions, command=f"{command} {told}")
             print(save_record(record, given.results), record.status, record.reason)
     except MemtradeError as error:
         print(f"memtrade: {error}", file=sys.stderr)

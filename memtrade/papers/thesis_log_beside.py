@@ -30,7 +30,7 @@ from memtrade.results.sheets import NONE, Sheet
 
 COMMAND = "python -m memtrade.papers.thesis_log_beside results/predicted"
 RUN = (
-    "memtrade run --model inception-v4 --batch-size 8 --optimizer adam --order dataflow "
+    "memtrade run --model inception-v4 --batch-size 32 --optimizer adam --order dataflow "
     "--model-option num_classes=1001 --model-option batch_norm=inference --model-option dropout=0 "
     "--model-option head=pool --strategy ome --option rule=openai --option select=read_once "
     "--log thesis --results results/thesis_log"

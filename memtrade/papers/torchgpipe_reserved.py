@@ -64,6 +64,10 @@ class ReservedRow:
     def update(self) -> Update:
         return "sgd" if self.is_unet else "rmsprop"
 
+    def is_of(self, record: PipelineRecord) -> bool:
+        given = record.trial.model_options
+        return record.trial.model == self.model and self.options.items() <= given.items()
+
     @property
     def size(self) -> str:
         return "{} ({}, {})".format(self.model, *self.options.values())
@@ -240,6 +244,7 @@ def measured_sheet(records: Sequence[PipelineRecord]) -> Sheet:
         return " + ".join(f"{each.peak_bytes / MIB:,.1f}" for each in of)
 
     ordered = sorted(records, key=lambda record: (record.model, record.predicted.parameter_bytes))
+    missing = [row.size for row in ROWS if not any(row.is_of(each) for each in records)]
     return Sheet.of(
         ordered,
         [
@@ -264,8 +269,9 @@ def measured_sheet(records: Sequence[PipelineRecord]) -> Sheet:
         notes=(
             "images and batches are scaled down, parameters are not; peaks by each stage's own "
             "allocator, beside what was predicted of it before it ran",
-            "the other rows' parameters alone, with gradients and slots, take more than this "
-            "machine has",
+            "a stage ran at a time, with zeros for what others would send, as all of them together "
+            "take more than this machine has",
+            *(f"not run: {', '.join(missing)}" for _ in missing[:1]),
         ),
         command="\n".join(dict.fromkeys(record.command for record in ordered)),
     )
