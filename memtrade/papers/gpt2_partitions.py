@@ -111,8 +111,9 @@ def layer_of(graph: StepGraph, op_id: int) -> str | None:
     """The layer that an op of the line is part of, by its name's path."""
     op = graph.ops[op_id]
     path = op.name.split("/")[:-1]
-    if path[-1:] and path[-1] in LAYERS:
-        return "/".join(path)
+    for depth, scope in enumerate(path, start=1):
+        if scope in LAYERS:
+            return "/".join(path[:depth])
     return op.name if op.type == "ResourceGather" else None
 
 
