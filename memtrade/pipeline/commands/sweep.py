@@ -101,8 +101,8 @@ def _run_all(
 ) -> tuple[list[PipelineRecord], bool]:
     """The records of the trials that ended, and whether somebody stopped them by Ctrl-C."""
     records: list[PipelineRecord] = []
-    ended = [r for r in load_pipeline_records(results) if r.status in ("ok", "out_of_memory")]
-    known = {record.id: record for record in ended}
+    found = load_pipeline_records(results) if results.is_dir() else []
+    known = {each.id: each for each in found if each.status in ("ok", "out_of_memory")}
     try:
         for number, (runner, planned) in enumerate(plans, start=1):
             k, m, mode = planned.stages, planned.micro_batches, planned.checkpoint
