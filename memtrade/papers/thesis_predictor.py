@@ -209,13 +209,18 @@ def _error(predicted: float, given: float | None) -> float | None:
     return None if given is None else predicted / given - 1
 
 
-def fit(graph: Graphs, rows: Sequence[Published], card: Target) -> Target:
-    """`card` with its two overheads fitted to the rows that are for that."""
+def fit(
+    graph: Graphs,
+    rows: Sequence[Published],
+    card: Target,
+    parameters: Sequence[str] = ("trace", "step"),
+) -> Target:
+    """`card` with its two overheads, or other parameters, fitted to the rows that are for that."""
     samples = []
     for row in rows:
         if row.fitted and row.seconds:
             step = graph(row.layers, row.batch_size)
             actions = actions_of(TimeSimulator(step, card), row)
             samples.append(Sample(step, actions, row.seconds))
-    fitted = fit_device(card, samples, parameters=("trace", "step")).device
+    fitted = fit_device(card, samples, parameters=parameters).device
     return card.replace(device=msgspec.structs.replace(fitted, name=FITTED))
