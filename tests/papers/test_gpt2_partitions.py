@@ -27,7 +27,9 @@ def report(seconds: float) -> PartitionReport:
     )  # fmt: skip
 
 
-OURS = OurStages(report(0.04), report(0.06), 3, ((3_000_000, 6_000_000), (12_000_000,)))
+OURS = OurStages(
+    report(0.04), report(0.05).parallel, report(0.06), 3, ((3_000_000, 6_000_000), (12_000_000,))
+)
 
 
 @pytest.fixture
@@ -46,6 +48,7 @@ def test_every_printed_figure_has_one_of_ours(line):
     assert (forward.what, forward.predicted) == ("stage 0 forward ms", 40.0)
     assert forward.published == 37.0056524760276
     by_kind = {(each.kind, each.what): each.predicted for each in found}
+    assert by_kind["theoretical parallel times", "stage 0 forward ms"] == 50.0
     assert by_kind["real times", "stage 0 forward ms"] == 60.0
     assert by_kind["volumes", "stage 0 output mb"] == 9.0
     assert by_kind["volumes", "stage 0 send ms"] == 0.5
@@ -54,7 +57,7 @@ def test_every_printed_figure_has_one_of_ours(line):
 def test_medians_are_of_a_kind_of_figure(line):
     rows = {row[1]: row for row in summary_sheet(list(fields(line, OURS))).rows}
     assert rows["edges"][2:] == ("1", "50.0%", "+50.0%")
-    assert rows["real times"][2] == "4"
+    assert [rows[f"real times{of}"][2] for of in ("", ", last stage")] == ["2", "2"]
 
 
 def test_stages_are_counted_as_the_reports_count():
@@ -74,3 +77,6 @@ def test_stages_are_counted_as_the_reports_count():
         ours.theoretical.sequential.times.forward, ours.real.sequential.times.forward, strict=True
     )
     assert all(0 < layers < whole for layers, whole in pairs)
+    path, whole = ours.parallel.times, ours.theoretical.sequential.times
+    for one, other in ((path.forward, whole.forward), (path.backward, whole.backward)):
+        assert all(0 < a <= b * (1 + 1e-9) for a, b in zip(one, other, strict=True))

@@ -139,9 +139,7 @@ def analyse(
 
     Raises MemtradeError where a stage has fewer than 2 runs.
     """
-    connected = [
-        (crossing.source, reader) for crossing in partition.crossings for reader in crossing.targets
-    ]
+    connected = connected_stages(partition)
     seconds = target.op_seconds(graph) if seconds is None else seconds
 
     def longest_path(ops: Sequence[int]) -> float:
@@ -164,9 +162,9 @@ def analyse(
         cutting_edges=len(connected),
         op_edges=_op_edges(graph, partition),
         recomputation=recomputation,
-        sequential=_balance(sequential, connected),
-        parallel=_balance(parallel, connected),
-        real=_balance(real_times.mean, connected) if real_times is not None else None,
+        sequential=evenness(sequential, connected),
+        parallel=evenness(parallel, connected),
+        real=evenness(real_times.mean, connected) if real_times is not None else None,
         real_times=real_times,
         volumes=volumes,
         link_bytes_per_s=link_bytes_per_s,
@@ -229,7 +227,16 @@ def _mean_deviation(runs: Sequence[float]) -> float:
     return statistics.fmean(abs(run - mean) for run in runs)
 
 
-def _balance(times: PhaseTimes, connected: Sequence[tuple[int, int]]) -> Evenness:
+def connected_stages(partition: Partition) -> list[tuple[int, int]]:
+    """The stages of each cutting edge."""
+    return [
+        (crossing.source, reader) for crossing in partition.crossings for reader in crossing.targets
+    ]
+
+
+def evenness(times: PhaseTimes, connected: Sequence[tuple[int, int]]) -> Evenness:
+    """Over all stages, and over connected ones."""
+
     def over(pairs: Iterable[Sequence[float]]) -> float:
         return min((_over(min(each), max(each)) for each in pairs), default=1.0)
 
