@@ -67,13 +67,6 @@ class Solution:
     def found(self) -> bool:
         return self.status in ("optimal", "feasible")
 
-    @property
-    def gap(self) -> float:
-        """How much cheaper a better solution could be, as a share of this one's cost."""
-        if not self.found:
-            return math.inf
-        return max(0.0, self.objective - self.bound) / max(abs(self.objective), 1e-12)
-
 
 class Milp:
     """Columns, in blocks, and rows, one by one, collected until `solve`."""

@@ -4,7 +4,9 @@ After P. Jain et al., "Checkmate", MLSys 2020, arXiv 1910.02653, cut down to one
 tensor and widened by swaps (choice.py); rounded by RENS (milp.py); judged, corrected and improved
 with the exact simulator (search.py).
 
-The same step and options give the same plan, whatever else the machine does: all limits are counts.
+The programme has O(items x window + edges) columns and rows (choice.py). The same step and options
+give the same plan, whatever else the machine does: all limits are counts, of the programme's nodes
+and solutions, and of the rows of programs that are simulated (`candidates.MOST_ROWS`).
 Not guaranteed: that no plan is better. `Plan.gap` says how much better one of the programme's kind
 could be; a step whose forward part has up to 8 ops or so is searched exhaustively.
 """
