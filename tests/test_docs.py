@@ -11,6 +11,8 @@ import tensorflow as tf
 
 from docs.fill import BLOCK as FILLED
 from docs.follow import follow
+from memtrade.guard.peak import peak_of
+from memtrade.units import megabytes
 from tests.graphs import chain, target
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "own-model.md"
@@ -74,3 +76,15 @@ def test_the_records_and_tables_that_pages_name_are_there():
     }
     assert len(named) > 5
     assert [each for each in sorted(named) if not (root / each).exists()] == []
+
+
+def test_the_marker_that_turns_red_says_what_the_page_shows():
+    page = PAGE.read_text()
+    [block] = re.findall(r"^```py\n(?:(?!^```$).*\n)*?@pytest.mark.peak(?:.*\n)*?```$", page, re.M)
+    names: dict[str, Any] = {"tf": tf, "pytest": pytest}
+    exec(compile(block[6:-3].rpartition("```py\n")[2], str(PAGE), "exec"), names)
+    batch = (tf.TensorSpec([1024, 64]),)
+    red, lean = (peak_of(names["train_step"], batch, each) for each in ("original", "checkpoints"))
+    peak = f"the peak of train_step is {megabytes(red.size_bytes)} MB (predicted)"
+    assert f"{peak}, above 1.0 MB and 1%: {red.held}" in page
+    assert f"the same step takes {megabytes(lean.size_bytes)} MB" in page
