@@ -22,6 +22,7 @@ from memtrade.measure.flags import (
     DeviceFlags,
     Flag,
     ModelFlags,
+    StepFlags,
     StrategyFlags,
     Verbose,
 )
@@ -84,9 +85,9 @@ def explain(
         failure = read_failure(_read(error))
         page = Page(of_error(failure))
         if model is not None:
-            page = _of_error(
-                failure, model, strategy or StrategyFlags(), device or DeviceFlags(), by, verbose
-            )
+            with_what, on_what = strategy or StrategyFlags(), device or DeviceFlags()
+            step = StepFlags(model=model, strategy=with_what, device=on_what)
+            page = _of_error(failure, step, by, verbose)
     if json:
         told = {"explanation": page.explanation, "remedy": page.remedy, "command": page.command}
         show_json(told)
@@ -136,18 +137,11 @@ def _target_of(record: Record) -> Target:
     return profile_target(profile or GENERIC, order=spec.order, limit_bytes=limit_bytes)
 
 
-def _of_error(
-    failure: Failure,
-    model: ModelFlags,
-    strategy: StrategyFlags,
-    device: DeviceFlags,
-    by: By,
-    verbose: bool,
-) -> Page:
-    names = strategy.names(("original",))
+def _of_error(failure: Failure, step: StepFlags, by: By, verbose: bool) -> Page:
+    names = step.strategy.names(("original",))
     if len(names) > 1:
         raise MemtradeError(f"one strategy ran out of memory: choose one of {', '.join(names)}")
-    foresight = foresee(model, strategy, device, default=("original",), verbose=verbose)
+    foresight = foresee(step, default=("original",), verbose=verbose)
     [spec] = foresight.specs
     plan = foresight.plan(spec)
     return _page(spec, foresight.graph, foresight.target, plan, failure, by)

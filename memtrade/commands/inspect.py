@@ -8,7 +8,7 @@ from memtrade.commands.progress import ignore, log, reporting
 from memtrade.commands.screen import show, show_json
 from memtrade.findings import Finding, row
 from memtrade.measure.extract import told_by_child
-from memtrade.measure.flags import DeviceFlags, Flag, ModelFlags, StrategyFlags, Verbose, make_specs
+from memtrade.measure.flags import DeviceFlags, Flag, ModelFlags, StepFlags, Verbose, make_specs
 from memtrade.results.sheets import Sheet
 
 
@@ -30,7 +30,7 @@ def inspect(
     json
         Print the findings to stdout as JSON, and no table.
     """
-    specs = make_specs(model, StrategyFlags(), device, task="inspect", names=["original"])
+    specs = make_specs(StepFlags(model=model, device=device), task="inspect", names=["original"])
     with reporting() as reporter:
         reporter.trial(1, 1, specs[0].model)
         told = told_by_child(specs[0], device.timeout, reporter.event, log if verbose else ignore)

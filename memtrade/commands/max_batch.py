@@ -16,16 +16,7 @@ from memtrade.commands.screen import Form, show, show_json
 from memtrade.errors import MemtradeError
 from memtrade.measure.batches import BatchTargets
 from memtrade.measure.environment import default_limit_bytes
-from memtrade.measure.flags import (
-    CommandLine,
-    DeviceFlags,
-    Flag,
-    ModelFlags,
-    StrategyFlags,
-    Verbose,
-    check_writable,
-    make_specs,
-)
+from memtrade.measure.flags import CommandLine, Flag, StepFlags, Verbose, check_writable, make_specs
 from memtrade.measure.foreseen import Foreseen, told
 from memtrade.measure.here import here_target
 from memtrade.measure.host import describe_machine
@@ -49,9 +40,7 @@ _SETTLED = ("ok", "out_of_memory", "infeasible", "unsupported")
 
 def max_batch(
     *,
-    model: ModelFlags = ModelFlags(),
-    strategy: StrategyFlags = StrategyFlags(),
-    device: DeviceFlags = DeviceFlags(),
+    step: StepFlags = StepFlags(),
     start: int | None = None,
     granularity: int | None = None,
     max_batch_size: int | None = None,
@@ -93,11 +82,9 @@ def max_batch(
         Print the searches to stdout as JSON, and no table.
     """
     specs = make_specs(
-        model,
-        strategy,
-        device,
+        step,
         task="measure",
-        names=strategy.names(everything=PLANNED),
+        names=step.strategy.names(everything=PLANNED),
         steps=steps,
         warmup=warmup,
     )
@@ -109,9 +96,9 @@ def max_batch(
     target = here_target(first.device, order=first.order, limit_bytes=first.memory_limit_bytes)
     rebatcher = None
     if any(spec.strategy in PLANNED for spec in specs):
-        rebatcher = _trace(first, unit, device.timeout, verbose)
+        rebatcher = _trace(first, unit, step.device.timeout, verbose)
     with reporting() as reporter:
-        trials = _Trials(results, reporter, device.timeout, command_line, verbose)
+        trials = _Trials(results, reporter, step.device.timeout, command_line, verbose)
         searches, stopped = _search_all(specs, target, sizes, rebatcher, trials)
     if stopped:
         done = f"{len(searches)} of {len(specs)} searches had finished; their trials are kept"

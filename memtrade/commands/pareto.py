@@ -13,7 +13,7 @@ from memtrade.commands.progress import reporting
 from memtrade.commands.reading import picture_format, write_output
 from memtrade.commands.screen import Form, show
 from memtrade.errors import InfeasibleBudgetError, MemtradeError, UnsupportedGraphError
-from memtrade.measure.flags import CommandLine, DeviceFlags, ModelFlags, StrategyFlags, Verbose
+from memtrade.measure.flags import CommandLine, StepFlags, Verbose
 from memtrade.measure.protocol import Progress, TrialSpec
 from memtrade.plan import Plan
 from memtrade.results.paper import render
@@ -30,9 +30,7 @@ DEFAULT = ("original", "checkpoints", "lms", "ome", "optimal")
 
 def pareto(
     *,
-    model: ModelFlags = ModelFlags(),
-    strategy: StrategyFlags = StrategyFlags(),
-    device: DeviceFlags = DeviceFlags(),
+    step: StepFlags = StepFlags(),
     budgets: int = 6,
     output: Path | None = None,
     format: Form = "terminal",
@@ -55,7 +53,7 @@ def pareto(
     if budgets < 2:
         raise MemtradeError(f"--budgets must be at least 2, not {budgets}")
     kind = picture_format(output, "the picture", pages=True)
-    foresight = foresee(model, strategy, device, default=DEFAULT, verbose=verbose)
+    foresight = foresee(step, default=DEFAULT, verbose=verbose)
     made = Pareto(
         step=step_text(foresight.specs[0]),
         device=foresight.target.name,

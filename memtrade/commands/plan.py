@@ -13,7 +13,7 @@ from memtrade.commands.reading import check_folder
 from memtrade.commands.screen import show, show_json, stdout
 from memtrade.errors import MemtradeError
 from memtrade.graph import StepGraph
-from memtrade.measure.flags import DeviceFlags, Flag, ModelFlags, StrategyFlags, Verbose
+from memtrade.measure.flags import Flag, StepFlags, Verbose
 from memtrade.measure.protocol import PlanSummary
 from memtrade.plan import Decision, Plan
 from memtrade.results.sheets import NONE, Sheet
@@ -28,9 +28,7 @@ DECISIONS: dict[Decision, str] = {"keep": "kept", "recompute": "recomputed", "sw
 
 def plan(
     *,
-    model: ModelFlags = ModelFlags(),
-    strategy: StrategyFlags = StrategyFlags(),
-    device: DeviceFlags = DeviceFlags(),
+    step: StepFlags = StepFlags(),
     by: Literal["tensor", By] = "tensor",
     output: Path | None = None,
     json: Flag = False,
@@ -50,14 +48,14 @@ def plan(
     json
         Print the plans to stdout as JSON, and no table.
     """
-    names = [find_planned(name).name for name in strategy.names(DEFAULT, everything=PLANNED)]
+    names = [find_planned(name).name for name in step.strategy.names(DEFAULT, everything=PLANNED)]
     if output is not None:
         if len(names) > 1:
             raise MemtradeError(
                 f"--output saves one plan: choose one of the strategies {', '.join(names)}"
             )
         check_folder(output)
-    foresight = foresee(model, strategy, device, default=DEFAULT, verbose=verbose)
+    foresight = foresee(step, default=DEFAULT, verbose=verbose)
     plans: list[Plan] = []
     with planning() as begin:
         for position, spec in enumerate(foresight.specs, start=1):

@@ -15,15 +15,7 @@ from memtrade.commands.progress import reporting
 from memtrade.commands.screen import Form, show, show_json
 from memtrade.errors import InfeasibleBudgetError, UnsupportedGraphError
 from memtrade.facts.surroundings import usable_cores
-from memtrade.measure.flags import (
-    DEFAULT_STRATEGIES,
-    CommandLine,
-    DeviceFlags,
-    Flag,
-    ModelFlags,
-    StrategyFlags,
-    Verbose,
-)
+from memtrade.measure.flags import DEFAULT_STRATEGIES, CommandLine, Flag, StepFlags, Verbose
 from memtrade.measure.protocol import PlanSummary, Progress
 from memtrade.plan import Plan
 from memtrade.results.predictions import Prediction, to_sheet
@@ -34,9 +26,7 @@ from memtrade.simulate.predict import Predictor
 
 def predict(
     *,
-    model: ModelFlags = ModelFlags(),
-    strategy: StrategyFlags = StrategyFlags(),
-    device: DeviceFlags = DeviceFlags(),
+    step: StepFlags = StepFlags(),
     format: Form = "terminal",
     json: Flag = False,
     verbose: Verbose = False,
@@ -54,7 +44,7 @@ def predict(
     json
         Print the predictions to stdout as JSON, and no table.
     """
-    foresight = foresee(model, strategy, device, default=DEFAULT_STRATEGIES, verbose=verbose)
+    foresight = foresee(step, default=DEFAULT_STRATEGIES, verbose=verbose)
     predictions = _predict_all(foresight, apart=not verbose)
     if json:
         show_json(predictions)

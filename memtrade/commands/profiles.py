@@ -6,13 +6,13 @@ A child traces the step, which takes seconds; this process plans and simulates. 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 
 from memtrade.commands.progress import asking, extract_graph, reporting
 from memtrade.graph import StepGraph
-from memtrade.measure.flags import DeviceFlags, ModelFlags, StrategyFlags, make_specs
+from memtrade.measure.flags import DeviceFlags, StepFlags, make_specs
 from memtrade.measure.here import learned_target
 from memtrade.measure.protocol import Progress, TrialSpec
 from memtrade.plan import Plan
@@ -47,20 +47,18 @@ class Foresight:
 
 
 def foresee(
-    model: ModelFlags,
-    strategy: StrategyFlags,
-    device: DeviceFlags,
+    step: StepFlags,
     *,
     default: Sequence[str],
     verbose: bool,
 ) -> Foresight:
     """Checks all flags, then traces the step. `default`: the strategies if none are named."""
-    chosen = strategy.names(default, everything=PLANNED)
+    chosen = step.strategy.names(default, everything=PLANNED)
     names = [find_planned(name).name for name in chosen]
-    target = device.target(strategy.order)
-    tracing = DeviceFlags(device=ARENA, timeout=device.timeout)
-    specs = make_specs(model, strategy, tracing, task="extract", names=names)
-    graph = extract_graph(specs[0], timeout_seconds=device.timeout, verbose=verbose)
+    target, timeout = step.device.target(step.strategy.order), step.device.timeout
+    tracing = replace(step, device=DeviceFlags(device=ARENA, timeout=timeout))
+    specs = make_specs(tracing, task="extract", names=names)
+    graph = extract_graph(specs[0], timeout_seconds=timeout, verbose=verbose)
     with reporting() as reporter:
         target = learned_target(target, [graph], on_progress=asking(reporter, target.name))
     planned = tuple(

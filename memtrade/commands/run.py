@@ -14,16 +14,7 @@ from memtrade.commands.screen import show, show_json
 from memtrade.errors import MemtradeError
 from memtrade.graph import StepGraph
 from memtrade.measure.environment import default_limit_bytes
-from memtrade.measure.flags import (
-    CommandLine,
-    DeviceFlags,
-    Flag,
-    ModelFlags,
-    StrategyFlags,
-    Verbose,
-    check_writable,
-    make_specs,
-)
+from memtrade.measure.flags import CommandLine, Flag, StepFlags, Verbose, check_writable, make_specs
 from memtrade.measure.protocol import TrialSpec
 from memtrade.measure.records import Record, make_record, save_record
 from memtrade.papers import thesis_log
@@ -34,9 +25,7 @@ from memtrade.units import mebibytes, megabytes
 
 def run(
     *,
-    model: ModelFlags = ModelFlags(),
-    strategy: StrategyFlags = StrategyFlags(),
-    device: DeviceFlags = DeviceFlags(),
+    step: StepFlags = StepFlags(),
     steps: int | None = None,
     warmup: int | None = None,
     plan: Path | None = None,
@@ -72,26 +61,27 @@ def run(
     if log and steps is None and warmup is None:
         steps, warmup = thesis_log.STEPS, 0
     specs = make_specs(
-        model,
-        strategy,
-        device,
+        step,
         task="measure",
-        names=strategy.names(),
+        names=step.strategy.names(),
         steps=5 if steps is None else steps,
         warmup=1 if warmup is None else warmup,
         plan=plan,
     )
     check_writable(results)
+    timeout = step.device.timeout
     records: list[Record] = []
     failed: list[Path] = []
     try:
         with reporting() as reporter:
             for position, spec in enumerate(specs, start=1):
                 reporter.trial(position, len(specs), spec.strategy)
-                outcome = watched(spec, reporter, timeout_seconds=device.timeout, verbose=verbose)
+                outcome = watched(
+                    spec, reporter, timeout_seconds=step.device.timeout, verbose=verbose
+                )
                 record = make_record(spec, outcome, command=command_line)
-                if record.status != "ok" and record.plan is None and device.memory_limit:
-                    check_limit(spec, timeout_seconds=device.timeout)
+                if record.status != "ok" and record.plan is None and step.device.memory_limit:
+                    check_limit(spec, timeout_seconds=timeout)
                 path = save_record(record, results)
                 records.append(record)
                 reporter.ended(in_short(record))

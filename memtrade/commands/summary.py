@@ -5,7 +5,7 @@ from __future__ import annotations
 from memtrade.commands.profiles import foresee
 from memtrade.commands.screen import Form, show
 from memtrade.errors import MemtradeError
-from memtrade.measure.flags import CommandLine, DeviceFlags, ModelFlags, StrategyFlags, Verbose
+from memtrade.measure.flags import CommandLine, StepFlags, Verbose
 from memtrade.results.layers import summarize
 from memtrade.results.words import step_text
 from memtrade.simulate.by_layer import By
@@ -13,9 +13,7 @@ from memtrade.simulate.by_layer import By
 
 def summary(
     *,
-    model: ModelFlags = ModelFlags(),
-    strategy: StrategyFlags = StrategyFlags(),
-    device: DeviceFlags = DeviceFlags(),
+    step: StepFlags = StepFlags(),
     by: By = "layer",
     top: int | None = None,
     format: Form = "terminal",
@@ -38,12 +36,12 @@ def summary(
     """
     if top is not None and top < 1:
         raise MemtradeError(f"--top must be at least 1, not {top}")
-    foresight = foresee(model, strategy, device, default=("original",), verbose=verbose)
+    foresight = foresee(step, default=("original",), verbose=verbose)
     sheets = []
     for label, spec in zip(foresight.labels, foresight.specs, strict=True):
         plan = foresight.plan(spec)
-        step = f"{step_text(spec)}, {label}"
-        found = summarize(step, foresight.graph, foresight.target, plan, by)
+        name = f"{step_text(spec)}, {label}"
+        found = summarize(name, foresight.graph, foresight.target, plan, by)
         sheets.append(found.sheet(top, command=command_line))
     show(sheets, format)
     return 0

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from memtrade.commands.profiles import foresee, simulate_all
 from memtrade.commands.reading import picture_format, write_output
-from memtrade.measure.flags import CommandLine, DeviceFlags, ModelFlags, StrategyFlags, Verbose
+from memtrade.measure.flags import CommandLine, StepFlags, Verbose
 from memtrade.results.bands import Bands
 from memtrade.results.paper import render
 from memtrade.results.timeline import Timelines, timeline_plot, to_html
@@ -15,9 +15,7 @@ from memtrade.results.words import step_text
 
 def timeline(
     *,
-    model: ModelFlags = ModelFlags(),
-    strategy: StrategyFlags = StrategyFlags(),
-    device: DeviceFlags = DeviceFlags(),
+    step: StepFlags = StepFlags(),
     by: Bands = "group",
     output: Path = Path("timeline.html"),
     verbose: Verbose = False,
@@ -37,7 +35,7 @@ def timeline(
         The file to write: .html, a page that needs no network, or .png, .svg, .pdf.
     """
     kind = picture_format(output, "a timeline", pages=True)
-    foresight = foresee(model, strategy, device, default=("original", "ome"), verbose=verbose)
+    foresight = foresee(step, default=("original", "ome"), verbose=verbose)
     timelines = Timelines(
         step=step_text(foresight.specs[0]),
         device=foresight.target.device,

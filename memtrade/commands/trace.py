@@ -8,7 +8,7 @@ from pathlib import Path
 from memtrade.commands.profiles import foresee, simulate_all
 from memtrade.commands.reading import check_folder, write_output
 from memtrade.errors import MemtradeError
-from memtrade.measure.flags import DeviceFlags, ModelFlags, StrategyFlags, Verbose
+from memtrade.measure.flags import StepFlags, Verbose
 from memtrade.results.chrome import to_chrome
 from memtrade.results.memory_viz import to_snapshot
 from memtrade.results.perfetto import to_trace
@@ -21,9 +21,7 @@ _ENDINGS = (".pftrace", ".pickle", ".json", ".json.gz", ".xplane.pb")
 
 def trace(
     *,
-    model: ModelFlags = ModelFlags(),
-    strategy: StrategyFlags = StrategyFlags(),
-    device: DeviceFlags = DeviceFlags(),
+    step: StepFlags = StepFlags(),
     output: Path = Path("step.pftrace"),
     verbose: Verbose = False,
 ) -> int:
@@ -46,7 +44,7 @@ def trace(
             f"{output.name!r}: name one with --output"
         )
     check_folder(output)
-    foresight = foresee(model, strategy, device, default=("original", "ome"), verbose=verbose)
+    foresight = foresee(step, default=("original", "ome"), verbose=verbose)
     clock = TimeSimulator(foresight.graph, foresight.target)
     graph, about = foresight.graph, f"predicted for {foresight.target.name}"
     steps = [

@@ -8,7 +8,7 @@ from pathlib import Path
 from memtrade.commands.progress import reporting, watched
 from memtrade.commands.screen import show, show_json
 from memtrade.comparison import Verified
-from memtrade.measure.flags import DeviceFlags, Flag, ModelFlags, StrategyFlags, Verbose, make_specs
+from memtrade.measure.flags import Flag, StepFlags, Verbose, make_specs
 from memtrade.measure.protocol import TrialSpec
 from memtrade.measure.trial import Outcome
 from memtrade.models import make_model
@@ -21,9 +21,7 @@ _NAMES_SHOWN = 5
 
 def verify(
     *,
-    model: ModelFlags = ModelFlags(),
-    strategy: StrategyFlags = StrategyFlags(),
-    device: DeviceFlags = DeviceFlags(),
+    step: StepFlags = StepFlags(),
     steps: int = 3,
     plan: Path | None = None,
     json: Flag = False,
@@ -45,14 +43,12 @@ def verify(
     json
         Print the comparisons to stdout as JSON, and no table.
     """
-    specs = make_specs(
-        model, strategy, device, task="verify", names=strategy.names(), steps=steps, plan=plan
-    )
+    specs = make_specs(step, task="verify", names=step.strategy.names(), steps=steps, plan=plan)
     outcomes: list[Outcome] = []
     with reporting() as reporter:
         for position, spec in enumerate(specs, start=1):
             reporter.trial(position, len(specs), spec.strategy)
-            outcome = watched(spec, reporter, timeout_seconds=device.timeout, verbose=verbose)
+            outcome = watched(spec, reporter, timeout_seconds=step.device.timeout, verbose=verbose)
             outcomes.append(outcome)
             reporter.ended(verdict(outcome))
     if json:

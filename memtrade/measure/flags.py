@@ -258,6 +258,16 @@ class DeviceFlags:
         return limit_bytes
 
 
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class StepFlags:
+    """Which step, with what, on what."""
+
+    model: ModelFlags = ModelFlags()
+    strategy: StrategyFlags = StrategyFlags()
+    device: DeviceFlags = DeviceFlags()
+
+
 def _gpus() -> dict[str, host.Gpu]:
     return {f"gpu:{gpu.index}": gpu for gpu in host.gpus()}
 
@@ -291,9 +301,7 @@ def _not_there(device: str, gpus: Iterable[str]) -> MemtradeError:
 
 
 def make_specs(
-    model: ModelFlags,
-    strategy: StrategyFlags,
-    device: DeviceFlags,
+    step: StepFlags,
     *,
     task: ChildTask,
     names: Sequence[str],
@@ -307,10 +315,11 @@ def make_specs(
         MemtradeError: for whatever is wrong with any of the flags.
     """
     check_steps(steps, warmup)
+    model, strategy = step.model, step.strategy
     made = model.make_model()
     optimizer, rate = model.update_rule(made)
     chosen = strategy.typed_options(names)
-    device_name, limit_bytes = device.resolve()
+    device_name, limit_bytes = step.device.resolve()
     if host.tensorflow_version() is None:
         raise MemtradeError(
             "TensorFlow is not installed: pip install 'memtrade[cpu]', or memtrade[gpu]"

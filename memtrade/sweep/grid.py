@@ -33,6 +33,7 @@ from memtrade.measure.flags import (
     DEFAULT_STRATEGIES,
     DeviceFlags,
     ModelFlags,
+    StepFlags,
     StrategyFlags,
     make_specs,
 )
@@ -308,7 +309,8 @@ class _Reader:
 
         def make(given: Mapping[str, Any]) -> TrialSpec:
             counts = {"steps": default.steps, "warmup": default.warmup, **given}
-            return make_specs(model, strategy, device, task="measure", names=[name], **counts)[0]
+            flags = StepFlags(model=model, strategy=strategy, device=device)
+            return make_specs(flags, task="measure", names=[name], **counts)[0]
 
         if not steps:
             return make({})

@@ -9,7 +9,7 @@ import pytest
 import memtrade
 from memtrade.errors import MemtradeError
 from memtrade.measure import host
-from memtrade.measure.flags import DeviceFlags, ModelFlags, StrategyFlags, make_specs
+from memtrade.measure.flags import DeviceFlags, StepFlags, StrategyFlags, make_specs
 from memtrade.measure.host import describe_machine
 from memtrade.measure.records import trial_id
 from memtrade.strategies import STRATEGIES
@@ -28,9 +28,7 @@ def labels(path: Path) -> list[str]:
 def test_an_empty_block_is_what_memtrade_run_does(write: Write) -> None:
     trials = read_sweep(write("[[grid]]"))
     strategy = StrategyFlags()
-    expected = make_specs(
-        ModelFlags(), strategy, DeviceFlags(), task="measure", names=strategy.names(), steps=5
-    )
+    expected = make_specs(StepFlags(), task="measure", names=strategy.names(), steps=5)
     assert [trial.spec for trial in trials] == expected
     assert {trial.timeout_seconds for trial in trials} == {DeviceFlags().timeout}
     assert [trial.id for trial in trials] == [trial_id(x, describe_machine()) for x in expected]

@@ -28,7 +28,7 @@ from memtrade.measure.flags import (
     Flag,
     ModelFlags,
     Pairs,
-    StrategyFlags,
+    StepFlags,
     Verbose,
     check_writable,
     make_specs,
@@ -135,13 +135,8 @@ class CutFlags:
 
 def trace_step(model: ModelFlags, *, timeout_seconds: float, verbose: bool) -> StepGraph:
     """The step's graph."""
-    specs = make_specs(
-        model,
-        StrategyFlags(),
-        DeviceFlags(device=ARENA, timeout=timeout_seconds),
-        task="extract",
-        names=["original"],
-    )
+    step = StepFlags(model=model, device=DeviceFlags(device=ARENA, timeout=timeout_seconds))
+    specs = make_specs(step, task="extract", names=["original"])
     return extract_graph(specs[0], timeout_seconds=timeout_seconds, verbose=verbose)
 
 
