@@ -7,6 +7,7 @@ and CSV. Out of LaTeX's packages, `booktabs` is all that it needs.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -263,8 +264,20 @@ class Sheet:
 def to_csv(sheets: Sequence[Sheet]) -> str:
     """The figures of all sheets, those of the later ones below those of the first."""
     frames = [sheet.figures for sheet in sheets]
+    if len(frames) > 1:  # a name that comes again ("step s", "step s.1") is one column of the whole
+        frames = [each.set_axis(_numbered(each.columns), axis=1) for each in frames]
     whole = pd.concat([each for each in frames if len(each)] or frames, ignore_index=True)
     return whole.to_csv(index=False, lineterminator="\n")
+
+
+def _numbered(names: Iterable[str]) -> list[str]:
+    """With numbers behind those that come again, as pandas reads them."""
+    seen: Counter[str] = Counter()
+    found = []
+    for name in names:
+        found.append(f"{name}.{seen[name]}" if seen[name] else name)
+        seen[name] += 1
+    return found
 
 
 def to_html_page(sheets: Sequence[Sheet], *, title: str) -> str:

@@ -110,6 +110,12 @@ def test_csv_has_the_figures_or_the_cells() -> None:
     assert to_csv([told, told]) == "machine,peak_bytes\nA,1000000\nA,1000000\n"
 
 
+def test_csv_of_several_tables_keeps_columns_of_one_name_apart() -> None:
+    times = Sheet(title="Times", columns=("stage", "ms", "ms"), rows=(("0", "1", "2"),))
+    other = Sheet(title="Other", columns=("kind", "ms"), rows=(("b", "3"),))
+    assert to_csv([times, other]) == "stage,ms,ms.1,kind\n0,1,2,\n,3,,b\n"
+
+
 def test_what_does_not_fit_even_so_is_folded() -> None:
     wide = Sheet(title="Wide", columns=("a name",), rows=(("0123456789" * 3,),))
     assert max(map(len, terminal(wide, 12).splitlines())) == 12
