@@ -8,6 +8,7 @@ from memtrade.plan import Decision, Fate, Order, check_plan
 from memtrade.schedule import Lowering, lower
 from memtrade.simulate.memory import Simulator
 from memtrade.strategies import PLANNED, STRATEGIES, find_strategy, make_options
+from memtrade.strategies.base import assemble
 from memtrade.strategies.saving import Peaks, no_worse, that_saves
 from memtrade.strategies.segments import cuts
 from tests.graphs import ARENA, Builder, chain, target
@@ -214,6 +215,19 @@ def test_what_rests_at_the_peak_leaves_where_rules_leave_too_much(graph, swaps):
     check_plan(made, graph)
     assert (peaks.of(made) < 0.65 * peaks.original) == swaps
     assert {fate.tensor for fate in made.fates} == set(made.tensors("swap"))
+
+
+def test_reservations_are_placed_only_for_plans_that_may_be_taken(graph, monkeypatch):
+    """They take most of the time that a plan takes; what asks for too much anyway needs none."""
+    made: list[int] = []
+
+    def counting(*arguments):
+        made.append(1)
+        return assemble(*arguments)
+
+    monkeypatch.setattr("memtrade.strategies.saving.assemble", counting)
+    that_saves("ome", graph, make_options("ome", {}), ARENA, list, [], enough=0.6, swaps=True)
+    assert len(made) == 1  # of the rule's, another's and the spilled one
 
 
 def test_without_any_place_to_cut_other_rules_save():
