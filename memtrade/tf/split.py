@@ -40,6 +40,8 @@ from memtrade.tf.extract import opened
 from memtrade.tf.graft import graft
 from memtrade.tf.step import TrainStep
 
+# Of one example alone, MaxPool's gradient adds up what overlapping windows give in another order.
+_LEAST_EXAMPLES = 2
 # Of the widest, ops that make less than this share do not bound the step.
 _WIDE = 2 / 3
 
@@ -71,7 +73,7 @@ _TOLD_SHAPES = ("AvgPoolGrad", "Conv2DBackpropInput")
 
 def split_step(step: TrainStep, split: str, parts: int = PARTS) -> TrainStep:
     """`step` with its widest gradients in so many parts, which differ by one example where the
-    batch cannot be divided evenly.
+    batch cannot be divided evenly; in fewer, where one would have a single example.
 
     Args:
         split: EXACT, or REORDERED for batch norms' too.
@@ -288,7 +290,7 @@ def _spliced(
 def _ranges(x: tf.Tensor, parts: int) -> list[tuple[int, int]]:
     """First and last row, exclusive, of each part."""
     batch = x.shape.as_list()[0] or 1
-    count = min(parts, batch)
+    count = max(1, min(parts, batch // _LEAST_EXAMPLES))
     return list(itertools.pairwise(batch * i // count for i in range(count + 1)))
 
 

@@ -46,7 +46,7 @@ def compared(step: TrainStep, parts: int) -> float:
 
 @pytest.mark.parametrize("parts", [2, 3, 8])
 def test_the_update_is_the_same_within_rounding(parts: int) -> None:
-    # 5 examples in 2, 3 and (at most as many as there are) 5 parts, which differ by one.
+    # 5 examples in at most 2 parts, 2 and 3 examples: none has a single one.
     assert 0 < compared(resnet(), parts) < IN_PARTS
 
 
@@ -128,6 +128,14 @@ def test_pools_in_parts_are_the_same_to_the_bit_and_need_less(
     assert in_parts < 0.9 * whole
     found = compare_steps(step, made, weights, (batch,), steps=2)
     assert found.verified(0.0).equal, found.differing[:3]
+
+
+@pytest.mark.parametrize(
+    ("batch", "parts", "sizes"), [(1, 8, [1]), (5, 8, [2, 3]), (18, 8, [2, 2, 2, 3, 2, 2, 2, 3])]
+)
+def test_no_part_has_a_single_example(batch: int, parts: int, sizes: list[int]) -> None:
+    made = split._ranges(tf.zeros([batch, 2]), parts)
+    assert [end - begin for begin, end in made] == sizes
 
 
 def test_batch_norms_are_left_whole_where_bits_count() -> None:
