@@ -1,10 +1,12 @@
 """Writes a sweep of random pairs of a step and a budget for `optimal`.
 
     python -m memtrade.sweeps.budget_pairs 200 > budget_pairs.toml
-    memtrade sweep budget_pairs.toml --results DIR
+    memtrade sweep budget_pairs.toml --results pairs
+    memtrade accuracy pairs --format markdown > results/budgets/pairs.md
 
-A budget is drawn evenly from 30% to 100% of the original's peak. It may be less than any plan
-needs: then the trial ends as infeasible, and nothing has run. The seed is fixed.
+What is committed was run beside other work: its peaks and budgets count, its times do not. A
+budget is drawn evenly from 30% to 100% of the original's peak. It may be less than any plan needs:
+then the trial ends as infeasible, and nothing has run. The seed is fixed.
 """
 
 from __future__ import annotations
