@@ -361,8 +361,8 @@ class _Rewriting:
         """
         made = self.settings.strategy.plan(traced.graph, options, target)
         peaks = Peaks(traced.graph, target)
+        plan = no_worse(made, peaks)
         budget_bytes = self.settings.budget_bytes
-        plan = no_worse(made, peaks, budget_bytes)
         if budget_bytes is None and not log.isEnabledFor(logging.INFO):
             return plan, 0
         if budget_bytes is not None:

@@ -26,7 +26,7 @@ from memtrade.schedule import Lowering, lower
 from memtrade.strategies.base import assemble, clock_of, decisions
 from memtrade.strategies.spill import leaving, spilled
 from memtrade.target import Target
-from memtrade.units import megabytes, parse_bytes
+from memtrade.units import megabytes
 
 Decide = Callable[[], Sequence[Fate]]
 
@@ -65,12 +65,6 @@ class Peaks:
     @cached_property
     def original(self) -> int:
         return self.of(())
-
-    @cached_property
-    def original_asked(self) -> int:
-        """What the original takes where its tensors happen to find holes of their size."""
-        simulator = self.clock.simulator
-        return simulator.peak_live_bytes(()) + simulator.ahead_bytes
 
     def of(self, plan: Plan | Sequence[Any]) -> int:
         if id(plan) not in self._found:
@@ -176,43 +170,27 @@ def _with_sent(
     return [made[t] for t in sorted(made)]
 
 
-def no_worse(plan: Plan, peaks: Peaks, budget_bytes: int | None = None) -> Plan:
+def no_worse(plan: Plan, peaks: Peaks) -> Plan:
     """The plan, or where its peak is hardly below the original's, one that leaves the step alone
     and says so."""
-    remark = saves_nothing(plan, peaks, budget_bytes)
+    remark = saves_nothing(plan, peaks)
     if not remark:
         return plan
     return msgspec.structs.replace(plan, actions=(), remarks=(*plan.remarks, remark))
 
 
-def saves_nothing(plan: Plan, peaks: Peaks, budget_bytes: int | None = None) -> str:
+def saves_nothing(plan: Plan, peaks: Peaks) -> str:
     """A line that says so where the plan's predicted peak is hardly below the original's, or, where
-    nothing tells the size of some tensors, not far below; or "".
-
-    The original's is that of one order of its ops. In another, or among other holes, it may take no
-    more than it asks for, so a plan must be below that, too. One that keeps a budget which the
-    original would not always saves.
-    """
+    nothing tells the size of some tensors, not far below; or ""."""
     if not plan.actions:
         return ""
     planned = peaks.of(plan)
-    if budget_bytes is None and (budget := plan.options.get("budget")):
-        budget_bytes = parse_bytes(str(budget))
-    if budget_bytes is not None and planned <= budget_bytes < peaks.original:
-        return ""
     unsized = peaks.clock.graph.data.unsized
     share = _SURE if unsized else _LESS
-    if planned >= share * peaks.original:
-        why = ", which must be for tensors that nothing sizes" if unsized else ""
-        below = f"{1 - share:.0%} below the original's {megabytes(peaks.original)} MB{why}"
-    elif planned >= peaks.original_asked:
-        below = (
-            f"below the {megabytes(peaks.original_asked)} MB that the original asks for (its "
-            f"predicted peak of {megabytes(peaks.original)} MB has holes, which may be fewer)"
-        )
-    else:
+    if planned < share * peaks.original:
         return ""
+    why = ", which must be for tensors that nothing sizes" if unsized else ""
     return (
-        f"its predicted peak of {megabytes(planned)} MB is not {below}: memtrade.apply leaves the "
-        "step as it is"
+        f"its predicted peak of {megabytes(planned)} MB is not {1 - share:.0%} below the "
+        f"original's {megabytes(peaks.original)} MB{why}: memtrade.apply leaves the step as it is"
     )

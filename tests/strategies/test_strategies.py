@@ -170,23 +170,6 @@ def test_a_plan_must_save_a_third_where_nothing_tells_some_sizes(unsized, kept):
     assert bool(no_worse(made, peaks).actions) == kept
 
 
-@pytest.mark.parametrize(("budget_bytes", "kept"), [(None, False), (68 * MIB, True)])
-def test_a_plan_that_only_fills_holes_counts_where_a_budget_asks_for_it(budget_bytes, kept):
-    """In another order the original may find holes of its tensors' sizes: that is no saving."""
-    b = Builder()
-    [x] = b.op("x", "Placeholder", sizes=[8 * MIB])
-    [a] = b.op("a", "Relu", [x], sizes=[30 * MIB])
-    [c] = b.op("c", "Sum", [a], sizes=[8 * MIB])
-    [d] = b.op("d", "Tile", [c], sizes=[20 * MIB])  # goes where `a` was, padded
-    [e] = b.op("e", "Tile", [d], sizes=[31 * MIB])
-    [loss] = b.op("loss", "Concat", [d, e, x], sizes=[256])
-    graph = b.build(inputs=[x], outputs=[loss], loss=loss)
-    peaks = Peaks(graph, ARENA)
-    made = plan(graph, "checkpoints", mode="list", tensors="a")
-    assert peaks.original_asked <= peaks.of(made) < 0.99 * peaks.original
-    assert bool(no_worse(made, peaks, budget_bytes).actions) == kept
-
-
 @pytest.mark.parametrize(
     ("own", "other", "taken"),
     [("swap", "recompute", "other"), ("recompute", "swap", "own")],
