@@ -51,11 +51,11 @@ def trace(
         replace(step, label=f"{graph.name}, {step.label}, {about}")
         for step in simulate_all(foresight, clock)
     ]
+    requests = (history(clock, each.usage) for each in steps)  # made where they are shown
     if output.suffix == ".pickle":
-        made = to_snapshot(graph, [history(clock, step.usage) for step in steps])
+        made = to_snapshot(graph, [*requests])
     elif output.suffix == ".pb":
-        requests = [history(clock, step.usage) for step in steps]
-        made = to_xspace(steps, requests, clock.target.limit_bytes)
+        made = to_xspace(steps, [*requests], clock.target.limit_bytes)
     elif output.suffix == ".pftrace":
         made = to_trace(steps)
     else:

@@ -127,16 +127,17 @@ def test_peaks_are_measured_and_predicted(graph, partition, ran: Ran, tmp_path: 
     assert runs_sheet([record]).rows[0][:5] == ("gpipe", "always", "2", "4", "ok")
 
 
-def test_a_stage_alone_takes_what_it_takes_among_the_others(partition, ran: Ran):
+def test_a_stage_alone_takes_what_it_takes_among_the_others(graph, partition, ran: Ran):
     apart = trial(one_at_a_time=True, steps=1)
     outcome = run_pipeline(apart, partition, SCHEDULE, timeout_seconds=120)
     assert outcome.measured is not None, outcome.reason
     assert ran.outcome is not None
     assert ran.outcome.measured is not None
-    # Among others, what crosses may come a moment sooner or stay a moment longer.
+    # Among others, what crosses comes a moment sooner or stays longer: two micro-batches at once.
+    crossing = 2 * max(graph.tensors[each.tensor].size_bytes for each in partition.sends(0))
     for alone, among in zip(outcome.measured.stages, ran.outcome.measured.stages, strict=True):
         assert alone.parameters == among.parameters
-        assert alone.peak_bytes == pytest.approx(among.peak_bytes, rel=0.03)
+        assert abs(alone.peak_bytes - among.peak_bytes) <= crossing + 0.002 * among.peak_bytes
     assert not stages_left()
 
 

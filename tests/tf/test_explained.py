@@ -12,6 +12,7 @@ import tensorflow as tf
 
 import memtrade
 import memtrade.keras
+from tests.tf.user_steps import descending
 
 SHAPE = "shape[4096,64] and type float on /job:localhost/device:CPU:0 by allocator cpu"
 
@@ -33,17 +34,12 @@ def dense() -> keras.Model:
 def test_a_rewritten_step_is_explained_by_its_plan(capsys: pytest.CaptureFixture[str]) -> None:
     weight = tf.Variable(tf.eye(64))
 
-    @tf.function
-    def train_step(x):
-        with tf.GradientTape() as tape:
-            y = x
-            for _ in range(8):
-                y = tf.nn.tanh(y @ weight)
-            loss = tf.reduce_mean(y)
-        weight.assign_sub(tape.gradient(loss, weight))
-        return loss
+    def forward(x):
+        for _ in range(8):
+            x = tf.nn.tanh(x @ weight)
+        return x
 
-    batch = tf.ones([4096, 64])
+    train_step, batch = descending(forward, [weight]), tf.ones([4096, 64])
     lean = memtrade.apply(train_step, batch, strategy="checkpoints")
     told = [
         explained(capsys, f"OOM when allocating tensor with {SHAPE}", step, batch, memory_limit=one)

@@ -20,14 +20,17 @@ def _weights(count: int = 4) -> list[tf.Variable]:
     return [tf.Variable(tf.random.stateless_normal(shape, (0, i)) / 16) for i in range(count)]
 
 
+def _deep(x: Any, weights: list[tf.Variable]) -> Any:
+    for w in weights:
+        x = tf.nn.tanh(x @ w)
+    return x
+
+
 def masked(batch_size: int = 4096) -> Any:
     weights = _weights()
 
     def forward(x):
-        x = tf.boolean_mask(x, x[:, 0] > 0)
-        for w in weights:
-            x = tf.nn.tanh(x @ w)
-        return x
+        return _deep(tf.boolean_mask(x, x[:, 0] > 0), weights)
 
     return descending(forward, weights), (tf.ones([batch_size, WIDTH]),)
 
@@ -55,13 +58,8 @@ def mapped(batch_size: int = 32) -> Any:
 def branched(batch_size: int = 2048) -> Any:
     weights = _weights()
 
-    def deep(x):
-        for w in weights:
-            x = tf.nn.tanh(x @ w)
-        return x
-
     def forward(x):
-        return tf.cond(tf.reduce_sum(x) > 0, lambda: deep(x), lambda: 2 * x)
+        return tf.cond(tf.reduce_sum(x) > 0, lambda: _deep(x, weights), lambda: 2 * x)
 
     return descending(forward, weights), (tf.ones([batch_size, WIDTH]),)
 
@@ -100,10 +98,7 @@ def accumulating(batch_size: int = 64) -> Any:
     @tf.function
     def step(x):
         with tf.GradientTape() as tape:
-            h = x
-            for w in weights:
-                h = tf.nn.tanh(h @ w)
-            loss = tf.reduce_mean(h)
+            loss = tf.reduce_mean(_deep(x, weights))
         for s, gradient in zip(sums, tape.gradient(loss, weights), strict=True):
             s.assign_add(gradient)
         count.assign(tf.cond(count > 0, apply, lambda: tf.constant(1)))
