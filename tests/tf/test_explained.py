@@ -47,8 +47,9 @@ def test_a_rewritten_step_is_explained_by_its_plan(capsys: pytest.CaptureFixture
     ]
     assert "train_step, batch 4096, on arena" in told[0]
     assert "train_step, batch 4096, checkpoints, on arena" in told[1]
-    takes = [float(re.findall(r"takes ([\d.]+) MB", page)[0]) for page in told]
-    assert takes[1] < 0.8 * takes[0]
+    # Why it failed depends on what other data the process holds; what the step holds does not.
+    held = [float(re.findall(r"by layer: ([\d.]+) MB", page)[0]) for page in told]
+    assert held[1] < 0.8 * held[0]
 
 
 def test_so_is_an_optimized_model(capsys: pytest.CaptureFixture[str]) -> None:
