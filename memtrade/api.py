@@ -23,6 +23,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from memtrade.collection import without_collection
 from memtrade.errors import InfeasibleBudgetError, MemtradeError, UnsupportedGraphError
 from memtrade.findings import Finding
 from memtrade.measure import host
@@ -250,6 +251,7 @@ class _Rewriting:
                 f"{type(error).__name__}: {words[0]}"
             ) from error
 
+    @without_collection()
     def _made(self, concrete: Any, specs: tuple[tf.TensorSpec, ...], order: Sequence[int]) -> Any:
         """A call of the rewritten step, or of the step as it is; None where XLA compiles that."""
         planned = concrete

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 
 import pandas as pd
 
+from memtrade.collection import without_collection
 from memtrade.graph import StepGraph
 from memtrade.plan import Plan
 from memtrade.results.sheets import NONE, Sheet
@@ -104,6 +105,7 @@ class LayerSummary:
         )
 
 
+@without_collection()
 def summarize(
     step: str, graph: StepGraph, target: Target, plan: Plan | None = None, by: By = "layer"
 ) -> LayerSummary:

@@ -267,16 +267,20 @@ class Lives:
         what was asked for, too: whole chunks."""
         places = {band: place for place, band in enumerate(bands)}
         rows = len(self.program.rows)
-        changes = [[0] * len(bands) for _ in range(rows + 1)]
+        changes: list[list[tuple[int, int]]] = [[] for _ in range(rows + 1)]
         for life in self.lives.values():
             place = places[band_of(life)]
-            changes[max(life.born, 0)][place] += life.size_bytes
+            changes[max(life.born, 0)].append((place, life.size_bytes))
             if life.gone < rows:
-                changes[life.gone + 1][place] -= life.size_bytes
-        held = [0] * len(bands)
+                changes[life.gone + 1].append((place, -life.size_bytes))
+        held, last = [0] * len(bands), len(bands) - 1
+        counted = 0
         for row, in_use in enumerate(self.walk.series):
-            held = [a + b for a, b in zip(held, changes[row], strict=True)]
-            yield (*held[:-1], held[-1] + in_use - sum(held))
+            for place, size_bytes in changes[row]:
+                held[place] += size_bytes
+            held[last] += in_use - counted - sum(size for _, size in changes[row])
+            counted = in_use
+            yield tuple(held)
 
     def holders(self, row: int) -> list[Held]:
         """Who holds what during a row, the largest first."""

@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 import tensorflow as tf
 
+from memtrade.collection import without_collection
 from memtrade.errors import UnsupportedGraphError
 from memtrade.findings import Finding
 from memtrade.graph import GraphData, Op, StepGraph, Tensor
@@ -53,6 +54,7 @@ def trace(step: TrainStep) -> Trace:
     return trace_concrete(step, step.function.get_concrete_function(*step.specs))
 
 
+@without_collection()
 def trace_concrete(step: TrainStep, concrete: Any) -> Trace:
     """The trace of a concrete function of `step.specs`, in their order."""
     traced = concrete

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import itertools
 import logging
+import math
 import re
 import time
 
@@ -19,7 +20,9 @@ from memtrade.simulate.memory import ROOMY_BYTES, Simulator
 from memtrade.simulate.timeline import TimeSimulator
 from memtrade.strategies import find_planned, make_options
 from memtrade.strategies.base import worth_deciding
+from memtrade.strategies.deadline import Deadline
 from memtrade.strategies.optimal.choice import Choice, Chooser
+from memtrade.strategies.optimal.judge import Judge
 from memtrade.strategies.optimal.search import Search
 from memtrade.strategies.optimal.strategy import Options, about, near, plan
 from memtrade.units import megabytes
@@ -290,3 +293,19 @@ def test_a_plan_near_at_hand_is_the_plan() -> None:
     assert len(found) >= 3
     with pytest.raises(InfeasibleBudgetError):
         near(graph, Options(budget=f"{int(0.5 * peak)}B"), ARENA)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_peak_below_the_limit_is_none_where_the_program_does_not_run_there(seed: int) -> None:
+    """Holes between what is in use, which there is room for elsewhere."""
+    graph = random_step_graph(seed, 8)
+    roomy = Judge(graph, ARENA, Deadline(math.inf))
+    peak = roomy.finish(roomy.judge({}), 0).peak_bytes
+    ran = []
+    for limit in range(peak, 2 * peak, peak // 8):
+        judge = Judge(graph, ARENA.replace(limit_bytes=limit), Deadline(math.inf))
+        found = judge.finish(judge.judge({}), 0)
+        runs = judge.simulator.memory(found.actions).out_of_memory is None
+        assert (found.peak_bytes <= limit) == runs
+        ran.append(runs)
+    assert set(ran) == {True, False}

@@ -18,6 +18,9 @@ from memtrade.strategies.deadline import Deadline
 from memtrade.strategies.spill import leaving, spilled
 from memtrade.target import Target
 
+# A peak above this share of the limit is looked at within that.
+_NEAR_LIMIT = 0.5
+
 
 @dataclass(frozen=True)
 class Verdict:
@@ -47,7 +50,8 @@ class Finished:
     """A choice as the program that a plan carries out.
 
     Attributes:
-        peak_bytes: the allocator's own. live_bytes: of it, most that was asked for; copies that
+        peak_bytes: the allocator's own; above the target's limit where the program does not run in
+            that. live_bytes: of it, most that was asked for; copies that
             nobody has waited for hold theirs.
     """
 
@@ -152,14 +156,19 @@ class Judge:
     def _measure(self, verdict: Verdict, actions: tuple[Action, ...]) -> Finished:
         timeline = self.times.timeline(actions, limit_bytes=ROOMY_BYTES)
         memory = timeline.memory
-        if memory.peak_bytes > self.target.limit_bytes >= verdict.peak_bytes:
-            # Its reservations may be for the limit, where other pieces are the smallest that fit.
+        peak_bytes, limit_bytes = memory.peak_bytes, self.target.limit_bytes
+        if peak_bytes > _NEAR_LIMIT * limit_bytes and verdict.peak_bytes <= limit_bytes:
+            # In the limit, other pieces are the smallest that fit: its reservations may be for
+            # that, or what fits where there is room may find none.
             within = self.times.timeline(actions).memory
-            memory = memory if within.out_of_memory else within
+            if within.out_of_memory is None:
+                memory, peak_bytes = within, within.peak_bytes
+            else:
+                peak_bytes = max(peak_bytes, limit_bytes + 1)
         return Finished(
             verdict,
             actions,
-            memory.peak_bytes,
+            peak_bytes,
             memory.live_peak_bytes,
             memory.peak_op,
             memory.host_peak_bytes,

@@ -13,13 +13,12 @@ could be; a step whose forward part has up to 8 ops or so is searched exhaustive
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import gc
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from memtrade.collection import without_collection
 from memtrade.errors import MemtradeError
 from memtrade.graph import StepGraph
 from memtrade.options import option
@@ -89,7 +88,7 @@ def near(graph: StepGraph, options: Options, target: Target) -> Plan:
 
 def about(graph: StepGraph, options: Options, target: Target) -> float:
     """The smallest peak as the programme alone sees it, in bytes: a linear programme's, so soon."""
-    with _without_collection():
+    with without_collection():
         return _search(graph, options, target).programmed_bytes()
 
 
@@ -107,7 +106,7 @@ def _search(graph: StepGraph, options: Options, target: Target) -> Search:
 
 
 def _planned(graph: StepGraph, options: Options, target: Target, *, looks_far: bool) -> Plan:
-    with _without_collection():
+    with without_collection():
         search = _search(graph, options, target)
         search.looks_far = looks_far
         found = search.run()
@@ -123,18 +122,6 @@ def _planned(graph: StepGraph, options: Options, target: Target, *, looks_far: b
         remarks=tuple(_remarks(search, found, options)),
         target=target.name,
     )
-
-
-@contextlib.contextmanager
-def _without_collection() -> Iterator[None]:
-    """To look for cycles among millions of rows takes a tenth of the time, and there are none."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 def _remarks(search: Search, found: Finished, options: Options) -> Iterator[str]:

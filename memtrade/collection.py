@@ -1,0 +1,20 @@
+"""Python's garbage collector, out of the way of what makes many objects that stay."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+from collections.abc import Iterator
+
+
+@contextlib.contextmanager
+def without_collection() -> Iterator[None]:
+    """To look for cycles among a graph's ops, or a plan's rows, while they are being made takes up
+    to a third of the time, and finds none. Works as a decorator, too."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
