@@ -16,5 +16,9 @@ def without_collection() -> Iterator[None]:
     try:
         yield
     finally:
+        if was_on and gc.get_freeze_count() == 0:
+            # All that was made counts as old, or the next collection would look through it at once.
+            gc.freeze()
+            gc.unfreeze()
         if was_on:
             gc.enable()
