@@ -19,8 +19,8 @@ READ_TYPES = frozenset({"ReadVariableOp"})
 
 # Ops that leave the variable or table alone whose handle they are given; all others update it.
 READING_TYPES = READ_TYPES | frozenset(
-    {"LookupTableFindV2", "LookupTableSizeV2", "ResourceGather", "VarIsInitializedOp",
-     "VariableShape"}
+    {"LookupTableExportV2", "LookupTableFindV2", "LookupTableSizeV2", "ResourceGather",
+     "ResourceGatherNd", "VarIsInitializedOp", "VariableShape"}
 )  # fmt: skip
 
 # Ops with a state that change nothing.
