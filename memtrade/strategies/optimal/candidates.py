@@ -41,7 +41,8 @@ class Candidates:
     """The plans of one step for one goal, as they are found.
 
     Attributes:
-        best: the best so far.
+        best: the best so far. holed: the best that finds no place in the target's limit, though it
+            takes no more than the budget where there is room.
         least_seconds: what no plan of the programme's kind goes below, if known.
         unspilled_bytes: the same of peaks; least_bytes: what no plan of whole tensors goes below.
         chosen: the decisions of the programme's choices so far.
@@ -73,6 +74,7 @@ class Candidates:
         self.rules = Rules(self.judge, swap=swap)
         self.original_seconds = self.judge.times.step_seconds(())
         self.best: Finished | None = None
+        self.holed: Finished | None = None
         self.least_seconds: float | None = None
         self.unspilled_bytes: float = math.inf
         self.least_bytes = least_bytes(self.judge.simulator)
@@ -163,6 +165,9 @@ class Candidates:
             return None
         finished = self._finish(verdict, budget)
         if finished.peak_bytes > budget:
+            fits = finished.roomy_bytes <= budget
+            if fits and (self.holed is None or finished.seconds < self.holed.seconds):
+                self.holed = finished
             return None
         self._note_peak(finished)
         fits = self.minimize == "time" or finished.peak_bytes <= self._limit

@@ -51,13 +51,14 @@ class Finished:
 
     Attributes:
         peak_bytes: the allocator's own; above the target's limit where the program does not run in
-            that. live_bytes: of it, most that was asked for; copies that
-            nobody has waited for hold theirs.
+            that. roomy_bytes: where there is room for every program.
+        live_bytes: of it, most that was asked for; copies that nobody has waited for hold theirs.
     """
 
     verdict: Verdict
     actions: tuple[Action, ...]
     peak_bytes: int
+    roomy_bytes: int
     live_bytes: int
     peak_op: str
     host_bytes: int
@@ -156,19 +157,23 @@ class Judge:
     def _measure(self, verdict: Verdict, actions: tuple[Action, ...]) -> Finished:
         timeline = self.times.timeline(actions, limit_bytes=ROOMY_BYTES)
         memory = timeline.memory
-        peak_bytes, limit_bytes = memory.peak_bytes, self.target.limit_bytes
+        peak_bytes = roomy_bytes = memory.peak_bytes
+        limit_bytes = self.target.limit_bytes
         if peak_bytes > _NEAR_LIMIT * limit_bytes and verdict.peak_bytes <= limit_bytes:
             # In the limit, other pieces are the smallest that fit: its reservations may be for
             # that, or what fits where there is room may find none.
             within = self.times.timeline(actions).memory
-            if within.out_of_memory is None:
+            refused = within.out_of_memory
+            if refused is None:
                 memory, peak_bytes = within, within.peak_bytes
-            else:
-                peak_bytes = max(peak_bytes, limit_bytes + 1)
+            else:  # by what the largest hole lacks
+                lacks_bytes = max(1, refused.requested_bytes - refused.largest_free_bytes)
+                peak_bytes = max(peak_bytes, limit_bytes + lacks_bytes)
         return Finished(
             verdict,
             actions,
             peak_bytes,
+            roomy_bytes,
             memory.live_peak_bytes,
             memory.peak_op,
             memory.host_peak_bytes,

@@ -80,7 +80,9 @@ class Search(Neighbourhood):
     def run(self) -> Finished:
         """The fastest plan within the budget, or the smallest peak and the fastest plan with it.
 
-        Raises InfeasibleBudgetError where no plan was found within the budget.
+        Where none runs in the target's limit, it is one that would with its holes filled: whoever
+        asked may ask for less. Raises InfeasibleBudgetError where no plan was found within the
+        budget.
         """
         try:
             if self.minimize == "time" and self.budget_bytes is not None:
@@ -92,6 +94,8 @@ class Search(Neighbourhood):
             log.warning("the time limit ended the search")
         found = self.best or self._without_search()
         if self.budget_bytes is not None and found.peak_bytes > self.budget_bytes:
+            if self.holed is not None:
+                return self.holed
             raise InfeasibleBudgetError(found.peak_bytes, self.budget_bytes, found.peak_op)
         return found
 
