@@ -361,9 +361,8 @@ class _Rewriting:
 
         Raises InfeasibleBudgetError where none does.
         """
-        made = self.settings.strategy.plan(traced.graph, options, target)
         peaks = Peaks(traced.graph, target)
-        plan = no_worse(made, peaks)
+        plan = no_worse(self.settings.strategy.plan(traced.graph, options, target), peaks)
         budget_bytes = self.settings.budget_bytes
         if budget_bytes is None and not log.isEnabledFor(logging.INFO):
             return plan, 0

@@ -273,14 +273,11 @@ class Lives:
             changes[max(life.born, 0)].append((place, life.size_bytes))
             if life.gone < rows:
                 changes[life.gone + 1].append((place, -life.size_bytes))
-        held, last = [0] * len(bands), len(bands) - 1
-        counted = 0
+        held = [0] * len(bands)
         for row, in_use in enumerate(self.walk.series):
             for place, size_bytes in changes[row]:
                 held[place] += size_bytes
-            held[last] += in_use - counted - sum(size for _, size in changes[row])
-            counted = in_use
-            yield tuple(held)
+            yield (*held[:-1], held[-1] + in_use - sum(held))
 
     def holders(self, row: int) -> list[Held]:
         """Who holds what during a row, the largest first."""

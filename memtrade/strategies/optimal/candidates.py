@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import Literal
 
+from memtrade.errors import InfeasibleBudgetError
 from memtrade.graph import StepGraph
 from memtrade.plan import Decision
 from memtrade.strategies.base import worth_deciding
@@ -165,8 +166,8 @@ class Candidates:
             return None
         finished = self._finish(verdict, budget)
         if finished.peak_bytes > budget:
-            fits = finished.roomy_bytes <= budget
-            if fits and (self.holed is None or finished.seconds < self.holed.seconds):
+            faster = self.holed is None or finished.seconds < self.holed.seconds
+            if finished.roomy_bytes <= budget and faster:
                 self.holed = finished
             return None
         self._note_peak(finished)
@@ -174,6 +175,16 @@ class Candidates:
         if fits and (self.best is None or finished.seconds < self.best.seconds):
             self._take(finished)
         return finished
+
+    def _within_budget(self, best: Finished) -> Finished:
+        """`best`, or where that breaks the budget what would keep it with its holes filled: whoever
+        asked may ask for less. Raises InfeasibleBudgetError where there is none."""
+        if self.budget_bytes is None or best.peak_bytes <= self.budget_bytes:
+            return best
+        if self.holed is None:
+            raise InfeasibleBudgetError(best.peak_bytes, self.budget_bytes, best.peak_op)
+        self.best = self.holed  # whose gap is told
+        return self.best
 
     def _note_peak(self, finished: Finished) -> None:
         """Where memory is minimized, what was best so far may be too much, now."""

@@ -19,7 +19,6 @@ import sys
 from operator import attrgetter
 from typing import Literal
 
-from memtrade.errors import InfeasibleBudgetError
 from memtrade.strategies.deadline import CancelledError, Deadline
 from memtrade.strategies.optimal.blocks import folded
 from memtrade.strategies.optimal.candidates import FAR, MOST_ROWS, leanness
@@ -80,9 +79,7 @@ class Search(Neighbourhood):
     def run(self) -> Finished:
         """The fastest plan within the budget, or the smallest peak and the fastest plan with it.
 
-        Where none runs in the target's limit, it is one that would with its holes filled: whoever
-        asked may ask for less. Raises InfeasibleBudgetError where no plan was found within the
-        budget.
+        Raises InfeasibleBudgetError where no plan was found within the budget.
         """
         try:
             if self.minimize == "time" and self.budget_bytes is not None:
@@ -92,12 +89,7 @@ class Search(Neighbourhood):
         except CancelledError:
             self.cancelled = True
             log.warning("the time limit ended the search")
-        found = self.best or self._without_search()
-        if self.budget_bytes is not None and found.peak_bytes > self.budget_bytes:
-            if self.holed is not None:
-                return self.holed
-            raise InfeasibleBudgetError(found.peak_bytes, self.budget_bytes, found.peak_op)
-        return found
+        return self._within_budget(self.best or self._without_search())
 
     def programmed_bytes(self) -> float:
         """The programme's own smallest peak, which nothing has corrected."""
