@@ -44,6 +44,8 @@ from memtrade.target import Places
 # worth any.
 MIN_GAIN_BYTES = 1 << 20
 _LITTLE_SHARE = 1 / 2000
+# Of the limit: a lower peak takes the same pieces as where there is room for everything.
+NEAR_LIMIT = 0.5
 # What no simulation knows of, as small tensors of other steps, is about that large.
 _SHIFT_BYTES = 4096
 
@@ -84,7 +86,8 @@ def defragment(
         if peak < lowest - MIN_GAIN_BYTES:
             found, lowest = tried, peak
     limit = clock.target.limit_bytes
-    if asked <= limit and trial.lag is None and trial.peak_bytes(limit, found) > limit:
+    near = asked <= limit < lowest / NEAR_LIMIT
+    if near and trial.lag is None and trial.peak_bytes(limit, found) > limit:
         tries = trial.reservations(limit, limit, limit)
         found = next((each for each in tries if trial.runs(limit, each)), found)
     made: list[Action] = []

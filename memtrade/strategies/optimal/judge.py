@@ -10,16 +10,13 @@ from memtrade.graph import StepGraph
 from memtrade.kernel_pairs import as_kernels
 from memtrade.plan import Action, Decision
 from memtrade.schedule import lower
-from memtrade.simulate.defragment import defragment
+from memtrade.simulate.defragment import NEAR_LIMIT, defragment
 from memtrade.simulate.memory import ROOMY_BYTES
 from memtrade.simulate.overlap import overlap
 from memtrade.simulate.timeline import TimeSimulator
 from memtrade.strategies.deadline import Deadline
 from memtrade.strategies.spill import leaving, spilled
 from memtrade.target import Target
-
-# A peak above this share of the limit is looked at within that.
-_NEAR_LIMIT = 0.5
 
 
 @dataclass(frozen=True)
@@ -159,7 +156,7 @@ class Judge:
         memory = timeline.memory
         peak_bytes = roomy_bytes = memory.peak_bytes
         limit_bytes = self.target.limit_bytes
-        if peak_bytes > _NEAR_LIMIT * limit_bytes and verdict.peak_bytes <= limit_bytes:
+        if peak_bytes > NEAR_LIMIT * limit_bytes and verdict.peak_bytes <= limit_bytes:
             # In the limit, other pieces are the smallest that fit: its reservations may be for
             # that, or what fits where there is room may find none.
             within = self.times.timeline(actions).memory

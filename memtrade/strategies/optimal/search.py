@@ -40,6 +40,8 @@ ORDERS = 3
 WORTH, PROGRAMS = 0.5, 50
 DESCENTS = 3  # with a limit that follows the smallest peak
 LEANEST = 3  # choices with the smallest peaks that are finished
+FASTEST = 3  # and of the fastest
+HOPELESS = 4  # times the smallest peak of a large step's programs: not spilled to a smaller one
 # A peak so close to what none is below is lean enough: one that another strategy might miss by a
 # few bytes, and where plans may be a little above it anyway.
 LEAN, NEARLY_LEAN = 0.0002, 0.005
@@ -195,7 +197,8 @@ class Search(Neighbourhood):
             self._choose(chooser, int(room * budget), rough=MOSTLY)
         verdicts = filter(self._may_be_faster, map(self.judge.judge, self.chosen))
         fitted = [self._fitted(verdict, budget) for verdict in verdicts]
-        for verdict in sorted(fitted, key=attrgetter("least_seconds")):
+        fitting = [verdict for verdict in fitted if verdict.peak_bytes <= budget]
+        for verdict in sorted(fitting, key=attrgetter("least_seconds"))[:FASTEST]:
             self._offer_if_faster(verdict, budget)
 
     def _without_search(self) -> Finished:
@@ -243,7 +246,10 @@ class Search(Neighbourhood):
             if tried[-1].peak_bytes >= before or self._lean_enough(tried[-1].peak_bytes):
                 break
             problem = self._problem(choice.decisions)
-        tried += [self._spilled(each, 0) for each in sorted(tried, key=leanness)[:LEANEST]]
+        tried.sort(key=leanness)
+        most_bytes = math.inf if self._is_small else HOPELESS * tried[0].peak_bytes
+        leanest = [each for each in tried[:LEANEST] if each.peak_bytes <= most_bytes]
+        tried += [self._spilled(each, 0) for each in leanest]
         self._finish_leanest(tried)
         assert self.best is not None
         if not self._lean_enough(self.best.peak_bytes):
