@@ -29,7 +29,7 @@ from memtrade.tensorboard import MemoryBoard
 from memtrade.tf.loss import Named
 from memtrade.units import megabytes
 
-__all__ = ["MemoryBoard", "TrainFunction", "fit", "optimize", "restore"]
+__all__ = ["MemoryBoard", "TrainFunction", "fit", "optimize", "release", "restore"]
 
 log = logging.getLogger("memtrade")
 
@@ -198,6 +198,26 @@ def restore(model: keras.Model) -> keras.Model:
     vars(model).pop(_HOOK, None)
     model.train_function = None
     return model
+
+
+def release(model: keras.Model) -> None:
+    """Gives back what a model holds on its device: weights and slots. It cannot be used again, nor
+    can a model that shares layers with it.
+
+    To delete a model does not do that once it was trained, nor does `keras.backend.clear_session`:
+    `fit` sums gradients over replicas, TensorFlow 2.21 keeps how to differentiate that sum for the
+    rest of the process, and with it the traced step and all of its variables.
+
+    Raises:
+        MemtradeError: it is not a Keras model.
+    """
+    if not isinstance(model, keras.Model):
+        raise MemtradeError(f"release takes a Keras model, not {type(model).__name__}")
+    slots = model.optimizer.variables if model.compiled and model.optimizer is not None else []
+    for variable in [*model.variables, *slots]:
+        for each in getattr(variable.value, "values", [variable.value]):  # one for each replica
+            nothing = tf.zeros([0], each.dtype)
+            tf.raw_ops.AssignVariableOp(resource=each.handle, value=nothing)
 
 
 class TrainFunction:

@@ -258,7 +258,17 @@ def _other_ways(found: Explanation) -> list[str]:
     if found.kind == "elsewhere":
         ways.append("ending what else runs there: nvidia-smi lists the processes on a card")
     if found.kind == "another model":
-        ways.append("deleting the other model first: del it, then keras.backend.clear_session()")
+        ways.append(
+            "giving back the other model's memory first: memtrade.keras.release(model); to delete "
+            "it is not enough once it was trained"
+            if found.beside.where
+            else "deleting those variables first"
+        )
+    if found.kind == "unknown" and found.fits_alone:
+        ways.append(
+            "where a model was trained here and deleted: memtrade.keras.release(model) before "
+            "that, else its memory stays; or a process for each"
+        )
     if found.kind == "leak" or (found.kind == "fragmentation" and found.fits_alone):
         ways.append("keeping numbers in place of tensors: float(loss), not loss, in lists and logs")
     return ways

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from memtrade.errors import UnsupportedGraphError
+from memtrade.errors import MemtradeError, UnsupportedGraphError
 
 # A value on each replica of a tf.distribute strategy.
 _PerReplica = tf.types.experimental.distributed.PerReplica
@@ -19,6 +19,7 @@ _PerReplica = tf.types.experimental.distributed.PerReplica
 _ARRAYS = (np.ndarray, np.generic)
 
 # Tensors of several parts, which steps may take.
+_EXTENSION = tf.experimental.ExtensionType
 _COMPOSITES = (tf.RaggedTensor, tf.SparseTensor, tf.IndexedSlices)
 _COMPOSITE_SPECS = (tf.RaggedTensorSpec, tf.SparseTensorSpec, tf.IndexedSlicesSpec)
 
@@ -81,16 +82,27 @@ def is_tensor(leaf: Any) -> bool:
 
 
 def arguments_of(function: Any, example: Any) -> tuple[Any, ...]:
-    """The example as positional arguments: a tuple is several, if the step takes as many."""
-    if not isinstance(example, tuple):
-        return (example,)
+    """The example as positional arguments: a tuple is several, if the step takes as many.
+
+    Raises MemtradeError where the step cannot be called with it.
+    """
     try:
-        inspect.signature(function).bind(*example)
-    except TypeError:
-        return (example,)
-    except ValueError:  # a function without a signature to ask
-        pass
-    return example
+        signature = inspect.signature(function)
+    except ValueError:  # a function without one to ask
+        return example if isinstance(example, tuple) else (example,)
+    ways = [example, (example,)] if isinstance(example, tuple) else [(example,)]
+    for way in ways:
+        try:
+            signature.bind(*way)
+        except TypeError as error:
+            why = error
+        else:
+            return way
+    name = getattr(function, "__name__", "train_step")
+    raise MemtradeError(
+        f"{name}{signature} cannot be called with this example: {why}. Give its positional "
+        "arguments, several as a tuple"
+    )
 
 
 def with_variables(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -112,7 +124,7 @@ def specs_of(structure: Any) -> Any:
     def spec(leaf: Any) -> Any:
         if isinstance(leaf, tf.Variable):
             return HeldVariable(leaf)
-        if isinstance(leaf, (*_COMPOSITES, _PerReplica)):
+        if isinstance(leaf, (*_COMPOSITES, _EXTENSION, _PerReplica)):
             return tf.type_spec_from_value(leaf)
         if isinstance(leaf, (tf.Tensor, *_ARRAYS)):
             return tf.TensorSpec(leaf.shape, tf.as_dtype(leaf.dtype))
@@ -134,9 +146,10 @@ def tensors_of(structure: Any) -> list[Any]:
     return [leaf for leaf in leaves if is_tensor(leaf)]
 
 
-def _is_per_replica(leaf: Any) -> bool:
-    """Whether it is the spec of a value per replica."""
-    return isinstance(leaf, tf.TypeSpec) and issubclass(leaf.value_type, _PerReplica)
+def _is_taken_apart(leaf: Any) -> bool:
+    """Whether it is the spec of several tensors, each with a shape of its own."""
+    kinds = (_EXTENSION, _PerReplica)
+    return isinstance(leaf, tf.TypeSpec) and issubclass(leaf.value_type, kinds)
 
 
 def check_shapes(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -155,7 +168,7 @@ def check_shapes(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
                     f"input {path!r} has the unknown shape {part.shape}: a plan is for one size. "
                     "Batch with drop_remainder=True, or say the size with tf.ensure_shape"
                 )
-        if not _is_per_replica(leaf) and (len(parts) != 1 or parts[0] is not leaf):
+        if not _is_taken_apart(leaf) and (len(parts) != 1 or parts[0] is not leaf):
             raise UnsupportedGraphError(
                 f"input {path!r} is a {type(leaf).__name__}, which has no fixed shape: "
                 "a plan is for one size. Pass dense tensors, such as next(iterator)"

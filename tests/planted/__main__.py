@@ -58,9 +58,9 @@ def sheet(rows: list[Row], folder: str) -> Sheet:
         notes=(
             f"{right} of {len(cases)} causes are named right; {ran} of {len(offers)} cures ran.",
             "by: who explains. A cure is what the page offers: a plan, a smaller batch, or a habit "
-            "(deleting the other model, keeping numbers in place of tensors). ran: in a process of "
-            "its own under the same limit. Without oneDNN where explain_oom explains: where one of "
-            "oneDNN's kernels is refused memory, TensorFlow 2.21 ends the process.",
+            "(giving back the other model's memory, keeping numbers in place of tensors). ran: in "
+            "a process of its own under the same limit. Without oneDNN where explain_oom explains: "
+            "where one of oneDNN's kernels is refused memory, TensorFlow 2.21 ends the process.",
         ),
         command=f"python -m tests.planted {folder}",
     )

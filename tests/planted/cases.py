@@ -29,7 +29,7 @@ class Cure:
     """What is done about it. Attributes:
 
     line: of Python, as the page says it. batch: as many examples. habit: what was left undone is
-    done (tensors are not kept, the other model is deleted).
+    done (tensors are not kept, the other model's memory is given back).
     """
 
     line: str = ""
@@ -277,8 +277,7 @@ def gradients_by_name(cure: Cure) -> None:
 def a_second_model(cure: Cure) -> None:
     other = dense("teacher", width=2048, depth=6)
     if cure.habit:
-        del other
-        keras.backend.clear_session()
+        memtrade.keras.release(other)
     model = dense("student")
     with memtrade.explain_oom(model):
         fit(model, *rows(8_192, 256))
@@ -289,8 +288,7 @@ def the_model_of_the_run_before(cure: Cure) -> None:
     models = [dense("before", width=1024, depth=8, optimizer="adam")]
     fit(models[0], *rows(16, 1024))
     if cure.habit:
-        models.clear()
-        keras.backend.clear_session()
+        memtrade.keras.release(models.pop())
     models.append(convolutions(64))
     with memtrade.explain_oom(models[-1]):
         fit(models[-1], np.zeros([32, 64, 64, 3], "float32"), np.zeros([32], "int32"))

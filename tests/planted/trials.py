@@ -76,7 +76,8 @@ def cures(page: str) -> Iterator[tuple[str, dict[str, object]]]:
     batch = re.search(r"- a batch of about ([\d,]+)", page)
     if batch:
         yield "smaller batch", {"batch": int(batch[1].replace(",", ""))}
-    if "- deleting the other model" in page or "- keeping numbers" in page:
+    habits = ("- giving back the other model", "- deleting those variables", "- keeping numbers")
+    if any(habit in page for habit in habits):
         yield "habit", {"habit": True}
 
 

@@ -124,6 +124,24 @@ def test_a_python_function_and_open_shapes_will_do():
         assert differing(closed, rewritten, steps=2) == []
 
 
+class Images(tf.experimental.ExtensionType):
+    """A type of the user's own, as TensorFlow's guide has it."""
+
+    pixels: tf.Tensor
+    name: str = "digits"
+
+
+def test_a_batch_may_be_of_a_type_of_ones_own():
+    step = STEPS["plain"]()
+    train = step.function
+    typed = tf.function(lambda batch: train(batch.pixels))
+    batch = (Images(pixels=step.batch[0]),)
+    rewritten = memtrade.apply(typed, batch, strategy="ome", select="all")
+    assert clones(rewritten, batch) >= 4
+    own = replace(step, function=typed, batch=batch)
+    assert differing(own, rewritten) == []
+
+
 class Trainer(tf.Module):
     """A step as a module has it, which checkpoints and SavedModels can hold."""
 
@@ -300,6 +318,19 @@ def test_inputs_without_a_size_are_named():
     iterator = iter(tf.data.Dataset.from_tensors(images()))
     with pytest.raises(UnsupportedGraphError, match="input 'batches' is a"):
         memtrade.apply(lambda batches: next(batches), iterator)
+
+
+def test_an_example_that_the_step_does_not_take_is_refused():
+    train = STEPS["plain"]().function.python_function
+
+    def by_name(*, x):
+        return train(x)
+
+    for step in (by_name, tf.function(by_name)):
+        with pytest.raises(
+            MemtradeError, match=r"by_name\(\*, x\) cannot be called with this example"
+        ):
+            memtrade.apply(step, {"x": images()})
 
 
 def test_what_python_does_in_the_graph_cannot_be_kept():

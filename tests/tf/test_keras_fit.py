@@ -15,7 +15,7 @@ from memtrade.errors import (
     UnknownNameError,
     UnsupportedGraphError,
 )
-from memtrade.keras import TrainFunction, optimize, restore
+from memtrade.keras import TrainFunction, optimize, release, restore
 from memtrade.papers.verify_keras import verify
 from tests.tf.test_apply import clones
 
@@ -179,6 +179,24 @@ def test_restore_undoes_it():
     model.train_on_batch(*data())
     assert not isinstance(model.train_function, TrainFunction)
     restore(model)  # twice does no harm
+
+
+def test_a_released_model_holds_nothing_though_tensorflow_keeps_its_variables():
+    """That the memory is given back, and what is lost without: tests/planted, "the model of the run
+    before"."""
+    model = make()
+    model.fit(*data(BATCH), batch_size=BATCH, verbose=0)
+    handles = [v.value.handle for v in [*model.variables, *model.optimizer.variables]]
+    types = [v.value.dtype for v in [*model.variables, *model.optimizer.variables]]
+    release(model)
+    for handle, dtype in zip(handles, types, strict=True):
+        held = tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype)
+        assert tf.size(held) == 0
+
+
+def test_what_is_released_must_be_a_model():
+    with pytest.raises(MemtradeError, match="release takes a Keras model, not list"):
+        release([make()])
 
 
 def test_xla_is_turned_off_with_a_notice():
