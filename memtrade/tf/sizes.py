@@ -49,14 +49,16 @@ def learn_sizes(
     library: Library,
     known: Mapping[str, tuple[int, tf.TensorSpec | None]],
     watched: Mapping[str, Sequence[int]] | None = None,
+    constant: Mapping[str, Sequence[int]] | None = None,
 ) -> BodyBytes:
     """The sizes of all outputs of `operations`, which stand in a topological order.
 
     Args:
         known: of inputs that hold tensors (variables, lists): bytes, and what they hold.
         watched: shapes of tensors for one batch, for those that nothing else sizes.
+        constant: shapes of tensors for any batch.
     """
-    return _Sizes(library, known, watched or {}).learn(operations)
+    return _Sizes(library, known, watched or {}, constant or {}).learn(operations)
 
 
 class _Drawn(NamedTuple):
@@ -75,9 +77,10 @@ class _Sizes:
         library: Library,
         known: Mapping[str, tuple[int, tf.TensorSpec | None]],
         watched: Mapping[str, Sequence[int]],
+        constant: Mapping[str, Sequence[int]],
     ):
         self.library = library
-        self.known, self.watched = known, watched
+        self.known, self.watched, self.constant = known, watched, constant
         self.found = BodyBytes()
         self.trips: dict[str, int] = {}  # of loops, by the names of their outputs
 
@@ -114,6 +117,8 @@ class _Sizes:
             self._set(t, 0, "")
         elif t.shape.is_fully_defined():
             self._set(t, t.shape.num_elements() * t.dtype.size, "")
+        elif t.name in self.constant:
+            self._set(t, math.prod(self.constant[t.name]) * t.dtype.size, "")
         else:
             if t.name in self.watched:
                 elements, how = math.prod(self.watched[t.name]), WATCHED

@@ -32,11 +32,60 @@ def learned_sizes(
 ) -> tuple[BodyBytes, Shapes]:
     """What is known of sizes, and the shapes that had to be watched for that."""
     learned = learn_sizes(operations, library, held)
+    constant = constant_shapes(concrete, _vague(learned))
+    if constant:
+        learned = learn_sizes(operations, library, held, constant=constant)
     if not learned.unsized or example is None:
         return learned, {}
+    watched = watched_shapes(concrete, example, _vague(learned))
+    return learn_sizes(operations, library, held, watched, constant), watched
+
+
+def _vague(learned: BodyBytes) -> set[str]:
+    """The tensors that are bounded from above, or have no size at all."""
     bounded = {name for name, how in learned.how.items() if how == BOUND}
-    watched = watched_shapes(concrete, example, bounded.union(learned.unsized))
-    return learn_sizes(operations, library, held, watched), watched
+    return bounded.union(learned.unsized)
+
+
+def constant_shapes(concrete: Any, names: Collection[str]) -> Shapes:
+    """The shape of each of the tensors `names` that hangs on nothing but constants, such as how
+    many a mask lets through: the same for every batch."""
+    operations = concrete.graph.get_operations() if names else []
+    told: set[str] = set()
+    for operation in operations:  # as created, so each behind what it reads
+        own = operation.type != "Placeholder" and not operation.op_def.is_stateful
+        calls = any(each != operation.type for each in functions_named(operation.node_def))
+        if own and not calls and all(t.op.name in told for t in operation.inputs):
+            told.add(operation.name)
+    wanted = [
+        t
+        for operation in operations
+        if operation.name in told
+        for t in operation.outputs
+        if t.name in names and t.dtype not in (tf.variant, tf.resource)
+    ]
+    if not wanted:
+        return {}
+    graph_def = concrete.graph.as_graph_def()
+    needed = _leading_to(wanted)
+    nodes = [node for node in graph_def.node if node.name in needed]
+    for node in nodes:
+        node.input[:] = [each for each in node.input if not each.startswith("^")]
+    alone = tf.compat.v1.GraphDef(node=nodes, versions=graph_def.versions)
+
+    @tf.function(autograph=False)
+    def asking() -> list[tf.Tensor]:
+        made = tf.graph_util.import_graph_def(
+            alone, return_elements=[t.name for t in wanted], name=""
+        )
+        return [tf.shape(t, tf.int64) for t in made]
+
+    with tf.init_scope():
+        try:
+            found = asking()
+        except tf.errors.OpError:
+            return {}
+    return {t.name: tuple(map(int, shape.numpy())) for t, shape in zip(wanted, found, strict=True)}
 
 
 def watched_shapes(concrete: Any, batch: Sequence[Any], names: Collection[str]) -> Shapes:

@@ -85,8 +85,9 @@ TINY_CELLS = SMALL["amoebanet-d"][1] | {"filters": 16, "image_size": 36}
 
 @pytest.mark.parametrize(("model", "options"), [SMALL["resnet-18"], ("amoebanet-d", TINY_CELLS)])
 def test_recompute_grad_moves_batch_norms_averages_twice(model, options):
-    """And changes nothing else, but for rounding, where nothing is random."""
-    found = compare("recompute_grad", model, options).beyond(1e-2)
+    """And changes nothing else, but for rounding, where nothing is random: averages are off by 0.9
+    of an update, and all else by less than 0.1%, or some percent where rounding flips a mask."""
+    found = compare("recompute_grad", model, options).beyond(0.3)
     assert found
     kinds = {variable.rpartition("/")[2] for variable, _ in found}
     assert kinds == {"moving_mean", "moving_variance"}

@@ -149,3 +149,28 @@ def test_what_runs_to_be_watched_may_read_a_table():
         graph.ops[[op.type for op in graph.ops].index("LookupTableFindV2")].outputs[0]
     ]
     assert found.shape == (3,)
+
+
+def masked_pairs_step():
+    """As a DLRM: of all pairs of features, those below the diagonal."""
+    w = tf.Variable(tf.random.stateless_normal([28, 4], (1, 0)))
+
+    @tf.function
+    def train_step(x):
+        with tf.GradientTape() as tape:
+            pairs = tf.matmul(x, x, transpose_b=True)  # [64, 8, 8]
+            below = tf.linalg.band_part(tf.ones([8, 8]), -1, 0) - tf.eye(8)
+            kept = tf.boolean_mask(tf.transpose(pairs, [1, 2, 0]), below > 0)  # 28 of 64 rows
+            loss = tf.reduce_sum(tf.matmul(tf.ensure_shape(kept, [28, 64]), w, transpose_a=True))
+        w.assign_sub(1e-3 * tape.gradient(loss, w))
+        return loss
+
+    return train_step
+
+
+def test_what_a_mask_of_constants_lets_through_is_known_exactly():
+    graph = traced(masked_pairs_step(), tf.ones([64, 8, 3]))
+    [gathered] = [op for op in graph.ops if op.type == "GatherV2"]
+    assert graph.tensors[gathered.outputs[0]].size_bytes == 28 * 64 * 4  # not 64 x 64 x 4
+    [where] = [op for op in graph.ops if op.type == "Where"]
+    assert where.outputs[0] not in graph.data.sized
