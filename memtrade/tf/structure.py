@@ -90,12 +90,13 @@ def arguments_of(function: Any, example: Any) -> tuple[Any, ...]:
         signature = inspect.signature(function)
     except ValueError:  # a function without one to ask
         return example if isinstance(example, tuple) else (example,)
+    why = ""
     ways = [example, (example,)] if isinstance(example, tuple) else [(example,)]
     for way in ways:
         try:
             signature.bind(*way)
         except TypeError as error:
-            why = error
+            why = str(error)
         else:
             return way
     name = getattr(function, "__name__", "train_step")
