@@ -257,13 +257,13 @@ def _other_ways(found: Explanation) -> list[str]:
         ways.append("TF_GPU_ALLOCATOR=cuda_malloc_async, an allocator that joins free pieces")
     if found.kind == "elsewhere":
         ways.append("ending what else runs there: nvidia-smi lists the processes on a card")
-    if found.kind == "another model":
+    if found.kind == "another model" and found.beside.where:
         ways.append(
             "giving back the other model's memory first: memtrade.keras.release(model); to delete "
             "it is not enough once it was trained"
-            if found.beside.where
-            else "deleting those variables first"
         )
+    elif found.kind == "another model":
+        ways.append("deleting those variables first")
     if found.kind == "unknown" and found.fits_alone:
         ways.append(
             "where a model was trained here and deleted: memtrade.keras.release(model) before "

@@ -86,7 +86,7 @@ def defragment(
         if peak < lowest - MIN_GAIN_BYTES:
             found, lowest = tried, peak
     limit = clock.target.limit_bytes
-    near = asked <= limit < lowest / NEAR_LIMIT
+    near = asked <= limit and lowest > NEAR_LIMIT * limit
     if near and trial.lag is None and trial.peak_bytes(limit, found) > limit:
         tries = trial.reservations(limit, limit, limit)
         found = next((each for each in tries if trial.runs(limit, each)), found)

@@ -18,8 +18,10 @@ _PerReplica = tf.types.experimental.distributed.PerReplica
 # What becomes a tensor.
 _ARRAYS = (np.ndarray, np.generic)
 
-# Tensors of several parts, which steps may take.
+# A type of the program's own, which may hold several tensors.
 _EXTENSION = tf.experimental.ExtensionType
+
+# Tensors of several parts, which steps may take.
 _COMPOSITES = (tf.RaggedTensor, tf.SparseTensor, tf.IndexedSlices)
 _COMPOSITE_SPECS = (tf.RaggedTensorSpec, tf.SparseTensorSpec, tf.IndexedSlicesSpec)
 

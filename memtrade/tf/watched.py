@@ -32,7 +32,8 @@ def learned_sizes(
 ) -> tuple[BodyBytes, Shapes]:
     """What is known of sizes, and the shapes that had to be watched for that."""
     learned = learn_sizes(operations, library, held)
-    constant = constant_shapes(concrete, _vague(learned))
+    vague = _vague(learned)
+    constant = constant_shapes(concrete, vague) if vague else {}
     if constant:
         learned = learn_sizes(operations, library, held, constant=constant)
     if not learned.unsized or example is None:
@@ -50,42 +51,12 @@ def _vague(learned: BodyBytes) -> set[str]:
 def constant_shapes(concrete: Any, names: Collection[str]) -> Shapes:
     """The shape of each of the tensors `names` that hangs on nothing but constants, such as how
     many a mask lets through: the same for every batch."""
-    operations = concrete.graph.get_operations() if names else []
-    told: set[str] = set()
-    for operation in operations:  # as created, so each behind what it reads
-        own = operation.type != "Placeholder" and not operation.op_def.is_stateful
-        calls = any(each != operation.type for each in functions_named(operation.node_def))
-        if own and not calls and all(t.op.name in told for t in operation.inputs):
-            told.add(operation.name)
-    wanted = [
-        t
-        for operation in operations
-        if operation.name in told
-        for t in operation.outputs
-        if t.name in names and t.dtype not in (tf.variant, tf.resource)
+    varying = [
+        operation
+        for operation in concrete.graph.get_operations()
+        if operation.type == "Placeholder" or operation.op_def.is_stateful
     ]
-    if not wanted:
-        return {}
-    graph_def = concrete.graph.as_graph_def()
-    needed = _leading_to(wanted)
-    nodes = [node for node in graph_def.node if node.name in needed]
-    for node in nodes:
-        node.input[:] = [each for each in node.input if not each.startswith("^")]
-    alone = tf.compat.v1.GraphDef(node=nodes, versions=graph_def.versions)
-
-    @tf.function(autograph=False)
-    def asking() -> list[tf.Tensor]:
-        made = tf.graph_util.import_graph_def(
-            alone, return_elements=[t.name for t in wanted], name=""
-        )
-        return [tf.shape(t, tf.int64) for t in made]
-
-    with tf.init_scope():
-        try:
-            found = asking()
-        except tf.errors.OpError:
-            return {}
-    return {t.name: tuple(map(int, shape.numpy())) for t, shape in zip(wanted, found, strict=True)}
+    return _shapes(concrete, _tensors(concrete, names, but=_behind(varying)), None)
 
 
 def watched_shapes(concrete: Any, batch: Sequence[Any], names: Collection[str]) -> Shapes:
@@ -96,23 +67,33 @@ def watched_shapes(concrete: Any, batch: Sequence[Any], names: Collection[str]) 
         batch: tensors or arrays.
         names: of tensors of its graph.
     """
-    operations = concrete.graph.get_operations()
+    if any(map(tf.is_symbolic_tensor, (*concrete.captured_inputs, *batch))):
+        return {}
     changing = _behind(_changing(concrete.graph))
-    wanted = [
+    return _shapes(concrete, _tensors(concrete, names, but=changing), batch)
+
+
+def _tensors(concrete: Any, names: Collection[str], *, but: Collection[str]) -> list[tf.Tensor]:
+    """The tensors `names` that have a shape of their own, without what the ops `but` make."""
+    return [
         t
-        for operation in operations
-        if operation.name not in changing
+        for operation in concrete.graph.get_operations()
+        if operation.name not in but
         for t in operation.outputs
         if t.name in names and t.dtype not in (tf.variant, tf.resource)
     ]
-    if not wanted or any(map(tf.is_symbolic_tensor, (*concrete.captured_inputs, *batch))):
+
+
+def _shapes(concrete: Any, wanted: Sequence[tf.Tensor], batch: Sequence[Any] | None) -> Shapes:
+    """`batch`: None where none of the `wanted` reads an input."""
+    if not wanted:
         return {}
     with tf.init_scope():  # apply is called while a function is being traced
-        asking = _asking(concrete, wanted)
+        asking = _asking(concrete, wanted, reads=batch is not None)
         # Optimizing a large graph that runs once takes longer than running it.
         alone = tf.function(lambda *values: called_as_it_is(asking, values), autograph=False)
         try:
-            found = alone(*map(tf.convert_to_tensor, batch))
+            found = alone(*map(tf.convert_to_tensor, batch or ()))
         except tf.errors.OpError:  # the device is too small, or the batch is no good
             return {}
         finally:
@@ -123,12 +104,15 @@ def watched_shapes(concrete: Any, batch: Sequence[Any], names: Collection[str]) 
         }
 
 
-def _asking(concrete: Any, wanted: Sequence[tf.Tensor]) -> Any:
-    """A concrete function of the batch that returns the shape of each of the `wanted`."""
+def _asking(concrete: Any, wanted: Sequence[tf.Tensor], *, reads: bool) -> Any:
+    """A concrete function that returns the shape of each of the `wanted`: of the batch, if these
+    read inputs, else of nothing."""
     graph_def = concrete.graph.as_graph_def()
-    inputs = [t.op.name for t in concrete.graph.inputs]
+    inputs = list(concrete.inputs) if reads else []
+    given = inputs[: len(inputs) - len(concrete.captured_inputs)]
+    names = [t.op.name for t in inputs]
     needed = _leading_to(wanted)
-    nodes = [node for node in graph_def.node if node.name in needed and node.name not in inputs]
+    nodes = [node for node in graph_def.node if node.name in needed and node.name not in names]
     for node in nodes:
         node.input[:] = [each for each in node.input if not each.startswith("^")]
     asks = [
@@ -139,17 +123,13 @@ def _asking(concrete: Any, wanted: Sequence[tf.Tensor]) -> Any:
         tf.compat.v1.GraphDef(
             node=[*nodes, *asks], library=graph_def.library, versions=graph_def.versions
         ),
-        [tf.TensorSpec(t.shape, t.dtype) for t in concrete.inputs[: _given(concrete)]],
-        names=inputs,
-        captured=lambda: concrete.captured_inputs,
+        [tf.TensorSpec(t.shape, t.dtype) for t in given],
+        names=names,
+        captured=lambda: concrete.captured_inputs if reads else (),
         structure=[tf.TensorSpec([None], tf.int64)] * len(asks),
         results=[node.name for node in asks],
         effects=[],
     ).get_concrete_function()
-
-
-def _given(concrete: Any) -> int:
-    return len(concrete.inputs) - len(concrete.captured_inputs)
 
 
 def _changing(graph: Any) -> list[tf.Operation]:

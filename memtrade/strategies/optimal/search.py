@@ -248,8 +248,7 @@ class Search(Neighbourhood):
             problem = self._problem(choice.decisions)
         tried.sort(key=leanness)
         most_bytes = math.inf if self._is_small else HOPELESS * tried[0].peak_bytes
-        leanest = [each for each in tried[:LEANEST] if each.peak_bytes <= most_bytes]
-        tried += [self._spilled(each, 0) for each in leanest]
+        tried += [self._spilled(v, 0) for v in tried[:LEANEST] if v.peak_bytes <= most_bytes]
         self._finish_leanest(tried)
         assert self.best is not None
         if not self._lean_enough(self.best.peak_bytes):
