@@ -109,10 +109,17 @@ def test_a_first_run_that_computes_constants_is_predicted():
     assert abs(row["predicted_bytes"] / row["peak_bytes"] - 1) < 0.005
 
 
-def test_watching_a_batch_leaves_nothing_behind():
+@pytest.mark.parametrize(
+    ("name", "higher"),
+    [
+        ("inputs/tokenizer", 0.03),
+        ("graphs/segment_mean_and_max", 0.03),
+        ("inputs/mutable_table", 0.1),  # of so small a step, where kernels are not oneDNN's best
+    ],
+)
+def test_watching_a_batch_leaves_nothing_behind(name, higher):
     """What the ops that lead to unknown shapes make of constants goes when these are known: left
-    there, it lay in the first region, and the step was predicted a tenth lower than it is. Of
-    so small a step, what single kernels of a machine ask for is percents: it may be higher."""
-    row = measured("inputs/mutable_table", "ome")
+    there, it lay in the first region, and the step was predicted a tenth lower than it is."""
+    row = measured(name, "ome")
     assert row["outcome"] == "rewritten"
-    assert 0.97 < row["predicted_bytes"] / row["peak_bytes"] < 1.1
+    assert -0.03 < row["predicted_bytes"] / row["peak_bytes"] - 1 < higher
