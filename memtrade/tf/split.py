@@ -15,9 +15,10 @@ within rounding, not to the bit (`--split reordered`).
 
     in parts                  for each part of x: all these gradients ─► written over the part of x
 
-These are the same to the bit: `--split exact` leaves batch norms whole. After TSPLIT (Nie et al.,
-ICDE 2022), which splits tensors as a fourth decision beside keep, recompute and swap; here which
-ops are split follows from the graph alone.
+These are the same to the bit: `--split exact` leaves batch norms whole. Where no batch norm is
+wide, `reordered` has all that is wide in parts, forward and backward (`memtrade.tf.by_example`).
+After TSPLIT (Nie et al., ICDE 2022), which splits tensors as a fourth decision beside keep,
+recompute and swap; here which ops are split follows from the graph alone.
 
 Only ops that TensorFlow has. StridedSlice of the first dimension is a view. ScatterNdNonAliasingAdd
 adds in place where nobody else reads its input: first what was there, negative, and then what is to
@@ -36,6 +37,7 @@ import tensorflow as tf
 
 from memtrade.errors import UnsupportedGraphError
 from memtrade.options import PARTS, REORDERED
+from memtrade.tf.by_example import chosen_ways, split_by_example
 from memtrade.tf.extract import opened
 from memtrade.tf.graft import graft
 from memtrade.tf.step import TrainStep
@@ -92,14 +94,20 @@ def in_parts(
     """A tf.function of `specs` that does as `concrete` does, see `split_step`."""
     concrete = opened(concrete, specs)
     wide = _widest(concrete.graph, split)
-    if not wide:
-        norms = " or of a batch norm (float32, training)" if split == REORDERED else ""
+    norms = any(op.type == _BATCH_NORM_GRADIENT for op, _ in wide.values())
+    batch = _batch(concrete.graph.inputs[: len(specs)])
+    by_example = split == REORDERED and not norms and batch
+    ways = chosen_ways(concrete.graph, batch) if by_example else {}
+    if not wide and not ways:
+        others = ", no such batch norm (float32, training) and no op" if split == REORDERED else ""
         raise UnsupportedGraphError(
-            f"{name} has no gradient of an activation behind a pool{norms}, channels last: "
-            "nothing can be split, leave --split out"
+            f"{name} has no gradient of an activation behind a pool, channels last{others} that "
+            "works example by example: nothing can be split, leave --split out"
         )
-    if any(op.outputs[0].shape[0] == 1 for op, _ in wide.values()):
+    if any(t.shape[0] == 1 for t in (*batch, *(op.outputs[0] for op, _ in wide.values()))):
         raise UnsupportedGraphError("a batch of 1 has no parts: leave --split out")
+    if ways:
+        return split_by_example(concrete, specs, ways, _ranges(batch[0], parts, least=1))
     graph_def = concrete.graph.as_graph_def()
     made = tf.compat.v1.GraphDef(library=graph_def.library, versions=graph_def.versions)
     renamed: dict[Any, Any] = {}  # references
@@ -287,10 +295,16 @@ def _spliced(
     return made
 
 
-def _ranges(x: tf.Tensor, parts: int) -> list[tuple[int, int]]:
-    """First and last row, exclusive, of each part."""
+def _batch(arguments: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """Those whose first dimension counts examples, as that of the first one that has any does."""
+    having = [t for t in arguments if t.shape.rank]
+    return [t for t in having if t.shape[0] == having[0].shape[0]]
+
+
+def _ranges(x: tf.Tensor, parts: int, least: int = _LEAST_EXAMPLES) -> list[tuple[int, int]]:
+    """First and last row, exclusive, of each part, which has at least so many."""
     batch = x.shape.as_list()[0] or 1
-    count = max(1, min(parts, batch // _LEAST_EXAMPLES))
+    count = max(1, min(parts, batch // least))
     return list(itertools.pairwise(batch * i // count for i in range(count + 1)))
 
 

@@ -113,10 +113,15 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fake:
     """The fake worker in place of the real one, on a machine with room for 8 trials."""
     fake = Fake(tmp_path / "tools")
     use_worker(fake.script, monkeypatch.setattr)
-    roomy = msgspec.structs.replace(host.describe_machine(), cores=8)
-    monkeypatch.setattr(host, "describe_machine", lambda: roomy)
-    monkeypatch.setattr(host, "free_memory_bytes", lambda: 32 << 30)
+    make_room(monkeypatch.setattr)
     return fake
+
+
+def make_room(setattr: Callable[..., None]) -> None:
+    """As on a machine with room for 8 trials."""
+    roomy = msgspec.structs.replace(host.describe_machine(), cores=8)
+    setattr(host, "describe_machine", lambda: roomy)
+    setattr(host, "free_memory_bytes", lambda: 32 << 30)
 
 
 def use_worker(script: Path, setattr: Callable[..., None]) -> None:

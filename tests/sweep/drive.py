@@ -1,4 +1,5 @@
-"""A sweep in a process of its own, with the fake worker unless its script is "-".
+"""A sweep in a process of its own, with the fake worker on a machine with room for 8 trials, unless
+its script is "-".
 
 python -m tests.sweep.drive SCRIPT TOKENS...
 """
@@ -10,11 +11,12 @@ from pathlib import Path
 from cyclopts import App
 
 from memtrade.commands.sweep import sweep
-from tests.sweep.conftest import use_worker
+from tests.sweep.conftest import make_room, use_worker
 
 if __name__ == "__main__":
     # What a shell starts in the background ignores Ctrl-C, and so do its children.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if sys.argv[1] != "-":
         use_worker(Path(sys.argv[1]), setattr)
+        make_room(setattr)
     sys.exit(App(default_command=sweep)(sys.argv[2:], result_action="return_value"))

@@ -264,8 +264,22 @@ def test_a_batch_of_one_has_no_parts() -> None:
         split_step(resnet(1), REORDERED)
 
 
-@pytest.mark.parametrize("way", [EXACT, REORDERED])
-def test_without_pools_there_is_nothing_to_split(way: str) -> None:
+def test_without_pools_no_bits_are_left_the_same_by_parts() -> None:
     model = make_model("gpt2", {"layers": 1, "width": 32, "heads": 2, "batch_size": 2})
     with pytest.raises(UnsupportedGraphError, match="nothing can be split"):
-        split_step(make_step(model), way)
+        split_step(make_step(model), EXACT)
+
+
+def test_what_looks_at_all_examples_at_once_cannot_be_split() -> None:
+    weight = tf.Variable(tf.ones([3]))
+
+    def sorted_loss(x: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_max(tf.cumsum(x) * weight)
+        weight.assign_sub(tape.gradient(loss, weight))
+        return loss
+
+    specs = [tf.TensorSpec([4, 3])]
+    concrete = tf.function(sorted_loss, autograph=False).get_concrete_function(*specs)
+    with pytest.raises(UnsupportedGraphError, match="works example by example: nothing can be"):
+        split.in_parts(concrete, specs, "step", REORDERED)
