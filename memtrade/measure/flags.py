@@ -71,8 +71,8 @@ class ModelFlags:
         optimizer: sgd, momentum, rmsprop or adam.
         learning_rate: The optimizer's own default unless given.
         split: exact runs the widest gradients behind pools in parts along the batch; reordered
-            those of batch norms, too, which adds numbers up in another order: equal within
-            rounding, not to the bit.
+            those of batch norms, too, or all that is wide where no batch norm is, which adds
+            numbers up in another order: equal within rounding, not to the bit.
     """
 
     model: str = "resnet"
