@@ -22,7 +22,7 @@ import tensorflow as tf
 
 from memtrade.tf.graft import graft
 from memtrade.tf.nodes import NodeDef, copied, make_node
-from memtrade.tf.rows import Way, first_size, ways_of
+from memtrade.tf.rows import Rowwise, first_size, ways_of
 
 # Of the widest, tensors with less than this share stay whole.
 _WIDE = 1 / 3
@@ -30,7 +30,7 @@ _WIDE = 1 / 3
 _SHAPES = ("Shape", "ShapeN", "Size")
 
 
-def chosen_ways(graph: Any, batch: Sequence[tf.Tensor]) -> dict[str, Way]:
+def chosen_ways(graph: Any, batch: Sequence[tf.Tensor]) -> dict[str, Rowwise]:
     """By name, the ops to run in parts: those that make or read what is wide, and what leads from
     one of them to another without weights, such as a norm's statistics.
 
@@ -61,7 +61,7 @@ def chosen_ways(graph: Any, batch: Sequence[tf.Tensor]) -> dict[str, Way]:
 def split_by_example(
     concrete: Any,
     specs: Sequence[tf.TensorSpec],
-    ways: Mapping[str, Way],
+    ways: Mapping[str, Rowwise],
     ranges: Sequence[tuple[int, int]],
 ) -> Any:
     """A tf.function of `specs` that does as `concrete` does, these ops in parts.
@@ -79,13 +79,13 @@ def split_by_example(
     return graft(concrete, graph_def, specs, results=results)
 
 
-def _widest(operations: Sequence[tf.Operation], ways: Mapping[str, Way]) -> int:
+def _widest(operations: Sequence[tf.Operation], ways: Mapping[str, Rowwise]) -> int:
     """The bytes of the largest tensor that may come in parts."""
     having = [op for op in operations if op.name in ways]
     return max((_bytes(t) for op in having for t in _divided(op, ways[op.name])), default=0)
 
 
-def _divided(op: tf.Operation, way: Way) -> list[tf.Tensor]:
+def _divided(op: tf.Operation, way: Rowwise) -> list[tf.Tensor]:
     return [op.inputs[i] for i in way.rows] + ([] if way.total else list(op.outputs))
 
 
@@ -98,7 +98,7 @@ class _Parts:
     whole, and run then: all of them for the first part, all for the second. Or sooner, before the
     sums that they hold meanwhile get larger than a part of what is wide."""
 
-    def __init__(self, graph: Any, ways: Mapping[str, Way], ranges: Sequence[tuple[int, int]]):
+    def __init__(self, graph: Any, ways: Mapping[str, Rowwise], ranges: Sequence[tuple[int, int]]):
         self.ways, self.ranges = ways, ranges
         self.nodes: list[NodeDef] = []
         self._node_of = {node.name: node for node in graph.as_graph_def().node}

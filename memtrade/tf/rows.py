@@ -17,7 +17,7 @@ from typing import NamedTuple
 import tensorflow as tf
 
 
-class Way(NamedTuple):
+class Rowwise(NamedTuple):
     """How an op may run on some of the examples.
 
     Attributes:
@@ -34,7 +34,7 @@ class Way(NamedTuple):
     heavy: bool = False
 
 
-_Rule = Callable[[tf.Operation], Way | None]
+_Rule = Callable[[tf.Operation], Rowwise | None]
 
 _ELEMENTWISE = frozenset(
     {"Abs", "Add", "AddN", "AddV2", "Cast", "Ceil", "Cos", "Div", "DivNoNan", "Elu", "EluGrad",
@@ -54,7 +54,7 @@ def first_size(shape: tf.TensorShape) -> int:
     return (shape.as_list()[0] or 0) if shape.rank else 0
 
 
-def _elementwise(op: tf.Operation) -> Way | None:
+def _elementwise(op: tf.Operation) -> Rowwise | None:
     """Inputs with fewer dimensions, or one row, are broadcast."""
     made = op.outputs[0].shape
     rows = tuple(
@@ -62,21 +62,21 @@ def _elementwise(op: tf.Operation) -> Way | None:
         for i, t in enumerate(op.inputs)
         if t.shape.rank == made.rank and first_size(t.shape) == first_size(made)
     )
-    return Way(rows) if rows else None
+    return Rowwise(rows) if rows else None
 
 
 def _same_rows(*rows: int, told: int | None = None, heavy: bool = False) -> _Rule:
     """Of ops that leave the first dimension alone."""
 
-    def way(op: tf.Operation) -> Way | None:
+    def way(op: tf.Operation) -> Rowwise | None:
         sizes = {first_size(op.inputs[i].shape) for i in rows} | {first_size(op.outputs[0].shape)}
-        return Way(rows, told=told, heavy=heavy) if len(sizes) == 1 else None
+        return Rowwise(rows, told=told, heavy=heavy) if len(sizes) == 1 else None
 
     return way
 
 
 def _sum(*rows: int) -> _Rule:
-    return lambda op: Way(rows, total=True, heavy=True)
+    return lambda op: Rowwise(rows, total=True, heavy=True)
 
 
 def _values(t: tf.Tensor) -> list[int] | None:
@@ -84,43 +84,43 @@ def _values(t: tf.Tensor) -> list[int] | None:
     return None if found is None else [int(each) for each in found.reshape(-1)]
 
 
-def _reduction(op: tf.Operation) -> Way | None:
+def _reduction(op: tf.Operation) -> Rowwise | None:
     axes = _values(op.inputs[1])
     if axes is None:
         return None
     rank = op.inputs[0].shape.rank or 1
     if 0 not in [axis % rank for axis in axes]:
-        return Way((0,))
+        return Rowwise((0,))
     if op.type == "Sum" or (op.type == "Mean" and op.inputs[0].dtype.is_floating):
-        return Way((0,), total=True, averaged=op.type == "Mean")
+        return Rowwise((0,), total=True, averaged=op.type == "Mean")
     return None
 
 
-def _reshape(op: tf.Operation) -> Way | None:
+def _reshape(op: tf.Operation) -> Rowwise | None:
     """Examples stay behind each other, in as many rows as the first dimension says."""
-    return Way((0,), told=1)
+    return Rowwise((0,), told=1)
 
 
-def _mat_mul(op: tf.Operation) -> Way | None:
+def _mat_mul(op: tf.Operation) -> Rowwise | None:
     if not op.get_attr("transpose_a"):
-        return Way((0,), heavy=True)
-    return None if op.get_attr("transpose_b") else Way((0, 1), total=True, heavy=True)
+        return Rowwise((0,), heavy=True)
+    return None if op.get_attr("transpose_b") else Rowwise((0, 1), total=True, heavy=True)
 
 
-def _softmax(op: tf.Operation) -> Way | None:
-    return Way((0,)) if (op.outputs[0].shape.rank or 0) > 1 else None
+def _softmax(op: tf.Operation) -> Rowwise | None:
+    return Rowwise((0,)) if (op.outputs[0].shape.rank or 0) > 1 else None
 
 
-def _batch_mat_mul(op: tf.Operation) -> Way | None:
+def _batch_mat_mul(op: tf.Operation) -> Rowwise | None:
     a, b, made = op.inputs[0].shape, op.inputs[1].shape, op.outputs[0].shape
     if a.rank != made.rank or first_size(a) != first_size(made) or made.rank < 3:
         return None
-    return Way(
+    return Rowwise(
         (0, 1) if b.rank == made.rank and first_size(b) == first_size(made) else (0,), heavy=True
     )
 
 
-def _einsum(op: tf.Operation) -> Way | None:
+def _einsum(op: tf.Operation) -> Rowwise | None:
     """Where the first letter of the result, or one that is summed, comes first wherever it is."""
     equation = op.get_attr("equation").decode()
     read, _, made = equation.replace(" ", "").partition("->")
@@ -132,45 +132,45 @@ def _einsum(op: tf.Operation) -> Way | None:
     written = [terms[i] for i in having] + ([made] if letter in made else [])
     if any(term.find(letter) or term.count(letter) > 1 for term in written):
         return None
-    return Way(tuple(having), total=letter not in made, heavy=True)
+    return Rowwise(tuple(having), total=letter not in made, heavy=True)
 
 
-def _concat(op: tf.Operation) -> Way | None:
+def _concat(op: tf.Operation) -> Rowwise | None:
     return _same_rows(*range(len(op.inputs) - 1))(op) if len(op.inputs) > 2 else None
 
 
-def _strided(op: tf.Operation) -> Way | None:
+def _strided(op: tf.Operation) -> Rowwise | None:
     """x[:, ...]"""
     strides = _values(op.inputs[3])
     masks = [op.get_attr(f"{which}_mask") & 1 for which in ("begin", "end")]
     others = ("ellipsis", "new_axis", "shrink_axis")
     if strides is None or strides[:1] != [1] or not all(masks):
         return None
-    return Way((0,)) if not any(op.get_attr(f"{which}_mask") & 1 for which in others) else None
+    return Rowwise((0,)) if not any(op.get_attr(f"{which}_mask") & 1 for which in others) else None
 
 
-def _transpose(op: tf.Operation) -> Way | None:
+def _transpose(op: tf.Operation) -> Rowwise | None:
     order = op.inputs[1]
     if order.op.type == "InvertPermutation":  # of a gradient; both leave the first one, or none
         order = order.op.inputs[0]
     order = _values(order)
-    return Way((0,)) if order and order[0] == 0 else None
+    return Rowwise((0,)) if order and order[0] == 0 else None
 
 
-def _gather(op: tf.Operation) -> Way | None:
+def _gather(op: tf.Operation) -> Rowwise | None:
     plain = _values(op.inputs[2]) == [0] and not op.get_attr("batch_dims")
     return _same_rows(1, heavy=True)(op) if plain else None
 
 
-def _expand(op: tf.Operation) -> Way | None:
+def _expand(op: tf.Operation) -> Rowwise | None:
     axis = _values(op.inputs[1])
-    return Way((0,)) if axis and axis[0] % (op.outputs[0].shape.rank or 1) else None
+    return Rowwise((0,)) if axis and axis[0] % (op.outputs[0].shape.rank or 1) else None
 
 
-def _squeeze(op: tf.Operation) -> Way | None:
+def _squeeze(op: tf.Operation) -> Rowwise | None:
     rank = op.inputs[0].shape.rank or 1
     axes = [axis % rank for axis in op.get_attr("squeeze_dims")]
-    return Way((0,)) if axes and 0 not in axes else None
+    return Rowwise((0,)) if axes and 0 not in axes else None
 
 
 RULES: dict[str, _Rule] = {
@@ -215,7 +215,7 @@ RULES: dict[str, _Rule] = {
 }
 
 
-def ways_of(operations: Sequence[tf.Operation], batch: Sequence[tf.Tensor]) -> dict[str, Way]:
+def ways_of(operations: Sequence[tf.Operation], batch: Sequence[tf.Tensor]) -> dict[str, Rowwise]:
     """By name, the ops that may run on some of the examples, in the order of `operations`.
 
     Args:
@@ -223,7 +223,7 @@ def ways_of(operations: Sequence[tf.Operation], batch: Sequence[tf.Tensor]) -> d
     """
     examples = first_size(batch[0].shape)
     in_rows = {t.name for t in batch}
-    found: dict[str, Way] = {}
+    found: dict[str, Rowwise] = {}
     for op in operations:
         rule = RULES.get(op.type)
         if rule is None or not all(t.shape.is_fully_defined() for t in _tensors(op)):

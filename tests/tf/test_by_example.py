@@ -207,7 +207,7 @@ def test_what_looks_at_other_examples_is_whole_or_summed(step: Step) -> None:
 def test_an_op_that_is_taken_for_one_of_each_example_and_is_not_is_caught(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setitem(rows.RULES, "Cumsum", lambda op: rows.Way((0,)))
+    monkeypatch.setitem(rows.RULES, "Cumsum", lambda op: rows.Rowwise((0,)))
     with pytest.raises(AssertionError):
         types_in_parts(lambda x: tf.cumsum(x), tf.ones([EXAMPLES, 3]))
 
