@@ -138,9 +138,8 @@ def apply(
             allocator. By default the first GPU, if TensorFlow sees one.
         profile: the device profile (`memtrade devices`, or a .toml file) that the plan is made for.
             By default the arena's, or the one whose name is nearest to the card's.
-        split: "exact" runs the widest gradients behind pools in parts along the batch, below what
-            each holds at once; "reordered" those of batch norms, too, or all that is wide where no
-            batch norm is, equal within rounding only.
+        split: "exact" runs the widest gradients behind pools in parts along the batch; "reordered"
+            batch norms', too, or all that is wide where none is, equal within rounding only.
         options: the strategy's options, as `memtrade strategies` lists them.
 
     Returns:

@@ -14,14 +14,14 @@ rounding. After TSPLIT (Nie et al., ICDE 2022). O(ops x parts).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from memtrade.tf.graft import graft
-from memtrade.tf.nodes import NodeDef, copied, make_node
+from memtrade.tf.nodes import Constant, NodeInput, Writer
 from memtrade.tf.rows import Rowwise, first_size, ways_of
 
 # Of the widest, tensors with less than this share stay whole.
@@ -44,7 +44,7 @@ def chosen_ways(graph: Any, batch: Sequence[tf.Tensor]) -> dict[str, Rowwise]:
     wide = {
         op.name
         for op in operations
-        if op.name in ways and any(_bytes(t) >= least for t in _divided(op, ways[op.name]))
+        if op.name in ways and any(_bytes(t) >= least for t in ways[op.name].divided(op))
     }
     light = {name for name, way in ways.items() if not way.heavy and not way.total}
     behind, before = set(wide), set(wide)
@@ -73,20 +73,16 @@ def split_by_example(
     for op in concrete.graph.get_operations():
         made.add(op)
     results = [made.whole(t) for t in concrete.graph.outputs]
-    library = concrete.graph.as_graph_def()
-    graph_def = tf.compat.v1.GraphDef(library=library.library, versions=library.versions)
-    graph_def.node.extend(made.nodes)
+    old = made.graph_def
+    graph_def = tf.compat.v1.GraphDef(library=old.library, versions=old.versions)
+    graph_def.node.extend(made.writer.nodes)
     return graft(concrete, graph_def, specs, results=results)
 
 
 def _widest(operations: Sequence[tf.Operation], ways: Mapping[str, Rowwise]) -> int:
     """The bytes of the largest tensor that may come in parts."""
     having = [op for op in operations if op.name in ways]
-    return max((_bytes(t) for op in having for t in _divided(op, ways[op.name])), default=0)
-
-
-def _divided(op: tf.Operation, way: Rowwise) -> list[tf.Tensor]:
-    return [op.inputs[i] for i in way.rows] + ([] if way.total else list(op.outputs))
+    return max((_bytes(t) for op in having for t in ways[op.name].divided(op)), default=0)
 
 
 def _bytes(t: tf.Tensor) -> int:
@@ -100,52 +96,49 @@ class _Parts:
 
     def __init__(self, graph: Any, ways: Mapping[str, Rowwise], ranges: Sequence[tuple[int, int]]):
         self.ways, self.ranges = ways, ranges
-        self.nodes: list[NodeDef] = []
-        self._node_of = {node.name: node for node in graph.as_graph_def().node}
+        self.graph_def = graph.as_graph_def()
+        self._node_of = {node.name: node for node in self.graph_def.node}
+        self.writer = Writer({}, self._node_of)
         self._waiting: dict[str, tf.Operation] = {}
         self._summed_bytes = 0  # of what these add up: held from the first part to the last
         self._most_summed = _widest(graph.get_operations(), ways) // len(ranges)
+        self._nodes_of: dict[str, list[str]] = {}  # an op's name -> the nodes of its parts
         self._parts: dict[str, list[str]] = {}  # a tensor's name -> its parts
         self._slices: dict[tuple[str, int], str] = {}  # of a whole tensor's
         self._whole: dict[str, str] = {}  # the same -> what it is called now
 
     def add(self, op: tf.Operation) -> None:
         if op.name in self.ways:
-            self._run_before(self._read_whole(op), op.control_inputs)
+            self._run_before([*self._read_whole(op), *op.control_inputs])
             self._waiting[op.name] = op
             if self.ways[op.name].total:
                 self._summed_bytes += sum(map(_bytes, op.outputs))
             if self._summed_bytes > self._most_summed:
                 self._run()
-        elif op.type in _SHAPES and any(t.op.name in self.ways for t in op.inputs):
+        elif op.type in _SHAPES and all(t.shape.is_fully_defined() for t in op.inputs):
             self._add_shapes(op)
         else:
-            self._run_before(op.inputs, op.control_inputs)
-            inputs = [*map(self.whole, op.inputs), *self._waits(op)]
-            self.nodes.append(copied(self._node_of[op.name], op.name, inputs))
+            self._run_before(op.control_inputs)
+            self._copy(op, op.name, [self.whole(t) for t in op.inputs], own_name=True)
 
     def whole(self, t: tf.Tensor) -> str:
         """The reference of all of it; written down where it is wanted for the first time."""
-        if t.op.name in self._waiting:
-            self._run()
+        self._run_before([t.op])
         if t.name not in self._whole and t.name in self._parts:
-            parts, name = self._parts[t.name], f"{_bare(t)}/whole"
-            axis = self._constant(f"{name}/axis", np.asarray(0, np.int32))
-            attrs = {"T": t.dtype, "N": len(parts), "Tidx": tf.int32}
-            self._make(t.op, "ConcatV2", name, [*parts, axis], **attrs)
-            self._whole[t.name] = name
+            inputs = [*self._parts[t.name], Constant(np.int32(0))]
+            attrs = {"T": t.dtype, "N": len(self._parts[t.name]), "Tidx": tf.int32}
+            self._whole[t.name] = self._make(t.op, "ConcatV2", f"{_bare(t)}/whole", inputs, **attrs)
         return self._whole.get(t.name, t.name)
 
-    def _read_whole(self, op: tf.Operation) -> Iterable[tf.Tensor]:
-        """What the op needs before its first part can run."""
+    def _read_whole(self, op: tf.Operation) -> Iterable[tf.Operation]:
+        """Who makes what the op needs before its first part can run."""
         way = self.ways[op.name]
         for i, t in enumerate(op.inputs):
             made_by = self.ways.get(t.op.name)
             if made_by is not None and (i not in way.rows or made_by.total) and i != way.told:
-                yield t
+                yield t.op
 
-    def _run_before(self, tensors: Iterable[tf.Tensor], waits: Iterable[tf.Operation]) -> None:
-        ops = [*(t.op for t in tensors), *waits]
+    def _run_before(self, ops: Iterable[tf.Operation]) -> None:
         if any(op.name in self._waiting for op in ops):
             self._run()
 
@@ -156,19 +149,16 @@ class _Parts:
                 self._run_part(op, part)
 
     def _run_part(self, op: tf.Operation, part: int) -> None:
-        way, name = self.ways[op.name], f"{op.name}/part{part}"
-        inputs = []
+        way = self.ways[op.name]
+        inputs: list[NodeInput] = []
         for i, t in enumerate(op.inputs):
             if i == way.told:
                 shape = [self._rows(op.outputs[0], part)[1], *op.outputs[0].shape.as_list()[1:]]
-                values = np.asarray(shape, t.dtype.as_numpy_dtype)
-                inputs.append(self._constant(f"{name}/shape", values))
-            elif i in way.rows:
-                inputs.append(self._part_of(t, part))
+                inputs.append(Constant(np.asarray(shape, t.dtype.as_numpy_dtype)))
             else:
-                inputs.append(self.whole(t))
-        node = copied(self._node_of[op.name], name, [*inputs, *self._waits(op)])
-        self.nodes.append(node)
+                inputs.append(self._part_of(t, part) if i in way.rows else self.whole(t))
+        name = self._copy(op, f"{op.name}/part{part}", inputs)
+        self._nodes_of.setdefault(op.name, []).append(name)
         for i, t in enumerate(op.outputs):
             made = f"{name}:{i}" if i else name
             if way.total:
@@ -181,23 +171,19 @@ class _Parts:
         if t.name in self._parts:
             return self._parts[t.name][part]
         if (t.name, part) not in self._slices:
-            name, (first, count) = f"{_bare(t)}/rows{part}", self._rows(t, part)
-            bounds = {"from": [first], "to": [first + count], "by": [1]}
-            read = [
-                self._constant(f"{name}/{which}", np.asarray(values, np.int32))
-                for which, values in bounds.items()
-            ]
-            inputs = [self.whole(t), *read]
-            self._make(t.op, "StridedSlice", name, inputs, T=t.dtype, Index=tf.int32)
-            self._slices[t.name, part] = name
+            first, count = self._rows(t, part)
+            bounds = [Constant(np.asarray([each], np.int32)) for each in (first, first + count, 1)]
+            inputs, name = [self.whole(t), *bounds], f"{_bare(t)}/rows{part}"
+            sliced = self._make(t.op, "StridedSlice", name, inputs, T=t.dtype, Index=tf.int32)
+            self._slices[t.name, part] = sliced
         return self._slices[t.name, part]
 
     def _add_up(self, op: tf.Operation, t: tf.Tensor, made: str, part: int) -> None:
         if self.ways[op.name].averaged:
             first, end = self.ranges[part]
             share = (end - first) / self.ranges[-1][1]
-            scale = self._constant(f"{op.name}/share{part}", np.asarray(share, _numpy(t)))
-            made = self._make(op, "Mul", f"{op.name}/weighted{part}", [made, scale], T=t.dtype)
+            weighted = [made, Constant(np.asarray(share, t.dtype.as_numpy_dtype))]
+            made = self._make(op, "Mul", f"{op.name}/weighted{part}", weighted, T=t.dtype)
         if part:
             summed = [self._whole[t.name], made]
             made = self._make(op, "AddV2", f"{op.name}/sum{part}", summed, T=t.dtype)
@@ -207,8 +193,7 @@ class _Parts:
         for i, t in enumerate(op.outputs):
             shape = op.inputs[i].shape
             value = shape.num_elements() if op.type == "Size" else shape.as_list()
-            name = f"{op.name}/known{i}"
-            self._whole[t.name] = self._constant(name, np.asarray(value, _numpy(t)))
+            self._whole[t.name] = self.writer.constant(np.asarray(value, t.dtype.as_numpy_dtype))
 
     def _rows(self, t: tf.Tensor, part: int) -> tuple[int, int]:
         """First row of the part, and how many it has."""
@@ -216,33 +201,20 @@ class _Parts:
         each = first_size(t.shape) // self.ranges[-1][1]
         return first * each, (end - first) * each
 
-    def _waits(self, op: tf.Operation) -> list[str]:
-        """What must have run before: of an op in parts, all parts."""
-        last = len(self.ranges)
-        names: Collection[str] = dict.fromkeys(
-            name
-            for each in op.control_inputs
-            for name in (
-                [f"{each.name}/part{part}" for part in range(last)]
-                if each.name in self.ways
-                else [each.name]
-            )
-        )
-        return [f"^{name}" for name in names]
+    def _copy(
+        self, op: tf.Operation, name: str, inputs: Sequence[NodeInput], *, own_name: bool = False
+    ) -> str:
+        """The op on these; behind all parts of what it waits for."""
+        waits = [name for w in op.control_inputs for name in self._nodes_of.get(w.name, [w.name])]
+        node = self._node_of[op.name]
+        return self.writer.add(node, name, inputs, dict.fromkeys(waits), own_name=own_name)
 
-    def _constant(self, name: str, values: np.ndarray) -> str:
-        self.nodes.append(make_node("Const", name, dtype=tf.as_dtype(values.dtype), value=values))
-        return name
-
-    def _make(self, op: tf.Operation, kind: str, name: str, inputs: list[str], **attrs: Any) -> str:
-        self.nodes.append(make_node(kind, name, inputs, device=op.device, **attrs))
-        return name
+    def _make(
+        self, op: tf.Operation, kind: str, name: str, inputs: Sequence[NodeInput], **attrs: Any
+    ) -> str:
+        return self.writer.make(kind, name, inputs, device=op.device, **attrs)
 
 
 def _bare(t: tf.Tensor) -> str:
     """Of a tensor a name for nodes."""
     return t.op.name if t.value_index == 0 else f"{t.op.name}/{t.value_index}"
-
-
-def _numpy(t: tf.Tensor) -> Any:
-    return t.dtype.as_numpy_dtype

@@ -33,6 +33,10 @@ class Rowwise(NamedTuple):
     told: int | None = None
     heavy: bool = False
 
+    def divided(self, op: tf.Operation) -> list[tf.Tensor]:
+        """What comes in parts of what the op reads and makes."""
+        return [op.inputs[i] for i in self.rows] + ([] if self.total else list(op.outputs))
+
 
 _Rule = Callable[[tf.Operation], Rowwise | None]
 
@@ -226,21 +230,17 @@ def ways_of(operations: Sequence[tf.Operation], batch: Sequence[tf.Tensor]) -> d
     found: dict[str, Rowwise] = {}
     for op in operations:
         rule = RULES.get(op.type)
-        if rule is None or not all(t.shape.is_fully_defined() for t in _tensors(op)):
+        if rule is None or not all(t.shape.is_fully_defined() for t in (*op.inputs, *op.outputs)):
             continue
         if not any(t.name in in_rows for t in op.inputs):
             continue
         way = rule(op)
         if way is None or not any(op.inputs[i].name in in_rows for i in way.rows):
             continue
-        divided = [op.inputs[i] for i in way.rows] + ([] if way.total else list(op.outputs))
-        if any(not first_size(t.shape) or first_size(t.shape) % examples for t in divided):
+        sizes = [first_size(t.shape) for t in way.divided(op)]
+        if any(not size or size % examples for size in sizes):
             continue
         found[op.name] = way
         if not way.total:
             in_rows.update(t.name for t in op.outputs)
     return found
-
-
-def _tensors(op: tf.Operation) -> list[tf.Tensor]:
-    return [*op.inputs, *op.outputs]

@@ -40,6 +40,7 @@ from memtrade.options import PARTS, REORDERED
 from memtrade.tf.by_example import chosen_ways, split_by_example
 from memtrade.tf.extract import opened
 from memtrade.tf.graft import graft
+from memtrade.tf.rows import RULES
 from memtrade.tf.step import TrainStep
 
 # Of one example alone, MaxPool's gradient adds up what overlapping windows give in another order.
@@ -61,16 +62,9 @@ _MASKS = {
     "TanhGrad": (1, 0),
 }
 
-# Ops that make each example of an example of their inputs, from the one of this position on.
-_BY_EXAMPLE = {
-    "AddN": 0,
-    "AvgPoolGrad": 1,
-    "Conv2DBackpropInput": 2,
-    "Identity": 0,
-    _POOL_GRADIENT: 0,
-}
-# What these read first is the shape of what they make.
-_TOLD_SHAPES = ("AvgPoolGrad", "Conv2DBackpropInput")
+# Of the ops that make each example of the same example (`memtrade.tf.rows`), those of a gradient
+# behind a pool, which make the same bits of some examples.
+_SAME_BITS = frozenset({"AddN", "AvgPoolGrad", "Conv2DBackpropInput", "Identity", _POOL_GRADIENT})
 
 
 def split_step(step: TrainStep, split: str, parts: int = PARTS) -> TrainStep:
@@ -99,10 +93,12 @@ def in_parts(
     by_example = split == REORDERED and not norms and batch
     ways = chosen_ways(concrete.graph, batch) if by_example else {}
     if not wide and not ways:
-        others = ", no such batch norm (float32, training) and no op" if split == REORDERED else ""
+        others = ""
+        if split == REORDERED:
+            others = ", no batch norm (float32, training) and no op that works example by example"
         raise UnsupportedGraphError(
-            f"{name} has no gradient of an activation behind a pool, channels last{others} that "
-            "works example by example: nothing can be split, leave --split out"
+            f"{name} has no gradient of an activation behind a pool, channels last{others}: "
+            "nothing can be split, leave --split out"
         )
     if any(t.shape[0] == 1 for t in (*batch, *(op.outputs[0] for op, _ in wide.values()))):
         raise UnsupportedGraphError("a batch of 1 has no parts: leave --split out")
@@ -170,7 +166,7 @@ def _masked(op: tf.Operation) -> list[tf.Operation]:
     while waiting:
         tensor = waiting.pop()
         own = len(tensor.consumers()) == 1 and tensor.shape == x.shape
-        if own and tensor.op.type in _BY_EXAMPLE and _in_rows(tensor.op):
+        if own and tensor.op.type in _SAME_BITS and _in_rows(tensor.op):
             found.append(tensor.op)
             waiting += _rows(tensor.op)
     pools = any(each.type == _POOL_GRADIENT for each in found)
@@ -188,13 +184,16 @@ def _is_read_behind(op: tf.Operation, x: tf.Tensor) -> bool:
 
 
 def _in_rows(op: tf.Operation) -> bool:
-    """Whether the images' channels come last, as far as the op looks at them."""
-    return op.type in ("AddN", "Identity") or op.get_attr("data_format") == b"NHWC"
+    """Whether it runs on some examples, and the images' channels come last, as far as the op looks
+    at them."""
+    last = op.type in ("AddN", "Identity") or op.get_attr("data_format") == b"NHWC"
+    return last and RULES[op.type](op) is not None
 
 
 def _rows(op: tf.Operation) -> list[tf.Tensor]:
     """The inputs of which an example of the output reads just its own."""
-    return list(op.inputs)[_BY_EXAMPLE[op.type] :]
+    way = RULES[op.type](op)
+    return [op.inputs[i] for i in way.rows] if way else []
 
 
 def _is_splittable(op: tf.Operation) -> bool:
@@ -254,8 +253,9 @@ def _mask_in_parts(
 def _on_part(graph: Any, op: Any, here: dict[str, tf.Tensor], examples: int) -> tf.Tensor:
     """The same op on some examples; the shape that it may be told says how many."""
     inputs = [here[t.name] for t in op.inputs]
-    if op.type in _TOLD_SHAPES:
-        inputs[0] = tf.constant([examples, *op.outputs[0].shape.as_list()[1:]])
+    way = RULES[op.type](op)
+    if way and way.told is not None:
+        inputs[way.told] = tf.constant([examples, *op.outputs[0].shape.as_list()[1:]])
     elif op.type == _POOL_GRADIENT:
         # Of a pool's own output it takes other steps than of a slice, which may round otherwise.
         with tf.control_dependencies([inputs[2]]):
