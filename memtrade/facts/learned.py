@@ -51,9 +51,11 @@ class LearnedFacts:
     def __init__(self, base: Facts, table: Mapping[str, Learned]):
         self.base, self.table = base, table
         self._types = {each.kernel.split(" ", 1)[0] for each in table.values() if each.requests}
-        self._reused = {
-            each.kernel.split(" ", 1)[0]: each.reused for each in table.values() if each.reused
-        }
+        self._reused: dict[str, tuple[tuple[int, int], ...]] = {}
+        for each in table.values():
+            op_type = each.kernel.split(" ", 1)[0]
+            known = self._reused.get(op_type, ())
+            self._reused[op_type] = known + tuple(r for r in each.reused if r not in known)
 
     @property
     def name(self) -> str:

@@ -5,7 +5,8 @@ For each kernel a stretch of one function, held in order by control edges:
     in0, in1, was (Fill) ──► begin (Timestamp) ──► run (the kernel) ──► end ──► held (Size)
 
 The inputs are read once more behind the end, so that no output can take their place; a second
-form without that shows whose place is taken, and how long that takes. Kernels prepare themselves
+form without that shows whose place is taken, and how long that takes; and where several inputs
+might be, one more for each shows whether it is if the others are held. Kernels prepare themselves
 in the first run of the function, the second is read off the log; what a kernel takes is the lower
 median of that and some more runs, less what two looks at the clock take with nothing between them,
 and less what writing the log takes, which an op with many outputs and no work tells.
@@ -123,10 +124,13 @@ class _Log:
 def _answers(group: Sequence[Signature], log: _Log) -> list[Answer]:
     stretches = Stretches()
     for i, signature in enumerate(group):
-        stretches.add(f"k{i}", signature, held=True)
+        stretches.add(f"k{i}", signature)
+    one_by_one = _to_be_tried(group)
     for i, signature in enumerate(group):
-        if _may_reuse(signature):
-            stretches.add(f"free{i}", signature, held=False)
+        if _may_be_taken(signature):
+            stretches.add(f"free{i}", signature, free=range(len(signature.inputs)))
+        for position in one_by_one.get(signature.key, ()):
+            stretches.add(f"only{i}.{position}", signature, free=(position,))
     run = stretches.function()
     run()
     log.forget()
@@ -153,10 +157,13 @@ def _answers(group: Sequence[Signature], log: _Log) -> list[Answer]:
         own = between(events, f"k{i}/begin", f"k{i}/end")
         requests = requests_of(own, f"k{i}/run")
         reused, in_place = (), None
-        if _may_reuse(signature):
+        if _may_be_taken(signature):
             free = between(events, f"free{i}/begin", f"free{i}/end")
             tried = signature.op_type in reuse().tried
-            reused = () if tried else _reused(events, free, f"free{i}", signature, requests)
+            reused = () if tried else _reused(events, f"free{i}", signature, requests)
+            for position in one_by_one.get(signature.key, ()):
+                alone = _reused(events, f"only{i}.{position}", signature, ())
+                reused += tuple(each for each in alone if each not in reused)
             in_place = seconds(f"free{i}", len(free)) if tried or reused else None
         answers.append(
             Answer(
@@ -187,23 +194,34 @@ class _Others:
         return whole > 0 and (used - own) / whole > QUIET_SHARE
 
 
-def _may_reuse(signature: Signature) -> bool:
-    """Whether an output might take an input's place."""
-    return any(
-        (each.dtype, each.shape) in signature.outputs and each.values is None
-        for each in signature.inputs
-    )
+def _may_be_taken(signature: Signature) -> list[int]:
+    """Positions of the inputs whose place an output might take."""
+    return [
+        position
+        for position, each in enumerate(signature.inputs)
+        if (each.dtype, each.shape) in signature.outputs and each.values is None
+    ]
+
+
+def _to_be_tried(group: Sequence[Signature]) -> dict[str, list[int]]:
+    """Those of them that show only one by one whether they are: of the smallest kernel of each type
+    that no table knows."""
+    smallest: dict[str, Signature] = {}
+    for each in sorted(group, key=lambda signature: signature.size_bytes):
+        if each.op_type not in reuse().tried and len(_may_be_taken(each)) > 1:
+            smallest.setdefault(each.op_type, each)
+    return {each.key: _may_be_taken(each) for each in smallest.values()}
 
 
 def _reused(
     events: list[LogLine],
-    own: list[LogLine],
     name: str,
     signature: Signature,
     held: Sequence[tuple[int, int]],
 ) -> tuple[tuple[int, int], ...]:
     """(output or -1, input): where an output lies where an input was, and which scratch that the
     kernel wants while its inputs are `held` it does not want where they are free."""
+    own = between(events, f"{name}/begin", f"{name}/end")
     granted = {each.address for each in own if isinstance(each, Granted)}
     lies = {(e.kernel, e.slot): e.address for e in events if isinstance(e, Output)}
     inputs = range(len(signature.inputs))

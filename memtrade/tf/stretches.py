@@ -5,7 +5,7 @@ in `memtrade.tf.ask`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import Any
 
 import numpy as np
@@ -49,7 +49,8 @@ class Stretches:
         self.wanted: dict[str, tuple[int, ...]] = {}
         self._functions: dict[tuple[Any, ...], Any] = {}
 
-    def add(self, name: str, signature: Signature, *, held: bool) -> None:
+    def add(self, name: str, signature: Signature, *, free: Container[int] = ()) -> None:
+        """`free`: positions of the inputs whose place an output may take."""
         given = _given(signature)
         inputs = [self._input(f"{name}/in{i}", operand) for i, operand in enumerate(given)]
         before = inputs
@@ -71,11 +72,12 @@ class Stretches:
         end.input.append(f"^{run.name}")
         self.previous = end.name
         self.timed += [begin.name, end.name]
-        if held:
-            for i, operand in enumerate(given):
+        for i, operand in enumerate(given):
+            if i not in free:
                 reader = self._node("Size", f"{name}/held{i}", T=operand.dtype, out_type="int32")
                 reader.input.extend([inputs[i], f"^{self.previous}"])
                 self.previous = reader.name
+        if not free:
             for i, (_, shape) in enumerate(signature.outputs):
                 self.wanted[f"{run.name}:{i}"] = shape
 
