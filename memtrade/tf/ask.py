@@ -131,51 +131,65 @@ def _answers(group: Sequence[Signature], log: _Log) -> list[Answer]:
             stretches.add(f"free{i}", signature, free=range(len(signature.inputs)))
         for position in one_by_one.get(signature.key, ()):
             stretches.add(f"only{i}.{position}", signature, free=(position,))
-    run = stretches.function()
-    run()
-    log.forget()
-    idle = _Others()
-    times = [run()]
-    events = log.events()
-    while len(times) < _FEWEST_RUNS or (
-        len(times) < _MOST_RUNS and sum(times[0]) * len(times) < _ENOUGH_SECONDS
-    ):
-        times.append(run())
-    log.forget()
-    disturbed = idle.were_busy()
-    took = dict(
-        zip(stretches.timed[::2], map(statistics.median_low, zip(*times, strict=True)), strict=True)
+    seen = _Seen(stretches, log)
+    return [
+        _answer(i, signature, one_by_one.get(signature.key, ()), seen)
+        for i, signature in enumerate(group)
+    ]
+
+
+class _Seen:
+    """What the log and the clock say of some stretches.
+
+    Attributes:
+        events: of one run. disturbed: other processes kept the processor busy.
+    """
+
+    def __init__(self, stretches: Stretches, log: _Log):
+        run = stretches.function()
+        run()
+        log.forget()
+        idle = _Others()
+        times = [run()]
+        self.events = log.events()
+        while len(times) < _FEWEST_RUNS or (
+            len(times) < _MOST_RUNS and sum(times[0]) * len(times) < _ENOUGH_SECONDS
+        ):
+            times.append(run())
+        log.forget()
+        self.disturbed = idle.were_busy()
+        medians = map(statistics.median_low, zip(*times, strict=True))
+        self._took = dict(zip(stretches.timed[::2], medians, strict=True))
+        self._gap = self._took["empty/begin"]
+        self._line = max(self._took["ruler/begin"] - self._gap, 0.0) / len(self.own("ruler"))
+
+    def own(self, name: str) -> list[LogLine]:
+        """The events of one stretch."""
+        return between(self.events, f"{name}/begin", f"{name}/end")
+
+    def seconds(self, name: str) -> float:
+        took = self._took[f"{name}/begin"] - self._gap - len(self.own(name)) * self._line
+        return max(took, _LEAST_SECONDS)
+
+
+def _answer(i: int, signature: Signature, one_by_one: Sequence[int], seen: _Seen) -> Answer:
+    requests = requests_of(seen.own(f"k{i}"), f"k{i}/run")
+    reused, in_place = (), None
+    if _may_be_taken(signature):
+        tried = signature.op_type in reuse().tried
+        reused = () if tried else _reused(seen, f"free{i}", signature, requests)
+        for position in one_by_one:
+            alone = _reused(seen, f"only{i}.{position}", signature, ())
+            reused += tuple(each for each in alone if each not in reused)
+        in_place = seen.seconds(f"free{i}") if tried or reused else None
+    return Answer(
+        key=signature.key,
+        requests=tuple(requests),
+        reused=reused,
+        seconds=seen.seconds(f"k{i}"),
+        in_place_seconds=in_place,
+        disturbed=seen.disturbed,
     )
-    gap, ruler = took["empty/begin"], took["ruler/begin"]
-    line = max(ruler - gap, 0.0) / len(between(events, "ruler/begin", "ruler/end"))
-
-    def seconds(name: str, lines: int) -> float:
-        return max(took[f"{name}/begin"] - gap - lines * line, _LEAST_SECONDS)
-
-    answers = []
-    for i, signature in enumerate(group):
-        own = between(events, f"k{i}/begin", f"k{i}/end")
-        requests = requests_of(own, f"k{i}/run")
-        reused, in_place = (), None
-        if _may_be_taken(signature):
-            free = between(events, f"free{i}/begin", f"free{i}/end")
-            tried = signature.op_type in reuse().tried
-            reused = () if tried else _reused(events, f"free{i}", signature, requests)
-            for position in one_by_one.get(signature.key, ()):
-                alone = _reused(events, f"only{i}.{position}", signature, ())
-                reused += tuple(each for each in alone if each not in reused)
-            in_place = seconds(f"free{i}", len(free)) if tried or reused else None
-        answers.append(
-            Answer(
-                key=signature.key,
-                requests=tuple(requests),
-                reused=reused,
-                seconds=seconds(f"k{i}", len(own)),
-                in_place_seconds=in_place,
-                disturbed=disturbed,
-            )
-        )
-    return answers
 
 
 class _Others:
@@ -214,16 +228,13 @@ def _to_be_tried(group: Sequence[Signature]) -> dict[str, list[int]]:
 
 
 def _reused(
-    events: list[LogLine],
-    name: str,
-    signature: Signature,
-    held: Sequence[tuple[int, int]],
+    seen: _Seen, name: str, signature: Signature, held: Sequence[tuple[int, int]]
 ) -> tuple[tuple[int, int], ...]:
     """(output or -1, input): where an output lies where an input was, and which scratch that the
     kernel wants while its inputs are `held` it does not want where they are free."""
-    own = between(events, f"{name}/begin", f"{name}/end")
+    own = seen.own(name)
     granted = {each.address for each in own if isinstance(each, Granted)}
-    lies = {(e.kernel, e.slot): e.address for e in events if isinstance(e, Output)}
+    lies = {(e.kernel, e.slot): e.address for e in seen.events if isinstance(e, Output)}
     inputs = range(len(signature.inputs))
     found = []
     for output in range(len(signature.outputs)):

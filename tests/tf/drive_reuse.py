@@ -57,9 +57,7 @@ def run_kernel(op_type: str, free: int) -> None:
             given = OTHERS.get(op_type, {}) | {arguments[i]: t for i, t in inputs.items()}
         made = kernel(**given, name=f"{name}/run")
         with tf.control_dependencies([made]):
-            return [
-                tf.raw_ops.Size(input=t) for i, t in (*inputs.items(), (-1, made)) if i != free
-            ]
+            return [tf.raw_ops.Size(input=t) for i, t in (*inputs.items(), (-1, made)) if i != free]
 
     held(*map(tf.constant, (0.5, 0.25, 0.125)))
 
