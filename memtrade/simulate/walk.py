@@ -117,7 +117,8 @@ class Walk:
         folding_bytes = self._folded()
         sizes = self.linker.sizes
         for folded in dict.fromkeys(self.linker.folded.values()):
-            self.sources[folded] = self._always("constants", sizes[folded])
+            if not self.sources[folded]:
+                self.sources[folded] = self._always("constants", sizes[folded])
         for op in graph.ops:
             if kept_bytes := op.attrs.get("kept_bytes", 0):
                 self._always("constants", kept_bytes)

@@ -221,6 +221,21 @@ def test_constant_ops_are_read_from_a_copy_that_is_always_there():
     assert result.peak_bytes == result.persistent_bytes + BIG
 
 
+def test_a_constant_that_is_handed_on_is_there_once():
+    """As the runtime has it, which takes Identities out before it computes constants: the gradient
+    of a mean over pixels goes through several."""
+    b = Builder()
+    (size,) = b.op("size", "Const", sizes=[4])
+    (ones,) = b.op("ones", "Fill", [size], sizes=[BIG])
+    (once,) = b.op("once", "Identity", [ones], sizes=[BIG])
+    (again,) = b.op("again", "Identity", [once], sizes=[BIG])
+    (x,) = b.op("x", "Placeholder", sizes=[BIG])
+    (y,) = b.op("y", "MatMul", [once, x], sizes=[BIG])
+    (z,) = b.op("z", "MatMul", [again, y], sizes=[BIG])
+    graph = b.build(inputs=[x], outputs=[z], loss=z)
+    assert simulate(graph, everything(graph)).persistent_bytes == 2 * BIG + 256
+
+
 def test_numbers_that_shapes_are_inferred_with_are_kept_by_graphs_too():
     b = Builder()
     kept = [b.op(name, "Const", sizes=[4])[0] for name in ("dims", "number")]
