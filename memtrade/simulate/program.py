@@ -25,6 +25,7 @@ from memtrade.graph import Op, StepGraph
 from memtrade.kernel_pairs import POOL_GRADIENTS
 from memtrade.op_types import ALIAS_TYPES, CALL_TYPES, READ_TYPES, READING_TYPES, SOURCE_TYPES
 from memtrade.plan import Action
+from memtrade.simulate.uniform import constants_alike
 from memtrade.simulate.unplanned import merged_tensors
 
 
@@ -128,6 +129,7 @@ class Linker:
         # What is inside of a loop or a branch: of it, only the sum is known.
         bodies = (op.attrs.get("folding_bytes", 0) for op in graph.ops)
         self.folding_bytes.extend(filter(None, bodies))
+        alike, first = constants_alike(graph), {}
         handed: dict[int, int] = {}  # what an Identity hands on -> what it was given
         computed = (op for op in graph.ops if folded[op.id] and op.type != "Const")
         for op in computed:
@@ -142,6 +144,8 @@ class Linker:
                     continue
                 if t not in handed or one not in self.folded:
                     self.folding_bytes.append(self.sizes[t])
+                if t in alike:
+                    one = first.setdefault(alike[t], one)
                 if one not in self.folded:
                     self.folded[one] = len(self.sizes)
                     self.sizes.append(self.sizes[one])

@@ -236,6 +236,22 @@ def test_a_constant_that_is_handed_on_is_there_once():
     assert simulate(graph, everything(graph)).persistent_bytes == 2 * BIG + 256
 
 
+@pytest.mark.parametrize(("spread", "lie"), [("Fill", 1), ("Const", 2)])
+def test_constants_of_one_number_are_merged_by_value(spread: str, lie: int):
+    """Slices of a constant that holds one number are alike; of another, nobody knows."""
+    b = Builder()
+    given = [b.op(f"given{i}", "Const", sizes=[4])[0] for i in range(2)]
+    (whole,) = b.op("whole", spread, given if spread == "Fill" else [], sizes=[BIG])
+    rows = [b.op(f"rows{i}", "Slice", [whole, *given], sizes=[BIG // 2])[0] for i in range(2)]
+    (x,) = b.op("x", "Placeholder", sizes=[BIG])
+    (y,) = b.op("y", "MatMul", [rows[0], x], sizes=[BIG])
+    (z,) = b.op("z", "MatMul", [rows[1], y], sizes=[BIG])
+    graph = b.build(inputs=[x], outputs=[z], loss=z)
+    whole_bytes = 0 if spread == "Fill" else BIG
+    held = simulate(graph, everything(graph)).persistent_bytes - BIG - whole_bytes - 2 * 256
+    assert held == lie * BIG // 2
+
+
 def test_numbers_that_shapes_are_inferred_with_are_kept_by_graphs_too():
     b = Builder()
     kept = [b.op(name, "Const", sizes=[4])[0] for name in ("dims", "number")]
