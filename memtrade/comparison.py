@@ -37,6 +37,10 @@ ANOTHER_ORDER = 0.05
 # parts: 0.00001 in ResNet-50.
 IN_PARTS = 0.001
 
+# Losses of one step whose examples stand in another order, and how much more than what such an
+# order changes may be off.
+_SAME_LOSS, _LIKE_NOISE = 1e-5, 10.0
+
 
 class Difference(msgspec.Struct, frozen=True):
     """A value that is not the original's: "loss" or a variable's name, and by how much.
@@ -65,6 +69,8 @@ class Verified(msgspec.Struct, frozen=True, kw_only=True, tag="verified"):
         differing: beyond the tolerance, the largest first.
         itself: the share of an update by which the original differs from itself when it is run
             again, where that was looked at.
+        rounding: variables that rounding alone moves (a bias before a batch norm has no gradient,
+            and Adam makes any number a step), where that was looked at.
     """
 
     equal: bool
@@ -75,6 +81,7 @@ class Verified(msgspec.Struct, frozen=True, kw_only=True, tag="verified"):
     variables: int
     differing: tuple[Difference, ...]
     itself: float | None = None
+    rounding: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -95,6 +102,15 @@ class Gap:
         if math.isnan(self.of_update) or tolerance == 0:
             return self.absolute == 0
         return self.of_update <= tolerance or self.rounding
+
+    def no_more_than(self, noise: Gap | None) -> bool:
+        """Whether as much is off where nothing but the order of sums is another."""
+        if noise is None or math.isnan(self.of_update):
+            return False
+        return (
+            self.of_update <= _LIKE_NOISE * noise.of_update
+            and self.absolute <= _LIKE_NOISE * noise.absolute
+        )
 
     @property
     def _badness(self) -> float:
@@ -135,9 +151,16 @@ class Comparison:
         found += [(name, Gap(math.inf, math.inf)) for name in self.unpaired]
         return sorted(found, key=lambda each: (-each[1]._badness, each[0]))
 
-    def verified(self, tolerance: float) -> Verified:
-        """The outcome, as it is said and kept."""
-        differing = self.beyond(tolerance)
+    def verified(self, tolerance: float, noise: Comparison | None = None) -> Verified:
+        """The outcome, as it is said and kept.
+
+        Args:
+            noise: the original beside itself, added up in another order.
+        """
+        differing, rounding = self.beyond(tolerance), []
+        if noise is not None and noise._is_the_same_step:
+            rounding = [name for name, gap in differing if gap.no_more_than(noise.gaps.get(name))]
+            differing = [each for each in differing if each[0] not in rounding]
         worst = max(self.gaps.values(), key=lambda gap: gap._badness, default=Gap(0.0, 0.0))
         largest = [gap.absolute for gap in self.gaps.values()]
         return Verified(
@@ -148,7 +171,14 @@ class Comparison:
             steps=self.steps,
             variables=len((self.gaps.keys() | self.unpaired) - {LOSS}),
             differing=tuple(self._difference(name, gap) for name, gap in differing),
+            rounding=tuple(rounding),
         )
+
+    @property
+    def _is_the_same_step(self) -> bool:
+        """Whether both steps come to one loss, but for rounding."""
+        loss = self.gaps.get(LOSS)
+        return loss is not None and loss.of_update <= _SAME_LOSS
 
     def _difference(self, name: str, gap: Gap) -> Difference:
         why = ""

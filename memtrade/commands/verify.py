@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from memtrade.commands.progress import reporting, watched
@@ -78,16 +78,22 @@ def verdict(outcome: Outcome) -> str:
 
 def differing(found: Verified) -> list[str]:
     """What differs, in words, the first few by name."""
-    named = [
+    named = _few(
         f"{each.name} {each.why or f'by {number(each.of_update)} of the update'}"
-        for each in found.differing[:_NAMES_SHOWN]
-    ]
-    more = len(found.differing) - _NAMES_SHOWN
-    if more > 0:
-        named.append(f"and {more} more")
+        for each in found.differing
+    )
+    if found.rounding:
+        named.append(f"rounding alone moves {', '.join(_few(found.rounding))}")
     if found.itself:
         named.append(f"run again, the original differs from itself by {number(found.itself)}")
     return named
+
+
+def _few(words: Iterable[str]) -> list[str]:
+    """The first, and how many more there are."""
+    every = list(words)
+    more = len(every) - _NAMES_SHOWN
+    return [*every[:_NAMES_SHOWN], *([f"and {more} more"] if more > 0 else [])]
 
 
 def _sheet(specs: list[TrialSpec], outcomes: list[Outcome]) -> Sheet:

@@ -84,6 +84,19 @@ def differs_from_itself(
     return None
 
 
+def in_another_order(
+    step: StepFunction, variables: Sequence[tf.Variable], batch: Sequence[tf.Tensor], *, steps: int
+) -> Comparison:
+    """A step beside itself with its examples the other way round, so that sums over the batch are
+    added up in another order: what has no gradient is moved by rounding alone, and differs."""
+    counts = [each.shape[0] for each in batch if each.shape.rank]
+
+    def turned(*given: tf.Tensor) -> tf.Tensor:
+        return step(*(tf.reverse(t, [0]) if t.shape[:1] == counts[:1] else t for t in given))
+
+    return compare_steps(step, turned, variables, batch, steps=steps, anew=True)
+
+
 def history(
     step: StepFunction,
     variables: dict[str, tf.Variable],

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from memtrade.comparison import ANOTHER_ORDER
+from memtrade.comparison import ANOTHER_ORDER, IN_PARTS
 from memtrade.models import make_model
 from memtrade.tf.build import make_step
-from memtrade.tf.verify import compare_steps, compare_values, differs_from_itself
+from memtrade.tf.verify import (
+    compare_steps,
+    compare_values,
+    differs_from_itself,
+    in_another_order,
+)
 
 TINY = 1e-4
 FAMILY = "gpt2"
@@ -144,3 +151,38 @@ def test_a_step_that_forgets_an_update_differs(step) -> None:
     assert [name for name, _ in comparison.beyond(ANOTHER_ORDER)] == [
         forgotten.name.partition(":")[0]
     ]
+
+
+@pytest.mark.parametrize("drops", [False, True])
+def test_what_has_no_gradient_is_told_from_a_gradient_that_is_dropped(drops: bool) -> None:
+    """A bias before a batch norm: rounding alone moves it, and Adam does so as far as any."""
+    kernel, bias = tf.Variable(tf.random.stateless_normal([8, 8], (1, 2))), tf.Variable(tf.zeros(8))
+    firsts, seconds = ([tf.Variable(each * 0.0) for each in (kernel, bias)] for _ in range(2))
+    variables = [kernel, bias, *firsts, *seconds]
+
+    def step(x: tf.Tensor, *, turn: bool, drop: bool) -> tf.Tensor:
+        given = tf.reverse(x, [0]) if turn else x
+        with tf.GradientTape() as tape:
+            y = given @ kernel + bias
+            mean, variance = tf.nn.moments(y, 0)
+            normal = (y - mean) / tf.sqrt(variance + 1e-3)
+            loss = tf.reduce_mean(tf.tanh(normal * tf.reduce_sum(given, 1, keepdims=True)) ** 2)
+        gradients = tape.gradient(loss, [kernel, bias])
+        gradients[0] *= 0.0 if drop else 1.0
+        for variable, gradient, first, second in zip(
+            (kernel, bias), gradients, firsts, seconds, strict=True
+        ):
+            first.assign(0.9 * first + 0.1 * gradient)
+            second.assign(0.999 * second + 0.001 * gradient**2)
+            variable.assign_sub(0.01 * first / (tf.sqrt(second) + 1e-10))
+        return loss
+
+    batch = [tf.random.stateless_normal([64, 8], (3, 4))]
+    original = functools.partial(step, turn=False, drop=False)
+    other = functools.partial(step, turn=True, drop=drops)
+    found = compare_steps(original, other, variables, batch, steps=2, anew=True)
+    assert not found.verified(IN_PARTS).equal
+    noise = in_another_order(original, variables, batch, steps=2)
+    told = found.verified(IN_PARTS, noise)
+    assert told.rounding
+    assert told.equal is not drops
