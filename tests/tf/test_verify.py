@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import numpy as np
 import pytest
@@ -167,7 +168,7 @@ def test_what_has_no_gradient_is_told_from_a_gradient_that_is_dropped(drops: boo
             mean, variance = tf.nn.moments(y, 0)
             normal = (y - mean) / tf.sqrt(variance + 1e-3)
             loss = tf.reduce_mean(tf.tanh(normal * tf.reduce_sum(given, 1, keepdims=True)) ** 2)
-        gradients = tape.gradient(loss, [kernel, bias])
+        gradients: Any = tape.gradient(loss, [kernel, bias])
         gradients[0] *= 0.0 if drop else 1.0
         for variable, gradient, first, second in zip(
             (kernel, bias), gradients, firsts, seconds, strict=True
