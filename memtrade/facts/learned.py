@@ -54,8 +54,8 @@ class LearnedFacts:
         self._reused: dict[str, tuple[tuple[int, int], ...]] = {}
         for each in table.values():
             op_type = each.kernel.split(" ", 1)[0]
-            known = self._reused.get(op_type, ())
-            self._reused[op_type] = known + tuple(r for r in each.reused if r not in known)
+            both = (*self._reused.get(op_type, ()), *each.reused)
+            self._reused[op_type] = tuple(dict.fromkeys(both))
 
     @property
     def name(self) -> str:

@@ -12,6 +12,7 @@ version's number of readers is known, and with it the moment of its death.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from enum import IntEnum
 from types import MappingProxyType
@@ -129,28 +130,23 @@ class Linker:
         # What is inside of a loop or a branch: of it, only the sum is known.
         bodies = (op.attrs.get("folding_bytes", 0) for op in graph.ops)
         self.folding_bytes.extend(filter(None, bodies))
-        alike, first = constants_alike(graph), {}
-        handed: dict[int, int] = {}  # what an Identity hands on -> what it was given
+        handed, alike, first = _handed_on(graph, same), constants_alike(graph), {}
         computed = (op for op in graph.ops if folded[op.id] and op.type != "Const")
-        for op in computed:
-            for t in op.outputs:
-                one = same.get(t, t)
-                if _hands_on(op, graph):
-                    one = handed[t] = handed.get(op.inputs[0], same.get(op.inputs[0], op.inputs[0]))
-                if all(folded[c] for c in graph.consumers[t]) and t not in graph.data.outputs:
-                    continue
-                if graph.ops[graph.tensors[one].op].type == "Const":
-                    self.folded[t] = one
-                    continue
-                if t not in handed or one not in self.folded:
-                    self.folding_bytes.append(self.sizes[t])
-                if t in alike:
-                    one = first.setdefault(alike[t], one)
-                if one not in self.folded:
-                    self.folded[one] = len(self.sizes)
-                    self.sizes.append(self.sizes[one])
-                    self.labels_of_hidden.append(f"{graph.label(one)} (constant)")
-                self.folded[t] = self.folded[one]
+        for t in itertools.chain.from_iterable(op.outputs for op in computed):
+            if all(folded[c] for c in graph.consumers[t]) and t not in graph.data.outputs:
+                continue
+            one = handed.get(t, same.get(t, t))
+            if graph.ops[graph.tensors[one].op].type == "Const":
+                self.folded[t] = one
+                continue
+            if t not in handed or one not in self.folded:
+                self.folding_bytes.append(self.sizes[t])
+            one = first.setdefault(alike.get(t, one), one)
+            if one not in self.folded:
+                self.folded[one] = len(self.sizes)
+                self.sizes.append(self.sizes[one])
+                self.labels_of_hidden.append(f"{graph.label(one)} (constant)")
+            self.folded[t] = self.folded[one]
 
     def label(self, tensor: int) -> str:
         hidden = tensor - len(self.graph.tensors)
@@ -259,9 +255,15 @@ class Linker:
         return Program(rows, tensor_of, readers, handed)
 
 
-def _hands_on(op: Op, graph: StepGraph) -> bool:
-    """Whether the runtime, which takes such ops out first, has others read its input."""
-    return op.type == "Identity" and len(op.inputs) == 1
+def _handed_on(graph: StepGraph, same: Mapping[int, int]) -> dict[int, int]:
+    """What Identities hand on of constants -> what that is: the runtime takes them out first, and
+    has others read it."""
+    given: dict[int, int] = {}
+    for op in graph.ops:
+        if op.type == "Identity" and graph.folded[op.id]:
+            source = op.inputs[0]
+            given[op.outputs[0]] = given.get(source, same.get(source, source))
+    return given
 
 
 def _looked_at(graph: StepGraph) -> frozenset[int]:

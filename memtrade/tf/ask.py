@@ -142,7 +142,8 @@ class _Seen:
     """What the log and the clock say of some stretches.
 
     Attributes:
-        events: of one run. disturbed: other processes kept the processor busy.
+        lies: (kernel, slot) -> the address of an output, in one run.
+        disturbed: other processes kept the processor busy.
     """
 
     def __init__(self, stretches: Stretches, log: _Log):
@@ -151,7 +152,7 @@ class _Seen:
         log.forget()
         idle = _Others()
         times = [run()]
-        self.events = log.events()
+        self._events = log.events()
         while len(times) < _FEWEST_RUNS or (
             len(times) < _MOST_RUNS and sum(times[0]) * len(times) < _ENOUGH_SECONDS
         ):
@@ -161,11 +162,15 @@ class _Seen:
         medians = map(statistics.median_low, zip(*times, strict=True))
         self._took = dict(zip(stretches.timed[::2], medians, strict=True))
         self._gap = self._took["empty/begin"]
+        self.lies = {(e.kernel, e.slot): e.address for e in self._events if isinstance(e, Output)}
+        self._own: dict[str, list[LogLine]] = {}
         self._line = max(self._took["ruler/begin"] - self._gap, 0.0) / len(self.own("ruler"))
 
     def own(self, name: str) -> list[LogLine]:
-        """The events of one stretch."""
-        return between(self.events, f"{name}/begin", f"{name}/end")
+        """The events of one stretch, which are looked for once."""
+        if name not in self._own:
+            self._own[name] = between(self._events, f"{name}/begin", f"{name}/end")
+        return self._own[name]
 
     def seconds(self, name: str) -> float:
         took = self._took[f"{name}/begin"] - self._gap - len(self.own(name)) * self._line
@@ -179,13 +184,12 @@ def _answer(i: int, signature: Signature, one_by_one: Sequence[int], seen: _Seen
         tried = signature.op_type in reuse().tried
         reused = () if tried else _reused(seen, f"free{i}", signature, requests)
         for position in one_by_one:
-            alone = _reused(seen, f"only{i}.{position}", signature, ())
-            reused += tuple(each for each in alone if each not in reused)
+            reused += _reused(seen, f"only{i}.{position}", signature, ())
         in_place = seen.seconds(f"free{i}") if tried or reused else None
     return Answer(
         key=signature.key,
         requests=tuple(requests),
-        reused=reused,
+        reused=tuple(dict.fromkeys(reused)),
         seconds=seen.seconds(f"k{i}"),
         in_place_seconds=in_place,
         disturbed=seen.disturbed,
@@ -234,7 +238,7 @@ def _reused(
     kernel wants while its inputs are `held` it does not want where they are free."""
     own = seen.own(name)
     granted = {each.address for each in own if isinstance(each, Granted)}
-    lies = {(e.kernel, e.slot): e.address for e in seen.events if isinstance(e, Output)}
+    lies = seen.lies
     inputs = range(len(signature.inputs))
     found = []
     for output in range(len(signature.outputs)):

@@ -1,0 +1,85 @@
+"""Constants: which of them lie there, and how often."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from memtrade.graph import StepGraph
+from tests.graphs import Builder
+from tests.simulate.test_memory import BIG, everything, simulate
+
+
+def test_constant_ops_are_read_from_a_copy_that_is_always_there():
+    b = Builder()
+    (size,) = b.op("size", "Const", sizes=[4])
+    (zeros,) = b.op("zeros", "Fill", [size], sizes=[BIG])
+    (x,) = b.op("x", "Placeholder", sizes=[BIG])
+    (y,) = b.op("y", "Add", [zeros, x], sizes=[BIG])
+    graph = b.build(inputs=[x], outputs=[y], loss=y)
+    result = simulate(graph, everything(graph))
+    assert result.persistent_bytes == 2 * BIG + 256  # x, the folded zeros, the constant
+    assert result.peak_bytes == result.persistent_bytes + BIG
+
+
+def test_a_constant_that_is_handed_on_is_there_once():
+    """As the runtime has it, which takes Identities out before it computes constants: the gradient
+    of a mean over pixels goes through several."""
+    b = Builder()
+    (size,) = b.op("size", "Const", sizes=[4])
+    (ones,) = b.op("ones", "Fill", [size], sizes=[BIG])
+    (once,) = b.op("once", "Identity", [ones], sizes=[BIG])
+    (again,) = b.op("again", "Identity", [once], sizes=[BIG])
+    (x,) = b.op("x", "Placeholder", sizes=[BIG])
+    (y,) = b.op("y", "MatMul", [once, x], sizes=[BIG])
+    (z,) = b.op("z", "MatMul", [again, y], sizes=[BIG])
+    graph = b.build(inputs=[x], outputs=[z], loss=z)
+    assert simulate(graph, everything(graph)).persistent_bytes == 2 * BIG + 256
+
+
+@pytest.mark.parametrize(("spread", "lie"), [("Fill", 1), ("Const", 2)])
+def test_constants_of_one_number_are_merged_by_value(spread: str, lie: int):
+    """Slices of a constant that holds one number are alike; of another, nobody knows."""
+    b = Builder()
+    given = [b.op(f"given{i}", "Const", sizes=[4])[0] for i in range(2)]
+    (whole,) = b.op("whole", spread, given if spread == "Fill" else [], sizes=[BIG])
+    rows = [b.op(f"rows{i}", "Slice", [whole, *given], sizes=[BIG // 2])[0] for i in range(2)]
+    (x,) = b.op("x", "Placeholder", sizes=[BIG])
+    (y,) = b.op("y", "MatMul", [rows[0], x], sizes=[BIG])
+    (z,) = b.op("z", "MatMul", [rows[1], y], sizes=[BIG])
+    graph = b.build(inputs=[x], outputs=[z], loss=z)
+    whole_bytes = 0 if spread == "Fill" else BIG
+    held = simulate(graph, everything(graph)).persistent_bytes - BIG - whole_bytes - 2 * 256
+    assert held == lie * BIG // 2
+
+
+def test_numbers_that_shapes_are_inferred_with_are_kept_by_graphs_too():
+    b = Builder()
+    kept = [b.op(name, "Const", sizes=[4])[0] for name in ("dims", "number")]
+    (x,) = b.op("x", "Placeholder", sizes=[BIG])
+    (made,) = b.op("made", "Reshape", [x, kept[0]], sizes=[BIG])
+    (y,) = b.op("y", "Mul", [made, kept[1]], sizes=[BIG])
+    b.tensors = [msgspec.structs.replace(each, dtype="int32") for each in b.tensors]
+    graph = b.build(inputs=[x], outputs=[y], loss=y)
+    held = simulate(graph, everything(graph)).persistent_bytes - BIG
+    assert held == 2 * 256 + 3 * 256  # both by their kernels, the dimensions by three graphs
+
+
+def test_constants_that_hold_the_same_lie_there_once():
+    """And what is computed of them: a loop's zeros."""
+
+    def persistent(equal: bool) -> int:
+        b = Builder()
+        sizes = [b.op(f"size{i}", "Const", sizes=[4])[0] for i in range(2)]
+        (x,) = b.op("x", "Placeholder", sizes=[BIG])
+        zeros = [b.op(f"zeros{i}", "Fill", [sizes[i]], sizes=[BIG])[0] for i in range(2)]
+        (y,) = b.op("y", "AddN", [*zeros, x], sizes=[BIG])
+        b.ops = [msgspec.structs.replace(o, node=0) if o.type == "Fill" else o for o in b.ops]
+        data = b.build(inputs=[b.ops[2].outputs[0]], outputs=[y], loss=y).data
+        graph = StepGraph(
+            msgspec.structs.replace(data, equal={sizes[1]: sizes[0]} if equal else {})
+        )
+        return simulate(graph, everything(graph)).persistent_bytes
+
+    assert persistent(equal=False) == 3 * BIG + 2 * 256
+    assert persistent(equal=True) == 2 * BIG + 256
