@@ -8,7 +8,7 @@ The second one is the first where it calls nothing and its shapes are known.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -142,6 +142,7 @@ def read_graph(
     ops, tensors, tensor_ids = _read_ops(
         operations, op_ids, graph_def, calls, definitions, learned, watched
     )
+    ops = _as_arguments(ops, {inner.op.name for inner, _ in closed_over})
     place = {id(variable.handle): i for i, variable in enumerate(laid)}
     captured = sorted(closed_over, key=lambda pair: place.get(id(pair[1]), len(place)))
 
@@ -173,7 +174,9 @@ def read_graph(
         nodes=tuple(node for node, _ in definitions.places),
         functions=definitions.functions,
         values=known_numbers(operations, tensor_ids),
-        equal=equal_constants(graph_def, tensor_ids),
+        equal=equal_constants(
+            graph_def, {op.name: op.outputs[0] for op in ops if op.type == "Const"}
+        ),
         gathered=tuple(map(living, filter(None, map(_gathered, func_graph.get_operations())))),
         sized={tensor_ids[name]: how for name, how in learned.how.items()},
         unsized=tuple(learned.unsized),
@@ -224,6 +227,17 @@ def _read_ops(
             )
         )
     return ops, tensors, tensor_ids
+
+
+def _as_arguments(ops: Sequence[Op], captured: Container[str]) -> list[Op]:
+    """`ops`, with the small tensors that the step captured as what they are: the function's graph
+    shows constants, but the runtime hands them over as arguments and folds nothing of them."""
+    return [
+        msgspec.structs.replace(op, type="Placeholder")
+        if op.type == "Const" and op.name in captured
+        else op
+        for op in ops
+    ]
 
 
 def _op_ids(operations: Iterable[tf.Operation], op_ids: Mapping[str, int]) -> tuple[int, ...]:

@@ -11,12 +11,13 @@ It is the only place that changes graphs, and it decides nothing. O(nodes + edge
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
 
+from memtrade.graph import Op
 from memtrade.kernel_pairs import bias_gradients, biases
 from memtrade.op_types import HANDED_TYPES, SEND, SOURCE_TYPES
 from memtrade.plan import Plan, check_plan
@@ -120,8 +121,7 @@ class _Rewriter:
             node.input.extend(name for name in beside.input if name.startswith("^"))
             self.awaited.append(op.name)
             return
-        waits = (self.graph.ops[control] for control in op.controls)
-        node.input.extend("^" + each.name for each in waits if each.type != SEND)
+        node.input.extend("^" + name for name in self._waits(op))
         if op.type in SOURCE_TYPES or self.graph.folded[op_id]:
             return
         self._pin_op(op_id, node)
@@ -129,6 +129,21 @@ class _Rewriter:
             self.filter_gradients = {self.bias_gradients[op_id]: node}
         if op_id == self.graph.turn or op_id in self.graph.descendants:
             self.trigger = op.name
+
+    def _waits(self, op: Op) -> Iterator[str]:
+        """The names of the ops that `op` is to wait for. What the runtime computes once it would
+        compute in each step again, at any time, if someone waited for it: what it waits for is."""
+        waits, seen = [*op.controls], set()
+        while waits:
+            control = waits.pop(0)
+            before = self.graph.ops[control]
+            if control in seen or before.type == SEND:
+                continue
+            seen.add(control)
+            if self.graph.folded[control]:
+                waits.extend((*before.controls, *(self.graph.tensors[t].op for t in before.inputs)))
+            else:
+                yield before.name
 
     def _recompute(self, op_id: int) -> None:
         if self.graph.folded[op_id]:  # it is there for good

@@ -36,13 +36,13 @@ def known_numbers(
     }
 
 
-def equal_constants(graph_def: Any, tensor_ids: Mapping[str, int]) -> dict[int, int]:
-    """Constants that hold the same as one before them -> that one."""
+def equal_constants(graph_def: Any, constants: Mapping[str, int]) -> dict[int, int]:
+    """Constants that hold the same as one before them -> that one. `constants`: what their ops
+    make, by the ops' names."""
 
     def held(node: Any) -> bytes:
         value = node.attr["value"].SerializeToString(deterministic=True)
         return hashlib.sha256(value).digest()
 
-    constants = (node for node in graph_def.node if node.op == "Const")
-    made = ((tensor_ids.get(f"{node.name}:0"), node) for node in constants)
+    made = ((constants.get(node.name), node) for node in graph_def.node)
     return repeats((t, held(node)) for t, node in made if t is not None)

@@ -105,3 +105,18 @@ def test_constants_that_hold_the_same_are_told():
     held = [op.outputs[0] for op in graph.ops if graph.tensors[op.outputs[0]].shape == (2,)][:3]
     equal = graph.data.equal
     assert (equal.get(held[1]), equal.get(held[0]), equal.get(held[2])) == (held[0], None, None)
+
+
+def test_small_tensors_that_a_step_captured_are_arguments():
+    """TensorFlow shows them as constants, and computes with them in each step."""
+    scale = tf.constant([4.0, 9.0])
+    step = step_of(lambda x: tf.reduce_sum(x * tf.sqrt(scale)), tf.TensorSpec([3, 2]))
+    graph = trace(step).graph
+    (captured,) = (graph.tensors[t] for t in graph.data.captures)
+    (root,) = (op for op in graph.ops if op.type == "Sqrt")
+    assert root.inputs == (captured.id,)
+    assert step.function.get_concrete_function().graph.get_operation_by_name(
+        graph.ops[captured.op].name
+    ).type == "Const"  # fmt: skip
+    assert graph.ops[captured.op].type == "Placeholder"
+    assert not graph.folded[root.id]

@@ -20,6 +20,7 @@ from memtrade.tf.verify import compare_steps
 from tests import forks
 from tests.graphs import target
 from tests.tf.small_models import small_step
+from tests.tf.test_extract import step_of
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +55,26 @@ def test_pinned_is_one_total_order(found):
     assert not any(waits[name] - folded for name in folded), "the runtime makes these, once"
     unordered = [b for a, b in itertools.pairwise(ordered) if a not in waits[b]]
     assert unordered == []
+
+
+def test_nothing_waits_for_what_the_runtime_computes_once():
+    """It would be computed in each step again, whenever the executor likes."""
+
+    def function(x):
+        checked = tf.debugging.Assert(x[0] < 9, [x])
+        with tf.control_dependencies([checked]):
+            root = tf.sqrt(tf.constant([4.0, 9.0]))
+        with tf.control_dependencies([root]):
+            return tf.reduce_sum(x * 2)
+
+    found = trace(step_of(function, tf.TensorSpec([2])))
+    (root,) = (op for op in found.graph.ops if op.type == "Sqrt")
+    (waits,) = (op for op in found.graph.ops if op.name == "mul/y")
+    assert found.graph.folded[root.id]
+    assert waits.controls == (root.id,)
+    graph_def = rewrite(found, plan_of(found, "checkpoints"), SerializeTransfer())
+    (check,) = (op.name for op in found.graph.ops if op.name.endswith("AssertGuard/Identity"))
+    assert {node.name: controls(node) for node in graph_def.node}["mul/y"] == [check]
 
 
 def test_dataflow_holds_every_clone_back(found):
@@ -152,6 +173,7 @@ from memtrade.tf.swap import DeviceCopyTransfer
 from memtrade.tf.verify import compare_steps
 from tests.graphs import ARENA
 from tests.tf.small_models import small_step
+from tests.tf.test_extract import step_of
 with tf.device("/device:CPU:1"):
     step = small_step("resnet-18")
     found = trace(step)
