@@ -155,6 +155,6 @@ def _as_step(operations: Sequence[tf.Operation], body: Body, learned: BodyBytes)
             collection=(),
             nodes=tuple(node for node, _ in definitions.places),
             values=known_numbers(operations, ids),
-            equal=equal_constants(graph_def, ids),
+            equal=equal_constants(graph_def, ops),
         )
     )

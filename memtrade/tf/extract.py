@@ -139,10 +139,10 @@ def read_graph(
     definitions = Definitions(graph_def, calls)
     learned, watched = learned_sizes(concrete, operations, graph_def.library, held, example)
     op_ids = {operation.name: i for i, operation in enumerate(operations)}
+    given = {inner.op.name for inner, _ in closed_over}
     ops, tensors, tensor_ids = _read_ops(
-        operations, op_ids, graph_def, calls, definitions, learned, watched
+        operations, op_ids, given, graph_def, calls, definitions, learned, watched
     )
-    ops = _as_arguments(ops, {inner.op.name for inner, _ in closed_over})
     place = {id(variable.handle): i for i, variable in enumerate(laid)}
     captured = sorted(closed_over, key=lambda pair: place.get(id(pair[1]), len(place)))
 
@@ -174,9 +174,7 @@ def read_graph(
         nodes=tuple(node for node, _ in definitions.places),
         functions=definitions.functions,
         values=known_numbers(operations, tensor_ids),
-        equal=equal_constants(
-            graph_def, {op.name: op.outputs[0] for op in ops if op.type == "Const"}
-        ),
+        equal=equal_constants(graph_def, ops),
         gathered=tuple(map(living, filter(None, map(_gathered, func_graph.get_operations())))),
         sized={tensor_ids[name]: how for name, how in learned.how.items()},
         unsized=tuple(learned.unsized),
@@ -186,13 +184,18 @@ def read_graph(
 def _read_ops(
     operations: Sequence[tf.Operation],
     op_ids: Mapping[str, int],
+    captured: Container[str],
     graph_def: Any,
     calls: Calls,
     definitions: Definitions,
     learned: BodyBytes,
     watched: Shapes,
 ) -> tuple[list[Op], list[Tensor], dict[str, int]]:
-    """The ops and their outputs as plain data, and the tensors' ids by name."""
+    """The ops and their outputs as plain data, and the tensors' ids by name.
+
+    Small tensors that a step captured look like constants in the function's graph; the runtime
+    hands them over as arguments, and computes with them in each step.
+    """
     meeting = meeting_nodes(graph_def)
     attrs = {
         node.name: {**simple_attrs(node), **calls.about(node), **meeting.get(node.name, {})}
@@ -217,7 +220,7 @@ def _read_ops(
             Op(
                 id=op_id,
                 name=operation.name,
-                type=operation.type,
+                type="Placeholder" if operation.name in captured else operation.type,
                 inputs=tuple(tensor_ids[t.name] for t in operation.inputs),
                 controls=_op_ids(operation.control_inputs, op_ids),
                 outputs=tuple(outputs),
@@ -227,17 +230,6 @@ def _read_ops(
             )
         )
     return ops, tensors, tensor_ids
-
-
-def _as_arguments(ops: Sequence[Op], captured: Container[str]) -> list[Op]:
-    """`ops`, with the small tensors that the step captured as what they are: the function's graph
-    shows constants, but the runtime hands them over as arguments and folds nothing of them."""
-    return [
-        msgspec.structs.replace(op, type="Placeholder")
-        if op.type == "Const" and op.name in captured
-        else op
-        for op in ops
-    ]
 
 
 def _op_ids(operations: Iterable[tf.Operation], op_ids: Mapping[str, int]) -> tuple[int, ...]:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from memtrade.graph import repeats
+from memtrade.graph import Op, repeats
 from memtrade.tf.nodes import Constant, folded, is_few
 
 
@@ -36,13 +36,13 @@ def known_numbers(
     }
 
 
-def equal_constants(graph_def: Any, constants: Mapping[str, int]) -> dict[int, int]:
-    """Constants that hold the same as one before them -> that one. `constants`: what their ops
-    make, by the ops' names."""
+def equal_constants(graph_def: Any, ops: Sequence[Op]) -> dict[int, int]:
+    """Constants that hold the same as one before them -> that one."""
 
     def held(node: Any) -> bytes:
         value = node.attr["value"].SerializeToString(deterministic=True)
         return hashlib.sha256(value).digest()
 
+    constants = {op.name: op.outputs[0] for op in ops if op.type == "Const"}
     made = ((constants.get(node.name), node) for node in graph_def.node)
     return repeats((t, held(node)) for t, node in made if t is not None)
