@@ -26,6 +26,7 @@ from memtrade.graph import Op, StepGraph
 from memtrade.kernel_pairs import POOL_GRADIENTS
 from memtrade.op_types import ALIAS_TYPES, CALL_TYPES, READ_TYPES, READING_TYPES, SOURCE_TYPES
 from memtrade.plan import Action
+from memtrade.simulate.regions import round_up
 from memtrade.simulate.uniform import constants_alike
 from memtrade.simulate.unplanned import merged_tensors
 
@@ -111,6 +112,7 @@ class Linker:
         self.hidden_of: dict[int, int] = {}  # MaxPool's output -> its workspace
         self.folded: dict[int, int] = {}  # constant tensor -> its copy that others read
         self.folding_bytes: list[int] = []  # of each that the runtime computes, merged or not
+        self.constants_bytes = 0  # of all constants of the step, merged or not
         self.looked_at = _looked_at(graph)
         self._add_workspaces()
         self._fold_constants()
@@ -127,6 +129,8 @@ class Linker:
     def _fold_constants(self) -> None:
         graph, folded = self.graph, self.graph.folded
         same = merged_tensors(graph)
+        held = (graph.tensors[op.outputs[0]] for op in graph.ops if op.type == "Const")
+        self.constants_bytes = sum(round_up(each.size_bytes) for each in held)
         # What is inside of a loop or a branch: of it, only the sum is known.
         bodies = (op.attrs.get("folding_bytes", 0) for op in graph.ops)
         self.folding_bytes.extend(filter(None, bodies))

@@ -128,10 +128,11 @@ class Walk:
 
     def _folded(self) -> int:
         """The most bytes in use before the first step, when the runtime computes what is made of
-        constants alone: it holds all of it twice for a moment, what it will merge included."""
+        constants alone: it holds all of it twice for a moment, what it will merge included, and
+        the step's constants themselves twice more."""
         allocator = self.allocator
         made = [allocator.allocate(size) for size in 2 * self.linker.folding_bytes]
-        most = allocator.bytes_in_use
+        most = allocator.bytes_in_use + (2 * self.linker.constants_bytes if made else 0)
         for handle in made:
             allocator.free(handle)
         return most

@@ -94,6 +94,8 @@ def test_what_branches_compute_of_constants_alone_is_kept():
     graph = trace(step_of(function, tf.TensorSpec([32, 64]))).graph
     (branch,) = (op for op in graph.ops if op.attrs.get("scratch_bytes") is not None)
     assert 32 * 64 * 4 <= branch.attrs["kept_bytes"] < 1.5 * 32 * 64 * 4
+    # While it is computed, the constants that it is made of lie there, too.
+    assert branch.attrs["folding_bytes"] >= 32 * 64 * 4 + 256
 
 
 def test_constants_that_hold_the_same_are_told():
