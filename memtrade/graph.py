@@ -215,9 +215,12 @@ class StepGraph:
 
     @cached_property
     def batch(self) -> tuple[int, ...]:
-        """Tensor ids of the batch; of a step that is given none, what it draws from constants."""
+        """Tensor ids of the batch; of a step that is given none, what it draws from constants, or
+        in a shape that it captured."""
         if self.data.inputs:
             return self.data.inputs
+        fixed = {t for t in self.data.captures if t in self.data.values}
+        fixed.update(t for op in self.ops if op.type == "Const" for t in op.outputs)
         passed_over = READ_TYPES | SOURCE_TYPES
         drawn = (
             op
@@ -225,7 +228,7 @@ class StepGraph:
             if op.stateful
             and op.id in self.forward
             and op.type not in passed_over
-            and all(self.ops[self.tensors[t].op].type == "Const" for t in op.inputs)
+            and fixed.issuperset(op.inputs)
         )
         return tuple(t for op in drawn for t in op.outputs)
 

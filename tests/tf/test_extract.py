@@ -122,3 +122,9 @@ def test_small_tensors_that_a_step_captured_are_arguments():
     ).type == "Const"  # fmt: skip
     assert graph.ops[captured.op].type == "Placeholder"
     assert not graph.folded[root.id]
+
+
+def test_what_is_drawn_in_a_captured_shape_is_the_batch():
+    shape, weight = tf.constant([32, 16]), tf.Variable(tf.ones([16, 4]))
+    graph = trace(step_of(lambda: tf.reduce_sum(tf.random.normal(shape) @ weight))).graph
+    assert [graph.ops[graph.tensors[t].op].type for t in graph.batch] == ["RandomStandardNormal"]
