@@ -112,7 +112,7 @@ class Linker:
         self.hidden_of: dict[int, int] = {}  # MaxPool's output -> its workspace
         self.folded: dict[int, int] = {}  # constant tensor -> its copy that others read
         self.folding_bytes: list[int] = []  # of each that the runtime computes, merged or not
-        self.constants_bytes = 0  # of all constants of the step, merged or not
+        self.constants_bytes = 0  # of those that the step has, where the runtime computes any
         self.looked_at = _looked_at(graph)
         self._add_workspaces()
         self._fold_constants()
@@ -129,8 +129,6 @@ class Linker:
     def _fold_constants(self) -> None:
         graph, folded = self.graph, self.graph.folded
         same = merged_tensors(graph)
-        held = (graph.tensors[op.outputs[0]] for op in graph.ops if op.type == "Const")
-        self.constants_bytes = sum(round_up(each.size_bytes) for each in held)
         # What is inside of a loop or a branch: of it, only the sum is known.
         bodies = (op.attrs.get("folding_bytes", 0) for op in graph.ops)
         self.folding_bytes.extend(filter(None, bodies))
@@ -151,6 +149,9 @@ class Linker:
                 self.sizes.append(self.sizes[one])
                 self.labels_of_hidden.append(f"{graph.label(one)} (constant)")
             self.folded[t] = self.folded[one]
+        if self.folding_bytes:
+            held = (graph.tensors[op.outputs[0]] for op in graph.ops if op.type == "Const")
+            self.constants_bytes = sum(round_up(each.size_bytes) for each in held)
 
     def label(self, tensor: int) -> str:
         hidden = tensor - len(self.graph.tensors)

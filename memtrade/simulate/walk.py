@@ -132,7 +132,7 @@ class Walk:
         the step's constants themselves twice more."""
         allocator = self.allocator
         made = [allocator.allocate(size) for size in 2 * self.linker.folding_bytes]
-        most = allocator.bytes_in_use + (2 * self.linker.constants_bytes if made else 0)
+        most = allocator.bytes_in_use + 2 * self.linker.constants_bytes
         for handle in made:
             allocator.free(handle)
         return most

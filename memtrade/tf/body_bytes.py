@@ -103,11 +103,10 @@ def body_bytes(
     walked = [simulator.memory(each, limit_bytes=ROOMY_BYTES) for each in (as_written, ())]
     kept = walked[0].persistent_bytes - walked[0].given_bytes
     linker = simulator.linker
-    held = linker.constants_bytes if linker.folding_bytes else 0
     return (
         max(each.peak_bytes - each.persistent_bytes for each in walked),
         kept + sum(learned.kept.values()),
-        sum(linker.folding_bytes) + held + sum(learned.folding.values()),
+        sum(linker.folding_bytes) + linker.constants_bytes + sum(learned.folding.values()),
     )
 
 
