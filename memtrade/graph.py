@@ -26,6 +26,7 @@ T = TypeVar("T")
 # The runtime computes ops whose inputs are all constants once, up to this size, and lets others
 # read the results; with a pinned order the ops themselves still run.
 _FOLDED_BYTES = 10 << 20
+_COUNTS = ("int32", "int64")
 
 # Values up to here are assigned in place; a read of the variable then copies it.
 _IN_PLACE_BYTES = 64 * 1024
@@ -221,16 +222,9 @@ class StepGraph:
             return self.data.inputs
         fixed = {t for t in self.data.captures if t in self.data.values}
         fixed.update(t for op in self.ops if op.type == "Const" for t in op.outputs)
-        passed_over = READ_TYPES | SOURCE_TYPES
-        drawn = (
-            op
-            for op in self.ops
-            if op.stateful
-            and op.id in self.forward
-            and op.type not in passed_over
-            and fixed.issuperset(op.inputs)
-        )
-        return tuple(t for op in drawn for t in op.outputs)
+        steps = (op for op in self.ops if op.stateful and op.id in self.forward)
+        drawn = (op for op in steps if op.type not in READ_TYPES | SOURCE_TYPES)
+        return tuple(t for op in drawn if fixed.issuperset(op.inputs) for t in op.outputs)
 
     @cached_property
     def from_batch(self) -> frozenset[int]:
@@ -329,12 +323,8 @@ class StepGraph:
     def is_intermediate(self, tensor: int) -> bool:
         """Whether the step itself allocates `tensor`: no variable, constant or input."""
         producer = self.ops[self.tensors[tensor].op]
-        return (
-            self.tensors[tensor].size_bytes > 0
-            and producer.type not in SOURCE_TYPES
-            and producer.type not in READ_TYPES
-            and not self.folded[producer.id]
-        )
+        there = producer.type in SOURCE_TYPES | READ_TYPES or self.folded[producer.id]
+        return self.tensors[tensor].size_bytes > 0 and not there
 
     @cached_property
     def folded(self) -> list[bool]:
@@ -343,10 +333,15 @@ class StepGraph:
         found = [op.type == "Const" for op in self.ops]
         for op in self.ops:
             if op.inputs and not op.stateful and all(found[self.tensors[t].op] for t in op.inputs):
-                made = [self.tensors[t] for t in op.outputs]
-                sized = all(t.size_bytes or 0 in (t.shape or ()) for t in made)
-                found[op.id] |= sized and all(t.size_bytes <= _FOLDED_BYTES for t in made)
+                found[op.id] |= all(self._is_foldable(self.tensors[t]) for t in op.outputs)
         return found
+
+    def _is_foldable(self, tensor: Tensor) -> bool:
+        """Small, and of no bytes only if it is empty, as the axes that a gradient sums over are
+        where nothing was broadcast; handles, lists and strings lie elsewhere."""
+        if tensor.size_bytes or 0 in (tensor.shape or ()):
+            return tensor.size_bytes <= _FOLDED_BYTES
+        return tensor.dtype in _COUNTS and self.label(tensor.id) not in self.data.unsized
 
     def keeps_place(self, op: Op) -> bool:
         """Whether `op` assigns what rewritten steps write into the variable's own buffer: the
