@@ -37,12 +37,6 @@ def pytest_unconfigure() -> None:
     forks.remove()
 
 
-def pytest_collection_finish() -> None:
-    """What was imported stays, and need not be looked through."""
-    gc.collect()
-    gc.freeze()
-
-
 Typed = Callable[..., tuple[int, str, str]]
 
 

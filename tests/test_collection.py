@@ -29,7 +29,7 @@ def test_it_is_as_it_was_whatever_ends_it(was_on: bool) -> None:
 
 
 def test_nothing_is_looked_through_at_the_end_and_cycles_are_found_later() -> None:
-    """In a process of its own: the tests' has frozen objects, which stay frozen."""
+    """In a process of its own: this one may have frozen objects, which stay frozen."""
     script = """
 import gc, weakref
 from memtrade.collection import without_collection

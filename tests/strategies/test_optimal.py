@@ -278,7 +278,7 @@ def test_what_is_free_on_this_machine_does_not_matter(monkeypatch: pytest.Monkey
 
 def test_a_plan_near_at_hand_is_the_plan() -> None:
     """Or there is none: the smallest peak is not looked for. What it is about is soon told."""
-    graph = chain(10)
+    graph = chain(7)
     smallest = plan(graph, Options(), ARENA)
     peak = Simulator(graph, ARENA).memory(smallest, limit_bytes=ROOMY_BYTES).peak_bytes
     assert about(graph, Options(), ARENA) == pytest.approx(peak, rel=0.3)
