@@ -28,6 +28,12 @@ from tests.sweep.conftest import Write
 
 ROOT = Path(memtrade.__file__).resolve().parents[1]
 NODE: dict[str, Any] = {"num_cpus": 1, "memory": 2 << 30, "object_store_memory": 80 << 20}
+# That a node is dead is known after some seconds, by default after up to twenty.
+NOTICED_SOON = {
+    "health_check_initial_delay_ms": 500,
+    "health_check_period_ms": 1000,
+    "health_check_failure_threshold": 3,
+}
 SMALL = """
     device = "arena"
     memory_limit = "512MiB"
@@ -61,7 +67,8 @@ def head() -> Iterator[Cluster]:
         path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
         patch.setenv("PYTHONPATH", path)
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-        cluster = Cluster(initialize_head=True, head_node_args=NODE | {"include_dashboard": False})
+        head_node = NODE | {"include_dashboard": False, "_system_config": NOTICED_SOON}
+        cluster = Cluster(initialize_head=True, head_node_args=head_node)
         yield cluster
         cluster.shutdown()
 
