@@ -1,6 +1,7 @@
 """Which outputs are an input's buffer, or lie in it.
 
-    Reshape, Identity ...               the whole buffer
+    Reshape, Identity, CheckNumerics    the whole buffer
+    StridedSlice, Transpose, Pack ...   ... where all numbers stay in their order: x[:, None]
     StridedSlice, Slice                 rows of the first dimension that are cut out ...
     Split, SplitV, Unpack               ... or into which it is cut
 
@@ -19,14 +20,23 @@ _ALIGNED_BYTES = 64
 # Ops that cut: where they read what is cut, and where the dimension (None: it is an attribute).
 _CUTTING = {"Split": (1, 0), "SplitV": (0, 2), "Unpack": (0, None)}
 
+_SAME_BITS = frozenset({"Bitcast", "CheckNumerics"})
+
+# Ops that hand their input on where there is nothing to take away and nothing to move: a part that
+# is the whole, one tensor alone, dimensions of size 1. What sums, pads and repeats does, too, see
+# `passing` in shipped/reuse.toml.
+_UNMOVED = frozenset({"Cast", "Pack", "Slice", "Split", "SplitV", "StridedSlice", "Transpose"})
+
 
 def viewed(op: Op, graph: StepGraph) -> int | None:
     """The place of the input in whose buffer the outputs of `op` lie; None where it makes buffers
     of its own."""
     if not op.inputs or not op.outputs:
         return None
-    if op.type in ALIAS_TYPES:
+    if op.type in ALIAS_TYPES or op.type in _SAME_BITS:
         return 0
+    if op.type in _UNMOVED and _stays(op, graph):
+        return _CUTTING.get(op.type, (0, 0))[0]
     if op.type in _CUTTING:
         place, dimension = _CUTTING[op.type]
         along = (op.attrs.get("axis", 0),)
@@ -37,6 +47,26 @@ def viewed(op: Op, graph: StepGraph) -> int | None:
         cuts = _cuts_rows_out if op.type == "Slice" else _takes_rows
         return 0 if cuts(op, graph) else None
     return None
+
+
+def _stays(op: Op, graph: StepGraph) -> bool:
+    """Whether all numbers stay what they are and where they are."""
+    source = graph.tensors[op.inputs[_CUTTING.get(op.type, (0, 0))[0]]]
+    made = graph.tensors[op.outputs[0]]
+    alone = len(op.outputs) == 1 and made.size_bytes == source.size_bytes > 0
+    if not alone or not source.shape:
+        return False
+    values = graph.data.values
+    match op.type:
+        case "StridedSlice":  # with a step of 2, or -1, it copies even where it takes all
+            return set(values.get(op.inputs[3], (0,))) <= {1}
+        case "Transpose":
+            moved = values.get(op.inputs[1])
+            long = [d for d in moved or () if source.shape[d] != 1]
+            return moved is not None and long == sorted(long)
+        case "Cast":
+            return source.dtype == made.dtype
+    return True
 
 
 def _has_aligned_rows(tensor: int, graph: StepGraph) -> bool:
