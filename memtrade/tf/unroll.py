@@ -260,13 +260,17 @@ class _Walk:
     ) -> list[NodeInput]:
         """A constant of a body: one for all iterations."""
         scope.waits[node.name] = ()
+        # The one argument that it returns may be a list, as of Split and ConcatOffset.
+        [returned] = self.functions.op_defs[node.op].output_arg
+        count = node.attr[returned.number_attr].i if returned.number_attr else 1
         if self.writer.dry:
-            return [""]
+            return [""] * count
         key = (id(node), *map(self.writer.reference, inputs))
         if key not in self.hoisted:
             self.hoisted[key] = self.writer.add(node, scope.prefix + node.name, inputs)
-            self.constants.add(self.hoisted[key])
-        return [self.hoisted[key]]
+        made = [self.hoisted[key], *(f"{self.hoisted[key]}:{i}" for i in range(1, count))]
+        self.constants.update(made)
+        return made
 
     def _read(
         self, node: NodeDef, inputs: list[NodeInput], controls: tuple[str, ...], scope: _Scope

@@ -181,6 +181,15 @@ def branching() -> Any:
     return of_weight(lambda x, w: looped(x, 5, lambda i, x: body(i, x, w)), 3, WIDTH)
 
 
+def joined() -> Any:
+    """A gradient that asks where each of several tensors begins: constants that are a list."""
+
+    def body(x: tf.Tensor, w: tf.Variable) -> tf.Tensor:
+        return tf.nn.tanh(tf.concat([x, tf.sin(x)], 1) @ tf.concat([w, w], 0))
+
+    return of_weight(lambda x, w: looped(x, 3, lambda i, x: body(x, w)), 3, WIDTH)
+
+
 def by_data(seen: Any = 0.1) -> Any:
     def forward(x, w):
         return tf.while_loop(
@@ -205,7 +214,7 @@ def dropped() -> Any:
 UNROLLED = {
     each.__name__: each
     for each in (lstm, masked_gru, both_ways, conv_lstm, mapped, mapped_twice, numbered, scanned,
-                 triangle, gathered, branching, counted, signed_zeros, dropped)
+                 triangle, gathered, branching, counted, signed_zeros, joined, dropped)
 }  # fmt: skip
 
 
