@@ -1,6 +1,6 @@
 """Which kernels hand on their input's buffer: TensorFlow is asked where their outputs lie."""
 
-# pyright: reportArgumentType=false, reportCallIssue=false
+# pyright: reportArgumentType=false, reportCallIssue=false, reportFunctionMemberAccess=false
 
 from __future__ import annotations
 
