@@ -268,7 +268,8 @@ class _Walk:
         key = (id(node), *map(self.writer.reference, inputs))
         if key not in self.hoisted:
             self.hoisted[key] = self.writer.add(node, scope.prefix + node.name, inputs)
-        made = [self.hoisted[key], *(f"{self.hoisted[key]}:{i}" for i in range(1, count))]
+        first = self.hoisted[key]
+        made: list[NodeInput] = [first, *(f"{first}:{i}" for i in range(1, count))]
         self.constants.update(made)
         return made
 
