@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from memtrade.errors import UnsupportedGraphError
-from memtrade.op_types import ALIAS_TYPES, READ_TYPES, SOURCE_TYPES
+from memtrade.op_types import ALIAS_TYPES, NEVER_FOLDED_TYPES, READ_TYPES, SOURCE_TYPES
 
 T = TypeVar("T")
 
@@ -332,7 +332,8 @@ class StepGraph:
         constants alone once and for all."""
         found = [op.type == "Const" for op in self.ops]
         for op in self.ops:
-            if op.inputs and not op.stateful and all(found[self.tensors[t].op] for t in op.inputs):
+            runs = op.stateful or not op.inputs or op.type in NEVER_FOLDED_TYPES
+            if not runs and all(found[self.tensors[t].op] for t in op.inputs):
                 found[op.id] |= all(self._is_foldable(self.tensors[t]) for t in op.outputs)
         return found
 

@@ -47,3 +47,6 @@ BODY_TYPES = LOOP_TYPES | BRANCH_TYPES
 
 # Ops whose last output, a reserve space, has no shape that is known, and on CPUs no bytes.
 RESERVING_TYPES = frozenset({"FusedBatchNormGradV3", "FusedBatchNormV3"})
+
+# Ops that the runtime runs in each step even where all that they read is constant.
+NEVER_FOLDED_TYPES = frozenset({"StatelessRandomGetKeyCounter"})

@@ -1,0 +1,47 @@
+"""What the runtime computes once: TensorFlow's log says which kernels run in a later step."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+
+from tests import forks
+
+SCRIPT = """
+import json, sys
+import tensorflow as tf
+from memtrade.graph import StepGraph
+from memtrade.tf.extract import read_graph
+
+tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
+
+@tf.function(autograph=False)
+def step(x):
+    ones = tf.constant([[0.5, 0.25]] * 8)
+    made = tf.sin(ones) + tf.gather(ones, tf.range(8)[::-1])
+    noise = tf.random.stateless_normal([8, 2], [3, 1])
+    sums = tf.raw_ops.BroadcastGradientArgs(s0=[8, 2], s1=[8, 2])
+    seen = tf.cast(tf.size(sums[0]) + tf.size(sums[1]), tf.float32)
+    return tf.reduce_sum(x * made + noise * 2.0) + seen
+
+x = tf.ones([8, 2])
+graph = StepGraph(read_graph("step", step.get_concrete_function(x)))
+ops = [op for op in graph.ops if op.type not in ("Const", "NoOp", "Placeholder")]
+step(x)
+print("LATER", file=sys.stderr, flush=True)
+step(x)
+print(json.dumps({op.name: graph.folded[op.id] for op in ops}))
+"""
+
+
+def test_what_is_called_constant_is_what_does_not_run_again() -> None:
+    logged = {"TF_CPP_VMODULE": "log_memory=2", "TF_CPP_MIN_LOG_LEVEL": "0"}
+    done = forks.ran(["-c", SCRIPT], env=os.environ | logged)
+    assert done.returncode == 0, done.stderr[-2000:]
+    folded = json.loads(done.stdout)
+    later = done.stderr.rpartition("LATER")[2]
+    ran = set(re.findall(r'MemoryLogTensorOutput \{.*?kernel_name: "([^"]*)"', later))
+    assert {name for name in folded if name in ran} == {name for name in folded if not folded[name]}
+    assert len(ran & folded.keys()) > 3
+    assert any(folded.values())
