@@ -24,7 +24,7 @@ from typing import Any
 import tensorflow as tf
 
 from memtrade.op_types import CALL_TYPES
-from memtrade.tf.nodes import GraphDef, NodeDef, copied, make_node
+from memtrade.tf.nodes import GraphDef, NodeDef, copied, make_node, output_count
 
 
 class Inlined:
@@ -118,12 +118,7 @@ class Inlined:
         starts, start = {}, 0
         for argument in self._definition(node).output_arg:
             starts[argument.name] = start
-            if argument.number_attr:
-                start += node.attr[argument.number_attr].i
-            elif argument.type_list_attr:
-                start += len(node.attr[argument.type_list_attr].list.type)
-            else:
-                start += 1
+            start += output_count(argument, node)
         return starts
 
     def _unique(self, name: str) -> str:

@@ -238,6 +238,15 @@ def _sliced(
     return None if node.attr["ellipsis_mask"].i else Constant(source[first : last : int(step[0])])
 
 
+def output_count(argument: Any, node: NodeDef) -> int:
+    """How many tensors one output argument of a node's definition is: some are lists."""
+    if argument.number_attr:
+        return node.attr[argument.number_attr].i
+    if argument.type_list_attr:
+        return len(node.attr[argument.type_list_attr].list.type)
+    return 1
+
+
 def is_few(t: tf.Tensor) -> bool:
     """Whether a tensor has a few whole numbers or truth values."""
     known = t.dtype in KNOWN_TYPES and t.shape.is_fully_defined()

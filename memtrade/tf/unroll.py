@@ -41,6 +41,7 @@ from memtrade.tf.nodes import (
     folded,
     known_values,
     make_call,
+    output_count,
 )
 from memtrade.tf.tensor_lists import Lists, TensorList
 
@@ -260,9 +261,8 @@ class _Walk:
     ) -> list[NodeInput]:
         """A constant of a body: one for all iterations."""
         scope.waits[node.name] = ()
-        # The one argument that it returns may be a list, as of Split and ConcatOffset.
         [returned] = self.functions.op_defs[node.op].output_arg
-        count = node.attr[returned.number_attr].i if returned.number_attr else 1
+        count = output_count(returned, node)
         if self.writer.dry:
             return [""] * count
         key = (id(node), *map(self.writer.reference, inputs))
