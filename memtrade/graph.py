@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from memtrade.errors import UnsupportedGraphError
-from memtrade.op_types import ALIAS_TYPES, NEVER_FOLDED_TYPES, READ_TYPES, SOURCE_TYPES
+from memtrade.op_types import ALIAS_TYPES, GIVEN_TYPES, NEVER_FOLDED_TYPES, READ_TYPES
 
 T = TypeVar("T")
 
@@ -223,7 +223,7 @@ class StepGraph:
         fixed = {t for t in self.data.captures if t in self.data.values}
         fixed.update(t for op in self.ops if op.type == "Const" for t in op.outputs)
         steps = (op for op in self.ops if op.stateful and op.id in self.forward)
-        drawn = (op for op in steps if op.type not in READ_TYPES | SOURCE_TYPES)
+        drawn = (op for op in steps if op.type not in GIVEN_TYPES)
         return tuple(t for op in drawn if fixed.issuperset(op.inputs) for t in op.outputs)
 
     @cached_property
@@ -267,7 +267,7 @@ class StepGraph:
         """
         found = set(self.descendants)
         for op in self.ops[self.turn + 1 :]:
-            if op.id in self.forward or op.id in found or op.type in SOURCE_TYPES | READ_TYPES:
+            if op.id in self.forward or op.id in found or op.type in GIVEN_TYPES:
                 continue
             large = sum(self.tensors[t].size_bytes for t in op.outputs) > _LATE_BYTES
             if large or any(self.tensors[t].op in found for t in op.inputs):
@@ -323,7 +323,7 @@ class StepGraph:
     def is_intermediate(self, tensor: int) -> bool:
         """Whether the step itself allocates `tensor`: no variable, constant or input."""
         producer = self.ops[self.tensors[tensor].op]
-        there = producer.type in SOURCE_TYPES | READ_TYPES or self.folded[producer.id]
+        there = producer.type in GIVEN_TYPES or self.folded[producer.id]
         return self.tensors[tensor].size_bytes > 0 and not there
 
     @cached_property

@@ -37,6 +37,9 @@ DRAWING_TYPES = frozenset(
 # Ops that stand for something from outside the step, or that hold a value of their own.
 SOURCE_TYPES = frozenset({"Const", "NoOp", "Placeholder", "VarHandleOp"})
 
+# Ops whose outputs lie there without the step.
+GIVEN_TYPES = READ_TYPES | SOURCE_TYPES
+
 # Ops that call a function; extraction opens them up where it can.
 CALL_TYPES = frozenset({"PartitionedCall", "StatefulPartitionedCall"})
 

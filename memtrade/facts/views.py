@@ -1,6 +1,7 @@
 """Which outputs are an input's buffer, or lie in it.
 
     Reshape, Identity, CheckNumerics    the whole buffer
+    Sum, Pad, Tile ...                  ... where the size stays (`passing` in shipped/reuse.toml)
     StridedSlice, Transpose, Pack ...   ... where all numbers stay in their order: x[:, None]
     StridedSlice, Slice                 rows of the first dimension that are cut out ...
     Split, SplitV, Unpack               ... or into which it is cut
@@ -11,7 +12,8 @@ kernels copy.
 
 from __future__ import annotations
 
-from memtrade.graph import Op, StepGraph
+from memtrade.facts.shipped import reuse
+from memtrade.graph import Op, StepGraph, Tensor
 from memtrade.op_types import ALIAS_TYPES
 
 # Where tensors begin in memory: at multiples of so many bytes.
@@ -20,11 +22,10 @@ _ALIGNED_BYTES = 64
 # Ops that cut: where they read what is cut, and where the dimension (None: it is an attribute).
 _CUTTING = {"Split": (1, 0), "SplitV": (0, 2), "Unpack": (0, None)}
 
-_SAME_BITS = frozenset({"Bitcast", "CheckNumerics"})
+_SAME_BITS = ALIAS_TYPES | {"Bitcast", "CheckNumerics"}
 
 # Ops that hand their input on where there is nothing to take away and nothing to move: a part that
-# is the whole, one tensor alone, dimensions of size 1. What sums, pads and repeats does, too, see
-# `passing` in shipped/reuse.toml.
+# is the whole, one tensor alone, dimensions of size 1.
 _UNMOVED = frozenset({"Cast", "Pack", "Slice", "Split", "SplitV", "StridedSlice", "Transpose"})
 
 
@@ -33,30 +34,31 @@ def viewed(op: Op, graph: StepGraph) -> int | None:
     of its own."""
     if not op.inputs or not op.outputs:
         return None
-    if op.type in ALIAS_TYPES or op.type in _SAME_BITS:
+    if op.type in _SAME_BITS:
         return 0
-    if op.type in _UNMOVED and _stays(op, graph):
-        return _CUTTING.get(op.type, (0, 0))[0]
+    place, dimension = _CUTTING.get(op.type, (0, None))
+    source, made = graph.tensors[op.inputs[place]], graph.tensors[op.outputs[0]]
+    if op.type in reuse().passing:
+        return 0 if made.size_bytes == source.size_bytes else None
+    if op.type in _UNMOVED and _stays(op, source, graph):
+        return place
     if op.type in _CUTTING:
-        place, dimension = _CUTTING[op.type]
         along = (op.attrs.get("axis", 0),)
         if dimension is not None:
             along = graph.data.values.get(op.inputs[dimension])
-        return place if along == (0,) and _has_aligned_rows(op.inputs[place], graph) else None
-    if op.type in ("Slice", "StridedSlice") and _has_aligned_rows(op.inputs[0], graph):
+        return place if along == (0,) and _has_aligned_rows(source) else None
+    if op.type in ("Slice", "StridedSlice") and _has_aligned_rows(source):
         cuts = _cuts_rows_out if op.type == "Slice" else _takes_rows
         return 0 if cuts(op, graph) else None
     return None
 
 
-def _stays(op: Op, graph: StepGraph) -> bool:
-    """Whether all numbers stay what they are and where they are."""
-    source = graph.tensors[op.inputs[_CUTTING.get(op.type, (0, 0))[0]]]
-    made = graph.tensors[op.outputs[0]]
+def _stays(op: Op, source: Tensor, graph: StepGraph) -> bool:
+    """Whether all numbers of `source` stay what they are and where they are."""
+    made, values = graph.tensors[op.outputs[0]], graph.data.values
     alone = len(op.outputs) == 1 and made.size_bytes == source.size_bytes > 0
     if not alone or not source.shape:
         return False
-    values = graph.data.values
     match op.type:
         case "StridedSlice":  # with a step of 2, or -1, it copies even where it takes all
             return set(values.get(op.inputs[3], (0,))) <= {1}
@@ -69,9 +71,8 @@ def _stays(op: Op, graph: StepGraph) -> bool:
     return True
 
 
-def _has_aligned_rows(tensor: int, graph: StepGraph) -> bool:
+def _has_aligned_rows(source: Tensor) -> bool:
     """Of one dimension each number is a row."""
-    source = graph.tensors[tensor]
     rows = source.shape[0] if source.shape else 0
     return rows > 0 and source.size_bytes // rows % _ALIGNED_BYTES == 0
 

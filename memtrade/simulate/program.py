@@ -175,10 +175,7 @@ class Linker:
             return Spec(Code.ASSIGN, inputs, (), variables=variables[:1])
         if handles and op.type not in READING_TYPES | CALL_TYPES:
             return Spec(Code.UPDATE, inputs, op.outputs, variables=variables)
-        passing = (
-            op.type in reuse().passing and self.sizes[op.inputs[0]] == self.sizes[op.outputs[0]]
-        )
-        if passing or op.type in ALIAS_TYPES:
+        if op.type in ALIAS_TYPES:
             return Spec(Code.ALIAS, inputs, op.outputs)
         if (place := viewed(op, graph)) is not None:
             return Spec(Code.ALIAS, (inputs[place],) * len(op.outputs), op.outputs)

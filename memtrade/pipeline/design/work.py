@@ -20,7 +20,7 @@ import msgspec
 from memtrade.costs import OpClass, OpCost, op_cost
 from memtrade.devices import Device
 from memtrade.graph import Op, StepGraph
-from memtrade.op_types import READ_TYPES, SOURCE_TYPES
+from memtrade.op_types import GIVEN_TYPES
 from memtrade.order import base_order
 from memtrade.pipeline.design.schedule import TaskKind
 from memtrade.pipeline.design.stages import RECEIVE, SEND, StageGraph
@@ -280,7 +280,7 @@ def stage_tasks(graph: StepGraph, plan: Sequence[Action]) -> TaskActions:
 
 def has_state(op: Op) -> bool:
     """Whether running the op again would change what it makes, or something else."""
-    return op.stateful and op.type not in READ_TYPES | SOURCE_TYPES
+    return op.stateful and op.type not in GIVEN_TYPES
 
 
 def _swapped_bytes(graph: StepGraph, forward: Sequence[Action]) -> int:

@@ -28,7 +28,7 @@ import numpy as np
 
 from memtrade.graph import Op, StepGraph
 from memtrade.graph_writer import GraphWriter
-from memtrade.op_types import READ_TYPES, SOURCE_TYPES
+from memtrade.op_types import GIVEN_TYPES
 
 T = TypeVar("T")
 
@@ -98,8 +98,7 @@ class _Repeats:
         makers = [graph.tensors[t].op for op in graph.ops for t in op.inputs]
         self.made = np.array(makers, dtype=np.int64)
         self.reader = np.repeat(np.arange(len(graph.ops)), counts)
-        fixed = READ_TYPES | SOURCE_TYPES
-        self.is_fixed = np.array([op.type in fixed for op in graph.ops])
+        self.is_fixed = np.array([op.type in GIVEN_TYPES for op in graph.ops])
         self.updates = np.array([op.stateful and not op.outputs for op in graph.ops])
 
     def gaps(self) -> list[_Gap] | None:
