@@ -53,6 +53,8 @@ class LearnedFacts:
         self._types = {each.kernel.split(" ", 1)[0] for each in table.values() if each.requests}
         self._reused: dict[str, tuple[tuple[int, int], ...]] = {}
         for each in table.values():
+            if not each.requests:  # a view: of others of its type that says nothing
+                continue
             op_type = each.kernel.split(" ", 1)[0]
             both = (*self._reused.get(op_type, ()), *each.reused)
             self._reused[op_type] = tuple(dict.fromkeys(both))

@@ -63,7 +63,9 @@ def live_rows(program: Program, before: Laid) -> list[int]:
             continue
         passing, reserved = reserved, 0
         taken: list[int] = []
-        if code is COMPUTE:
+        if code is COMPUTE or code is UPDATE:
+            for handle, size in row.variables:
+                live += buffers.replace(handle, size)
             kept, gone = buffers.compute(row.requests, inputs, row.outputs, taken)
             live += kept
             passing += gone
@@ -71,9 +73,6 @@ def live_rows(program: Program, before: Laid) -> list[int]:
             buffers.alias(inputs, row.outputs)
         elif code is READ:
             buffers.read(row.variables, row.outputs[0])
-        elif code is UPDATE:
-            for handle, size in row.variables:
-                live += buffers.replace(handle, size)
         elif code is ASSIGN:
             live += buffers.assign(*row.variables[0], inputs[0])
         else:

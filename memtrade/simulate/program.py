@@ -37,7 +37,8 @@ class Code(IntEnum):
     COMPUTE = 0
     ALIAS = 1  # the output is the input's buffer
     READ = 2  # the output is the variable's buffer
-    UPDATE = 3  # writes variables in place, or into a copy if a read value is still held
+    UPDATE = 3  # writes variables in place, or into a copy if a read value is still held; a body's
+    # own tensors are asked for as a kernel's
     ASSIGN = 4  # takes over the value's buffer, if free
     SWAP_OUT = 5
     SWAP_IN = 6
@@ -52,7 +53,8 @@ class Spec(NamedTuple):
     """What is known of an op before any plan.
 
     Attributes:
-        inputs: tensor ids, in the kernel's order; resources left out.
+        inputs: tensor ids, in the kernel's order; resources left out. `forwarded` of a request
+            counts along these.
         outputs: tensor ids, a hidden output (MaxPool's workspace) last.
         requests: see `facts.Request`; a margin is scratch.
         variables: (tensor id of the handle, bytes) of the variables read or updated.
@@ -174,13 +176,14 @@ class Linker:
         if op.type == "AssignVariableOp" and not graph.keeps_place(op):
             return Spec(Code.ASSIGN, inputs, (), variables=variables[:1])
         if handles and op.type not in READING_TYPES | CALL_TYPES:
-            return Spec(Code.UPDATE, inputs, op.outputs, variables=variables)
+            wanted = _without(handles, op, self.known[op_id].requests)
+            return Spec(Code.UPDATE, inputs, op.outputs, wanted, variables)
         if op.type in ALIAS_TYPES:
             return Spec(Code.ALIAS, inputs, op.outputs)
         if (place := viewed(op, graph)) is not None:
             return Spec(Code.ALIAS, (inputs[place],) * len(op.outputs), op.outputs)
         fact = self.known[op_id]
-        wanted = [*fact.requests]
+        wanted = [*_without(handles, op, fact.requests)]
         if fact.margin_bytes:
             wanted.append(Request(fact.margin_bytes))
         outputs, workspace = op.outputs, None
@@ -255,6 +258,19 @@ class Linker:
         for version in handed:
             readers[version] += 1
         return Program(rows, tensor_of, readers, handed)
+
+
+def _without(handles: Sequence[int], op: Op, requests: Sequence[Request]) -> tuple[Request, ...]:
+    """An op's requests for any bytes, whose `forwarded` count along the inputs but the handles."""
+    asked = (each for each in requests if each.size_bytes)
+    if not handles:
+        return tuple(asked)
+    places = [i for i, t in enumerate(op.inputs) if t not in handles]
+    number = {place: i for i, place in enumerate(places)}
+    return tuple(
+        each._replace(forwarded=tuple(number[i] for i in each.forwarded if i in number))
+        for each in asked
+    )
 
 
 def _handed_on(graph: StepGraph, same: Mapping[int, int]) -> dict[int, int]:

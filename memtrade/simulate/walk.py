@@ -340,6 +340,7 @@ class Walk:
         elif row.code is Code.UPDATE:
             for handle, size in row.variables:
                 self._copy_if_shared(handle, size)
+            self._compute(row)
         elif row.code is Code.ASSIGN:
             self._assign(row.variables[0], buffer_of[row.inputs[0]])
 

@@ -237,3 +237,29 @@ def test_what_made_less_when_it_was_asked_makes_what_the_graph_says():
         (64, SCRATCH),
         (160_000, 0),
     ]
+
+
+def test_a_view_says_nothing_of_others_of_its_type():
+    """A Transpose that moves dimensions of one hands its input on; the next one copies."""
+    graph = chain("Moved")
+    signature = signature_of(graph.ops[1], graph)
+    assert signature is not None
+    key = signature.key
+    copies = Learned(
+        key=key, kernel="Moved 4x10000", requests=((160_000, 0),), source="asked", on="2026-11-26"
+    )
+
+    def forwarded(*requests: tuple[int, int]) -> tuple[int, ...]:
+        other = Learned(
+            key="other",
+            kernel="Moved 1x10000",
+            requests=requests,
+            reused=((0, 0),),
+            source="asked",
+            on="2026-11-26",
+        )
+        facts = LearnedFacts(ARENA.facts, {key: copies, "other": other})
+        return facts.of(graph.ops[1], graph).requests[0].forwarded
+
+    assert forwarded() == ()
+    assert forwarded((40_000, 0)) == (0,)  # it asks where its input is held

@@ -324,3 +324,19 @@ def test_a_batch_that_was_made_first_lies_where_the_variables_else_would():
         buffers = walk.sources[x], walk.variables[handle]
         places.append([region <= walk._handle[b] < region + size_bytes for b in buffers])
     assert places == [[False, True], [True, False]]
+
+
+def test_a_branch_that_updates_variables_takes_what_its_body_takes():
+    """Keras's optimizers that accumulate gradients or scale losses update within one."""
+    b = Builder()
+    (x,) = b.op("x", "Placeholder", sizes=[BIG])
+    (handle,) = b.op("v", "Placeholder", sizes=[0])
+    b.op("cond", "If", [handle, x], sizes=[BIG])
+    b.tensors[handle] = msgspec.structs.replace(b.tensors[handle], dtype="resource")
+    b.ops[2] = msgspec.structs.replace(b.ops[2], attrs={"scratch_bytes": 3 * BIG})
+    data = b.build(inputs=[x], outputs=[b.ops[2].outputs[0]], loss=x).data
+    graph = StepGraph(msgspec.structs.replace(data, captures=(handle,), capture_bytes=(BIG,)))
+    result = simulate(graph, everything(graph))
+    assert result.live_peak_bytes - result.persistent_bytes == pytest.approx(4 * BIG, abs=2048)
+    simulator = Simulator(graph, ARENA)
+    assert simulator.peak_live_bytes(everything(graph)) == result.live_peak_bytes
