@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from memtrade.errors import UnsupportedGraphError
-from memtrade.op_types import ALIAS_TYPES, GIVEN_TYPES, NEVER_FOLDED_TYPES, READ_TYPES
+from memtrade.op_types import ALIAS_TYPES, GIVEN_TYPES, NEVER_FOLDED_TYPES
 
 T = TypeVar("T")
 
@@ -361,10 +361,6 @@ class StepGraph:
     def placed(self) -> frozenset[int]:
         """The handles of variables that are written in place, see `keeps_place`."""
         return frozenset(op.inputs[0] for op in self.ops if self.keeps_place(op))
-
-    def reads_by_copying(self, op: Op) -> bool:
-        """Whether `op` reads a variable that is written in place."""
-        return op.type in READ_TYPES and op.inputs[0] in self.placed
 
     def label(self, tensor: int) -> str:
         """TensorFlow's name of a tensor, such as "block1/Relu:0"."""

@@ -23,6 +23,12 @@ READING_TYPES = READ_TYPES | frozenset(
      "ResourceGatherNd", "VarIsInitializedOp", "VariableShape"}
 )  # fmt: skip
 
+# How the names of ops begin that read or write rows or parts of variables. With the first of them
+# TensorFlow has each read of the variable copy it, and each assignment make a new buffer, for good.
+ROWS_OF_VARIABLES = (
+    "ResourceGather", "ResourceScatter", "ResourceSparseApply", "ResourceStridedSliceAssign"
+)  # fmt: skip
+
 # Ops with a state that change nothing.
 HARMLESS_TYPES = READING_TYPES | {"Placeholder", "VarHandleOp"}
 

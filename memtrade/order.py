@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from memtrade.errors import UnsupportedGraphError
+from memtrade.facts.views import reads_by_copying
 from memtrade.graph import StepGraph, once_per_graph
 from memtrade.op_types import READ_TYPES
 
@@ -205,7 +206,7 @@ def _on_demand(graph: StepGraph) -> set[int]:
     return {
         op_id
         for op_id in graph.backward - graph.descendants
-        if (not graph.ops[op_id].stateful or graph.reads_by_copying(graph.ops[op_id]))
+        if (not graph.ops[op_id].stateful or reads_by_copying(graph.ops[op_id], graph))
         and all(c in graph.backward for t in graph.ops[op_id].outputs for c in graph.consumers[t])
         and any(graph.consumers[t] for t in graph.ops[op_id].outputs)
     }

@@ -74,7 +74,8 @@ def live_rows(program: Program, before: Laid) -> list[int]:
         elif code is READ:
             buffers.read(row.variables, row.outputs[0])
         elif code is ASSIGN:
-            live += buffers.assign(*row.variables[0], inputs[0])
+            passing += sum(each.size_bytes for each in row.requests)  # in the old one's place then
+            live += 0 if row.requests else buffers.assign(*row.variables[0], inputs[0])
         else:
             size = row.requests[0].size_bytes
             if code is SWAP_OUT:

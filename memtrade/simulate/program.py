@@ -21,7 +21,7 @@ from typing import NamedTuple
 import msgspec
 
 from memtrade.facts import SCRATCH, Facts, Request, reuse
-from memtrade.facts.views import viewed
+from memtrade.facts.views import copied_variables, reads_by_copying, viewed
 from memtrade.graph import Op, StepGraph
 from memtrade.kernel_pairs import POOL_GRADIENTS
 from memtrade.op_types import ALIAS_TYPES, CALL_TYPES, READ_TYPES, READING_TYPES, SOURCE_TYPES
@@ -39,7 +39,7 @@ class Code(IntEnum):
     READ = 2  # the output is the variable's buffer
     UPDATE = 3  # writes variables in place, or into a copy if a read value is still held; a body's
     # own tensors are asked for as a kernel's
-    ASSIGN = 4  # takes over the value's buffer, if free
+    ASSIGN = 4  # takes over the value's buffer, if free; into a new one, if it requests that
     SWAP_OUT = 5
     SWAP_IN = 6
     RESERVE = 7  # held until the next action has run
@@ -168,13 +168,14 @@ class Linker:
         variables = tuple((t, self.capture_bytes.get(t, 0)) for t in handles)
         inputs = tuple(t for t in op.inputs if t not in handles)
         inputs = tuple(self.folded.get(t, t) for t in inputs)
-        if graph.reads_by_copying(op):
+        if reads_by_copying(op, graph):
             request = Request(self.sizes[op.outputs[0]], 0)
             return Spec(Code.COMPUTE, (), op.outputs, (request,))
         if op.type in READ_TYPES:
             return Spec(Code.READ, (), op.outputs, variables=variables[:1])
         if op.type == "AssignVariableOp" and not graph.keeps_place(op):
-            return Spec(Code.ASSIGN, inputs, (), variables=variables[:1])
+            copied = (Request(size) for t, size in variables[:1] if t in copied_variables(graph))
+            return Spec(Code.ASSIGN, inputs, (), tuple(copied), variables[:1])
         if handles and op.type not in READING_TYPES | CALL_TYPES:
             wanted = _without(handles, op, self.known[op_id].requests)
             return Spec(Code.UPDATE, inputs, op.outputs, wanted, variables)

@@ -342,27 +342,30 @@ class Walk:
                 self._copy_if_shared(handle, size)
             self._compute(row)
         elif row.code is Code.ASSIGN:
-            self._assign(row.variables[0], buffer_of[row.inputs[0]])
+            self._assign(row)
 
     def _copy_if_shared(self, handle: int, size: int) -> None:
         """Before an update: the variable gets a buffer of its own if a read value is held."""
+        if self.variables.get(handle, 0) and self.refs[self.variables[handle]] > 1:
+            self._replace(handle, self._new(size, 1, handle))
+
+    def _replace(self, handle: int, buffer: int) -> None:
+        """The variable lies in another buffer from now on."""
         old = self.variables.get(handle, 0)
-        if self.refs[old] > 1 and old:
-            self.moved = True
-            self.variables[handle] = self._new(size, 1, handle)
-            self._groups["variables"].append(self.variables[handle])
+        self.moved = True
+        self.variables[handle] = buffer
+        self._groups["variables"].append(buffer)
+        if old:
             self._release(old)
 
-    def _assign(self, variable: tuple[int, int], value: int) -> None:
-        """The variable takes the value's buffer over if nobody else reads it."""
-        handle, size = variable
-        if self.refs[value] == 1:
-            old = self.variables.get(handle, 0)
+    def _assign(self, row: Row) -> None:
+        """The variable takes the value's buffer over if nobody else reads it, and if its own reads
+        do not copy."""
+        (handle, size), value = row.variables[0], self._buffer_of[row.inputs[0]]
+        if row.requests:
+            self._replace(handle, self._new(size, 1, handle))
+        elif self.refs[value] == 1:
             self.refs[value] += 1
-            self.moved = True
-            self.variables[handle] = value
-            self._groups["variables"].append(value)
-            if old:
-                self._release(old)
+            self._replace(handle, value)
         else:
             self._copy_if_shared(handle, size)

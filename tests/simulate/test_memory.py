@@ -340,3 +340,23 @@ def test_a_branch_that_updates_variables_takes_what_its_body_takes():
     assert result.live_peak_bytes - result.persistent_bytes == pytest.approx(4 * BIG, abs=2048)
     simulator = Simulator(graph, ARENA)
     assert simulator.peak_live_bytes(everything(graph)) == result.live_peak_bytes
+
+
+def test_a_variable_whose_rows_are_gathered_is_copied_by_reads_and_assigned_to_a_new_buffer():
+    def peak(touching: str) -> int:
+        b = Builder()
+        (x,) = b.op("x", "Placeholder", sizes=[256])
+        (handle,) = b.op("v", "Placeholder", sizes=[0])
+        (first,) = b.op("rows", touching, [handle, x], sizes=[256])
+        (value,) = b.op("read", "ReadVariableOp", [handle], sizes=[BIG])
+        (new,) = b.op("new", "MatMul", [value, first], sizes=[BIG])
+        b.op("assign", "AssignVariableOp", [handle, new], stateful=True)
+        b.tensors[handle] = msgspec.structs.replace(b.tensors[handle], dtype="resource")
+        data = b.build(inputs=[x], outputs=[first], loss=first).data
+        graph = StepGraph(msgspec.structs.replace(data, captures=(handle,), capture_bytes=(BIG,)))
+        result = simulate(graph, everything(graph), steps=2)
+        assert Simulator(graph, ARENA).peak_live_bytes(everything(graph)) == result.live_peak_bytes
+        return result.live_peak_bytes // BIG
+
+    assert peak("VariableShape") == 2  # the variable, and what becomes the variable
+    assert peak("ResourceGather") == 3

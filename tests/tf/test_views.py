@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from memtrade.facts.views import viewed
+from memtrade.facts.views import reads_by_copying, viewed
 from memtrade.graph import StepGraph
 from memtrade.tf.extract import read_graph
 
@@ -68,6 +68,51 @@ def test_a_buffer_is_handed_on_where_tensorflow_does(
 
     source, made, _ = step(tf.ones(shape))
     assert (address(source) == address(made)) == shares
+
+
+def rows(v: tf.Variable) -> tf.IndexedSlices:
+    return tf.IndexedSlices(tf.ones([2, 32]), tf.constant([3, 5]))
+
+
+# What is done with a variable, and whether reading it is copying it from then on.
+TOUCHED: dict[str, tuple[Callable[[tf.Variable], Any], bool]] = {
+    "nothing": (lambda v: 0.0, False),
+    "it is read": (lambda v: tf.reduce_sum(v), False),
+    "all is added to": (lambda v: v.assign_add(tf.ones([64, 32])), False),
+    "rows are gathered": (lambda v: tf.gather(v, [3, 5]), True),
+    "numbers are gathered": (lambda v: tf.gather_nd(v, [[3, 5]]), True),
+    "rows are added to": (lambda v: v.scatter_add(rows(v)), True),
+    "numbers are written": (lambda v: v.scatter_nd_update([[3, 5]], [0.0]), True),
+    "a part is assigned": (lambda v: v[3:5].assign(tf.ones([2, 32])), True),
+    "an optimizer takes rows": (
+        lambda v: r.ResourceSparseApplyAdagradV2(
+            var=v.handle, accum=v.handle, lr=0.1, epsilon=0.1, grad=rows(v).values,
+            indices=rows(v).indices,
+        ), True,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("touch", "copies"), TOUCHED.values(), ids=TOUCHED)
+def test_reads_copy_a_variable_of_which_rows_are_touched(
+    touch: Callable[[tf.Variable], Any], copies: bool
+) -> None:
+    v = tf.Variable(tf.ones([64, 32]))
+
+    @tf.function(autograph=False)
+    def step(x: tf.Tensor) -> Any:
+        touched = touch(v)
+        reads = v.read_value(), v.read_value()
+        return reads, tf.reduce_sum(reads[0] * x), touched if tf.is_tensor(touched) else 0.0
+
+    concrete = step.get_concrete_function(tf.TensorSpec([32]))
+    graph = StepGraph(read_graph("step", concrete, loss=lambda returned: returned[1]))
+    read = [op for op in graph.ops if op.type == "ReadVariableOp"]
+    assert {reads_by_copying(op, graph) for op in read} == {copies}
+
+    step(tf.ones([32]))
+    (first, second), *_ = step(tf.ones([32]))
+    assert (address(first) != address(second)) == copies
 
 
 def address(t: tf.Tensor) -> int:
