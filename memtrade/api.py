@@ -24,7 +24,7 @@ from typing import Any
 import tensorflow as tf
 
 from memtrade.collection import without_collection
-from memtrade.errors import InfeasibleBudgetError, MemtradeError, UnsupportedGraphError
+from memtrade.errors import OURS, InfeasibleBudgetError, MemtradeError, UnsupportedGraphError
 from memtrade.findings import Finding
 from memtrade.measure import host
 from memtrade.measure.budgets import (
@@ -77,9 +77,6 @@ from memtrade.tf.structure import (
 from memtrade.units import megabytes, megabytes_between
 
 log = logging.getLogger("memtrade")
-
-# What a mistake of ours would raise. The user's own code has been traced before.
-_UNFORESEEN = (AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 
 
 def apply(
@@ -244,7 +241,7 @@ class _Rewriting:
             order = argument_order(self.function, args, kwargs)
         try:
             return self._made(concrete, tuple(specs[i] for i in order), order), order
-        except _UNFORESEEN as error:
+        except OURS as error:  # the user's own code has been traced before
             words = str(error).strip().splitlines() or [""]
             raise UnsupportedGraphError(
                 f"{self.name} could not be rewritten, and memtrade should have said why: "

@@ -6,6 +6,12 @@ import difflib
 from collections.abc import Iterable
 from typing import Any
 
+# What a mistake of this tool's own would raise.
+OURS = (
+    ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError,
+    ValueError,
+)  # fmt: skip
+
 
 class MemtradeError(Exception):
     """Bad input, or something that this tool does not support. The command line exits with 2.

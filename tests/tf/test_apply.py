@@ -234,6 +234,25 @@ def test_a_plan_that_is_no_better_is_left_out_with_a_warning():
         memtrade.apply(tiny_step, batch, strategy="original")
 
 
+def test_a_step_that_a_dataset_runs_is_left_as_it_is():
+    """`for x in dataset` in a step: all is one op, whose time nobody knows."""
+    weight = tf.Variable(tf.ones([WIDTH, WIDTH]))
+
+    @tf.function
+    def looping_step(x):
+        total = 0.0
+        for part in tf.data.Dataset.from_tensor_slices(x):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(tf.nn.relu(part @ weight) @ weight)
+            weight.assign_sub(tape.gradient(loss, weight))
+            total += loss
+        return total
+
+    batch = tf.reshape(images(), [2, -1, WIDTH])
+    with pytest.warns(UserWarning, match="looping_step is not made smaller by optimal"):
+        memtrade.apply(looping_step, batch, strategy="optimal", minimize="memory")
+
+
 def test_the_loss_can_be_named():
     step = STEPS["nested"]()
     rewritten = memtrade.apply(step.function, step.batch, select="all", loss="losses/1")

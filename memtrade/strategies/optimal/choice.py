@@ -113,7 +113,7 @@ class Chooser:
         self.start = [max(0, item.first - window) for item in self.items]
         # The objective is in ms; where memory is minimized, a step's time counts as little memory.
         self.per_second = 1e3
-        if minimize == "memory":
+        if minimize == "memory" and self.items:
             sizes = sum(item.size for item in self.items)
             self.per_second = STEP_SHARE * sizes / self.problem.step_seconds
         awaited = awaited or minimize == "memory" or device.blocking_transfers
