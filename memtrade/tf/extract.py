@@ -20,6 +20,7 @@ from memtrade.errors import UnsupportedGraphError
 from memtrade.findings import Finding
 from memtrade.graph import GraphData, Op, StepGraph, Tensor
 from memtrade.tf.body_bytes import BodyBytes
+from memtrade.tf.branches import branches_in_place
 from memtrade.tf.calls import Calls
 from memtrade.tf.captured import captures, variable_spec
 from memtrade.tf.definitions import Definitions, simple_attrs
@@ -59,6 +60,7 @@ def trace_concrete(step: TrainStep, concrete: Any) -> Trace:
     """The trace of a concrete function of `step.specs`, in their order."""
     traced = concrete
     concrete = in_groups(unrolled(opened(concrete, step.specs), step.specs), step.specs)
+    concrete = branches_in_place(concrete, step.specs)
     data = with_origins(read_graph(step.name, concrete, step.laid, step.loss, step.example), traced)
     repeated = {data.inputs[i]: data.inputs[first] for i, first in step.repeated.items()}
     data = msgspec.structs.replace(data, behind=_behind(step, concrete), repeated=repeated)

@@ -9,14 +9,16 @@ the slice `[:]` of the variable writes the same bits into the buffer that it has
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
 from memtrade.op_types import READING_TYPES
 from memtrade.tf.captured import captures, on_device, on_host, variable_spec
-from memtrade.tf.extract import Trace
 from memtrade.tf.swap import NodeDef, const_node
+
+if TYPE_CHECKING:  # it writes branches in place
+    from memtrade.tf.extract import Trace
 
 
 def write_in_place(assign: NodeDef, rank: int) -> list[NodeDef]:

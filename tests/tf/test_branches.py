@@ -1,0 +1,86 @@
+"""Branches that assign variables leave these where they lie, and come to the same bits."""
+
+# pyright: reportArgumentType=false, reportFunctionMemberAccess=false
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import pytest
+import tensorflow as tf
+
+import memtrade
+from memtrade.tf.branches import functions_of
+from memtrade.tf.captured import captured_variables
+from memtrade.tf.verify import compare_steps
+
+WIDTH, BATCH = 32, 2048
+
+
+def accumulating_step(every: int = 3) -> Any:
+    """Keras sums up the gradients of several steps within a tf.cond, and sets the sums to zero."""
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential([keras.Input([WIDTH]), *(keras.layers.Dense(WIDTH) for _ in range(6))])
+    optimizer = keras.optimizers.Adam(0.1, gradient_accumulation_steps=every)
+    optimizer.build(model.trainable_variables)
+
+    @tf.function
+    def step(x: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(model(x)))
+        weights = model.trainable_variables
+        optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
+        return loss
+
+    return step
+
+
+def branch_ops(step: Any, x: tf.Tensor) -> list[str]:
+    """The op types in the functions that the step's branches choose among."""
+    graph_def = step.get_concrete_function(x).graph.as_graph_def()
+    library = {each.signature.name: each for each in graph_def.library.function}
+    nodes = [*graph_def.node, *(n for each in library.values() for n in each.node_def)]
+    chosen = [
+        library[each.name] for node in nodes if node.op == "If" for each in functions_of(node)
+    ]
+    return [node.op for each in chosen for node in each.node_def]
+
+
+def test_sums_of_gradients_stay_where_they_are():
+    step, x = accumulating_step(), tf.random.stateless_normal([BATCH, WIDTH], (1, 2))
+    assert "AssignVariableOp" in branch_ops(step, x)
+    lean = memtrade.apply(step, x, "checkpoints")
+    assert "AssignVariableOp" not in branch_ops(lean, x)
+    assert "ResourceStridedSliceAssign" in branch_ops(lean, x)
+    variables = captured_variables(step.get_concrete_function(x))
+    assert compare_steps(step, lean, variables, (x,), steps=5).beyond(0.0) == []
+
+
+@pytest.mark.parametrize("read", [True, False])
+def test_what_is_read_outside_of_branches_is_left_alone(read: bool):
+    weights = [tf.Variable(tf.eye(WIDTH) * 0.9) for _ in range(9)]
+    best, rounds = tf.Variable(tf.eye(WIDTH)), tf.Variable(0.0)
+
+    @tf.function
+    def step(x: tf.Tensor) -> Any:
+        with tf.GradientTape() as tape:
+            y = x
+            for weight in weights:
+                y = tf.nn.tanh(y @ weight)
+            loss = tf.reduce_mean(y**2)
+        for weight, gradient in zip(weights, tape.gradient(loss, weights), strict=True):
+            weight.assign_sub(gradient)
+        if loss < 0.5:
+            best.assign(weights[0] * 2.0)
+            rounds.assign(rounds + 1.0)
+        return loss, tf.reduce_sum(best) if read else 0.0
+
+    x = tf.random.stateless_normal([BATCH, WIDTH], (1, 2))
+    lean = memtrade.apply(step, x, "checkpoints", loss=0)
+    assert branch_ops(lean, x).count("AssignVariableOp") == read
+    variables = captured_variables(step.get_concrete_function(x))
+    found = compare_steps(
+        lambda x: tf.stack(step(x)), lambda x: tf.stack(lean(x)), variables, (x,), steps=3
+    )
+    assert found.beyond(0.0) == []
