@@ -28,9 +28,6 @@ T = TypeVar("T")
 _FOLDED_BYTES = 10 << 20
 _COUNTS = ("int32", "int64")
 
-# Values up to here are assigned in place; a read of the variable then copies it.
-_IN_PLACE_BYTES = 64 * 1024
-
 # How a tensor's size is known that tracing does not tell.
 BOUND, TRIP_COUNT, WATCHED = "bound", "trip count", "watched"
 
@@ -343,24 +340,6 @@ class StepGraph:
         if tensor.size_bytes or 0 in (tensor.shape or ()):
             return tensor.size_bytes <= _FOLDED_BYTES
         return tensor.dtype in _COUNTS and self.label(tensor.id) not in self.data.unsized
-
-    def keeps_place(self, op: Op) -> bool:
-        """Whether `op` assigns what rewritten steps write into the variable's own buffer: the
-        value's would lie about between the step's large tensors. A read of the variable then copies
-        it, so the value is small (a moving average), or nothing before the loss reads the variable
-        (an optimizer's slot)."""
-        if op.type != "AssignVariableOp":
-            return False
-        value = self.tensors[op.inputs[1]]
-        if value.id in self.data.sized or value.shape is None or not value.size_bytes:
-            return False
-        late = self.forward.isdisjoint(self.consumers[op.inputs[0]])
-        return late or value.size_bytes <= _IN_PLACE_BYTES
-
-    @cached_property
-    def placed(self) -> frozenset[int]:
-        """The handles of variables that are written in place, see `keeps_place`."""
-        return frozenset(op.inputs[0] for op in self.ops if self.keeps_place(op))
 
     def label(self, tensor: int) -> str:
         """TensorFlow's name of a tensor, such as "block1/Relu:0"."""

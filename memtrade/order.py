@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from memtrade.errors import UnsupportedGraphError
-from memtrade.facts.views import reads_by_copying
+from memtrade.facts.variables import reads_by_copying
 from memtrade.graph import StepGraph, once_per_graph
 from memtrade.op_types import READ_TYPES
 

@@ -6,7 +6,6 @@
     StridedSlice, Slice                 rows of the first dimension that are cut out ...
     Split, SplitV, Unpack               ... or into which it is cut
 
-    ReadVariableOp              a variable's, if nothing ever reads or writes rows of that
 
 TensorFlow cuts rows out without a copy where each begins at a multiple of 64 bytes. Elsewhere these
 kernels copy.
@@ -15,8 +14,8 @@ kernels copy.
 from __future__ import annotations
 
 from memtrade.facts.shipped import reuse
-from memtrade.graph import Op, StepGraph, Tensor, once_per_graph
-from memtrade.op_types import ALIAS_TYPES, READ_TYPES, ROWS_OF_VARIABLES
+from memtrade.graph import Op, StepGraph, Tensor
+from memtrade.op_types import ALIAS_TYPES
 
 # Where tensors begin in memory: at multiples of so many bytes.
 _ALIGNED_BYTES = 64
@@ -53,19 +52,6 @@ def viewed(op: Op, graph: StepGraph) -> int | None:
         cuts = _cuts_rows_out if op.type == "Slice" else _takes_rows
         return 0 if cuts(op, graph) else None
     return None
-
-
-@once_per_graph
-def copied_variables(graph: StepGraph) -> frozenset[int]:
-    """The handles of variables that each read copies: those that are written in place, see
-    `StepGraph.keeps_place`, and those of which ops read or write rows, as embeddings' are."""
-    by_rows = (op for op in graph.ops if op.type.startswith(ROWS_OF_VARIABLES))
-    handles = {t for op in by_rows for t in op.inputs if graph.tensors[t].dtype == "resource"}
-    return graph.placed | handles
-
-
-def reads_by_copying(op: Op, graph: StepGraph) -> bool:
-    return op.type in READ_TYPES and op.inputs[0] in copied_variables(graph)
 
 
 def _stays(op: Op, source: Tensor, graph: StepGraph) -> bool:

@@ -41,12 +41,13 @@ class Laid(NamedTuple):
     refs: list[int]
     sources: list[int]
     variables: dict[int, int]
+    copied: frozenset[int]
 
 
 def laid(linker: Linker) -> Laid:
     walk = Walk(linker, linker.link((), ()), _Nothing())
     walk.persist()
-    return Laid(walk.live, walk.sizes, walk.refs, walk.sources, walk.variables)
+    return Laid(walk.live, walk.sizes, walk.refs, walk.sources, walk.variables, linker.copied)
 
 
 def live_rows(program: Program, before: Laid) -> list[int]:
@@ -65,7 +66,10 @@ def live_rows(program: Program, before: Laid) -> list[int]:
         taken: list[int] = []
         if code is COMPUTE or code is UPDATE:
             for handle, size in row.variables:
-                live += buffers.replace(handle, size)
+                if handle in before.copied:  # a copy, in whose place the old one is
+                    passing += size
+                else:
+                    live += buffers.replace(handle, size)
             kept, gone = buffers.compute(row.requests, inputs, row.outputs, taken)
             live += kept
             passing += gone

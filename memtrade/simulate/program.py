@@ -21,10 +21,19 @@ from typing import NamedTuple
 import msgspec
 
 from memtrade.facts import SCRATCH, Facts, Request, reuse
-from memtrade.facts.views import copied_variables, reads_by_copying, viewed
+from memtrade.facts.variables import copied_variables, keeps_place, reads_by_copying
+from memtrade.facts.views import viewed
 from memtrade.graph import Op, StepGraph
 from memtrade.kernel_pairs import POOL_GRADIENTS
-from memtrade.op_types import ALIAS_TYPES, CALL_TYPES, READ_TYPES, READING_TYPES, SOURCE_TYPES
+from memtrade.op_types import (
+    ALIAS_TYPES,
+    BODY_TYPES,
+    CALL_TYPES,
+    READ_TYPES,
+    READING_TYPES,
+    ROWS_OF_VARIABLES,
+    SOURCE_TYPES,
+)
 from memtrade.plan import Action
 from memtrade.simulate.regions import round_up
 from memtrade.simulate.uniform import constants_alike
@@ -102,6 +111,7 @@ class Linker:
         walked: rows of programs that were walked so far: what simulating has cost, on any machine.
         looked_at: constants that TensorFlow infers shapes with: each graph keeps those that it has
             looked at. The runtime merges constants that hold the same, and graphs do not.
+        copied: handles of variables that reads copy, and that whatever writes all of them copies.
     """
 
     def __init__(self, graph: StepGraph, facts: Facts, margin_bytes: int = 0):
@@ -116,6 +126,7 @@ class Linker:
         self.folding_bytes: list[int] = []  # of each that the runtime computes, merged or not
         self.constants_bytes = 0  # of those that the step has, where the runtime computes any
         self.looked_at = _looked_at(graph)
+        self.copied = copied_variables(graph)
         self._add_workspaces()
         self._fold_constants()
         self.specs = [self._spec(op_id) for op_id in range(len(graph.ops))]
@@ -173,11 +184,13 @@ class Linker:
             return Spec(Code.COMPUTE, (), op.outputs, (request,))
         if op.type in READ_TYPES:
             return Spec(Code.READ, (), op.outputs, variables=variables[:1])
-        if op.type == "AssignVariableOp" and not graph.keeps_place(op):
-            copied = (Request(size) for t, size in variables[:1] if t in copied_variables(graph))
+        if op.type == "AssignVariableOp" and not keeps_place(op, graph):
+            copied = (Request(size) for t, size in variables[:1] if t in self.copied)
             return Spec(Code.ASSIGN, inputs, (), tuple(copied), variables[:1])
         if handles and op.type not in READING_TYPES | CALL_TYPES:
             wanted = _without(handles, op, self.known[op_id].requests)
+            if op.type.startswith(ROWS_OF_VARIABLES) or op.type in BODY_TYPES:
+                variables = tuple(each for each in variables if each[0] not in self.copied)
             return Spec(Code.UPDATE, inputs, op.outputs, wanted, variables)
         if op.type in ALIAS_TYPES:
             return Spec(Code.ALIAS, inputs, op.outputs)

@@ -120,7 +120,7 @@ def _edges(
         if not producers.isdisjoint(graph.descendants):
             ahead = _leading_to(graph, producers)
             for reader in {c for t in group for c in graph.consumers[t]} - ahead - gone:
-                before[reader] |= producers
+                before[reader] |= producers - gone  # a gradient of constants alone is there
     successors: list[list[int]] = [[] for _ in graph.ops]
     for edges in (reads, [waits - read for waits, read in zip(before, reads, strict=True)]):
         for op_id, waits in enumerate(edges):

@@ -345,8 +345,10 @@ class Walk:
             self._assign(row)
 
     def _copy_if_shared(self, handle: int, size: int) -> None:
-        """Before an update: the variable gets a buffer of its own if a read value is held."""
-        if self.variables.get(handle, 0) and self.refs[self.variables[handle]] > 1:
+        """Before an update: the variable gets a buffer of its own if a read value is held, or if
+        reads copy it: then always."""
+        old = self.variables.get(handle, 0)
+        if old and (self.refs[old] > 1 or handle in self.linker.copied):
             self._replace(handle, self._new(size, 1, handle))
 
     def _replace(self, handle: int, buffer: int) -> None:

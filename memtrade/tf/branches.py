@@ -5,8 +5,8 @@
 
 So an optimizer that accumulates gradients has its sums lie elsewhere after each step, in holes
 between the step's large tensors, as `memtrade/tf/in_place.py` says of what is assigned outside of
-branches. Variables that nothing but branches reads are written into the buffer that they have: the
-same bits.
+branches. Variables that nothing but branches reads, and that nothing updates (see
+`memtrade/facts/variables.py`), are written into the buffer that they have: the same bits.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from memtrade.op_types import BRANCH_TYPES
+from memtrade.op_types import BRANCH_TYPES, READING_TYPES
 from memtrade.tf.captured import captures, variable_spec
 from memtrade.tf.graft import graft, grafted
 from memtrade.tf.in_place import write_in_place
@@ -25,6 +25,7 @@ from memtrade.tf.nodes import NodeDef, make_call, make_node
 from memtrade.tf.unroll import shapes_kept
 
 _CALL = "branch"
+_HARMLESS = READING_TYPES | {"AssignVariableOp", "ResourceStridedSliceAssign"}
 _FUNCTIONS = "memtrade/branches"
 
 
@@ -32,13 +33,13 @@ def branches_in_place(concrete: Any, specs: Sequence[tf.TensorSpec]) -> Any:
     """`concrete`, a function of `specs` that calls nothing, with branches that write in place."""
     graph_def = concrete.graph.as_graph_def()
     branches = [node for node in graph_def.node if node.op in BRANCH_TYPES]
-    alone = _read_by_alone(branches, graph_def)
+    library = {each.signature.name: each for each in graph_def.library.function}
+    alone = _read_by_alone(branches, graph_def) - _updated(branches, library)
     ranks = {
         inner.op.name: len(spec.shape)
         for inner, outer in captures(concrete)
         if inner.op.name in alone and (spec := variable_spec(outer)) and spec.shape.rank is not None
     }
-    library = {each.signature.name: each for each in graph_def.library.function}
     made: list[Any] = []
     for node in branches:
         read = {i: ranks[name] for i, name in enumerate(node.input[1:]) if name in ranks}
@@ -74,6 +75,18 @@ def _read_by_alone(branches: Sequence[NodeDef], graph_def: Any) -> set[str]:
     return {each for node in branches for each in node.input} - {
         each for node in others for each in node.input
     }
+
+
+def _updated(branches: Sequence[NodeDef], library: Mapping[str, Any]) -> set[str]:
+    """The names of what a branch does more with than to read or to assign it."""
+    found = set()
+    for node in branches:
+        for function in (library[each.name] for each in functions_of(node)):
+            users = [each for each in function.node_def if each.op not in _HARMLESS]
+            given = {name for each in users for name in each.input}
+            arguments = zip(function.signature.input_arg, node.input[1:], strict=False)
+            found.update(name for argument, name in arguments if argument.name in given)
+    return found
 
 
 def _assigns(function: Any, places: Mapping[int, int]) -> bool:

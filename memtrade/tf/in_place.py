@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
+from memtrade.facts.variables import keeps_place, placed
 from memtrade.op_types import READING_TYPES
 from memtrade.tf.captured import captures, on_device, on_host, variable_spec
 from memtrade.tf.swap import NodeDef, const_node
@@ -52,7 +53,7 @@ def settle(trace: Trace) -> None:
         if not tf.executing_eagerly():
             return
         _own(trace, captured)
-        for op in filter(trace.graph.keeps_place, trace.graph.ops):
+        for op in (op for op in trace.graph.ops if keeps_place(op, trace.graph)):
             handle, value = captured.get(trace.graph.label(op.inputs[0])), op.inputs[1]
             if handle is None or tf.is_symbolic_tensor(handle):
                 continue  # it comes as an argument
@@ -81,9 +82,9 @@ def _own(trace: Trace, captured: Mapping[str, tf.Tensor]) -> None:
     """Adds nothing to each variable that may be updated, in a branch or a loop, too: -0.0, which
     leaves even 0.0 as it is."""
     graph = trace.graph
-    written = {
-        t for op in graph.ops if op.type not in READING_TYPES for t in op.inputs
-    } - graph.placed
+    written = {t for op in graph.ops if op.type not in READING_TYPES for t in op.inputs} - placed(
+        graph
+    )
     for t in sorted(written):
         handle = captured.get(graph.label(t))
         spec = None if handle is None else variable_spec(handle)

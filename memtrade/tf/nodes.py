@@ -191,6 +191,8 @@ _COUNTED: dict[str, Callable[..., Any]] = {
     "Mul": np.multiply,
     "Neg": np.negative,
     "NotEqual": np.not_equal,
+    "Select": lambda condition, then, other: np.where(condition, then, other),
+    "SelectV2": lambda condition, then, other: np.where(condition, then, other),
     "Sub": np.subtract,
 }
 _REDUCED: dict[str, Callable[..., Any]] = {"Max": np.max, "Min": np.min, "Prod": np.prod}
@@ -221,6 +223,8 @@ def folded(node: NodeDef, inputs: Sequence[NodeInput]) -> Constant | None:
     compute = _COUNTED.get(node.op)
     if compute is None or (node.op in ("FloorDiv", "FloorMod") and not known[1].all()):
         return None
+    if node.op == "Select" and known[0].ndim and known[0].shape != known[1].shape:
+        return None  # a truth value for each row
     found = np.asarray(compute(*known))
     return Constant(found) if found.size <= MOST_VALUES else None
 

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from memtrade.facts.variables import placed
 from memtrade.op_types import CALL_TYPES, HARMLESS_TYPES
 from memtrade.simulate.regions import GRAIN_BYTES, round_up
 from memtrade.target import Places
@@ -160,7 +161,7 @@ class _Variable:
 
 
 def _variables(trace: Trace) -> list[_Variable]:
-    stay = {trace.graph.label(t) for t in trace.graph.placed}
+    stay = {trace.graph.label(t) for t in placed(trace.graph)}
     return [
         _Variable(outer, spec, inner.name in stay)
         for inner, outer in captures(trace.concrete)

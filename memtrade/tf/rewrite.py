@@ -17,6 +17,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from memtrade.facts.variables import keeps_place
 from memtrade.graph import Op
 from memtrade.kernel_pairs import bias_gradients, biases
 from memtrade.op_types import HANDED_TYPES, SEND, SOURCE_TYPES
@@ -27,7 +28,7 @@ from memtrade.tf.graft import graft
 from memtrade.tf.in_place import settle, write_in_place
 from memtrade.tf.meetings import check_meetings
 from memtrade.tf.nodes import copied, make_node
-from memtrade.tf.swap import HostTransfer, NodeDef, empty_node, shape_node, size_node
+from memtrade.tf.swap import HostTransfer, NodeDef, empty_node, size_node
 
 # Names of new nodes start with this; users find them in TensorBoard and in traces.
 SCOPE = "memtrade"
@@ -88,7 +89,6 @@ class _Rewriter:
         self.ran = -1  # the op of the action before, if that ran one
         self.filter_gradients: dict[int, NodeDef] = {}  # of the bias gradient that may follow
         self.reserved: list[str] = []  # reservations for the action that comes
-        self.shapes: dict[int, str] = {}  # of reservations: a constant for all of a size
         self.trigger = ""  # dataflow: the last backward op that ran
 
     def graph_def(self) -> Any:
@@ -110,7 +110,7 @@ class _Rewriter:
         if op.type == "Placeholder" or op.type in HANDED_TYPES:  # the new function brings its
             return  # own, and TensorFlow hands tensors over
         node = self._copy(op_id, op.name)
-        if self.graph.keeps_place(op):
+        if keeps_place(op, self.graph):
             self.nodes.extend(
                 write_in_place(node, len(self.graph.tensors[op.inputs[1]].shape or ()))
             )
@@ -185,11 +185,7 @@ class _Rewriter:
 
     def _reserve(self, size_bytes: int) -> None:
         """An allocation that is held until the next action has run; see `_pin`."""
-        if size_bytes not in self.shapes:
-            shape = shape_node(f"{self.scope}/shape{len(self.shapes)}", size_bytes)
-            self.nodes.append(shape)
-            self.shapes[size_bytes] = shape.name
-        made = empty_node(f"{self.scope}/reserve{len(self.nodes)}", self.shapes[size_bytes])
+        made = empty_node(f"{self.scope}/reserve{len(self.nodes)}", size_bytes)
         self.nodes.append(made)
         self._pin(made, made)
         self.reserved.append(made.name)

@@ -127,17 +127,17 @@ def transfer_from(device: str) -> HostTransfer:
     return DeviceCopyTransfer(device=f"/device:GPU:{number}", host="/device:CPU:0")
 
 
-def shape_node(name: str, size_bytes: int) -> NodeDef:
-    """The shape of that many bytes, a multiple of 256, for `empty_node`."""
-    return const_node(name, [size_bytes // 256, 256])
+def empty_node(name: str, size_bytes: int) -> NodeDef:
+    """An allocation of that many bytes, a multiple of 256, whose pages are never touched.
+
+    Unlike Empty, which reads its shape, it leaves no constants in the arena: one for its kernel and
+    one in the graph, for each size.
+    """
+    shape = tf.TensorShape([size_bytes // 256, 64])
+    return make_node("_ParallelConcatStart", name, dtype=tf.float32, shape=shape)
 
 
-def empty_node(name: str, shape: str) -> NodeDef:
-    """An allocation whose pages are never touched."""
-    return _node("Empty", name, [shape], dtype="uint8")
-
-
-def size_node(name: str, source: str, dtype: str = "uint8") -> NodeDef:
+def size_node(name: str, source: str, dtype: str = "float32") -> NodeDef:
     """Reads a tensor, of more than 2 GiB too, without touching it."""
     return _node("Size", name, [source], T=dtype, out_type="int64")
 

@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from memtrade.graph import Op, repeats
@@ -20,7 +21,7 @@ def known_numbers(
     known: dict[str, Constant] = {}
     for operation in operations:
         for t in operation.outputs:
-            if t.dtype == tf.bool or not is_few(t):
+            if not is_few(t):
                 continue
             value = tf.get_static_value(t)
             found = None if value is None else Constant(value)
@@ -33,6 +34,7 @@ def known_numbers(
     return {
         tensor_ids[name]: tuple(int(each) for each in constant.array.flat)
         for name, constant in known.items()
+        if constant.array.dtype != np.bool_
     }
 
 

@@ -50,3 +50,21 @@ def test_a_step_without_a_plan_holds_the_merged_tensor_once() -> None:
         for graph in (twice(), twice(same=False))
     )
     assert apart - merged == MIB
+
+
+def test_a_gradient_of_constants_alone_holds_nothing_back() -> None:
+    """That of the last bias under a mean of outputs: the optimizer gathers it with all others."""
+    b = Builder()
+    (x,) = b.op("x", "Placeholder", sizes=[MIB])
+    (c,) = b.op("c", "Const", sizes=[4])
+    (loss,) = b.op("loss", "Mean", [x], sizes=[4])
+    (bias,) = b.op("bias", "Neg", [c], sizes=[4])
+    (weight,) = b.op("weight", "MatMul", [x, loss], sizes=[MIB])
+    (one,) = b.op("one", "Mul", [weight, loss], sizes=[MIB])
+    (two,) = b.op("two", "Mul", [bias, c, loss], sizes=[4])
+    graph = b.build(inputs=[x], outputs=[one, two], loss=loss)
+    data = msgspec.structs.replace(graph.data, gathered=((weight, bias),))
+    graph = StepGraph(data)
+    assert graph.folded[graph.tensors[bias].op]
+    ran = {graph.ops[i].name for i in executor_order(graph)}
+    assert ran == {"x", "c", "loss", "weight", "one", "two"}

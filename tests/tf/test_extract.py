@@ -2,6 +2,7 @@ import pytest
 import tensorflow as tf
 
 from memtrade.errors import UnsupportedGraphError
+from memtrade.facts.variables import placed
 from memtrade.tf.extract import trace
 from memtrade.tf.step import TrainStep
 from tests.tf.small_models import small_step
@@ -70,6 +71,19 @@ def test_values_that_follow_from_known_ones_are_known():
     assert graph.data.values[inverse.outputs[0]] == (1, 2, 0)
 
 
+def test_values_that_hang_on_truth_values_are_known():
+    """`vectorized_map` chooses a transposition's axes by what a shape is, in the step itself."""
+
+    def step(x):
+        w = tf.vectorized_map(lambda w: tf.ones([5, 3]) @ w, x)
+        return tf.reduce_sum(w)
+
+    graph = trace(step_of(step, tf.TensorSpec([2, 3, 4]))).graph
+    moved = [op for op in graph.ops if op.type == "Transpose"]
+    assert moved
+    assert all(op.inputs[1] in graph.data.values for op in moved)
+
+
 def test_parts_and_joints_of_masked_rows_are_bounded():
     def function(x):
         kept = tf.boolean_mask(x, x[:, 0] > 0)
@@ -128,3 +142,17 @@ def test_what_is_drawn_in_a_captured_shape_is_the_batch():
     shape, weight = tf.constant([32, 16]), tf.Variable(tf.ones([16, 4]))
     graph = trace(step_of(lambda: tf.reduce_sum(tf.random.normal(shape) @ weight))).graph
     assert [graph.ops[graph.tensors[t].op].type for t in graph.batch] == ["RandomStandardNormal"]
+
+
+@pytest.mark.parametrize("updated", [False, True])
+def test_a_variable_that_is_updated_too_is_not_written_in_place(updated: bool):
+    """TensorFlow copies what is read by copying before it adds to it: it would move each time."""
+    average = tf.Variable(tf.zeros([4]))
+
+    def step(x):
+        average.assign(0.9 * average)
+        if updated:
+            average.assign_add(tf.reduce_mean(x, 0))
+        return tf.reduce_sum(x)
+
+    assert bool(placed(trace(step_of(step, tf.TensorSpec([2, 4]))).graph)) is not updated

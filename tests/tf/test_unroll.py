@@ -363,7 +363,9 @@ def node(op: str, **attrs: int) -> Any:
     ("op", "values", "expected"),
     [("AddV2", (3, 4), 7), ("Less", (3, 4), True), ("FloorDiv", (7, 2), 3),
      ("FloorDiv", (7, 0), None), ("LogicalAnd", (False, None), False),
-     ("LogicalAnd", (True, None), None), ("Tanh", (1,), None), ("Pack", (3,), [3])],
+     ("LogicalAnd", (True, None), None), ("Tanh", (1,), None), ("Pack", (3,), [3]),
+     ("Select", (True, [0, 1], [1, 0]), [0, 1]), ("SelectV2", (False, 3, 4), 4),
+     ("Select", ([True, False], [[1, 2], [3, 4]], [[5, 6], [7, 8]]), None)],
 )  # fmt: skip
 def test_constants(op: str, values: tuple[Any, ...], expected: Any):
     made = folded(node(op), ["x" if each is None else Constant(each) for each in values])

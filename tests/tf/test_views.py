@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from memtrade.facts.views import reads_by_copying, viewed
+from memtrade.facts.variables import reads_by_copying
+from memtrade.facts.views import viewed
 from memtrade.graph import StepGraph
 from memtrade.tf.extract import read_graph
 
