@@ -29,6 +29,9 @@ ROWS_OF_VARIABLES = (
     "ResourceGather", "ResourceScatter", "ResourceSparseApply", "ResourceStridedSliceAssign"
 )  # fmt: skip
 
+# How the names of ops begin that write all of a variable where it lies.
+UPDATE_TYPES = ("AssignAddVariableOp", "AssignSubVariableOp", "ResourceApply")
+
 # Ops with a state that change nothing.
 HARMLESS_TYPES = READING_TYPES | {"Placeholder", "VarHandleOp"}
 

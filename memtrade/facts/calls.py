@@ -30,6 +30,8 @@ def body_requests(op: Op, graph: StepGraph) -> tuple[Request, ...]:
     a_loop = len(op.inputs) == len(op.outputs)
     made = []
     for i, t in enumerate(op.outputs):
+        if i in op.attrs.get("handed", ()):  # the input's own buffer
+            continue
         size = graph.tensors[t].size_bytes
         same = a_loop and graph.tensors[op.inputs[i]].size_bytes == size
         made.append(Request(size, i, (i,) if same else ()))

@@ -12,12 +12,10 @@ AssignAdd, ResourceApply... into the buffer that the variable has
 from __future__ import annotations
 
 from memtrade.graph import Op, StepGraph, once_per_graph
-from memtrade.op_types import READ_TYPES, ROWS_OF_VARIABLES
+from memtrade.op_types import READ_TYPES, ROWS_OF_VARIABLES, UPDATE_TYPES
 
 # Values up to here are written in place though a read of the variable then copies it.
 _IN_PLACE_BYTES = 64 * 1024
-
-_UPDATES = ("AssignAddVariableOp", "AssignSubVariableOp", "ResourceApply")
 
 
 def keeps_place(op: Op, graph: StepGraph) -> bool:
@@ -30,7 +28,7 @@ def keeps_place(op: Op, graph: StepGraph) -> bool:
     if op.type != "AssignVariableOp":
         return False
     value, users = graph.tensors[op.inputs[1]], graph.consumers[op.inputs[0]]
-    if any(graph.ops[user].type.startswith(_UPDATES) for user in users):
+    if any(graph.ops[user].type.startswith(UPDATE_TYPES) for user in users):
         return False
     if value.id in graph.data.sized or value.shape is None or not value.size_bytes:
         return False

@@ -27,12 +27,11 @@ from memtrade.graph import Op, StepGraph
 from memtrade.kernel_pairs import POOL_GRADIENTS
 from memtrade.op_types import (
     ALIAS_TYPES,
-    BODY_TYPES,
     CALL_TYPES,
     READ_TYPES,
     READING_TYPES,
-    ROWS_OF_VARIABLES,
     SOURCE_TYPES,
+    UPDATE_TYPES,
 )
 from memtrade.plan import Action
 from memtrade.simulate.regions import round_up
@@ -75,6 +74,7 @@ class Spec(NamedTuple):
     requests: tuple[Request, ...] = ()
     variables: tuple[tuple[int, int], ...] = ()
     workspace: int | None = None  # of MaxPool's gradient: what spares it all but its outputs
+    handed: tuple[tuple[int, int], ...] = ()  # of a loop: (input, place of the output that it is)
 
 
 class Row(msgspec.Struct, gc=False):
@@ -189,9 +189,10 @@ class Linker:
             return Spec(Code.ASSIGN, inputs, (), tuple(copied), variables[:1])
         if handles and op.type not in READING_TYPES | CALL_TYPES:
             wanted = _without(handles, op, self.known[op_id].requests)
-            if op.type.startswith(ROWS_OF_VARIABLES) or op.type in BODY_TYPES:
+            handed = _handed(op, graph)
+            if not op.type.startswith(UPDATE_TYPES):  # nothing copies what is read by copying
                 variables = tuple(each for each in variables if each[0] not in self.copied)
-            return Spec(Code.UPDATE, inputs, op.outputs, wanted, variables)
+            return Spec(Code.UPDATE, inputs, op.outputs, wanted, variables, handed=handed)
         if op.type in ALIAS_TYPES:
             return Spec(Code.ALIAS, inputs, op.outputs)
         if (place := viewed(op, graph)) is not None:
@@ -213,6 +214,7 @@ class Linker:
             outputs,
             tuple(each for each in wanted if each.size_bytes),
             workspace=workspace,
+            handed=_handed(op, graph),
         )
 
     def link(
@@ -238,7 +240,7 @@ class Linker:
                 spec = specs[id_]
                 if spec is None:
                     continue
-                _, inputs, outputs, wanted, variables, workspace = spec
+                _, inputs, outputs, wanted, variables, workspace, handed = spec
                 inputs = [latest[t] for t in inputs]
                 if workspace is not None and workspace not in lost:
                     inputs.append(latest[workspace])
@@ -254,6 +256,9 @@ class Linker:
                         latest[t] = version
                         lost.discard(t)
                     outputs = range(made, len(tensor_of))
+                if handed:
+                    pairs = [(latest[t], outputs[place]) for t, place in handed]
+                    rows.append(_views(index, pairs, readers))
                 rows.append(Row(index, spec.code, wanted, inputs, outputs, variables))
             elif kind == "swap_out" or kind == "swap_in":
                 leaves, made = kind == "swap_out", len(tensor_of)
@@ -284,6 +289,22 @@ def _without(handles: Sequence[int], op: Op, requests: Sequence[Request]) -> tup
     return tuple(
         each._replace(forwarded=tuple(number[i] for i in each.forwarded if i in number))
         for each in asked
+    )
+
+
+def _views(index: int, handed: Sequence[tuple[int, int]], readers: list[int]) -> Row:
+    """The row that has versions lie in the buffers of others: (of which, what lies there)."""
+    for version, _ in handed:
+        readers[version] += 1
+    return Row(index, ALIAS, (), [of for of, _ in handed], [view for _, view in handed], ())
+
+
+def _handed(op: Op, graph: StepGraph) -> tuple[tuple[int, int], ...]:
+    """A loop's inputs that it hands on as they came, and the outputs that they are."""
+    return tuple(
+        (op.inputs[i], i)
+        for i in op.attrs.get("handed", ())
+        if graph.tensors[op.outputs[i]].size_bytes
     )
 
 

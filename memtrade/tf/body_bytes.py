@@ -20,8 +20,8 @@ from memtrade.tf.values import equal_constants, known_numbers
 @dataclass
 class BodyBytes:
     """Of tensors by name: bytes, how they are known, and what lists hold; of ops, their scratch,
-    what their bodies keep for good and compute before the first step, and how many iterations of a
-    loop TensorFlow may run at once.
+    what their bodies keep for good and compute before the first step, how many iterations of a
+    loop TensorFlow may run at once, and which of a loop's outputs are its inputs.
     """
 
     sizes: dict[str, int] = field(default_factory=dict)
@@ -31,6 +31,7 @@ class BodyBytes:
     kept: dict[str, int] = field(default_factory=dict)
     folding: dict[str, int] = field(default_factory=dict)
     abreast: dict[str, int] = field(default_factory=dict)
+    handed: dict[str, tuple[int, ...]] = field(default_factory=dict)
     unsized: list[str] = field(default_factory=list)
 
 
@@ -67,9 +68,36 @@ def _original(t: tf.Tensor) -> tf.Tensor:
     return t
 
 
+def handed_on(body: Body) -> tuple[int, ...]:
+    """Which of a loop's results are the arguments that they began with, in their buffers."""
+    pairs = zip(body.arguments, body.results, strict=True)
+    return tuple(i for i, (given, made) in enumerate(pairs) if _original(made) is _original(given))
+
+
+def _content(t: tf.Tensor) -> tf.Tensor:
+    """What a branch hands on for the gradient: in an Optional, as the other one has nothing."""
+    t = _original(t)
+    return _original(t.op.inputs[0]) if t.op.type == "OptionalFromValue" else t
+
+
+def held_twice(body: Body) -> set[int]:
+    """Which of a branch's results are Optionals of what it hands on anyway, or of what was there
+    before: an argument, or a variable's value."""
+    held = {_original(each).name for each in body.arguments}
+    held.update(_original(t).name for t in body.results if t.dtype != tf.variant)
+    hidden, found = set(body.contents.values()), set()
+    for i, t in enumerate(body.results):
+        if t.dtype == tf.variant:
+            content = _content(t)
+            if content.name in held or content.op.name in hidden:
+                found.add(i)
+            held.add(content.name)
+    return found
+
+
 def handed_bytes(body: Body, learned: BodyBytes) -> int:
     """Of the results, what the body itself has made."""
-    made = {t.name: t for t in map(_original, body.results) if t.dtype != tf.variant}
+    made = {t.name: t for t in map(_content, body.results) if t.dtype != tf.variant}
     given = {_original(each).name for each in body.arguments}
     hidden = body.contents.values()
     return sum(
@@ -100,11 +128,14 @@ def body_bytes(
     graph = _as_step(operations, body, learned)
     simulator = Simulator(graph, profile_target(ARENA))
     as_written = [Action("run", op_id) for op_id in range(len(graph.ops))]
-    walked = [simulator.memory(each, limit_bytes=ROOMY_BYTES) for each in (as_written, ())]
+    walked = [
+        simulator.memory(each, limit_bytes=ROOMY_BYTES, series=True) for each in (as_written, ())
+    ]
     kept = walked[0].persistent_bytes - walked[0].given_bytes
     linker = simulator.linker
+    peaks = [max(each.in_use_bytes or (0,)) - each.persistent_bytes for each in walked]
     return (
-        max(each.peak_bytes - each.persistent_bytes for each in walked),
+        max(peaks[0], peaks[1] + simulator.ahead_bytes),
         kept + sum(learned.kept.values()),
         sum(linker.folding_bytes) + linker.constants_bytes + sum(learned.folding.values()),
     )
@@ -121,7 +152,8 @@ def _as_step(operations: Sequence[tf.Operation], body: Body, learned: BodyBytes)
     for op_id, operation in enumerate(operations):
         first = len(tensors)
         for index, t in enumerate(operation.outputs):
-            hidden = t.dtype == tf.variant or operation.name in body.contents.values()
+            taken = operation.name in body.contents.values() or operation.type == "OptionalGetValue"
+            hidden = t.dtype == tf.variant or taken
             size = 0 if hidden else learned.sizes[t.name]
             shape = tuple(n or 0 for n in t.shape.as_list()) if t.shape.is_fully_defined() else None
             ids[t.name] = len(tensors)
@@ -141,7 +173,7 @@ def _as_step(operations: Sequence[tf.Operation], body: Body, learned: BodyBytes)
             )
         )
     arguments = tuple(ids[t.name] for t in body.arguments if t.name in ids)
-    results = tuple(ids[t.name] for t in body.results)
+    results = tuple(ids[_content(t).name] for t in body.results)
     return StepGraph(
         GraphData(
             "body",

@@ -294,7 +294,7 @@ def _read_tensor(
     return Tensor(tensor_id, op_id, index, output.dtype.name, shape, size_bytes)
 
 
-def _scratch(learned: BodyBytes, operation: tf.Operation) -> dict[str, int]:
+def _scratch(learned: BodyBytes, operation: tf.Operation) -> dict[str, Any]:
     """What the body of a loop or a branch takes while it runs, for good, and where more of them
     run at once."""
     taken = learned.scratch.get(operation.name)
@@ -304,6 +304,7 @@ def _scratch(learned: BodyBytes, operation: tf.Operation) -> dict[str, int]:
         "scratch_bytes": taken,
         "kept_bytes": learned.kept[operation.name],
         "folding_bytes": learned.folding[operation.name],
+        "handed": learned.handed.get(operation.name, ()),
         "ahead_bytes": taken * max(0, learned.abreast.get(operation.name, 1) - 1),
     }
 

@@ -21,7 +21,15 @@ from memtrade.facts import reuse
 from memtrade.graph import BOUND, TRIP_COUNT, WATCHED
 from memtrade.op_types import ALIAS_TYPES, BRANCH_TYPES, LOOP_TYPES, RESERVING_TYPES
 from memtrade.tf.bodies import Argument, Body, draw_body
-from memtrade.tf.body_bytes import BodyBytes, body_bytes, handed_bytes, leading_to, shared_bytes
+from memtrade.tf.body_bytes import (
+    BodyBytes,
+    body_bytes,
+    handed_bytes,
+    handed_on,
+    held_twice,
+    leading_to,
+    shared_bytes,
+)
 
 Library = Any  # tf.compat.v1.FunctionDefLibrary, a protobuf class that type checkers cannot see
 
@@ -266,6 +274,7 @@ class _Sizes:
         trips = self._trip_count(operation, inputs)
         self._takes(operation, drawn.peak_bytes, [drawn])
         abreast = operation.get_attr("parallel_iterations")
+        self.found.handed[operation.name] = handed_on(body)
         self.found.abreast[operation.name] = abreast if trips is None else min(abreast, trips)
         self.found.unsized.extend(f"{operation.name}/{name}" for name in learned.unsized)
         held: set[str] = set()
@@ -329,10 +338,12 @@ class _Sizes:
         # What a branch hands on is asked for as the op's own outputs.
         peaks = (each.peak_bytes - handed_bytes(each.body, each.learned) for each in drawn)
         self._takes(operation, max(0, *peaks), drawn)
+        twice = [held_twice(each.body) for each in drawn]
         for i, t in enumerate(operation.outputs):
             results = [(each.learned, each.body.results[i].name) for each in drawn]
             sized = all(name not in learned.unsized for learned, name in results)
-            size = max(learned.sizes[name] for learned, name in results)
+            sizes = [learned.sizes[name] for learned, name in results]
+            size = max(0 if i in held else each for each, held in zip(sizes, twice, strict=True))
             contents = [learned.contents.get(name) for learned, name in results]
             content = next((each for each in contents if each), None)
             if not sized and t.name in self.watched:

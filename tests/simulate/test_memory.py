@@ -360,3 +360,45 @@ def test_a_variable_whose_rows_are_gathered_is_copied_by_reads_and_assigned_to_a
 
     assert peak("VariableShape") == 2  # the variable, and what becomes the variable
     assert peak("ResourceGather") == 3
+
+
+def test_what_a_loop_hands_on_as_it_came_is_there_once():
+    """Though someone else reads it, too: a while_loop passes its constants through."""
+
+    def peak(*handed: int) -> int:
+        b = Builder()
+        (x,) = b.op("x", "Placeholder", sizes=[256])
+        (y,) = b.op("y", "MatMul", [x, x], sizes=[BIG])
+        kept, carried = b.op("loop", "While", [y, x], sizes=[BIG, 256])
+        (z,) = b.op("z", "MatMul", [kept, y], sizes=[256])
+        b.ops[2] = msgspec.structs.replace(b.ops[2], attrs={"scratch_bytes": 0, "handed": handed})
+        graph = b.build(inputs=[x], outputs=[z, carried], loss=z)
+        result = simulate(graph, everything(graph))
+        assert Simulator(graph, ARENA).peak_live_bytes(everything(graph)) == result.live_peak_bytes
+        return result.live_peak_bytes // BIG
+
+    assert peak() == 2
+    assert peak(0) == 1
+
+
+def test_an_update_moves_a_variable_whose_rows_are_gathered():
+    """TensorFlow copies what is read by copying before it adds to it."""
+
+    def moves(touching: str) -> bool:
+        b = Builder()
+        (x,) = b.op("x", "Placeholder", sizes=[BIG])
+        (handle,) = b.op("v", "Placeholder", sizes=[0])
+        (rows,) = b.op("rows", touching, [handle, x], sizes=[256])
+        b.op("update", "AssignAddVariableOp", [handle, x], stateful=True)
+        b.tensors[handle] = msgspec.structs.replace(b.tensors[handle], dtype="resource")
+        data = b.build(inputs=[x], outputs=[rows], loss=rows).data
+        graph = StepGraph(msgspec.structs.replace(data, captures=(handle,), capture_bytes=(BIG,)))
+        simulator = Simulator(graph, ARENA)
+        walk = simulator.begin(simulator.link(everything(graph)))
+        walk.step()
+        live_bytes = simulator.peak_live_bytes(everything(graph))
+        assert live_bytes == walk.live_peak
+        return walk.moved
+
+    assert moves("ResourceGather")
+    assert not moves("VariableShape")
