@@ -244,8 +244,7 @@ class Linker:
                 inputs = [latest[t] for t in inputs]
                 if workspace is not None and workspace not in lost:
                     inputs.append(latest[workspace])
-                    kept = (each for each in wanted if each.output != SCRATCH)
-                    wanted = [each._replace(forwarded=()) for each in kept]
+                    wanted = _outputs_alone(wanted)
                 for version in inputs:
                     readers[version] += 1
                 if kind == "recompute":
@@ -254,7 +253,7 @@ class Linker:
                     readers += [0] * len(outputs)
                     for version, t in enumerate(outputs, made):
                         latest[t] = version
-                        lost.discard(t)
+                    lost.difference_update(outputs)
                     outputs = range(made, len(tensor_of))
                 if handed:
                     pairs = [(latest[t], outputs[place]) for t, place in handed]
@@ -290,6 +289,11 @@ def _without(handles: Sequence[int], op: Op, requests: Sequence[Request]) -> tup
         each._replace(forwarded=tuple(number[i] for i in each.forwarded if i in number))
         for each in asked
     )
+
+
+def _outputs_alone(wanted: Iterable[Request]) -> list[Request]:
+    """In buffers of their own."""
+    return [each._replace(forwarded=()) for each in wanted if each.output != SCRATCH]
 
 
 def _views(index: int, handed: Sequence[tuple[int, int]], readers: list[int]) -> Row:
