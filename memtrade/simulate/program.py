@@ -226,9 +226,7 @@ class Linker:
         """`returned`: tensor ids that the step hands out, which therefore live to its end.
         `same`: tensors that nothing makes, and those that are read in their place."""
         specs, sizes, hidden_of = self.specs, self.sizes, self.hidden_of
-        latest = list(range(len(sizes)))
-        for t, one in same.items():
-            latest[t] = one
+        latest = [same.get(t, t) for t in range(len(sizes))]
         tensor_of = list(range(len(sizes)))
         readers = [0] * len(sizes)
         outside: dict[int, int] = {}
@@ -256,8 +254,9 @@ class Linker:
                     lost.difference_update(outputs)
                     outputs = range(made, len(tensor_of))
                 if handed:
-                    pairs = [(latest[t], outputs[place]) for t, place in handed]
-                    rows.append(_views(index, pairs, readers))
+                    rows.append(
+                        _views(index, [(latest[t], outputs[i]) for t, i in handed], readers)
+                    )
                 rows.append(Row(index, spec.code, wanted, inputs, outputs, variables))
             elif kind == "swap_out" or kind == "swap_in":
                 leaves, made = kind == "swap_out", len(tensor_of)
@@ -266,8 +265,8 @@ class Linker:
                 (outside if leaves else latest)[id_] = made
                 tensor_of.append(id_)
                 readers.append(0)
-                code, request = SWAP_OUT if leaves else SWAP_IN, Request(sizes[id_], 0)
-                rows.append(Row(index, code, (request,), (source,), (made,), ()))
+                code, wanted = SWAP_OUT if leaves else SWAP_IN, (Request(sizes[id_], 0),)
+                rows.append(Row(index, code, wanted, (source,), (made,), ()))
                 if not leaves:
                     lost.add(hidden_of.get(id_, SCRATCH))
             elif kind == "reserve":
