@@ -130,8 +130,8 @@ def transfer_from(device: str) -> HostTransfer:
 def empty_node(name: str, size_bytes: int) -> NodeDef:
     """An allocation of that many bytes, a multiple of 256, whose pages are never touched.
 
-    Unlike Empty, which reads its shape, it leaves no constants in the arena: one for its kernel and
-    one in the graph, for each size.
+    Empty reads its shape, and leaves two constants in the arena for each size. No public op has its
+    shape as an attribute and writes nothing; tests/tf/test_swap.py notices if this one goes.
     """
     shape = tf.TensorShape([size_bytes // 256, 64])
     return make_node("_ParallelConcatStart", name, dtype=tf.float32, shape=shape)
