@@ -96,7 +96,8 @@ def main(tokens: Sequence[str] | None = None, *, typed: Sequence[str] = ()) -> i
     """
     tokens = list(sys.argv[1:] if tokens is None else tokens)
     try:
-        chosen, bound, left_out = app.parse_args(tokens, exit_on_error=False, print_error=False)
+        given = _script_apart(tokens)
+        chosen, bound, left_out = app.parse_args(given, exit_on_error=False, print_error=False)
         if "command_line" in left_out:
             bound.arguments["command_line"] = command_text(typed or ["memtrade", *tokens])
         return chosen(*bound.args, **bound.kwargs) or 0
@@ -111,6 +112,18 @@ def main(tokens: Sequence[str] | None = None, *, typed: Sequence[str] = ()) -> i
         # Whoever read stdout has left (`| head`); nothing more may be written to it on exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+
+
+def _script_apart(tokens: list[str]) -> list[str]:
+    """What stands behind the name of a script that is watched is the script's own.
+
+    >>> _script_apart(["watch", "--memory-limit", "1GB", "train.py", "--device", "3"])[3:]
+    ['--', 'train.py', '--device', '3']
+    """
+    if tokens[:1] != ["watch"] or "--" in tokens:
+        return tokens
+    script = next((i for i, word in enumerate(tokens) if word.endswith(".py")), None)
+    return tokens if script is None else [*tokens[:script], "--", *tokens[script:]]
 
 
 def command_text(words: Sequence[str]) -> str:

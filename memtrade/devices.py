@@ -117,7 +117,7 @@ def load_device(name_or_path: str | Path) -> Device:
     if path.suffix == ".toml" or path.is_file():
         try:
             text = path.read_text()
-        except OSError as error:
+        except (OSError, UnicodeDecodeError) as error:
             raise MemtradeError(f"cannot read the device profile {path}: {error}") from error
         return parse_device(text, where=str(path))
     if str(name_or_path) not in device_names():

@@ -26,6 +26,7 @@ from memtrade.options import NONE, Value
 from memtrade.plan import Order
 from memtrade.settings import AUTO, check_split, settings_of
 from memtrade.tensorboard import MemoryBoard
+from memtrade.tf.calling import check_traced
 from memtrade.tf.loss import Named
 from memtrade.units import megabytes
 
@@ -295,6 +296,7 @@ def _check(model: keras.Model) -> None:
             "the model runs eagerly, so there is no graph to rewrite: compile it with "
             "run_eagerly=False"
         )
+    check_traced()
     strategy = model.distribute_strategy
     elsewhere = (tf.distribute.experimental.ParameterServerStrategy, tf.distribute.TPUStrategy)
     several = strategy.num_replicas_in_sync > 1 and not isinstance(strategy, _MIRRORED)

@@ -25,6 +25,9 @@ ARENA = "arena"
 _UNTOLD_BYTES = 4096
 
 
+SOMEWHERE = -2
+
+
 class Places(NamedTuple):
     """What lies in the arena before the first step: a step's own layers may have left holes among
     the variables, which nothing but the allocator knows.
@@ -33,7 +36,8 @@ class Places(NamedTuple):
         free: (offset, bytes) of each free piece; the last one ends with the arena. Offsets count
             through its regions, the older one first.
         captures, inputs: where the variables that the step captures lie, and its batch, in the
-            order of the graph; -1 for what has no place yet, or no bytes.
+            order of the graph; -1 for what has no place yet, or no bytes; SOMEWHERE for variables
+            that are there, and that reads copy, so that nothing tells where.
         built: the rewritten step is there, too, with the constants that its graph keeps.
         untold_bytes: neither free nor told of; as they may not be there, no peak counts them.
     """

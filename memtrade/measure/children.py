@@ -29,13 +29,13 @@ _END_SECONDS = 0.02
 _LOG_LINES = 50  # of a child's stderr, kept for the reason of a crash
 
 # What TensorFlow logs of an allocation that failed.
-_OOM = "OOM when allocating tensor"
+_OOM = re.compile(r"OOM when allocating tensor|ran out of memory trying to allocate")
 
 # By these, a process ends itself.
 _FATAL_SIGNALS = frozenset({signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE})
 
 # Lines of TensorFlow's log that do not say why it ended: stack frames, information, warnings.
-_NOISE = re.compile(r"\s*@ |\*\*\* |WARNING: All log messages|[IW]\d{4} ")
+_NOISE = re.compile(r"\s*@ |\s*\[\[\{\{node |\*\*\* |WARNING: All log messages|[IW]\d{4} ")
 _PREFIX = re.compile(r"[EF]\d{4} \S+\s+\d+ ")
 
 
@@ -56,7 +56,7 @@ class Child:
     def failed_allocation(self) -> str | None:
         """The last one that it logged: where oneDNN's own scratch memory does not fit, TensorFlow
         2.21 logs that and then trips over the tensor that it did not get, in place of an error."""
-        failed = [line[line.index(_OOM) :] for line in self.log if _OOM in line]
+        failed = [line[found.start() :] for line in self.log if (found := _OOM.search(line))]
         return failed[-1] if failed else None
 
     def how_it_ended(self, where: str, *, oom_killed: bool) -> tuple[Status, str]:

@@ -93,7 +93,7 @@ def format_of(path: Path, what: str = "a plot", *, pages: bool = False) -> str:
     if suffix not in (*FORMATS, *["html"] * pages):
         raise MemtradeError(
             f"{what} is a file in {'.html, ' * pages}.pdf, .svg or .png, not {path.name!r}: "
-            "name one with --output"
+            "name another"
         )
     return suffix
 

@@ -39,7 +39,7 @@ from memtrade.simulate.program import Linker, Program
 from memtrade.simulate.regions import round_up
 from memtrade.simulate.unplanned import executor_order, merged_tensors
 from memtrade.simulate.walk import Walk
-from memtrade.target import Places, Target
+from memtrade.target import SOMEWHERE, Places, Target
 
 # More than any step needs: what a step that does not fit would take.
 ROOMY_BYTES = 1 << 42
@@ -263,7 +263,8 @@ class Simulator:
             behind = starts[bisect_right(starts, address)] - address
             held[address] = _chunk_bytes(round_up(sizes[t]), behind)
         arena.occupy(held.items(), free, places.untold_bytes)
-        return lies
+        # Of the others it is in use for good: to give nothing back is all that can be foreseen.
+        return lies | {t: 0 for t, offset in at.items() if offset == SOMEWHERE}
 
     def allocator(self, limit_bytes: int | None = None) -> BfcAllocator:
         """The target's, fresh: as memtrade's worker starts the arena, or of a GPU, which takes the

@@ -33,8 +33,18 @@ made_from: WeakKeyDictionary[Any, tuple[Any, list[tuple[Trace, Plan]]]] = WeakKe
 _NO_GRADIENT = "MemtradeRewrittenStep"
 
 
+def check_traced() -> None:
+    """Raises UnsupportedGraphError where functions make no graphs."""
+    if tf.config.functions_run_eagerly():
+        raise UnsupportedGraphError(
+            "functions run eagerly, so there is no graph to rewrite: call "
+            "tf.config.run_functions_eagerly(False) before"
+        )
+
+
 def as_function(train_step: Any) -> Any:
     """A tf.function, if it is none yet."""
+    check_traced()
     if hasattr(train_step, "get_concrete_function"):
         return train_step
     if not callable(train_step):
@@ -51,6 +61,7 @@ def argument_order(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
     specs = tensors_of((args, kwargs))
     graph = of_tensors(function, args, kwargs).graph
     number = {t.name: i for i, t in enumerate(graph.inputs)}
+    check_traced()
     call = next(op for op in graph.get_operations() if op.type in CALL_TYPES)
     return [number[t.name] for t in call.inputs[: len(specs)]]
 

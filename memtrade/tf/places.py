@@ -8,11 +8,12 @@ holes, into which the step's own tensors go, padded. The simulator begins from t
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import tensorflow as tf
 
-from memtrade.target import Places
+from memtrade.target import SOMEWHERE, Places
 from memtrade.tf.captured import captures, variable_spec
 from memtrade.tf.device import Arena, LocalDevice
 from memtrade.tf.extract import Trace
@@ -70,10 +71,15 @@ def _found(traced: Trace, given: Sequence[int], arena: Arena) -> Places | None:
 
 def _offset(captured: tf.Tensor, device: Arena) -> int:
     """Where the tensor lies, or the value of the variable whose handle it is; -1 of anything else,
-    and of what has no bytes."""
+    and of what has no bytes; SOMEWHERE of a variable that reads copy."""
     spec = variable_spec(captured)
+    again = captured
     if spec is not None:
-        captured = tf.raw_ops.ReadVariableOp(resource=captured, dtype=spec.dtype)
+        read = partial(tf.raw_ops.ReadVariableOp, resource=captured, dtype=spec.dtype)
+        captured, again = read(), read()
     if tf.is_symbolic_tensor(captured) or captured.dtype in (tf.resource, tf.string, tf.variant):
         return -1
-    return device.offset(captured) if captured.shape.num_elements() else -1
+    if not captured.shape.num_elements():
+        return -1
+    at = device.offset(captured)
+    return at if device.offset(again) == at else SOMEWHERE

@@ -100,6 +100,8 @@ BAD = [
     ("predict --device gtx-107", "unknown device 'gtx-107': did you mean 'gtx-1070'?"),
     ("predict --device nowhere.toml", "cannot read the device profile nowhere.toml"),
     ("predict --device missing.toml", "missing.toml has no flops_per_s"),
+    ("predict --device binary.toml", "cannot read the device profile binary.toml"),
+    ("pipeline sweep binary.toml", "binary.toml is no grid of pipelines"),
     ("predict --device negative.toml", "memory_bytes must be positive, not -1"),
     ("predict --strategy omee", "unknown strategy 'omee'"),
     ("predict --strategy xla", "xla has no plan"),
@@ -118,6 +120,7 @@ BAD = [
 @pytest.mark.parametrize(("command", "message"), BAD, ids=[each[0] for each in BAD])
 def test_bad_input_is_one_line_and_writes_nothing(run: Run, command: str, message: str) -> None:
     Path("missing.toml").write_text(ARENA.replace("flops_per_s", "# flops_per_s", 1))
+    Path("binary.toml").write_bytes(b"\xff\xfe\x00")
     Path("negative.toml").write_text(ARENA.replace("memory_bytes = 7", "memory_bytes = -1 # 7"))
     Path("folder.html").mkdir()
     before = sorted(Path().iterdir())

@@ -291,7 +291,8 @@ def test_a_profile_is_the_target_that_judges():
     """A GPU's plan is judged by its own allocator and kernels, not by the arena's."""
     step = STEPS["averaged"]()
     function = step.function.get_concrete_function(*step.batch)
-    given = TrainStep("step", step.function, (), lambda: step.batch, tuple)
+    specs = tuple(map(tf.TensorSpec.from_tensor, step.batch))
+    given = TrainStep("step", step.function, specs, lambda: step.batch, tuple)
     graph = trace_concrete(given, function).graph
     needed = {}
     for name in ("arena", "h100"):
@@ -337,6 +338,19 @@ def test_inputs_without_a_size_are_named():
     iterator = iter(tf.data.Dataset.from_tensors(images()))
     with pytest.raises(UnsupportedGraphError, match="input 'batches' is a"):
         memtrade.apply(lambda batches: next(batches), iterator)
+
+
+def test_functions_that_run_eagerly_have_no_graph_to_rewrite():
+    step = STEPS["nested"]()
+    lean = memtrade.apply(step.function, step.batch)
+    tf.config.run_functions_eagerly(True)
+    try:
+        with pytest.raises(UnsupportedGraphError, match="run_functions_eagerly"):
+            memtrade.apply(step.function, step.batch)
+        with pytest.warns(UserWarning, match="run_functions_eagerly"):  # it was planned before
+            lean(*step.batch)
+    finally:
+        tf.config.run_functions_eagerly(False)
 
 
 def test_an_example_that_the_step_does_not_take_is_refused():

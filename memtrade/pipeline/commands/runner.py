@@ -172,7 +172,7 @@ class PipelineRunner:
         self, model: Model, schedule: Schedule, partition: Partition, target: Target
     ) -> PipelineTrial:
         return PipelineTrial(
-            model=self.model.model,
+            model=model.family,
             model_options=dataclasses.asdict(model),
             optimizer=self.model.optimizer,
             learning_rate=self.model.learning_rate,

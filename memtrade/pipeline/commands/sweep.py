@@ -163,5 +163,5 @@ def load_grids(path: Path) -> tuple[PipelineGrid, ...]:
         return msgspec.toml.decode(path.read_bytes(), type=_Grids).pipeline
     except OSError as error:
         raise MemtradeError(f"cannot read the grid {path}: {error.strerror}") from error
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise MemtradeError(f"{path} is no grid of pipelines: {error}") from error
