@@ -34,11 +34,12 @@ def draw_step(
 ) -> DrawnStep:
     """Traces the step of `model`, one micro-batch of `whole`, within a graph of its own.
 
-    Raises UnsupportedGraphError for Keras models, whose weights are made at once.
+    Raises UnsupportedGraphError for Keras models and steps of one's own, whose weights are made at
+    once.
     """
     if not isinstance(model, DrawnModel):
         raise UnsupportedGraphError(
-            f"a pipeline runs built-in models, and {model.name} is Keras's: try --model gpt2"
+            f"a pipeline runs built-in models, and {model.name} is not one: try --model gpt2"
         )
     outer = tf.Graph()
     with outer.as_default():
