@@ -13,6 +13,7 @@ from memtrade.graph import Tensor
 from memtrade.simulate.bfc import ArenaOutOfMemoryError
 from memtrade.simulate.moments import Allocator, Lag, Peak
 from memtrade.simulate.program import COMPUTE, RESERVE, SWAP_OUT, Code, Linker, Program, Row
+from memtrade.simulate.regions import round_up
 
 HANDLE_BYTES = 200  # the scalar tensor that holds a variable's resource handle
 SHAPE_BYTES, SEED_BYTES = 16, 8  # what is there while a variable or the batch gets its values
@@ -221,7 +222,10 @@ class Walk:
 
     def _give_back(self, buffer: int) -> None:
         """Nobody will read it any more."""
-        self.allocator.free(self._handle[buffer])
+        if handle := self._handle[buffer]:
+            self.allocator.free(handle)
+        else:  # of a variable that nobody can tell where it lies; what it leaves is not counted on
+            self.allocator.bytes_in_use -= round_up(self.sizes[buffer])
         self.live -= self.sizes[buffer]
 
     def step(self) -> None:
