@@ -24,7 +24,7 @@ from memtrade.plan import Order
 ARENA = "arena"
 _UNTOLD_BYTES = 4096
 
-
+# In the place of an offset that nothing tells.
 SOMEWHERE = -2
 
 

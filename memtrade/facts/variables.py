@@ -1,12 +1,15 @@
 """Where the values of variables lie: which are written in place, and which reads copy.
 
-AssignVariableOp            the value's buffer becomes the variable's: it moves
-  ... in rewritten steps    written into the buffer that the variable has, where that costs
-                            little: the value would lie about between the step's large tensors
-ReadVariableOp              the variable's own buffer
-  ... of copied variables   a copy, once anything has read or written a part of the variable
-AssignAdd, ResourceApply... into the buffer that the variable has
-  ... of copied variables   into a copy, which becomes the variable's
+    AssignVariableOp            the value's buffer becomes the variable's: it moves
+      ... in rewritten steps    written into the buffer that the variable has, where that costs
+                                little: the value would lie about between the step's large tensors
+    ReadVariableOp              the variable's own buffer
+      ... of copied variables   a copy, once anything has read or written a part of the variable
+    AssignAdd, ResourceApply... into the buffer that the variable has
+      ... of copied variables   into a copy, which becomes the variable's
+
+Of copied variables something has read or written rows: with the first of these TensorFlow has each
+read copy, for good.
 """
 
 from __future__ import annotations

@@ -6,7 +6,6 @@
     StridedSlice, Slice                 rows of the first dimension that are cut out ...
     Split, SplitV, Unpack               ... or into which it is cut
 
-
 TensorFlow cuts rows out without a copy where each begins at a multiple of 64 bytes. Elsewhere these
 kernels copy.
 """

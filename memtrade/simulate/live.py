@@ -65,11 +65,10 @@ def live_rows(program: Program, before: Laid) -> list[int]:
         passing, reserved = reserved, 0
         taken: list[int] = []
         if code is COMPUTE or code is UPDATE:
-            for handle, size in row.variables:
-                if handle in before.copied:  # a copy, in whose place the old one is
-                    passing += size
-                else:
-                    live += buffers.replace(handle, size)
+            for variable in row.variables:
+                kept, gone = buffers.replace(*variable)
+                live += kept
+                passing += gone
             kept, gone = buffers.compute(row.requests, inputs, row.outputs, taken)
             live += kept
             passing += gone
@@ -78,8 +77,9 @@ def live_rows(program: Program, before: Laid) -> list[int]:
         elif code is READ:
             buffers.read(row.variables, row.outputs[0])
         elif code is ASSIGN:
-            passing += sum(each.size_bytes for each in row.requests)  # in the old one's place then
-            live += 0 if row.requests else buffers.assign(*row.variables[0], inputs[0])
+            kept, gone = buffers.assign(*row.variables[0], inputs[0])
+            live += kept
+            passing += gone
         else:
             size = row.requests[0].size_bytes
             if code is SWAP_OUT:
@@ -112,6 +112,7 @@ class _Buffers:
     def __init__(self, program: Program, before: Laid):
         self.sizes, self.refs = before.sizes.copy(), before.refs.copy()
         self.variables, self.readers = before.variables.copy(), program.readers
+        self.copied = before.copied
         self.buffer_of = before.sources + [0] * (len(program.tensor_of) - len(before.sources))
 
     def make(self, version: int, size: int) -> tuple[int, int]:
@@ -164,29 +165,33 @@ class _Buffers:
         self.buffer_of[version] = buffer
         self.refs[buffer] += self.readers[version]
 
-    def replace(self, handle: int, size: int) -> int:
-        """An update's own copy where a read value is held; what it adds."""
+    def replace(self, handle: int, size: int) -> tuple[int, int]:
+        """An update's own copy, where a read value is held or reads copy: then in its place goes
+        the old one. The bytes that stay, and those that do not."""
+        if handle in self.copied:
+            return 0, size
         old = self.variables.get(handle, 0)
         if not old or self.refs[old] == 1:
-            return 0
+            return 0, 0
         self.refs[old] -= 1
         self.variables[handle] = len(self.sizes)
         self.sizes.append(size)
         self.refs.append(1)
-        return size
+        return size, 0
 
-    def assign(self, handle: int, size: int, source: int) -> int:
-        """A variable takes the buffer of its new value, if nobody else holds that; what it adds."""
+    def assign(self, handle: int, size: int, source: int) -> tuple[int, int]:
+        """A variable takes the buffer of its new value, if nobody else holds that and reads do not
+        copy. The bytes that stay, and those that do not."""
         refs = self.refs
         value, old = self.buffer_of[source], self.variables.get(handle, 0)
-        if refs[value] != 1:
+        if refs[value] != 1 or handle in self.copied:
             return self.replace(handle, size)
         refs[value] += 1
         self.variables[handle] = value
         if not old:
-            return 0
+            return 0, 0
         refs[old] -= 1
-        return 0 if refs[old] else -self.sizes[old]
+        return (0 if refs[old] else -self.sizes[old]), 0
 
 
 class _Nothing:

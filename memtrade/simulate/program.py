@@ -45,9 +45,8 @@ class Code(IntEnum):
     COMPUTE = 0
     ALIAS = 1  # the output is the input's buffer
     READ = 2  # the output is the variable's buffer
-    UPDATE = 3  # writes variables in place, or into a copy if a read value is still held; a body's
-    # own tensors are asked for as a kernel's
-    ASSIGN = 4  # takes over the value's buffer, if free; into a new one, if it requests that
+    UPDATE = 3  # writes variables in place, or into a copy if a read value is held, or reads copy
+    ASSIGN = 4  # takes over the value's buffer, if free and reads do not copy
     SWAP_OUT = 5
     SWAP_IN = 6
     RESERVE = 7  # held until the next action has run
@@ -185,8 +184,7 @@ class Linker:
         if op.type in READ_TYPES:
             return Spec(Code.READ, (), op.outputs, variables=variables[:1])
         if op.type == "AssignVariableOp" and not keeps_place(op, graph):
-            copied = (Request(size) for t, size in variables[:1] if t in self.copied)
-            return Spec(Code.ASSIGN, inputs, (), tuple(copied), variables[:1])
+            return Spec(Code.ASSIGN, inputs, (), variables=variables[:1])
         if handles and op.type not in READING_TYPES | CALL_TYPES:
             wanted = _without(handles, op, self.known[op_id].requests)
             handed = _handed(op, graph)
@@ -212,7 +210,7 @@ class Linker:
             Code.COMPUTE,
             inputs,
             outputs,
-            tuple(each for each in wanted if each.size_bytes),
+            tuple(wanted),
             workspace=workspace,
             handed=_handed(op, graph),
         )

@@ -346,7 +346,7 @@ class Walk:
                 self._copy_if_shared(handle, size)
             self._compute(row)
         elif row.code is Code.ASSIGN:
-            self._assign(row)
+            self._assign(row.variables[0], buffer_of[row.inputs[0]])
 
     def _copy_if_shared(self, handle: int, size: int) -> None:
         """Before an update: the variable gets a buffer of its own if a read value is held, or if
@@ -364,13 +364,11 @@ class Walk:
         if old:
             self._release(old)
 
-    def _assign(self, row: Row) -> None:
+    def _assign(self, variable: tuple[int, int], value: int) -> None:
         """The variable takes the value's buffer over if nobody else reads it, and if its own reads
         do not copy."""
-        (handle, size), value = row.variables[0], self._buffer_of[row.inputs[0]]
-        if row.requests:
-            self._replace(handle, self._new(size, 1, handle))
-        elif self.refs[value] == 1:
+        handle, size = variable
+        if self.refs[value] == 1 and handle not in self.linker.copied:
             self.refs[value] += 1
             self._replace(handle, value)
         else:

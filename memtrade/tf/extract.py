@@ -19,8 +19,8 @@ from memtrade.collection import without_collection
 from memtrade.errors import UnsupportedGraphError
 from memtrade.findings import Finding
 from memtrade.graph import GraphData, Op, StepGraph, Tensor
+from memtrade.tf.assigned import branches_in_place
 from memtrade.tf.body_bytes import BodyBytes
-from memtrade.tf.branches import branches_in_place
 from memtrade.tf.calls import Calls
 from memtrade.tf.captured import captures, variable_spec
 from memtrade.tf.definitions import Definitions, simple_attrs

@@ -73,6 +73,13 @@ class Functions:
         return found
 
 
+def chosen_functions(node: NodeDef) -> list[Any]:
+    """The functions that an If or a Case chooses among."""
+    if "branches" in node.attr:
+        return [*node.attr["branches"].list.func]
+    return [node.attr[f"{which}_branch"].func for which in ("then", "else")]
+
+
 def _opened(function: str, library: Mapping[str, Any], versions: Any) -> Template:
     signature = library[function].signature
     call = make_call("PartitionedCall", _BODY, signature)

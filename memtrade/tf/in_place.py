@@ -9,34 +9,15 @@ the slice `[:]` of the variable writes the same bits into the buffer that it has
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import tensorflow as tf
 
 from memtrade.facts.variables import keeps_place, placed
 from memtrade.op_types import READING_TYPES
+from memtrade.tf.assigned import whole_slice
 from memtrade.tf.captured import captures, on_device, on_host, variable_spec
-from memtrade.tf.swap import NodeDef, const_node
-
-if TYPE_CHECKING:  # it writes branches in place
-    from memtrade.tf.extract import Trace
-
-
-def write_in_place(assign: NodeDef, rank: int) -> list[NodeDef]:
-    """Turns an AssignVariableOp into one of a slice, and returns the slice's constants."""
-    handle, value, *controls = assign.input
-    dtype = assign.attr["dtype"].type
-    start, stride, open_ends = _slice(rank)
-    constants = [const_node(f"{assign.name}/from", start), const_node(f"{assign.name}/by", stride)]
-    at, by = (each.name for each in constants)
-    assign.op = "ResourceStridedSliceAssign"
-    assign.ClearField("attr")
-    assign.attr["T"].type = dtype
-    assign.attr["Index"].type = tf.int32.as_datatype_enum
-    for mask in ("begin_mask", "end_mask"):
-        assign.attr[mask].i = open_ends
-    assign.input[:] = [handle, at, at, by, value, *controls]
-    return constants
+from memtrade.tf.extract import Trace
 
 
 def settle(trace: Trace) -> None:
@@ -65,7 +46,7 @@ def settle(trace: Trace) -> None:
 
 def put_in_place(handle: tf.Tensor, spec: tf.TensorSpec, held: Any) -> None:
     """Gives a variable what `on_host` told of one, without moving it."""
-    start, stride, mask = _slice(len(spec.shape))
+    start, stride, mask = whole_slice(len(spec.shape))
     at = tf.constant(start, tf.int32)
     tf.raw_ops.ResourceStridedSliceAssign(
         ref=handle,
@@ -82,10 +63,8 @@ def _own(trace: Trace, captured: Mapping[str, tf.Tensor]) -> None:
     """Adds nothing to each variable that may be updated, in a branch or a loop, too: -0.0, which
     leaves even 0.0 as it is."""
     graph = trace.graph
-    written = {t for op in graph.ops if op.type not in READING_TYPES for t in op.inputs} - placed(
-        graph
-    )
-    for t in sorted(written):
+    written = {t for op in graph.ops if op.type not in READING_TYPES for t in op.inputs}
+    for t in sorted(written - placed(graph)):
         handle = captured.get(graph.label(t))
         spec = None if handle is None else variable_spec(handle)
         if spec is None or tf.is_symbolic_tensor(handle) or not spec.shape.is_fully_defined():
@@ -93,8 +72,3 @@ def _own(trace: Trace, captured: Mapping[str, tf.Tensor]) -> None:
         if spec.dtype.is_floating or spec.dtype.is_integer:
             nothing = tf.fill(spec.shape, tf.cast(-0.0, spec.dtype))
             tf.raw_ops.AssignAddVariableOp(resource=handle, value=nothing)
-
-
-def _slice(rank: int) -> tuple[list[int], list[int], int]:
-    """Start and stride of the slice that is all of a tensor, and the mask of open ends."""
-    return ([0], [1], 1) if rank else ([], [], 0)

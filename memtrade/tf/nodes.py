@@ -191,8 +191,8 @@ _COUNTED: dict[str, Callable[..., Any]] = {
     "Mul": np.multiply,
     "Neg": np.negative,
     "NotEqual": np.not_equal,
-    "Select": lambda condition, then, other: np.where(condition, then, other),
-    "SelectV2": lambda condition, then, other: np.where(condition, then, other),
+    "Select": np.where,
+    "SelectV2": np.where,
     "Sub": np.subtract,
 }
 _REDUCED: dict[str, Callable[..., Any]] = {"Max": np.max, "Min": np.min, "Prod": np.prod}

@@ -23,9 +23,10 @@ from memtrade.kernel_pairs import bias_gradients, biases
 from memtrade.op_types import HANDED_TYPES, SEND, SOURCE_TYPES
 from memtrade.plan import Plan, check_plan
 from memtrade.simulate.summands import sums_as_they_came
+from memtrade.tf.assigned import write_in_place
 from memtrade.tf.extract import Trace
 from memtrade.tf.graft import graft
-from memtrade.tf.in_place import settle, write_in_place
+from memtrade.tf.in_place import settle
 from memtrade.tf.meetings import check_meetings
 from memtrade.tf.nodes import copied, make_node
 from memtrade.tf.swap import HostTransfer, NodeDef, empty_node, size_node

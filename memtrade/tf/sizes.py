@@ -30,6 +30,7 @@ from memtrade.tf.body_bytes import (
     leading_to,
     shared_bytes,
 )
+from memtrade.tf.functions import chosen_functions
 
 Library = Any  # tf.compat.v1.FunctionDefLibrary, a protobuf class that type checkers cannot see
 
@@ -328,12 +329,7 @@ class _Sizes:
         return min(counts) if counts else None
 
     def _branch(self, operation: tf.Operation) -> None:
-        many = operation.type in ("Case", "StatelessCase")
-        functions = (
-            operation.get_attr("branches")
-            if many
-            else [operation.get_attr(f"{which}_branch") for which in ("then", "else")]
-        )
+        functions = chosen_functions(operation.node_def)
         drawn = [self._body(f.name, list(operation.inputs)[1:]) for f in functions]
         # What a branch hands on is asked for as the op's own outputs.
         peaks = (each.peak_bytes - handed_bytes(each.body, each.learned) for each in drawn)

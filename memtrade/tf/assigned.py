@@ -1,0 +1,140 @@
+"""Assignments that leave variables where they lie, in a step and in its branches.
+
+AssignVariableOp makes the value's buffer the variable's. Assigning to the slice `[:]` of the
+variable writes the same bits into the buffer that it has.
+
+    cond ─► If ─┬─ then: gradients, summed up ─► update; zeros ─► the sum
+                └─ else: the sum + gradients ─────────────────► the sum
+
+An optimizer that accumulates gradients had its sums lie elsewhere after each step, in holes between
+the step's large tensors, as `memtrade/tf/in_place.py` says of what is assigned outside of branches.
+What branches alone read, and do no more with than to read and to assign it (see
+`memtrade/facts/variables.py`), they write in place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from memtrade.op_types import BRANCH_TYPES, READING_TYPES
+from memtrade.tf.captured import captures, variable_spec
+from memtrade.tf.functions import Functions, chosen_functions
+from memtrade.tf.graft import graft, grafted
+from memtrade.tf.nodes import NodeDef, copied
+from memtrade.tf.swap import const_node
+from memtrade.tf.unroll import shapes_kept
+
+_HARMLESS = READING_TYPES | {"AssignVariableOp", "ResourceStridedSliceAssign"}
+_FUNCTIONS = "memtrade/branches"
+
+
+def write_in_place(assign: NodeDef, rank: int) -> list[NodeDef]:
+    """Turns an AssignVariableOp into one of a slice, and returns the slice's constants."""
+    handle, value, *controls = assign.input
+    dtype = assign.attr["dtype"].type
+    start, stride, open_ends = whole_slice(rank)
+    constants = [const_node(f"{assign.name}/from", start), const_node(f"{assign.name}/by", stride)]
+    at, by = (each.name for each in constants)
+    assign.op = "ResourceStridedSliceAssign"
+    assign.ClearField("attr")
+    assign.attr["T"].type = dtype
+    assign.attr["Index"].type = tf.int32.as_datatype_enum
+    for mask in ("begin_mask", "end_mask"):
+        assign.attr[mask].i = open_ends
+    assign.input[:] = [handle, at, at, by, value, *controls]
+    return constants
+
+
+def whole_slice(rank: int) -> tuple[list[int], list[int], int]:
+    """Start and stride of the slice that is all of a tensor, and the mask of open ends."""
+    return ([0], [1], 1) if rank else ([], [], 0)
+
+
+def branches_in_place(concrete: Any, specs: Sequence[tf.TensorSpec]) -> Any:
+    """`concrete`, a function of `specs` that calls nothing, with branches that write in place."""
+    graph_def = concrete.graph.as_graph_def()
+    branches = [node for node in graph_def.node if node.op in BRANCH_TYPES]
+    functions = Functions(graph_def)
+    alone = _read_by_alone(branches, graph_def) - _updated(branches, functions.library)
+    ranks = {
+        inner.op.name: len(spec.shape)
+        for inner, outer in captures(concrete)
+        if inner.op.name in alone and (spec := variable_spec(outer)) and spec.shape.rank is not None
+    }
+    made: list[Any] = []
+    for node in branches:
+        read = {i: ranks[name] for i, name in enumerate(node.input[1:]) if name in ranks}
+        chosen = chosen_functions(node)
+        if any(_assigns(functions.library[each.name], read) for each in chosen):
+            for each in chosen:
+                made.append(_written(functions, each.name, read))
+                each.name = made[-1].name
+                graph_def.library.function.add().CopyFrom(made[-1].function_def)
+    if not made:
+        return concrete
+    keep = shapes_kept(concrete.graph)
+
+    def imported(graph: Any) -> None:
+        keep(graph)
+        for function in made:  # TensorFlow forgets a function that nobody holds
+            graph.add_to_collection(_FUNCTIONS, function)
+
+    return graft(concrete, graph_def, specs, on_import=imported).get_concrete_function()
+
+
+def _read_by_alone(branches: Sequence[NodeDef], graph_def: Any) -> set[str]:
+    """The names of what these nodes read, and no other does."""
+    names = {node.name for node in branches}
+    others = (node for node in graph_def.node if node.name not in names)
+    return {each for node in branches for each in node.input} - {
+        each for node in others for each in node.input
+    }
+
+
+def _updated(branches: Sequence[NodeDef], library: Mapping[str, Any]) -> set[str]:
+    """The names of what a branch does more with than to read or to assign it."""
+    found = set()
+    for node in branches:
+        for function in (library[each.name] for each in chosen_functions(node)):
+            users = [each for each in function.node_def if each.op not in _HARMLESS]
+            given = {name for each in users for name in each.input}
+            arguments = zip(function.signature.input_arg, node.input[1:], strict=False)
+            found.update(name for argument, name in arguments if argument.name in given)
+    return found
+
+
+def _assigns(function: Any, places: Mapping[int, int]) -> bool:
+    names = {function.signature.input_arg[i].name for i in places}
+    return any(n.op == "AssignVariableOp" and n.input[0] in names for n in function.node_def)
+
+
+def _written(functions: Functions, name: str, ranks: Mapping[int, int]) -> Any:
+    """A concrete function as the one of that name, but that it writes in place what it assigns to
+    the variables of these arguments, whose ranks are given."""
+    template, signature = functions.template(name), functions.library[name].signature
+    nodes = [copied(each, each.name, each.input) for each in template.nodes]
+    made = tf.compat.v1.GraphDef(node=nodes)
+    made.library.function.extend(functions.library.values())
+    made.versions.producer = tf.version.GRAPH_DEF_VERSION
+    rank_of = {template.arguments[i]: rank for i, rank in ranks.items()}
+    for node in [*made.node]:
+        if node.op == "AssignVariableOp" and node.input[0] in rank_of:
+            made.node.extend(write_in_place(node, rank_of[node.input[0]]))
+
+    def specs(arguments: Any) -> list[tf.TensorSpec]:
+        unknown: Any = None  # the shapes
+        return [tf.TensorSpec(unknown, tf.as_dtype(each.type)) for each in arguments]
+
+    return grafted(
+        made,
+        specs(signature.input_arg),
+        names=template.arguments,
+        captured=lambda: (),
+        structure=specs(signature.output_arg),
+        results=template.results,
+        effects=[template.end],
+        alone=False,
+    ).get_concrete_function()
