@@ -14,7 +14,7 @@ __all__ = ["__version__", "apply", "explain_oom", "inspect", "keras", "largest_b
 _ROOMS = {
     "apply": "memtrade.api",
     "explain_oom": "memtrade.answers",
-    "inspect": "memtrade.api",
+    "inspect": "memtrade.answers",
     "largest_batch": "memtrade.batch",
     "summary": "memtrade.answers",
 }

@@ -1,5 +1,5 @@
-"""What users ask of a model: which layer takes how much memory (`memtrade.summary`), and why there
-was not enough (`memtrade.explain_oom`)."""
+"""What users ask of a model: which layer takes how much memory (`memtrade.summary`), what decides
+how it can be planned (`memtrade.inspect`), why there was not enough (`memtrade.explain_oom`)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import math
 import os
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
@@ -20,6 +20,7 @@ from memtrade.errors import MemtradeError
 from memtrade.explain.cause import batch_size_of, of_error, of_process, of_step
 from memtrade.explain.error import Failure, read_failure
 from memtrade.explain.remedy import Remedy, remedy_for
+from memtrade.findings import Finding
 from memtrade.graph import StepGraph
 from memtrade.measure.here import here_target, learned_target
 from memtrade.plan import Plan
@@ -29,7 +30,7 @@ from memtrade.settings import device_of, told_bytes
 from memtrade.simulate.by_layer import By
 from memtrade.target import ARENA, Target
 from memtrade.tf.calling import as_function, made_from, step_to_read
-from memtrade.tf.extract import Trace, trace_concrete
+from memtrade.tf.extract import Trace, inspected, trace_concrete
 from memtrade.tf.loss import Named
 from memtrade.tf.process import beside_step, counted, models_alive
 from memtrade.tf.structure import arguments_of
@@ -88,6 +89,24 @@ def summary(
         console = Console(markup=False, highlight=False, emoji=False)
         console.print(found.sheet(top, width=console.width).to_rich())
     return found
+
+
+def inspect(train_step: Callable[..., Any], *example: Any, loss: Named = None) -> list[Finding]:
+    """What is in a step that decides how it can be planned, and what follows from each.
+
+    >>> found = inspect(lambda x: tf.reduce_sum(x * tf.random.normal([8])), tf.ones([4, 8]))
+    >>> "random ops with a state" in [each.what for each in found]
+    True
+
+    Args:
+        train_step: as `apply` takes it. example: its arguments.
+        loss: as `apply` takes it.
+
+    Raises:
+        UnsupportedGraphError: an input has no fixed size.
+    """
+    step, concrete = step_to_read(train_step, example, loss)
+    return inspected(step, concrete, tf.nest.flatten(example))
 
 
 @contextlib.contextmanager

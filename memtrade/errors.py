@@ -39,11 +39,13 @@ class UnknownNameError(MemtradeError):
     "unknown strategy 'omee': did you mean 'ome'? The choices are lms, ome"
     >>> str(UnknownNameError("option of original", "lb", []))
     "unknown option of original 'lb': there are none"
+    >>> str(UnknownNameError("split", None, ["exact"]))
+    'unknown split None: The choices are exact'
     """
 
-    def __init__(self, what: str, name: str, choices: Iterable[str]):
-        self.what, self.name, self.choices = what, name, sorted(choices)
-        near = difflib.get_close_matches(name, self.choices, n=1, cutoff=0.5)
+    def __init__(self, what: str, name: object, choices: Iterable[str]):
+        self.what, self.name, self.choices = what, str(name), sorted(choices)
+        near = difflib.get_close_matches(self.name, self.choices, n=1, cutoff=0.5)
         hint = f"did you mean {near[0]!r}? " if near else ""
         listed = f"The choices are {', '.join(self.choices)}" if self.choices else "there are none"
         super().__init__(f"unknown {what} {name!r}: {hint}{listed}")

@@ -96,6 +96,7 @@ def optimize(
             `example_batch`, else from `model.fit`.
     """
     _check(model)
+    _check_count("batch_size", batch_size)
     check_split(split)
     settings = {
         "strategy": strategy,
@@ -173,6 +174,12 @@ def fit(
     where: dict[str, Any] = {"loss": loss, "order": order, "device": device, "profile": profile}
     chosen: dict[str, Any] = dict(options or {})
     _check_sizes(batch_size, effective_batch)
+    seen = (examples.count or 0) * max(fitting.get("epochs", 1), 1)
+    if examples.count is not None and (effective_batch or 0) > seen:
+        raise MemtradeError(
+            f"effective_batch={effective_batch} is more than the {seen} examples of all epochs, so "
+            "no update would come: give a smaller one"
+        )
     if isinstance(batch_size, int):
         size, steps = batch_size, (effective_batch or batch_size) // batch_size
     else:
@@ -322,16 +329,17 @@ def _on_replicas(model: keras.Model) -> Callable[[Any], Any]:
 
 
 def _check_sizes(batch_size: int | Literal["auto"], effective_batch: int | None) -> None:
-    sizes = [size for size in (batch_size, effective_batch) if size not in (None, "auto")]
-    if any(type(size) is not int or size < 1 for size in sizes):
-        raise MemtradeError(
-            'batch_size is "auto" or a whole number from 1 on, and so is effective_batch, not '
-            f"{batch_size!r} and {effective_batch!r}"
-        )
+    _check_count('batch_size, unless it is "auto",', None if batch_size == "auto" else batch_size)
+    _check_count("effective_batch", effective_batch)
     if isinstance(batch_size, int) and effective_batch and effective_batch % batch_size:
         raise MemtradeError(
             f"effective_batch is a multiple of batch_size, not {effective_batch} of {batch_size}"
         )
+
+
+def _check_count(name: str, count: Any) -> None:
+    if count is not None and (type(count) is not int or count < 1):
+        raise MemtradeError(f"{name} is a whole number from 1 on, not {count!r}")
 
 
 def _without_xla(model: keras.Model) -> None:

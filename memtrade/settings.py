@@ -43,6 +43,11 @@ class Settings:
     automatic: bool = False
     asked: bool = True
 
+    @property
+    def tf_device(self) -> str:
+        """As TensorFlow calls the device: "GPU:0"."""
+        return "CPU:0" if self.device_name == ARENA else self.device_name.upper()
+
     def on(self, device: str) -> Settings:
         """The same on the device of a replica ("GPU:1"); "" is the device that was asked for."""
         name = device.lower() if device.startswith("GPU") else ARENA

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import re
+from numbers import Real
+from typing import Any
 
 from memtrade.errors import MemtradeError
 
@@ -29,9 +32,18 @@ def parse_bytes(text: str) -> int:
     return round(float(match[1]) * factor)
 
 
-def bytes_of(size: str | int) -> int:
-    """A size that a user gave as text or in bytes."""
-    return parse_bytes(size) if isinstance(size, str) else size
+def bytes_of(size: Any) -> int:
+    """A size that a user gave as text or in bytes.
+
+    >>> bytes_of("6GB") == bytes_of(6e9)
+    True
+    """
+    if isinstance(size, str):
+        return parse_bytes(size)
+    number = isinstance(size, Real) and not isinstance(size, bool)
+    if not number or not math.isfinite(size):
+        raise MemtradeError(f"a size is a number of bytes, or text such as 6GB, not {size!r}")
+    return int(size)
 
 
 def _canonical(unit: str) -> str:

@@ -12,7 +12,7 @@ import msgspec
 from memtrade.commands.progress import Reporter, extract_graph, reporting, say, watched
 from memtrade.commands.reading import warnings_on_stderr
 from memtrade.commands.run import in_short, refuse_small_limit
-from memtrade.commands.screen import Form, show, show_json
+from memtrade.commands.screen import Form, check_form, show, show_json
 from memtrade.errors import MemtradeError
 from memtrade.measure.batches import BatchTargets
 from memtrade.measure.environment import default_limit_bytes
@@ -81,6 +81,7 @@ def max_batch(
     json
         Print the searches to stdout as JSON, and no table.
     """
+    check_form(format, json)
     specs = make_specs(
         step,
         task="measure",

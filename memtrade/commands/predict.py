@@ -12,7 +12,7 @@ import msgspec
 
 from memtrade.commands.profiles import Foresight, foresee
 from memtrade.commands.progress import reporting
-from memtrade.commands.screen import Form, show, show_json
+from memtrade.commands.screen import Form, check_form, show, show_json
 from memtrade.errors import InfeasibleBudgetError, UnsupportedGraphError
 from memtrade.facts.surroundings import usable_cores
 from memtrade.measure.flags import DEFAULT_STRATEGIES, CommandLine, Flag, StepFlags, Verbose
@@ -44,6 +44,7 @@ def predict(
     json
         Print the predictions to stdout as JSON, and no table.
     """
+    check_form(format, json)
     foresight = foresee(step, default=DEFAULT_STRATEGIES, verbose=verbose)
     predictions = _predict_all(foresight, apart=not verbose)
     if json:

@@ -9,6 +9,7 @@ from typing import Literal
 import msgspec
 from rich.console import Console
 
+from memtrade.errors import MemtradeError
 from memtrade.results.sheets import Sheet, to_csv, to_html_page
 
 Form = Literal["terminal", "markdown", "csv", "latex", "html"]
@@ -39,6 +40,12 @@ def show(sheets: Sequence[Sheet], form: Form = "terminal", *, title: str = "") -
             if position:
                 console.print()
             console.print(sheet.to_rich(width=console.width))
+
+
+def check_form(form: Form, json: bool) -> None:
+    """Raises MemtradeError where a form is asked for beside JSON, which has one."""
+    if json and form != "terminal":
+        raise MemtradeError(f"--json prints no table, so --format {form} says nothing: give one")
 
 
 def show_json(found: object) -> None:

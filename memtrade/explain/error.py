@@ -18,9 +18,11 @@ import math
 import os
 import re
 from collections.abc import Iterable
+from pathlib import Path
 
 import msgspec
 
+import memtrade
 from memtrade.errors import MemtradeError
 from memtrade.units import parse_bytes
 
@@ -62,8 +64,11 @@ _EAGER = re.compile(r"\[Op:(?P<type>(?!__)\w+)\]")
 _FRAME = re.compile(
     r'File "(?P<file>[^"\n]+)", line (?P<line>\d+)|\(defined at (?P<at>[^()\s]+:\d+)\)'
 )
-# Where installed packages and Python's own modules lie.
-_INSTALLED = re.compile(r"(?:site|dist)-packages|[/\\]lib[/\\](?:python3|\w+\.py$)|^<frozen", re.I)
+# Where installed packages and Python's own modules lie, on Windows in a folder of no name.
+_INSTALLED = re.compile(
+    r"(?:site|dist)-packages|[/\\]lib[/\\]python3|\\lib\\\w+\.py$|^<frozen", re.IGNORECASE
+)
+_OURS = str(Path(memtrade.__file__).parent) + os.sep
 _FREE = re.compile(r"Free +at \w+ of size (?P<size>\d+)")
 _POOL = re.compile(
     r"Total bytes in pool: (?P<pool>\d+) memory_limit_: (?P<limit>\d+) "
@@ -212,7 +217,7 @@ def _source(text: str) -> str:
     for part in (text[made:] if made >= 0 else "", text):
         for found in reversed(list(_FRAME.finditer(part))):
             file = found["file"] or found["at"]
-            if not _INSTALLED.search(file):
+            if not _INSTALLED.search(file) and not file.startswith(_OURS):
                 said = found["at"] or f"{file}:{found['line']}"
                 return said.removeprefix(os.getcwd() + os.sep)
     return ""

@@ -100,7 +100,13 @@ class ModelFlags:
         if self.target is not None and self.model != ModelFlags.model:
             raise MemtradeError(f"--target is in place of --model {self.model}: give one of them")
         name = self.model if self.target is None else f"{OwnStep.family}/{self.target}"
-        return make_model(name, given | key_values(self.model_option, "--model-option"))
+        options = key_values(self.model_option, "--model-option")
+        for option in given.keys() & options:
+            flag = f"--{option.replace('_', '-')}"
+            raise MemtradeError(
+                f"{flag} and --model-option {option} say the same: give one of them"
+            )
+        return make_model(name, given | options)
 
     def update_rule(self, model: Model) -> tuple[str, float | None]:
         """The optimizer and its learning rate; a target has its own."""

@@ -22,7 +22,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -208,7 +208,7 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
             first step, and after each step; empty in records from before it was looked at.
     """
 
-    peak_bytes: int
+    peak_bytes: Annotated[int, msgspec.Meta(gt=0)]
     peak_source: Literal["allocator"] = "allocator"
     peak_bytes_by_step: tuple[int, ...]
     persistent_bytes: int
@@ -217,7 +217,7 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     host_source: Literal["resident set"] = "resident set"
     step_seconds: tuple[float, ...]
     warmup_seconds: tuple[float, ...]
-    median_seconds: float
+    median_seconds: Annotated[float, msgspec.Meta(gt=0)]
     fastest_seconds: float
     slowest_seconds: float
     trace_seconds: float

@@ -195,7 +195,9 @@ def _who(found: Explanation) -> str:
     elif found.op:
         who = f"{found.op_type} {found.op.replace(_CALL, '')}".strip()
     elif found.needed_bytes:
-        return "nobody of the step: it had not begun. Its variables and its batch alone do not fit"
+        fits = found.needed_bytes <= found.limit_bytes
+        alone = "" if fits else ". Its variables and its batch alone do not fit"
+        return f"nobody of the step: it had not begun{alone}"
     elif found.requested_bytes:
         who = "an op that the text does not name"
     else:

@@ -15,8 +15,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
+from memtrade.errors import UnknownNameError
 from memtrade.facts import SCRATCH
 from memtrade.graph import StepGraph
 from memtrade.op_types import READ_TYPES
@@ -95,7 +96,13 @@ def by_layer(
 
 def owners(graph: StepGraph, by: By = "layer") -> list[str]:
     """For each op the layer, or the line, that it counts for; "" where nothing is known. A line
-    stands in for a layer where ops lie in no scope."""
+    stands in for a layer where ops lie in no scope.
+
+    Raises:
+        UnknownNameError: `by` is neither.
+    """
+    if by not in get_args(By):
+        raise UnknownNameError("by", by, get_args(By))
     first: dict[str, str] = {}  # layer -> the line of its first forward op
     for op in graph.ops:
         if op.layer and op.source and op.id in graph.forward:

@@ -9,13 +9,12 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from memtrade.op_types import CALL_TYPES
-from memtrade.tf.inline import Inlined, called_body, op_defs, still_called
+from memtrade.tf.inline import COMPILED, Inlined, by_xla, called_body, op_defs, still_called
 from memtrade.tf.nodes import NodeDef
 
 _CONVOLVES = ("Conv2D", "Conv2DBackpropInput")
 _FILTER_GRADIENT = "Conv2DBackpropFilter"
 
-_COMPILED = "_XlaMustCompile"
 # How a call is to be run, by devices and processes that the one who asks has not.
 _SURROUNDINGS = frozenset({"config", "config_proto", "executor_type"})
 # The attribute of an argument that says what lies behind a handle.
@@ -73,7 +72,7 @@ class Calls:
             return None
         read = self._read(node, function)
         inner = [each for each in function.node_def if each.name not in read]
-        compiled = _is_compiled(node, function)
+        compiled = by_xla(node, function)
         if not all(self._computes(each) for each in inner) or (
             not compiled and any(self._compiles(each) for each in inner)
         ):
@@ -84,7 +83,7 @@ class Calls:
         encoded = _renamed(functions, names, read).SerializeToString(deterministic=True)
         bare = tf.compat.v1.NodeDef(op=node.op)
         _take_attributes(bare.attr, node.attr, names)
-        bare.attr[_COMPILED].b = compiled
+        bare.attr[COMPILED].b = compiled
         for i, argument in enumerate(_given_values(function, read)):
             bare.attr["Tin"].list.type[i] = argument
         return Alone(bare.SerializeToString(deterministic=True), encoded)
@@ -118,9 +117,7 @@ class Calls:
 
     def _compiles(self, node: NodeDef) -> bool:
         body = called_body(node, self._library)
-        return body is not None and (
-            _is_compiled(node, body) or any(map(self._compiles, body.node_def))
-        )
+        return body is not None and (by_xla(node, body) or any(map(self._compiles, body.node_def)))
 
 
 class CallBody(NamedTuple):
@@ -138,7 +135,7 @@ def body_of(alone: Alone, inputs: Sequence[str]) -> CallBody:
     graph_def.library.ParseFromString(alone.functions)
     call = tf.compat.v1.NodeDef.FromString(alone.node)
     call.name = "call"
-    call.attr.pop(_COMPILED)
+    call.attr.pop(COMPILED)
     for name, dtype in zip(inputs, call.attr["Tin"].list.type, strict=True):
         node = graph_def.node.add(op="Placeholder", name=name)
         node.attr["dtype"].type = dtype
@@ -176,11 +173,7 @@ def values_read(alone: Alone) -> dict[int, tuple[str, tuple[int, ...]]]:
 
 def is_compiled(alone: Alone) -> bool:
     """By XLA."""
-    return tf.compat.v1.NodeDef.FromString(alone.node).attr[_COMPILED].b
-
-
-def _is_compiled(node: NodeDef, function: Any) -> bool:
-    return any(_COMPILED in each.attr and each.attr[_COMPILED].b for each in (node, function))
+    return tf.compat.v1.NodeDef.FromString(alone.node).attr[COMPILED].b
 
 
 def _given_values(function: Any, read: Mapping[str, tf.TensorSpec]) -> list[int]:

@@ -11,7 +11,7 @@ import tensorflow as tf
 from memtrade.errors import MemtradeError
 from memtrade.findings import Finding, of_graph
 from memtrade.parts import COLLECTIVES
-from memtrade.tf.inline import functions_named, functions_with
+from memtrade.tf.inline import by_xla, functions_named, functions_with
 
 # Ops that hold a Python function, which the graph cannot carry to another place.
 _PYTHON_TYPES = frozenset({"EagerPyFunc", "PyFunc", "PyFuncStateless"})
@@ -78,7 +78,7 @@ def of_trace(graph_def: Any, traced: Callable[[], Any], arguments: Iterable[Any]
     if collectives:
         follows = "they run once, in the order they have, which is the same on all replicas"
         found.append(Finding("collectives", len(collectives), collectives[0].name, follows))
-    compiled = [f for f in graph_def.library.function if _is_compiled(f)]
+    compiled = [f for f in graph_def.library.function if by_xla(f)]
     if compiled:
         follows = "a plan holds outside of them; of the whole step, jit_compile is turned off"
         name = compiled[0].signature.name
@@ -89,10 +89,6 @@ def of_trace(graph_def: Any, traced: Callable[[], Any], arguments: Iterable[Any]
         name = variables[0].name
         found.append(Finding("variables as arguments", len(variables), name, follows))
     return found
-
-
-def _is_compiled(function: Any) -> bool:
-    return "_XlaMustCompile" in function.attr and function.attr["_XlaMustCompile"].b
 
 
 def _nodes(graph_def: Any) -> Iterable[Any]:

@@ -26,6 +26,9 @@ import tensorflow as tf
 from memtrade.op_types import CALL_TYPES
 from memtrade.tf.nodes import GraphDef, NodeDef, copied, make_node, output_count
 
+# The attribute of a function, or of a call, that XLA compiles.
+COMPILED = "_XlaMustCompile"
+
 
 class Inlined:
     """`graph_def` with its calls inlined. O(nodes + edges) of the result.
@@ -131,6 +134,11 @@ class Inlined:
         return scope
 
 
+def by_xla(*carriers: Any) -> bool:
+    """Whether a function's definition, or a call of it, has XLA compile it."""
+    return any(COMPILED in each.attr and each.attr[COMPILED].b for each in carriers)
+
+
 def opens(node: NodeDef, library: dict[str, Any]) -> bool:
     """Whether `Inlined` leads past the op."""
     return is_identity(node) or called_function(node, library) is not None
@@ -147,7 +155,7 @@ def called_function(node: NodeDef, library: dict[str, Any]) -> Any:
     if function is None:
         return None
     for attributes in (node.attr, function.attr):
-        if any(attributes[key].b for key in ("_XlaMustCompile", "_noinline") if key in attributes):
+        if any(attributes[key].b for key in (COMPILED, "_noinline") if key in attributes):
             return None
     return function
 

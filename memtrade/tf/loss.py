@@ -82,9 +82,10 @@ def _named(returned: Any, named: Any) -> tf.Tensor:
         if found is None and isinstance(named, int) and not isinstance(named, bool):
             values = list(leaves.values())
             found = values[named] if -len(values) <= named < len(values) else None
-        if found is None and not leaves:
+        if found is None and not any(leaves):  # a single value has no name
+            what = "one value, which has no name" if leaves else "nothing"
             raise UnsupportedGraphError(
-                f"loss={named!r} is to name what the step returns, and it returns nothing: leave "
+                f"loss={named!r} is to name what the step returns, and it returns {what}: leave "
                 "loss= out, and what leads to the updates tells"
             )
         if found is None:

@@ -12,6 +12,7 @@ import contextlib
 import gc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -20,7 +21,6 @@ from memtrade.facts.variables import placed
 from memtrade.op_types import CALL_TYPES, HARMLESS_TYPES
 from memtrade.simulate.regions import GRAIN_BYTES, round_up
 from memtrade.target import Places
-from memtrade.tf.calling import call_alone
 from memtrade.tf.captured import captures, on_device, on_host, variable_spec
 from memtrade.tf.device import Arena
 from memtrade.tf.extract import Trace
@@ -73,12 +73,17 @@ class Rehearsal(NamedTuple):
 
 
 def rehearsed(
-    trace: Trace, build: Callable[[], Any], device: str, lies: Sequence[int] | None
+    trace: Trace,
+    build: Callable[[], Any],
+    device: str,
+    lies: Sequence[int] | None,
+    call: Callable[..., Any],
 ) -> Rehearsal:
-    """Builds the rewritten step, and runs it on `device` ("GPU:0").
+    """Builds a step, and runs it on `device` ("GPU:0").
 
     Args:
         lies: `offsets_of` its batch, where that is there.
+        call: calls what was built, with the batch's tensors.
 
     Raises:
         tf.errors.ResourceExhaustedError: the step does not fit the device.
@@ -92,7 +97,7 @@ def rehearsed(
         taken_bytes, moved = 0, None
         before = places_here(trace, lies, built=True)
         for _ in range(_REHEARSALS):
-            taken_bytes = _run(trace, concrete, device) + kept_bytes
+            taken_bytes = _run(trace, partial(call, concrete), device) + kept_bytes
             after = places_here(trace, lies, built=True)
             moved, before = None if after == before else after, after
             if moved is None:  # what trains begins where this began
@@ -107,15 +112,15 @@ def _in_use_bytes(device: str) -> int | None:
         return None
 
 
-def _run(trace: Trace, concrete: Any, device: str) -> int:
-    """Most bytes that calls of the rewritten step take beyond what is in use and the batch."""
+def _run(trace: Trace, call: Callable[..., Any], device: str) -> int:
+    """Most bytes that calls of the step take beyond what is in use and the batch."""
     example = trace.step.example
     batch = trace.step.make_batch() if example is None else example
     batch = [*map(tf.convert_to_tensor, batch)]
     kept = _Kept(_variables(trace))
     tf.config.experimental.reset_memory_stats(device)  # of what looking at the arena took
     in_use = tf.config.experimental.get_memory_info(device)["current"]
-    alone = tf.function(lambda *values: call_alone(concrete, values), autograph=False)
+    alone = tf.function(lambda *values: call(values), autograph=False)
     try:
         for _ in range(_STEPS):
             results = alone(*batch)

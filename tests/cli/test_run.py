@@ -41,6 +41,7 @@ BAD_INPUT = [
     ("pipeline run --micro-batches 4.2", "--micro-batches must be a whole number, not 4.2"),
     ("run --strategy original --option lb=3", "unknown option of original 'lb': there are none"),
     ("run --model inception_v4 --layers 50", "unknown option of inception-v4 'layers'"),
+    ("run --layers 18 --model-option layers=34", "--layers and --model-option layers say the same"),
     ("run --batch-size 0", "'batch_size' must be at least 1, not 0"),
     ("run --batch-size=-4", "'batch_size' must be at least 1, not -4"),
     ("run --batch-size many", 'unable to convert "many" into int'),

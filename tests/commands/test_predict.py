@@ -103,6 +103,7 @@ BAD = [
     ("predict --device binary.toml", "cannot read the device profile binary.toml"),
     ("pipeline sweep binary.toml", "binary.toml is no grid of pipelines"),
     ("predict --device negative.toml", "memory_bytes must be positive, not -1"),
+    ("predict --json --format csv", "--json prints no table, so --format csv says nothing"),
     ("predict --strategy omee", "unknown strategy 'omee'"),
     ("predict --strategy xla", "xla has no plan"),
     ("predict --memory-limit 5KB", "--memory-limit must be at least 1MiB"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+import memtrade
 from memtrade.errors import MemtradeError
 from memtrade.explain.cause import of_error
 from memtrade.explain.error import read_failure
@@ -133,6 +134,12 @@ RUN_STACK = r"""
         (
             f"{RUN_STACK}RESOURCE_EXHAUSTED: Out of memory while trying to allocate 1.5GiB.",
             *("", "", r"C:\work\fit.py:88", 3 << 29),
+        ),
+        # A folder of one's own that is called lib, and memtrade's files wherever they are.
+        (
+            f'File "lib/fit.py", line 9\nFile "{memtrade.__file__}", line 8\nDst tensor is not '
+            "initialized",
+            *("", "", "lib/fit.py:9", 0),
         ),
         ("Out of memory allocating 1073741824 bytes.", "", "", "", 1 << 30),
         ("to run _EagerConst: Dst tensor is not initialized.", "", "", "", 0),

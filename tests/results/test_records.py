@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -83,6 +84,13 @@ def test_a_damaged_file_is_set_aside_by_name_and_reason(
     with pytest.warns(DamagedRecordWarning, match=rf"damaged\.json.*({reason})"):
         assert len(load_records(tmp_path)) == 1
     assert (tmp_path / "damaged.json").exists()
+
+
+def test_a_step_that_took_no_memory_is_no_record(tmp_path: Path, make_record: MakeRecord) -> None:
+    path = save_record(make_record(), tmp_path)
+    path.write_text(re.sub(r'"peak_bytes": *\d+', '"peak_bytes": 0', path.read_text()))
+    with pytest.warns(DamagedRecordWarning, match=r"Expected `int` >= 1 .*peak_bytes"):
+        assert load_records(tmp_path) == []
 
 
 def test_another_schema_is_set_aside(tmp_path: Path, make_record: MakeRecord) -> None:

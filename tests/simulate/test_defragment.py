@@ -13,7 +13,8 @@ from memtrade.simulate.timeline import TimeSimulator
 from memtrade.strategies.base import worth_deciding
 from memtrade.strategies.spill import spilled
 from tests.graphs import ARENA, Builder
-from tests.simulate.test_memory import everything, moving
+from tests.simulate.test_memory import everything
+from tests.simulate.test_memory_of_variables import moving
 
 MIB = 1 << 20
 

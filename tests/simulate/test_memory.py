@@ -42,18 +42,6 @@ def holders(graph: StepGraph) -> list[Held]:
     return use_of_memory(clock, everything(graph), limit_bytes=LIMIT).holders
 
 
-def with_variable(b: Builder, size: int) -> int:
-    """A resource handle; `build_with_variable` says what is behind it."""
-    (handle,) = b.op("handle", "Placeholder", sizes=[0])
-    b.tensors[handle] = msgspec.structs.replace(b.tensors[handle], dtype="resource", shape=())
-    return handle
-
-
-def build_with_variable(b: Builder, handle: int, size: int, **parts: Any) -> StepGraph:
-    data = b.build(**parts).data
-    return StepGraph(msgspec.structs.replace(data, captures=(handle,), capture_bytes=(size,)))
-
-
 def test_an_input_is_freed_once_its_last_reader_has_run():
     b = Builder()
     (x,) = b.op("x", "Placeholder", sizes=[MIB])
@@ -105,68 +93,6 @@ def test_scratch_counts_while_its_op_runs():
     assert result.live_peak_bytes == 2 * MIB + 4096 + 12_336
     assert ("scratch of y", 12_336) in [(h.label, h.size_bytes) for h in holders(graph)]
     assert Simulator(graph, target("gtx-1070")).peak_live_bytes(everything(graph)) == 2 * MIB + 4096
-
-
-@pytest.mark.parametrize(("held", "copies"), [(False, 0), (True, 1)])
-def test_an_update_copies_a_variable_whose_value_is_still_held(held: bool, copies: int):
-    b = Builder()
-    handle = with_variable(b, BIG)
-    (x,) = b.op("x", "Placeholder", sizes=[4])
-    (value,) = b.op("read", "ReadVariableOp", [handle], sizes=[BIG])
-    (small,) = b.op("small", "Dot", [value, x], sizes=[4])
-    b.op("update", "ResourceApplyGradientDescent", [handle, small], stateful=True)
-    if held:
-        b.op("late", "Dot", [value, x], sizes=[4])
-    graph = build_with_variable(b, handle, BIG, inputs=[x], outputs=[small], loss=small)
-    result = simulate(graph, everything(graph))
-    assert result.peak_bytes - result.persistent_bytes == copies * (BIG + 256) + 256
-    assert result.peak_op == ("late" if held else "small")
-
-
-def test_an_assignment_takes_the_value_over():
-    b = Builder()
-    handle = with_variable(b, BIG)
-    (x,) = b.op("x", "Placeholder", sizes=[4])
-    (value,) = b.op("value", "MatMul", [x], sizes=[BIG])
-    b.op("assign", "AssignVariableOp", [handle, value], stateful=True)
-    graph = build_with_variable(b, handle, BIG, inputs=[x], outputs=[x], loss=x)
-    result = simulate(graph, everything(graph), steps=3)
-    assert result.peak_bytes == result.persistent_bytes + BIG
-    assert simulate(graph, everything(graph), steps=1).peak_bytes == result.peak_bytes
-
-
-def moving() -> StepGraph:
-    """A step whose variable takes over its new value's buffer, beside a larger tensor's place."""
-    b = Builder()
-    handle = with_variable(b, 8 * MIB)
-    (x,) = b.op("x", "Placeholder", sizes=[4])
-    (read,) = b.op("read", "ReadVariableOp", [handle], sizes=[8 * MIB])
-    (loss,) = b.op("loss", "Dot", [x, read], sizes=[4])
-    (wide,) = b.op("wide", "MatMul", [x], sizes=[14 * MIB])
-    (narrow,) = b.op("narrow", "MatMul", [wide], sizes=[8 * MIB])
-    (value,) = b.op("value", "MatMul", [narrow], sizes=[8 * MIB])
-    b.op("assign", "AssignVariableOp", [handle, value], stateful=True)
-    return build_with_variable(b, handle, 8 * MIB, inputs=[x], outputs=[loss], loss=loss)
-
-
-def test_a_variable_that_moves_leaves_other_holes_after_each_step():
-    """So the third step's peak is higher than those before, and counts."""
-    graph = moving()
-    actions = everything(graph)
-    third = simulate(graph, actions, steps=3).peak_bytes
-    assert third > simulate(graph, actions, steps=2).peak_bytes
-    assert simulate(graph, actions).peak_bytes == third
-
-
-def test_a_call_makes_its_outputs_whatever_it_does_to_variables():
-    b = Builder()
-    handle = with_variable(b, BIG)
-    (x,) = b.op("x", "Placeholder", sizes=[4])
-    (y,) = b.op("call", "StatefulPartitionedCall", [x, handle], sizes=[BIG], stateful=True)
-    (loss,) = b.op("loss", "Dot", [y], sizes=[4])
-    graph = build_with_variable(b, handle, BIG, inputs=[x], outputs=[loss], loss=loss)
-    result = simulate(graph, everything(graph))
-    assert result.peak_bytes - result.persistent_bytes == BIG + 256
 
 
 def test_a_swapped_tensor_is_on_the_host_between_the_swaps():
@@ -342,26 +268,6 @@ def test_a_branch_that_updates_variables_takes_what_its_body_takes():
     assert simulator.peak_live_bytes(everything(graph)) == result.live_peak_bytes
 
 
-def test_a_variable_whose_rows_are_gathered_is_copied_by_reads_and_assigned_to_a_new_buffer():
-    def peak(touching: str) -> int:
-        b = Builder()
-        (x,) = b.op("x", "Placeholder", sizes=[256])
-        (handle,) = b.op("v", "Placeholder", sizes=[0])
-        (first,) = b.op("rows", touching, [handle, x], sizes=[256])
-        (value,) = b.op("read", "ReadVariableOp", [handle], sizes=[BIG])
-        (new,) = b.op("new", "MatMul", [value, first], sizes=[BIG])
-        b.op("assign", "AssignVariableOp", [handle, new], stateful=True)
-        b.tensors[handle] = msgspec.structs.replace(b.tensors[handle], dtype="resource")
-        data = b.build(inputs=[x], outputs=[first], loss=first).data
-        graph = StepGraph(msgspec.structs.replace(data, captures=(handle,), capture_bytes=(BIG,)))
-        result = simulate(graph, everything(graph), steps=2)
-        assert Simulator(graph, ARENA).peak_live_bytes(everything(graph)) == result.live_peak_bytes
-        return result.live_peak_bytes // BIG
-
-    assert peak("VariableShape") == 2  # the variable, and what becomes the variable
-    assert peak("ResourceGather") == 3
-
-
 def test_what_a_loop_hands_on_as_it_came_is_there_once():
     """Though someone else reads it, too: a while_loop passes its constants through."""
 
@@ -379,26 +285,3 @@ def test_what_a_loop_hands_on_as_it_came_is_there_once():
 
     assert peak() == 2
     assert peak(0) == 1
-
-
-def test_an_update_moves_a_variable_whose_rows_are_gathered():
-    """TensorFlow copies what is read by copying before it adds to it."""
-
-    def moves(touching: str) -> bool:
-        b = Builder()
-        (x,) = b.op("x", "Placeholder", sizes=[BIG])
-        (handle,) = b.op("v", "Placeholder", sizes=[0])
-        (rows,) = b.op("rows", touching, [handle, x], sizes=[256])
-        b.op("update", "AssignAddVariableOp", [handle, x], stateful=True)
-        b.tensors[handle] = msgspec.structs.replace(b.tensors[handle], dtype="resource")
-        data = b.build(inputs=[x], outputs=[rows], loss=rows).data
-        graph = StepGraph(msgspec.structs.replace(data, captures=(handle,), capture_bytes=(BIG,)))
-        simulator = Simulator(graph, ARENA)
-        walk = simulator.begin(simulator.link(everything(graph)))
-        walk.step()
-        live_bytes = simulator.peak_live_bytes(everything(graph))
-        assert live_bytes == walk.live_peak
-        return walk.moved
-
-    assert moves("ResourceGather")
-    assert not moves("VariableShape")

@@ -268,5 +268,7 @@ def test_sizes_and_models_that_are_none() -> None:
     ):
         with pytest.raises(MemtradeError, match="a whole number from 1 on"):
             fit(model_of(), data(8), **sizes)
+    with pytest.raises(MemtradeError, match="more than the 16 examples of all epochs"):
+        fit(model_of(), data(8), effective_batch=32, epochs=2)
     with pytest.raises(MemtradeError, match="multiple of batch_size, not 10 of 4"):
         fit(model_of(), data(8), batch_size=4, effective_batch=10)

@@ -18,7 +18,7 @@ from cyclopts import Parameter
 
 from memtrade.commands.progress import extract_graph, ignore, log, reporting
 from memtrade.commands.reading import picture_format, write_output
-from memtrade.commands.screen import Form, show, show_json
+from memtrade.commands.screen import Form, check_form, show, show_json
 from memtrade.errors import MemtradeError
 from memtrade.graph import StepGraph
 from memtrade.measure.environment import default_limit_bytes
@@ -255,6 +255,7 @@ def partition(
     json
         Print the report and the partition to stdout as JSON, and no table.
     """
+    check_form(format, json)
     target = device.target()
     link = cut.link_bytes_per_s(target)
     kind = picture_format(picture)
