@@ -43,7 +43,7 @@ def bytes_of(size: Any) -> int:
     number = isinstance(size, Real) and not isinstance(size, bool)
     if not number or not math.isfinite(size):
         raise MemtradeError(f"a size is a number of bytes, or text such as 6GB, not {size!r}")
-    return int(size)
+    return int(float(size))
 
 
 def _canonical(unit: str) -> str:
