@@ -11,39 +11,20 @@ alone; whatever else runs in the process is optimized as before.
 
 from __future__ import annotations
 
-import gc
-import itertools
-import logging
-import os
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import tensorflow as tf
 
 from memtrade.collection import without_collection
-from memtrade.errors import OURS, InfeasibleBudgetError, MemtradeError, UnsupportedGraphError
-from memtrade.measure import host
-from memtrade.measure.budgets import (
-    CORRECTIONS,
-    BrokenBudgetError,
-    corrected,
-    leaving_margin,
-    peak_op,
-)
-from memtrade.measure.here import learned_target
+from memtrade.errors import OURS, MemtradeError, UnsupportedGraphError
 from memtrade.options import NONE, Value
 from memtrade.plan import Order, Plan
+from memtrade.planning import Planner, built, warn_as_it_is
 from memtrade.settings import ORIGINAL, Settings, check_split, settings_of
-from memtrade.simulate.memory import ROOMY_BYTES, MemoryResult
-from memtrade.simulate.timeline import TimeSimulator
-from memtrade.strategies import find_planned, make_options
-from memtrade.strategies.base import clock_of
-from memtrade.strategies.budget import check_sized
-from memtrade.strategies.saving import Peaks, no_worse
-from memtrade.target import Target
 from memtrade.tf.calling import (
     argument_order,
     as_function,
@@ -58,9 +39,8 @@ from memtrade.tf.device import Arena
 from memtrade.tf.extract import Trace, trace_concrete
 from memtrade.tf.inline import by_xla
 from memtrade.tf.loss import Named
-from memtrade.tf.places import offsets_of, places_here
-from memtrade.tf.rehearsal import Rehearsal, can_be_rehearsed, rehearsed
-from memtrade.tf.replicas import apply_plans, parts_of
+from memtrade.tf.places import offsets_of
+from memtrade.tf.replicas import parts_of
 from memtrade.tf.split import in_parts
 from memtrade.tf.structure import (
     arguments_of,
@@ -73,12 +53,6 @@ from memtrade.tf.structure import (
     tensors_of,
     with_variables,
 )
-from memtrade.units import megabytes, megabytes_between
-
-log = logging.getLogger("memtrade")
-
-# The order that TensorFlow runs a step in, as it is, moves its peak by a third at most.
-_NEAR = 0.6
 
 
 def apply(
@@ -202,16 +176,13 @@ class _Rewriting:
         except MemtradeError as error:
             if size > max(self.planned, default=-1):
                 raise
-            self._warn(f"cannot be planned for a batch of this size ({error})")
+            warn_as_it_is(self.name, f"cannot be planned for a batch of this size ({error})")
             run, order = None, []
         self.planned.append(size)
         if run is None:
             return self.function(*args, **kwargs)
         values = tensors_of(held((args, kwargs)))
         return run([values[i] for i in order])
-
-    def _warn(self, why: str) -> None:
-        warnings.warn(f"{self.name} {why}: it runs as it is", stacklevel=2)
 
     def rewritten(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, list[int]]:
         """A call of the rewritten step, or of the step as it is, with its tensors alone, and for
@@ -244,154 +215,26 @@ class _Rewriting:
         parts = parts_of(traced)
         lies = None if self.planned else [self.lies[i] for i in order]
         settings = [self.settings.on(part.device) for part in parts]
-        found = [self._plan(*each, lies) for each in zip(parts, settings, strict=True)]
+        compiled = by_xla(planned.function_def)
+        as_it_is = None if compiled else partial(unchanged, planned, specs)
+        found = [
+            Planner(self.name, part, given, lies, as_it_is).plan()
+            for part, given in zip(parts, settings, strict=True)
+        ]
         plans = [plan for plan, _ in found]
         self.last[:] = zip(parts, plans, strict=True)
-        compiled = by_xla(concrete.function_def)
-        transfers = [each.transfer for each in settings]
         _, tried = found[0]  # of a part of several none is
-        as_it_is = tried is None and self.split == NONE
-        if as_it_is and not any(plan.actions for plan in plans):
+        if not any(plan.actions for plan in plans):
             if any(plan.strategy != ORIGINAL for plan in plans):
-                self._warn(f"is not made smaller by {self.settings.strategy.name}")
-            return None if compiled else partial(call_unchanged, unchanged(concrete, specs))
-        if compiled:
+                how = "is" if self.split == NONE else "in parts is"
+                why = f"{how} not made smaller by {self.settings.strategy.name}"
+                warn_as_it_is(self.name, why)
+            return as_it_is and partial(call_unchanged, tried or as_it_is())
+        if by_xla(concrete.function_def):
             warnings.warn(
                 f"{traced.step.name} was to be compiled by XLA, which would undo the plan's order: "
                 "the rewritten step runs without jit_compile",
                 stacklevel=2,
             )
-        return partial(call_alone, tried or _built(traced, parts, plans, transfers))
-
-    def _plan(
-        self, traced: Trace, settings: Settings, lies: Sequence[int] | None
-    ) -> tuple[Plan, Any]:
-        """A plan that keeps the budget, by prediction and, where the device counts, by a rehearsal;
-        and the rehearsed function.
-
-        What a rehearsal above the budget teaches corrects the target, and the plan is made anew.
-        """
-        budget_bytes = settings.budget_bytes
-        target = settings.target.among(places_here(traced, lies))
-        target = learned_target(target, [traced.graph], environment=os.environ)
-        as_it_is = cache(partial(self._holds_as_it_is, traced, target, lies))
-        if settings.automatic and self._fits(traced, settings, target) and as_it_is():
-            return find_planned(ORIGINAL).plan(traced.graph, make_options(ORIGINAL), target), None
-        options = host.within_room(settings.options, traced.graph, budget_bytes or 0)
-        for correction in itertools.count():
-            foresee = partial(self._foresee, traced, options)
-            (plan, given_bytes), target = leaving_margin(foresee, target)
-            if not plan.actions and as_it_is():
-                return plan, None
-            tried = self._rehearse(traced, plan, lies)
-            if budget_bytes is None or not tried or tried.taken_bytes is None:
-                return plan, tried and tried.concrete
-            peak_bytes = tried.taken_bytes + given_bytes
-            held = peak_bytes <= budget_bytes
-            if held and tried.moved:  # what it updated lies elsewhere now
-                target = target.among(tried.moved)
-                peak_bytes = self._judge(traced, plan, clock_of(traced.graph, target)).peak_bytes
-            if peak_bytes <= budget_bytes:
-                return plan, tried.concrete
-            del tried
-            gc.collect()  # with its function goes what that keeps on the device
-            if correction == CORRECTIONS:
-                op = peak_op(target, traced.graph, plan)
-                raise BrokenBudgetError(peak_bytes, budget_bytes, op)
-            if held:  # it is planned anew from there
-                continue
-            learned = corrected(
-                target, traced.graph, plan, peak_bytes=peak_bytes, environment=os.environ
-            )
-            log.warning(
-                "%s took %s MB of a budget of %s MB when it was rehearsed: planned anew; %s",
-                traced.step.name,
-                *map(megabytes, (peak_bytes, budget_bytes)),
-                learned.remedy,
-            )
-            target = learned.target
-        raise AssertionError("the loop ends by itself")
-
-    def _fits(self, traced: Trace, settings: Settings, target: Target) -> bool:
-        """Whether the step as it is is predicted to keep the budget."""
-        budget_bytes = settings.budget_bytes
-        assert budget_bytes is not None
-        if traced.graph.data.unsized and not settings.asked:
-            self._warn("has tensors whose size nothing tells, so whether it fits is not known")
-            return True
-        original_bytes = Peaks(traced.graph, target).original
-        log.info(
-            "%s as it is: predicted peak %s MB of %s MB",
-            traced.step.name,
-            megabytes(original_bytes),
-            megabytes(budget_bytes),
-            extra={"peak_bytes": original_bytes, "original_bytes": original_bytes},
-        )
-        return original_bytes <= budget_bytes
-
-    def _holds_as_it_is(self, traced: Trace, target: Target, lies: Sequence[int] | None) -> bool:
-        """Whether the step keeps the budget in TensorFlow's own order, which is foreseen less well
-        than a pinned one: near the budget a rehearsal tells."""
-        budget_bytes = self.settings.budget_bytes
-        found = clock_of(traced.graph, target).needed(())
-        compiled = by_xla(traced.concrete.function_def)
-        can_tell = self.split == NONE and not compiled and can_be_rehearsed(traced)
-        if budget_bytes is None or not can_tell or found.peak_bytes < _NEAR * budget_bytes:
-            return True
-        build = partial(unchanged, traced.concrete, traced.step.specs)
-        try:
-            tried = rehearsed(traced, build, self.settings.tf_device, lies, call_unchanged)
-        except tf.errors.ResourceExhaustedError:
-            return False
-        return tried.taken_bytes is None or tried.taken_bytes + found.given_bytes <= budget_bytes
-
-    def _rehearse(self, traced: Trace, plan: Plan, lies: Sequence[int] | None) -> Rehearsal | None:
-        """Runs of the rewritten step that leave nothing behind, if anybody asks what it takes."""
-        if self.settings.budget_bytes is None or not can_be_rehearsed(traced):
-            return None
-        build = partial(_built, traced, [traced], [plan], [self.settings.transfer])
-        return rehearsed(traced, build, self.settings.tf_device, lies, call_alone)
-
-    def _foresee(self, traced: Trace, options: Any, target: Target) -> tuple[Plan, int]:
-        """A plan that is predicted to keep the budget, and the bytes that lie there before
-        the first step (0 where nobody asks).
-
-        Raises InfeasibleBudgetError where none does.
-        """
-        peaks = Peaks(traced.graph, target)
-        plan = no_worse(self.settings.strategy.plan(traced.graph, options, target), peaks)
-        budget_bytes = self.settings.budget_bytes
-        if budget_bytes is None and not log.isEnabledFor(logging.INFO):
-            return plan, 0
-        if budget_bytes is not None:
-            check_sized(traced.graph)
-        found = self._judge(traced, plan, peaks.clock)
-        if budget_bytes is not None and found.peak_bytes > budget_bytes:
-            raise InfeasibleBudgetError(found.peak_bytes, budget_bytes, found.peak_op)
-        return plan, found.given_bytes
-
-    def _judge(self, traced: Trace, plan: Plan, clock: TimeSimulator) -> MemoryResult:
-        """What the plan is predicted to take, which the log says, too."""
-        found = clock.needed(plan)
-        if log.isEnabledFor(logging.INFO):
-            original = clock.simulator.memory((), limit_bytes=ROOMY_BYTES)
-            bound = traced.graph.bound
-            log.info(
-                "%s of %s: predicted peak %s%s MB, original %s%s MB",
-                plan.strategy,
-                traced.step.name,
-                *(bound, megabytes_between(found.told_peak_bytes, found.peak_bytes)),
-                *(bound, megabytes_between(original.told_peak_bytes, original.peak_bytes)),
-                extra={
-                    "peak_bytes": found.peak_bytes,
-                    "told_peak_bytes": found.told_peak_bytes,
-                    "original_bytes": original.peak_bytes,
-                    "bound": bound,
-                },
-            )
-        return found
-
-
-def _built(traced: Trace, parts: Any, plans: Any, transfers: Any) -> Any:
-    """The rewritten step's concrete function."""
-    return apply_plans(traced, parts, plans, transfers).get_concrete_function()  # pyright: ignore[reportFunctionMemberAccess]
+        transfers = [each.transfer for each in settings]
+        return partial(call_alone, tried or built(traced, parts, plans, transfers))

@@ -24,7 +24,7 @@ def test_the_step_stays_as_it_is_where_it_fits_and_else_gets_the_fastest_plan_th
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # With oneDNN the CPU's allocator counts, too, and says more than a plan takes.
-    monkeypatch.setattr("memtrade.api.can_be_rehearsed", lambda traced: False)
+    monkeypatch.setattr("memtrade.planning.can_be_rehearsed", lambda traced: False)
     step, weights = make_step(layers=8)
     original, lean = (peak_of(step, BATCH, name).size_bytes for name in ("original", "checkpoints"))
     roomy = memtrade.apply(step, BATCH, "auto", budget=int(original * 1.05))

@@ -275,7 +275,7 @@ def test_a_small_batch_that_cannot_be_planned_runs_as_it_is(monkeypatch):
 
     x, y = data(BATCH + 2)
     model.train_on_batch(x[:BATCH], y[:BATCH])
-    monkeypatch.setattr("memtrade.api._Rewriting._plan", lambda self, traced, *_: refused(traced))
+    monkeypatch.setattr("memtrade.api.Planner.plan", lambda self: refused(self.traced))
     with pytest.warns(UserWarning, match="not this one.*runs as it is"):
         model.train_on_batch(x[BATCH:], y[BATCH:])
 

@@ -24,7 +24,7 @@ def test_a_mistake_of_ours_is_one_line_too(monkeypatch):
     def broken(*_: object) -> None:
         raise KeyError("body_7")
 
-    monkeypatch.setattr("memtrade.api.no_worse", broken)
+    monkeypatch.setattr("memtrade.planning.no_worse", broken)
     step = STEPS["plain"]()
     with pytest.raises(UnsupportedGraphError, match=r"train_step could not be .* KeyError"):
         memtrade.apply(step.function, step.batch)

@@ -1,0 +1,227 @@
+"""A plan for a step that is there: foreseen, rehearsed where the device counts, and corrected.
+
+as it is ── predicted to fit? ──► rehearsed near the budget ──► it stays so
+   │ no                               │ breaks it
+   ▼                                  ▼
+planned ──► foreseen to fit? ──► rehearsed ──► kept
+   ▲                                  │ breaks it
+   └───── the target, corrected ◄─────┘        at most CORRECTIONS times
+"""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import logging
+import os
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from memtrade.errors import InfeasibleBudgetError
+from memtrade.measure import host
+from memtrade.measure.budgets import (
+    CORRECTIONS,
+    BrokenBudgetError,
+    corrected,
+    leaving_margin,
+    peak_op,
+)
+from memtrade.measure.here import learned_target
+from memtrade.plan import Plan
+from memtrade.settings import ORIGINAL, Settings
+from memtrade.simulate.memory import ROOMY_BYTES, MemoryResult
+from memtrade.simulate.timeline import TimeSimulator
+from memtrade.strategies import find_planned, make_options
+from memtrade.strategies.base import clock_of, make_plan
+from memtrade.strategies.budget import check_sized
+from memtrade.strategies.saving import Peaks, no_worse
+from memtrade.target import Target
+from memtrade.tf.calling import call_alone, call_unchanged
+from memtrade.tf.extract import Trace
+from memtrade.tf.places import places_here
+from memtrade.tf.rehearsal import Rehearsal, can_be_rehearsed, rehearsed
+from memtrade.tf.replicas import apply_plans
+from memtrade.units import megabytes, megabytes_between
+
+log = logging.getLogger("memtrade")
+
+# The order that TensorFlow runs a step in, as it is, moves its peak by a third at most.
+_NEAR = 0.6
+
+
+class PlannedFunction(NamedTuple):
+    """A plan, and the function that a rehearsal of it made, if there was one. Without actions the
+    plan leaves the step as it is, and so is the function."""
+
+    plan: Plan
+    concrete: Any = None
+
+
+class _AsItIs(NamedTuple):
+    """Whether the step keeps the budget as it is, and the function that its rehearsal made."""
+
+    holds: bool
+    concrete: Any = None
+
+
+@dataclass(frozen=True)
+class Planner:
+    """Plans one step for its settings.
+
+    Attributes:
+        lies: `offsets_of` its batch, where that is there.
+        as_it_is: makes the function of the step without a plan; None where none may run.
+    """
+
+    name: str
+    traced: Trace
+    settings: Settings
+    lies: Sequence[int] | None
+    as_it_is: Callable[[], Any] | None
+
+    def plan(self) -> PlannedFunction:
+        """A plan that keeps the budget, by prediction and, where the device counts, by a rehearsal.
+
+        What a rehearsal above the budget teaches corrects the target, and the plan is made anew.
+        """
+        graph, budget_bytes, target = self.traced.graph, self.settings.budget_bytes, self._target
+        if self.settings.automatic and self._fits() and self._untouched.holds:
+            plan = find_planned(ORIGINAL).plan(graph, make_options(ORIGINAL), target)
+            return PlannedFunction(plan, self._untouched.concrete)
+        options = host.within_room(self.settings.options, graph, budget_bytes or 0)
+        for correction in itertools.count():
+            (plan, given_bytes), target = leaving_margin(partial(self._foresee, options), target)
+            if not plan.actions:
+                if self._untouched.holds:
+                    return PlannedFunction(plan, self._untouched.concrete)
+                plan = make_plan(plan.strategy, graph, options, target, ())  # in one order
+            tried = self._rehearse(plan)
+            if budget_bytes is None or not tried or tried.taken_bytes is None:
+                return PlannedFunction(plan, tried and tried.concrete)
+            peak_bytes = tried.taken_bytes + given_bytes
+            held = peak_bytes <= budget_bytes
+            if held and tried.moved:  # what it updated lies elsewhere now
+                target = target.among(tried.moved)
+                peak_bytes = self._judge(plan, clock_of(graph, target)).peak_bytes
+            if peak_bytes <= budget_bytes:
+                return PlannedFunction(plan, tried.concrete)
+            del tried
+            gc.collect()  # with its function goes what that keeps on the device
+            if correction == CORRECTIONS:
+                raise BrokenBudgetError(peak_bytes, budget_bytes, peak_op(target, graph, plan))
+            if held:  # it is planned anew from there
+                continue
+            learned = corrected(target, graph, plan, peak_bytes=peak_bytes, environment=os.environ)
+            log.warning(
+                "%s took %s MB of a budget of %s MB when it was rehearsed: planned anew; %s",
+                self.traced.step.name,
+                *map(megabytes, (peak_bytes, budget_bytes)),
+                learned.remedy,
+            )
+            target = learned.target
+        raise AssertionError("the loop ends by itself")
+
+    @cached_property
+    def _target(self) -> Target:
+        target = self.settings.target.among(places_here(self.traced, self.lies))
+        return learned_target(target, [self.traced.graph], environment=os.environ)
+
+    def _fits(self) -> bool:
+        """Whether the step as it is is predicted to keep the budget."""
+        graph, budget_bytes = self.traced.graph, self.settings.budget_bytes
+        assert budget_bytes is not None
+        if graph.data.unsized and not self.settings.asked:
+            why = "has tensors whose size nothing tells, so whether it fits is not known"
+            warn_as_it_is(self.name, why)
+            return True
+        original_bytes = Peaks(graph, self._target).original
+        log.info(
+            "%s as it is: predicted peak %s MB of %s MB",
+            self.traced.step.name,
+            megabytes(original_bytes),
+            megabytes(budget_bytes),
+            extra={"peak_bytes": original_bytes, "original_bytes": original_bytes},
+        )
+        return original_bytes <= budget_bytes
+
+    @cached_property
+    def _untouched(self) -> _AsItIs:
+        """Whether the step keeps the budget in TensorFlow's own order, which is foreseen less well
+        than a pinned one: near the budget a rehearsal tells."""
+        budget_bytes = self.settings.budget_bytes
+        if budget_bytes is None or self.as_it_is is None or not can_be_rehearsed(self.traced):
+            return _AsItIs(True)
+        found = clock_of(self.traced.graph, self._target).needed(())
+        if found.peak_bytes < _NEAR * budget_bytes:
+            return _AsItIs(True)
+        device = self.settings.tf_device
+        try:
+            tried = rehearsed(self.traced, self.as_it_is, device, self.lies, call_unchanged)
+        except tf.errors.ResourceExhaustedError:
+            return _AsItIs(False)
+        taken_bytes = found.given_bytes + (tried.taken_bytes or 0)
+        if tried.taken_bytes is None or taken_bytes <= budget_bytes:
+            return _AsItIs(True, tried.concrete)
+        del tried
+        gc.collect()  # with its function goes what that keeps on the device
+        return _AsItIs(False)
+
+    def _rehearse(self, plan: Plan) -> Rehearsal | None:
+        """Runs of the rewritten step that leave nothing behind, if anybody asks what it takes."""
+        if self.settings.budget_bytes is None or not can_be_rehearsed(self.traced):
+            return None
+        build = partial(built, self.traced, [self.traced], [plan], [self.settings.transfer])
+        return rehearsed(self.traced, build, self.settings.tf_device, self.lies, call_alone)
+
+    def _foresee(self, options: Any, target: Target) -> tuple[Plan, int]:
+        """A plan that is predicted to keep the budget, and the bytes that lie there before
+        the first step (0 where nobody asks).
+
+        Raises InfeasibleBudgetError where none does.
+        """
+        graph, budget_bytes = self.traced.graph, self.settings.budget_bytes
+        peaks = Peaks(graph, target)
+        plan = no_worse(self.settings.strategy.plan(graph, options, target), peaks)
+        if budget_bytes is None and not log.isEnabledFor(logging.INFO):
+            return plan, 0
+        if budget_bytes is not None:
+            check_sized(graph)
+        found = self._judge(plan, peaks.clock)
+        if budget_bytes is not None and found.peak_bytes > budget_bytes:
+            raise InfeasibleBudgetError(found.peak_bytes, budget_bytes, found.peak_op)
+        return plan, found.given_bytes
+
+    def _judge(self, plan: Plan, clock: TimeSimulator) -> MemoryResult:
+        """What the plan is predicted to take, which the log says, too."""
+        found = clock.needed(plan)
+        if log.isEnabledFor(logging.INFO):
+            original = clock.simulator.memory((), limit_bytes=ROOMY_BYTES)
+            bound = self.traced.graph.bound
+            log.info(
+                "%s of %s: predicted peak %s%s MB, original %s%s MB",
+                plan.strategy,
+                self.traced.step.name,
+                *(bound, megabytes_between(found.told_peak_bytes, found.peak_bytes)),
+                *(bound, megabytes_between(original.told_peak_bytes, original.peak_bytes)),
+                extra={
+                    "peak_bytes": found.peak_bytes,
+                    "told_peak_bytes": found.told_peak_bytes,
+                    "original_bytes": original.peak_bytes,
+                    "bound": bound,
+                },
+            )
+        return found
+
+
+def built(traced: Trace, parts: Any, plans: Any, transfers: Any) -> Any:
+    """The rewritten step's concrete function."""
+    return apply_plans(traced, parts, plans, transfers).get_concrete_function()  # pyright: ignore[reportFunctionMemberAccess]
+
+
+def warn_as_it_is(name: str, why: str) -> None:
+    warnings.warn(f"{name} {why}: it runs as it is", stacklevel=3)
