@@ -56,6 +56,8 @@ def watch(
     """
     if not script.is_file():
         raise MemtradeError(f"there is no script {str(script)!r}: name a Python file")
+    if device.timeout != DeviceFlags.timeout:
+        raise MemtradeError("a watched script takes its time: leave --timeout out")
     name, limit_bytes = device.resolve()
     environment = child_environment(TrialSpec(device=name, memory_limit_bytes=limit_bytes))
     if ONEDNN not in os.environ:

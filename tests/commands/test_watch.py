@@ -58,3 +58,5 @@ def test_out_of_memory_is_explained_and_the_status_is_the_scripts(tmp_path: Path
 def test_a_script_that_is_not_there(run: Run) -> None:
     status, _, err = run("watch", "none.py")
     assert (status, err) == (2, "memtrade: there is no script 'none.py': name a Python file\n")
+    status, _, err = run("watch", "--timeout", "5", __file__)
+    assert (status, err) == (2, "memtrade: a watched script takes its time: leave --timeout out\n")

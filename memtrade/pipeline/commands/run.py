@@ -104,7 +104,7 @@ def run(
     record = runner.run(planned)
     save_record(record, results)
     show_records([record], json)
-    return 3 if record.status == "out_of_memory" else exit_code([record])
+    return exit_code([record])
 
 
 def _one_strategy(flags: StrategyFlags) -> tuple[str, Any]:
