@@ -26,14 +26,14 @@ from memtrade.measure.here import here_target, learned_target
 from memtrade.plan import Plan
 from memtrade.results.explanation import Page
 from memtrade.results.layers import LayerSummary, summarize
-from memtrade.settings import device_of, told_bytes
+from memtrade.settings import check_count, device_of, told_bytes
 from memtrade.simulate.by_layer import By
 from memtrade.target import ARENA, Target
 from memtrade.tf.calling import as_function, made_from, step_to_read
 from memtrade.tf.extract import Trace, inspected, trace_concrete
 from memtrade.tf.loss import Named
 from memtrade.tf.process import beside_step, counted, models_alive
-from memtrade.tf.structure import arguments_of
+from memtrade.tf.structure import arguments_of, specs_of, tensors_of
 from memtrade.units import bytes_of
 
 
@@ -82,9 +82,16 @@ def summary(
         MemtradeError: the model is not compiled, or what its batches look like is not known.
         UnsupportedGraphError: see `memtrade.apply`.
     """
-    traced = _traced(model, example_batch, batch_size=batch_size, loss=loss)
+    check_count("batch_size", batch_size)
+    check_count("top", top)
+    traced, plan = (None, None) if _is_keras(model) else _as_it_runs(model)
+    if traced is None:
+        traced = _traced(model, example_batch, batch_size=batch_size, loss=loss)
+    elif example_batch is not None:
+        _check_planned(model, traced, example_batch)
     target = _target_of(device, profile, memory_limit)
-    found = summarize(_named(traced), traced.graph, target, by=by)
+    named = _named(traced) + (f", {plan.strategy}" if plan is not None else "")
+    found = summarize(named, traced.graph, target, plan, by)
     if show:
         console = Console(markup=False, highlight=False, emoji=False)
         console.print(found.sheet(top, width=console.width).to_rich())
@@ -216,6 +223,17 @@ def _as_it_runs(model: Any) -> tuple[Trace | None, Plan | None]:
     return last[0] if len(last) == 1 else (None, None)
 
 
+def _check_planned(model: Any, traced: Trace, example_batch: Any) -> None:
+    """Raises MemtradeError where a step was planned last for a batch of other shapes."""
+    example = tensors_of(specs_of(arguments_of(as_function(model), example_batch)))
+    shapes = [sorted(str(spec.shape) for spec in each) for each in (traced.step.specs, example)]
+    if shapes[0] != shapes[1]:
+        raise MemtradeError(
+            f"{traced.step.name} was planned last for {', '.join(shapes[0])}, not for "
+            f"{', '.join(shapes[1])}: apply it to the step as it was, for this batch"
+        )
+
+
 def _asking(done: int, of: int) -> None:
     if done == 1:
         print(f"memtrade asks {of} kernels what they take, once", file=sys.stderr)
@@ -313,7 +331,10 @@ def made_up_batch(model: Any, batch_size: int) -> tuple[Any, Any]:
             f"{model.name} does not say what its inputs look like: give "
             "example_batch=(x, y), tensors or tf.TensorSpecs"
         )
-    losses = tf.nest.flatten(model.loss)
+    named, names = model.loss, getattr(model, "output_names", None)
+    if isinstance(named, dict) and names and set(named) == set(names):
+        named = [named[each] for each in names]  # in the outputs' order, and not by the alphabet
+    losses = tf.nest.flatten(named)
     if any(each is None for each in losses) or len(losses) not in (1, len(outputs)):
         raise MemtradeError(
             f"{model.name} does not say what its targets look like: give "
@@ -322,12 +343,17 @@ def made_up_batch(model: Any, batch_size: int) -> tuple[Any, Any]:
     x = [tf.TensorSpec([batch_size, *t.shape[1:]], t.dtype) for t in inputs]
     y = []
     for t, each in zip(outputs, losses * (len(outputs) // len(losses)), strict=True):
-        word = each if isinstance(each, str) else getattr(each, "name", None) or each.__name__
+        word = each if isinstance(each, str) else getattr(each, "name", None) or _name_of(each)
         if "sparse" in word:  # whole numbers in place of one-hot rows
             y.append(tf.TensorSpec([batch_size, *t.shape[1:-1]], tf.int32))
         else:
             y.append(tf.TensorSpec([batch_size, *t.shape[1:]], t.dtype))
     return (x if len(x) > 1 else x[0], y if len(y) > 1 else y[0])
+
+
+def _name_of(function: Any) -> str:
+    """Of a loss that is a function, or a part of one; "" where it has none."""
+    return getattr(getattr(function, "func", function), "__name__", "")
 
 
 def _as_built(model: Any) -> tuple[list[Any], list[Any]]:

@@ -45,7 +45,8 @@ class UnknownNameError(MemtradeError):
 
     def __init__(self, what: str, name: object, choices: Iterable[str]):
         self.what, self.name, self.choices = what, str(name), sorted(choices)
-        near = difflib.get_close_matches(self.name, self.choices, n=1, cutoff=0.5)
+        named = [name] if isinstance(name, str) else []
+        near = [m for n in named for m in difflib.get_close_matches(n, self.choices, 1, cutoff=0.5)]
         hint = f"did you mean {near[0]!r}? " if near else ""
         listed = f"The choices are {', '.join(self.choices)}" if self.choices else "there are none"
         super().__init__(f"unknown {what} {name!r}: {hint}{listed}")

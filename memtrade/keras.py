@@ -24,7 +24,7 @@ from memtrade.batch.fitting import Examples, accumulate, find_batch
 from memtrade.errors import MemtradeError, UnsupportedGraphError
 from memtrade.options import NONE, Value
 from memtrade.plan import Order
-from memtrade.settings import AUTO, check_split, settings_of
+from memtrade.settings import AUTO, check_count, check_split, settings_of
 from memtrade.tensorboard import MemoryBoard
 from memtrade.tf.calling import check_traced
 from memtrade.tf.loss import Named
@@ -96,7 +96,7 @@ def optimize(
             `example_batch`, else from `model.fit`.
     """
     _check(model)
-    _check_count("batch_size", batch_size)
+    check_count("batch_size", batch_size)
     check_split(split)
     settings = {
         "strategy": strategy,
@@ -109,8 +109,16 @@ def optimize(
     settings_of(**settings)  # what is wrong is said now, not in `fit`
     settings |= {"loss": loss, "split": split}
 
-    def make_train_function(force: bool = False) -> TrainFunction:
+    def make_train_function(force: bool = False) -> Any:
         made = model.train_function
+        if model.run_eagerly and (force or made is None):
+            warnings.warn(
+                "the model was compiled anew to run eagerly, so there is no graph to rewrite: it "
+                "trains as Keras does it",
+                stacklevel=2,
+            )
+            getattr(type(model), _HOOK)(model, force=force)
+            return model.train_function
         if force or not isinstance(made, TrainFunction):
             _without_xla(model)
             made = model.train_function = TrainFunction(model, batch_size, settings)
@@ -170,18 +178,17 @@ def fit(
         NoBatchFitsError: not even one example fits.
     """
     _check(model)
-    examples = Examples(data)
+    examples = Examples(data, fitting.get("validation_split") or 0.0)
     where: dict[str, Any] = {"loss": loss, "order": order, "device": device, "profile": profile}
     chosen: dict[str, Any] = dict(options or {})
     _check_sizes(batch_size, effective_batch)
-    seen = (examples.count or 0) * max(fitting.get("epochs", 1), 1)
-    if examples.count is not None and (effective_batch or 0) > seen:
-        raise MemtradeError(
-            f"effective_batch={effective_batch} is more than the {seen} examples of all epochs, so "
-            "no update would come: give a smaller one"
-        )
-    if isinstance(batch_size, int):
-        size, steps = batch_size, (effective_batch or batch_size) // batch_size
+    epochs = fitting.get("epochs", 1)
+    check_count("epochs", epochs)
+    if examples.count is not None and (effective_batch or 0) > examples.count * epochs:
+        raise _no_update(effective_batch, f"{examples.count * epochs} examples")
+    if batch_size != "auto":
+        size = int(batch_size)
+        steps = int(effective_batch or size) // size
     else:
         _without_xla(model)
         how = {"strategy": strategy, "budget": budget, **where, **chosen}
@@ -193,6 +200,9 @@ def fit(
         else:
             chosen = {name: value for name, value in found.options.items() if name != "budget"}
         log.info("batches of %d: peak %s MB", size, megabytes(found.peak_bytes))
+    if steps > epochs * (fitting.get("steps_per_epoch") or steps):
+        seen = f"{epochs * fitting['steps_per_epoch']} batches of {size}"
+        raise _no_update(effective_batch, seen)
     if steps > 1:
         accumulate(model, steps)
     optimize(model, size, budget, strategy, **where, **chosen)
@@ -202,7 +212,12 @@ def fit(
 
 
 def restore(model: keras.Model) -> keras.Model:
-    """Undoes `optimize`: the model trains as Keras does it."""
+    """Undoes `optimize`: the model trains as Keras does it.
+
+    Raises:
+        MemtradeError: it is not a Keras model.
+    """
+    _check_model("restore", model)
     vars(model).pop(_HOOK, None)
     model.train_function = None
     return model
@@ -219,8 +234,7 @@ def release(model: keras.Model) -> None:
     Raises:
         MemtradeError: it is not a Keras model.
     """
-    if not isinstance(model, keras.Model):
-        raise MemtradeError(f"release takes a Keras model, not {type(model).__name__}")
+    _check_model("release", model)
     slots = model.optimizer.variables if model.compiled and model.optimizer is not None else []
     for variable in [*model.variables, *slots]:
         for each in getattr(variable.value, "values", [variable.value]):  # one for each replica
@@ -285,6 +299,11 @@ class TrainFunction:
             )
 
 
+def _check_model(what: str, model: Any) -> None:
+    if not isinstance(model, keras.Model):
+        raise MemtradeError(f"{what} takes a Keras model, not {type(model).__name__}")
+
+
 def _check(model: keras.Model) -> None:
     if keras.backend.backend() != "tensorflow":
         raise MemtradeError(
@@ -329,17 +348,19 @@ def _on_replicas(model: keras.Model) -> Callable[[Any], Any]:
 
 
 def _check_sizes(batch_size: int | Literal["auto"], effective_batch: int | None) -> None:
-    _check_count('batch_size, unless it is "auto",', None if batch_size == "auto" else batch_size)
-    _check_count("effective_batch", effective_batch)
-    if isinstance(batch_size, int) and effective_batch and effective_batch % batch_size:
+    check_count('batch_size, unless it is "auto",', None if batch_size == "auto" else batch_size)
+    check_count("effective_batch", effective_batch)
+    if batch_size != "auto" and effective_batch and effective_batch % batch_size:
         raise MemtradeError(
             f"effective_batch is a multiple of batch_size, not {effective_batch} of {batch_size}"
         )
 
 
-def _check_count(name: str, count: Any) -> None:
-    if count is not None and (type(count) is not int or count < 1):
-        raise MemtradeError(f"{name} is a whole number from 1 on, not {count!r}")
+def _no_update(effective_batch: int | None, seen: str) -> MemtradeError:
+    return MemtradeError(
+        f"effective_batch={effective_batch} is more than the {seen} of all epochs, so no update "
+        "would come: give a smaller one"
+    )
 
 
 def _without_xla(model: keras.Model) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from numbers import Integral
+from os import PathLike
 from typing import Any
 
 import tensorflow as tf
@@ -76,6 +78,9 @@ def settings_of(
         raise MemtradeError(f"a budget must be more than nothing, not {budget!r}")
     if order not in ("pinned", "dataflow"):
         raise UnknownNameError("order", order, ("pinned", "dataflow"))
+    for what, named in (("device", device), ("profile", profile)):
+        if named is not None and not isinstance(named, str | PathLike):
+            raise MemtradeError(f"{what} is a name, such as gpu:0 or gtx-1070, not {named!r}")
     device = device_of(device)
     transfer = transfer_from(device)
     target = here_target(device, profile=profile, order=order)
@@ -94,6 +99,13 @@ def check_split(split: str) -> None:
     """Raises UnknownNameError where it is none of `SPLITS`."""
     if split not in SPLITS:
         raise UnknownNameError("split", split, SPLITS)
+
+
+def check_count(name: str, count: Any) -> None:
+    """Raises MemtradeError for what is neither None nor a whole number from 1 on."""
+    whole = isinstance(count, Integral) and not isinstance(count, bool)
+    if count is not None and (not whole or count < 1):
+        raise MemtradeError(f"{name} is a whole number from 1 on, not {count!r}")
 
 
 def device_of(device: str | None) -> str:

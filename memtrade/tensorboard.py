@@ -40,6 +40,8 @@ class MemoryBoard(keras.callbacks.Callback):
         self._level = logging.NOTSET
 
     def on_train_begin(self, logs: Any = None) -> None:
+        if self._writer is not None:  # a training before did not come to its end
+            self.on_train_end()
         self._writer = tf.summary.create_file_writer(self.log_dir)
         gpus = tf.config.list_logical_devices("GPU")
         self._device = (self._device or ("gpu:0" if gpus else "cpu:0")).upper()
@@ -64,6 +66,7 @@ class MemoryBoard(keras.callbacks.Callback):
         _LOG.removeHandler(self._heard)
         _LOG.setLevel(self._level)
         self._writer.close()
+        self._writer = None
 
 
 class _Heard(logging.Handler):

@@ -33,6 +33,11 @@ def pytest_configure() -> None:
     forks.install()
 
 
+def pytest_collection_finish() -> None:
+    """What has been imported by now stays: the collector need not look through it again."""
+    gc.freeze()
+
+
 def pytest_unconfigure() -> None:
     forks.remove()
 

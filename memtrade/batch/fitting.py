@@ -26,13 +26,14 @@ class Examples:
         MemtradeError: on construction, where there is no data, or something else.
     """
 
-    def __init__(self, data: Any):
+    def __init__(self, data: Any, validation_split: float = 0.0):
         self._data = data
         if isinstance(data, tf.data.Dataset):
             size = int(data.cardinality())
             self.count = None if size < 0 else size
         else:
             self.count = self._array_count(data)
+            self.count = int(self.count * (1 - validation_split))  # as Keras splits arrays
         if self.count == 0:
             raise MemtradeError(f"there is no example in the data: {_WANTED}")
 

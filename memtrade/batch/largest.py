@@ -31,7 +31,7 @@ from memtrade.options import Value
 from memtrade.plan import Order
 from memtrade.rebatch import Rebatcher
 from memtrade.search import Found
-from memtrade.settings import ORIGINAL, Settings, memory_bytes, settings_of
+from memtrade.settings import ORIGINAL, Settings, check_count, memory_bytes, settings_of
 from memtrade.simulate.timeline import TimeSimulator
 from memtrade.simulate.usage import use_of_memory
 from memtrade.strategies import find_planned, make_options
@@ -139,10 +139,12 @@ def largest_batch(
         NoBatchFitsError: not even the smallest batch fits; the message says what it needs.
         UnsupportedGraphError: the step cannot be rewritten, or not be run in another process.
     """
-    if multiple_of < 1 or trials < 0 or (most is not None and most < multiple_of):
+    check_count("multiple_of", multiple_of)
+    check_count("most", most)
+    if trials < 0 or (most is not None and most < multiple_of):
         raise MemtradeError(
-            f"multiple_of is at least 1, trials at least 0, and most at least multiple_of, not "
-            f"{multiple_of}, {trials} and {most}"
+            f"trials is at least 0, and most at least multiple_of, {multiple_of}, not {trials} and "
+            f"{most}"
         )
     settings = settings_of(
         strategy, budget=budget, order=order, device=device, profile=profile, **options
@@ -232,6 +234,12 @@ class _Search:
 
     def _rebatcher(self, sizes: Sequence[int]) -> Rebatcher:
         first, second = (trace_concrete(*self._traced(size)).graph for size in sizes)
+        shapes = [[graph.tensors[t].shape for t in graph.data.inputs] for graph in (first, second)]
+        if shapes[0] == shapes[1]:
+            raise MemtradeError(
+                f"make_batch({sizes[0]}) and make_batch({sizes[1]}) give batches of the same "
+                "shapes, so none is the largest: make as many examples as it is asked for"
+            )
         return Rebatcher(first, sizes[0], second, sizes[1])
 
     def _start(self, rebatcher: Rebatcher, targets: BatchTargets, limit_bytes: int) -> int:

@@ -27,7 +27,7 @@ from memtrade.measure.flags import (
     Verbose,
 )
 from memtrade.measure.here import GENERIC, here_target, learned_target
-from memtrade.measure.protocol import Progress, TrialSpec
+from memtrade.measure.protocol import TrialSpec
 from memtrade.measure.records import (
     SIZE_OPTIONS,
     Record,
@@ -84,6 +84,11 @@ def explain(
         assert error is not None
         failure = read_failure(_read(error))
         page = Page(of_error(failure))
+        if model is None and (strategy is not None or device is not None):
+            raise MemtradeError(
+                "--strategy and --device are of the step: name it, with --model or --target and "
+                "--batch-size, or leave them out"
+            )
         if model is not None:
             with_what, on_what = strategy or StrategyFlags(), device or DeviceFlags()
             step = StepFlags(model=model, strategy=with_what, device=on_what)
@@ -123,7 +128,7 @@ def _of_record(record: Record, by: By, verbose: bool) -> Page:
     target = _target_of(record)
     with reporting() as reporter:
         target = learned_target(target, [graph], on_progress=asking(reporter, target.name))
-        reporter.event(Progress("plan"))
+        reporter.trial(1, 1, spec.strategy, phase="plan")
         plan = find_planned(spec.strategy).plan(graph, planned_options(spec), target)
     return _page(spec, graph, target, plan, failure, by)
 
@@ -153,7 +158,7 @@ def _page(
     step = f"{step_text(spec)}, {spec.strategy}"
     found = of_step(step, graph, target, plan=plan, failure=failure, by=by)
     with reporting() as reporter:
-        reporter.event(Progress("plan"))
+        reporter.trial(1, 1, spec.strategy, phase="plan")
         remedy = remedy_for(found, graph, target)
     command = python = ""
     if isinstance(remedy, Remedy):

@@ -64,6 +64,11 @@ def peak_of(
     """
     find_planned(strategy)  # "auto" is none: what it does depends on the machine
     function = as_function(train_step)
+    if function is not train_step and hasattr(train_step, "get_concrete_function"):
+        raise MemtradeError(
+            "the step has been rewritten by memtrade.apply: hand in the step as it was, and "
+            "strategy="
+        )
     settings = settings_of(strategy, order=order, device="arena", profile=profile, **options)
     step, concrete = step_to_read(function, arguments_of(function, example_batch), loss)
     graph = trace_concrete(step, concrete).graph

@@ -11,6 +11,7 @@ the first step that is looked at.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
+from numbers import Real
 from typing import Any
 
 import pytest
@@ -109,7 +110,10 @@ def _limits(request: pytest.FixtureRequest) -> list[tuple[int, str]]:
     limits = []
     marker = request.node.get_closest_marker(_MARKER)
     if marker is not None:
-        size, within = _limit(*marker.args, **marker.kwargs)
+        try:
+            size, within = _limit(*marker.args, **marker.kwargs)
+        except (TypeError, MemtradeError) as error:
+            pytest.fail(f"the marker {_MARKER} takes a limit, and within: {error}", pytrace=False)
         limits.append((int(size * (1 + within)), f"{megabytes(size)} MB and {within:.0%}"))
     asked = request.config.getoption("memtrade_limit")
     if asked is not None:
@@ -119,7 +123,9 @@ def _limits(request: pytest.FixtureRequest) -> list[tuple[int, str]]:
 
 def _limit(limit: str | int, *, within: float = _TOLERANCE) -> tuple[int, float]:
     """The marker's arguments."""
-    return bytes_of(limit), within
+    if not isinstance(within, Real) or not within >= 0:
+        raise MemtradeError(f"within is a share from 0 on, not {within!r}")
+    return bytes_of(limit), float(within)
 
 
 def _size(text: str) -> int:

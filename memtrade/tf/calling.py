@@ -13,6 +13,7 @@ from memtrade.errors import MemtradeError, UnsupportedGraphError
 from memtrade.op_types import CALL_TYPES
 from memtrade.plan import Plan
 from memtrade.tf.extract import Trace, opened
+from memtrade.tf.findings import REWRITTEN
 from memtrade.tf.graft import called_as_it_is, graft
 from memtrade.tf.loss import Named
 from memtrade.tf.step import TrainStep
@@ -29,9 +30,6 @@ from memtrade.tf.structure import (
 # device the step as it was traced and the plan. Whoever explains an error asks.
 made_from: WeakKeyDictionary[Any, tuple[Any, list[tuple[Trace, Plan]]]] = WeakKeyDictionary()
 
-# What TensorFlow finds as the gradient of a call of a rewritten step.
-_NO_GRADIENT = "MemtradeRewrittenStep"
-
 
 def check_traced() -> None:
     """Raises UnsupportedGraphError where functions make no graphs."""
@@ -43,10 +41,11 @@ def check_traced() -> None:
 
 
 def as_function(train_step: Any) -> Any:
-    """A tf.function, if it is none yet."""
+    """A tf.function, if it is none yet; for a step that `memtrade.apply` has made, what that was
+    made from: it is planned anew."""
     check_traced()
     if hasattr(train_step, "get_concrete_function"):
-        return train_step
+        return made_from[train_step][0] if train_step in made_from else train_step
     if not callable(train_step):
         kind = type(train_step).__name__
         raise MemtradeError(f"a training step is a tf.function or a Python function, not {kind}")
@@ -115,7 +114,7 @@ def step_of(
     )
 
 
-@tf.RegisterGradient(_NO_GRADIENT)
+@tf.RegisterGradient(REWRITTEN)
 def _refuse_gradient(op: Any, *gradients: Any) -> Any:
     if op is None:  # as a SavedModel asks what the gradient would be
         return [None]
@@ -140,7 +139,7 @@ def unchanged(concrete: Any, specs: Sequence[tf.TensorSpec]) -> Any:
 def call_unchanged(concrete: Any, values: Sequence[tf.Tensor]) -> Any:
     """Calls what `unchanged` made; its graph is optimized as the original's is."""
     results = concrete(*values)
-    with tf.compat.v1.get_default_graph().gradient_override_map({"Identity": _NO_GRADIENT}):
+    with tf.compat.v1.get_default_graph().gradient_override_map({"Identity": REWRITTEN}):
         return tf.nest.map_structure(
             lambda each: tf.identity(each) if isinstance(each, tf.Tensor) else each,
             results,
@@ -150,6 +149,6 @@ def call_unchanged(concrete: Any, values: Sequence[tf.Tensor]) -> Any:
 
 def call_alone(concrete: Any, values: Sequence[tf.Tensor]) -> Any:
     """Calls a function whose graph is to be run as it is, without TensorFlow's optimizer."""
-    overridden = {"StatefulPartitionedCall": _NO_GRADIENT}
+    overridden = {"StatefulPartitionedCall": REWRITTEN}
     with tf.compat.v1.get_default_graph().gradient_override_map(overridden):
         return called_as_it_is(concrete, values)

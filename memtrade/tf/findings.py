@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from memtrade.errors import MemtradeError
 from memtrade.findings import Finding, of_graph
+from memtrade.op_types import CALL_TYPES
 from memtrade.parts import COLLECTIVES
 from memtrade.tf.inline import by_xla, functions_named, functions_with
 
@@ -22,19 +23,28 @@ _IN_PLACE_TYPES = frozenset(
      "InplaceUpdate"}
 )  # fmt: skip
 
+# What TensorFlow finds as the gradient of a call of a rewritten step.
+REWRITTEN = "MemtradeRewrittenStep"
+
 # Kind, which ops, and why a step with one is not rewritten.
-_REFUSED: tuple[tuple[str, Callable[[str], bool], str], ...] = (
+_REFUSED: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     (
         "Python calls",
-        lambda kind: kind in _PYTHON_TYPES,
+        lambda node: node.op in _PYTHON_TYPES,
         "calls back into Python, and its side effects cannot be kept: move tf.py_function or "
         "tf.numpy_function out of the step, into the input pipeline",
     ),
     (
         "in-place ops",
-        lambda kind: kind in _IN_PLACE_TYPES,
+        lambda node: node.op in _IN_PLACE_TYPES,
         "writes into a tensor that others read, so nothing may run in another order: use "
         "tf.tensor_scatter_nd_update, or a tf.Variable",
+    ),
+    (
+        "rewritten steps",
+        lambda node: node.op in CALL_TYPES and _gradient_of(node) == REWRITTEN,
+        "is a step that memtrade.apply made, which runs as it was planned: apply it to the step "
+        "around, with the one inside as it was",
     ),
 )
 
@@ -43,10 +53,16 @@ def refusals(graph_def: Any) -> Iterator[Finding]:
     """What would not be the same after a rewriting, a finding for each kind."""
     nodes = list(_nodes(graph_def))
     for what, is_meant, why in _REFUSED:
-        found = [node for node in nodes if is_meant(node.op)]
+        found = [node for node in nodes if is_meant(node)]
         if found:
             where = f"{found[0].name!r} ({found[0].op})"
             yield Finding(what, len(found), where, why, refused=True)
+
+
+def _gradient_of(node: Any) -> str:
+    """What a node says its gradient is; asked of one without, protobuf would write it there."""
+    kind = "_gradient_op_type"
+    return node.attr[kind].s.decode() if kind in node.attr else ""
 
 
 def meeting_nodes(graph_def: Any) -> dict[str, dict[str, bool]]:

@@ -24,6 +24,9 @@ _FEW_BATCHES = 3
 # So many lists, dictionaries and attributes within each other are looked into.
 _DEEP = 6
 
+# Objects whose contents are listed at a time: all of them at once would take much memory.
+_AT_ONCE = 1000
+
 
 def models_alive() -> list[Any]:
     """The compiled Keras models of this process."""
@@ -131,17 +134,24 @@ def _models_of(variables: list[Any]) -> Iterator[str]:
 
 
 def _alive(kind: type) -> list[Any]:
-    # Asked of the type: an object may pretend to be of a class, or do something when asked.
-    return [each for each in gc.get_objects() if issubclass(type(each), kind)]
+    kinds = _kinds(kind)
+    return [each for each in gc.get_objects() if type(each) in kinds]
+
+
+def _kinds(kind: type) -> set[type]:
+    """A class and those derived from it. A type is looked up and no object is asked: one may
+    pretend to be of a class, or do something when asked, and there are millions."""
+    return {kind}.union(*map(_kinds, type.__subclasses__(kind)))
 
 
 def _eager_tensors() -> Iterator[Any]:
     """Tensors in lists, dictionaries, frames and attributes. They are not themselves among what
     Python's collector lists, but what holds them is."""
     gc.collect()
-    for holder in gc.get_objects():
-        for each in gc.get_referents(holder):
-            if issubclass(type(each), tf.Tensor) and hasattr(each, "numpy") and each.dtype.size:
+    kinds, holders = _kinds(tf.Tensor), gc.get_objects()
+    for begin in range(0, len(holders), _AT_ONCE):
+        for each in gc.get_referents(*holders[begin : begin + _AT_ONCE]):
+            if type(each) in kinds and hasattr(each, "numpy") and each.dtype.size:
                 yield each
 
 

@@ -84,10 +84,12 @@ def is_tensor(leaf: Any) -> bool:
 
 
 def arguments_of(function: Any, example: Any) -> tuple[Any, ...]:
-    """The example as positional arguments: a tuple is several, if the step takes as many.
+    """The example as positional arguments: a tuple is several, if the step takes as many. What can
+    be an array, such as a pandas.DataFrame, is one.
 
     Raises MemtradeError where the step cannot be called with it.
     """
+    example = tf.nest.map_structure(_as_array, example)
     try:
         signature = inspect.signature(function)
     except ValueError:  # a function without one to ask
@@ -106,6 +108,14 @@ def arguments_of(function: Any, example: Any) -> tuple[Any, ...]:
         f"{name}{signature} cannot be called with this example: {why}. Give its positional "
         "arguments, several as a tuple"
     )
+
+
+def _as_array(leaf: Any) -> Any:
+    """As tf.function takes it."""
+    known = (tf.Tensor, tf.Variable, tf.TensorSpec, *_COMPOSITES, *_ARRAYS, _EXTENSION, _PerReplica)
+    if isinstance(leaf, known) or not hasattr(leaf, "__array__"):
+        return leaf
+    return np.asarray(leaf)
 
 
 def with_variables(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from memtrade.pipeline.design.work import split_program, stage_bytes
 from memtrade.plan import Action
 from memtrade.simulate.memory import Simulator
 from tests.graphs import target
+from tests.pipeline.conftest import traced
 from tests.pipeline.graphs import MIB, network
 
 DEVICE = target("p40")
@@ -102,3 +103,13 @@ def test_a_partition_of_another_graph_is_refused():
     made = Partitioner(network(4)).cut_at(["layer2"], DEVICE)
     with pytest.raises(MemtradeError, match="made for another graph"):
         stage_graphs(network(5), made)
+
+
+def test_shapes_that_only_gradients_read_are_made_where_these_run():
+    """Of a block's shortcut that reads what the stage before has made: the shape of that."""
+    whole = traced("resnet", "sgd", layers=18, image_size=32, num_classes=10, batch_size=2)
+    *_, last = cut(whole, "stage4_block1/conv2/conv/Conv2D")
+    assert "int32" not in {last.graph.tensors[t].dtype for t in last.graph.data.inputs}
+    read = {op.inputs[0] for op in last.graph.ops if op.type == "Conv2DBackpropInput"}
+    made = {op.outputs[0] for op in last.graph.ops if op.type == "ShapeN"}
+    assert read <= made

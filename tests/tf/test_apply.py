@@ -5,12 +5,14 @@ import os
 import warnings
 from dataclasses import replace
 
+import pandas as pd
 import pytest
 import tensorflow as tf
 
 import memtrade
 from memtrade.errors import (
     InfeasibleBudgetError,
+    MemtradeError,
     UnknownNameError,
     UnsupportedGraphError,
 )
@@ -81,6 +83,31 @@ def test_another_batch_size_is_planned_anew_and_the_same_one_is_not():
         other = replace(step, batch=(images(size),))
         assert differing(other, rewritten, steps=1) == []
     assert rewritten.experimental_get_tracing_count() == 2
+
+
+def test_a_rewritten_step_is_planned_anew_from_what_it_was_made_of():
+    step = STEPS["plain"]()
+    lean = memtrade.apply(step.function, step.batch, select="all")
+    leanest = memtrade.apply(lean, step.batch, "optimal", minimize="memory")
+    peaks = [
+        memtrade.summary(each, step.batch, show=False).peak_bytes
+        for each in (
+            step.function,
+            lean,
+            memtrade.apply(lean, step.batch, "optimal", minimize="memory"),
+        )
+    ]
+    assert peaks[1] < peaks[0]
+    assert peaks[2] <= peaks[1]
+    with pytest.raises(MemtradeError, match="was planned last for"):
+        memtrade.summary(lean, tf.ones([2, WIDTH]), show=False)
+
+
+def test_what_can_be_an_array_is_one():
+    step = STEPS["plain"]()
+    frame = pd.DataFrame(step.batch[0].numpy())
+    lean = memtrade.apply(step.function, frame, select="all")
+    assert clones(lean, step.batch) >= 4
 
 
 def test_the_original_stays_as_it_was():

@@ -230,7 +230,7 @@ def test_what_cannot_be_optimized_says_so():
         optimize(keras.Sequential([keras.Input([4]), keras.layers.Dense(1)]))
     with pytest.raises(MemtradeError, match="batch_size is a whole number from 1 on, not '32'"):
         optimize(make(), batch_size="32")  # pyright: ignore[reportArgumentType]
-    with pytest.raises(UnknownNameError, match="unknown split None: did you mean 'none'"):
+    with pytest.raises(UnknownNameError, match="unknown split None: The choices are"):
         optimize(make(), split=None)  # pyright: ignore[reportArgumentType]
     with pytest.raises(MemtradeError, match=r"or text such as 6GB, not \[1\]"):
         optimize(make(), budget=[1])  # pyright: ignore[reportArgumentType]

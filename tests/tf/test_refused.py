@@ -5,6 +5,8 @@ import tensorflow as tf
 
 import memtrade
 from memtrade.errors import MemtradeError, UnknownNameError, UnsupportedGraphError
+from memtrade.guard.peak import peak_of
+from memtrade.keras import restore
 from tests.tf.user_steps import STEPS, WIDTH, images
 
 
@@ -85,3 +87,29 @@ def test_what_python_does_in_the_graph_cannot_be_kept():
         with pytest.raises(UnsupportedGraphError, match=rf"op '.*' \({kind}\) calls back into Py"):
             memtrade.apply(step, images())
         step(images())  # still there
+
+
+def test_a_step_around_a_rewritten_one_is_refused():
+    step = STEPS["plain"]()
+    lean = memtrade.apply(step.function, step.batch, select="all")
+
+    def around(x):
+        return 2.0 * lean(x)
+
+    for ask in (memtrade.apply, memtrade.summary):
+        with pytest.raises(UnsupportedGraphError, match=r"is a step that memtrade\.apply made"):
+            ask(around, *step.batch)
+    with pytest.raises(MemtradeError, match="hand in the step as it was"):
+        peak_of(lean, step.batch)
+
+
+def test_counts_and_names_of_another_type_are_one_line():
+    step = STEPS["plain"]()
+    with pytest.raises(MemtradeError, match="top is a whole number from 1 on, not -1"):
+        memtrade.summary(step.function, step.batch, top=-1)
+    with pytest.raises(MemtradeError, match="profile is a name, such as gpu:0 or gtx-1070, not 3"):
+        memtrade.apply(step.function, step.batch, profile=3)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(MemtradeError, match="give batches of the same shapes"):
+        memtrade.largest_batch(step.function, lambda count: step.batch, trials=0, budget="5MB")
+    with pytest.raises(MemtradeError, match="restore takes a Keras model, not NoneType"):
+        restore(None)  # pyright: ignore[reportArgumentType]

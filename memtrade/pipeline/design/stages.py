@@ -217,7 +217,8 @@ class _Builder:
                 producer = whole.tensors[t].op
                 if producer in found or producer in self.backward:
                     continue
-                here = stage_of[producer] in (self.number, None)
+                beside = producer not in whole.forward and producer not in whole.backward
+                here = beside or stage_of[producer] in (self.number, None)
                 if here and whole.ops[producer].type != "Placeholder":
                     found.add(producer)
                     stack.append(producer)
