@@ -20,8 +20,8 @@ from memtrade.tf.values import equal_constants, known_numbers
 @dataclass
 class BodyBytes:
     """Of tensors by name: bytes, how they are known, and what lists hold; of ops, their scratch,
-    what their bodies keep for good and compute before the first step, how many iterations of a
-    loop TensorFlow may run at once, and which of a loop's outputs are its inputs.
+    what their bodies keep for good and compute before the first step, what other iterations
+    of a loop take that TensorFlow may run at once, and which of a loop's outputs are its inputs.
     """
 
     sizes: dict[str, int] = field(default_factory=dict)
@@ -30,7 +30,7 @@ class BodyBytes:
     scratch: dict[str, int] = field(default_factory=dict)
     kept: dict[str, int] = field(default_factory=dict)
     folding: dict[str, int] = field(default_factory=dict)
-    abreast: dict[str, int] = field(default_factory=dict)
+    ahead: dict[str, int] = field(default_factory=dict)
     handed: dict[str, tuple[int, ...]] = field(default_factory=dict)
     unsized: list[str] = field(default_factory=list)
 

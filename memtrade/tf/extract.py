@@ -305,7 +305,7 @@ def _scratch(learned: BodyBytes, operation: tf.Operation) -> dict[str, Any]:
         "kept_bytes": learned.kept[operation.name],
         "folding_bytes": learned.folding[operation.name],
         "handed": learned.handed.get(operation.name, ()),
-        "ahead_bytes": taken * max(0, learned.abreast.get(operation.name, 1) - 1),
+        "ahead_bytes": learned.ahead.get(operation.name, 0),
     }
 
 

@@ -273,10 +273,12 @@ class _Sizes:
         drawn = self._body(operation.get_attr("body").name, inputs)
         body, learned = drawn.body, drawn.learned
         trips = self._trip_count(operation, inputs)
-        self._takes(operation, drawn.peak_bytes, [drawn])
+        asked = self._body(operation.get_attr("cond").name, inputs)
+        self._takes(operation, max(drawn.peak_bytes, asked.peak_bytes), [drawn, asked])
         abreast = operation.get_attr("parallel_iterations")
         self.found.handed[operation.name] = handed_on(body)
-        self.found.abreast[operation.name] = abreast if trips is None else min(abreast, trips)
+        abreast = abreast if trips is None else min(abreast, trips)
+        self.found.ahead[operation.name] = drawn.peak_bytes * max(0, abreast - 1)
         self.found.unsized.extend(f"{operation.name}/{name}" for name in learned.unsized)
         held: set[str] = set()
         for before, after, result in zip(inputs, outputs, body.results, strict=True):

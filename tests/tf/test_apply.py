@@ -91,11 +91,7 @@ def test_a_rewritten_step_is_planned_anew_from_what_it_was_made_of():
     leanest = memtrade.apply(lean, step.batch, "optimal", minimize="memory")
     peaks = [
         memtrade.summary(each, step.batch, show=False).peak_bytes
-        for each in (
-            step.function,
-            lean,
-            memtrade.apply(lean, step.batch, "optimal", minimize="memory"),
-        )
+        for each in (step.function, lean, leanest)
     ]
     assert peaks[1] < peaks[0]
     assert peaks[2] <= peaks[1]

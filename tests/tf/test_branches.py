@@ -14,6 +14,7 @@ import memtrade
 from memtrade.tf.captured import captured_variables
 from memtrade.tf.functions import chosen_functions
 from memtrade.tf.verify import compare_steps
+from tests.tf.test_origins import graph_of
 
 WIDTH, BATCH = 32, 2048
 
@@ -84,3 +85,26 @@ def test_what_is_read_outside_of_branches_is_left_alone(read: bool):
         lambda x: tf.stack(step(x)), lambda x: tf.stack(lean(x)), variables, (x,), steps=3
     )
     assert found.beyond(0.0) == []
+
+
+def test_a_loops_condition_takes_what_its_ops_take():
+    """A line search: the forward pass runs in the condition, and its body halves a number."""
+    weight = tf.Variable(tf.fill([64, 64], 0.01))
+
+    @tf.function
+    def searching(x):
+        def loss(rate):
+            y = x
+            for _ in range(3):
+                y = tf.nn.tanh(y @ (weight - rate))
+            return tf.reduce_mean(y)
+
+        rate = tf.while_loop(lambda rate: loss(rate) > 0.1, lambda rate: [rate * 0.5], [1.0])
+        weight.assign_sub(tf.fill([64, 64], rate[0]))
+        return loss(0.0)
+
+    batch = tf.ones([4096, 64])
+    graph = graph_of(searching, batch)
+    (loop,) = [op for op in graph.ops if op.type in ("While", "StatelessWhile")]
+    assert loop.attrs["scratch_bytes"] >= 2 * 4096 * 64 * 4
+    assert loop.attrs["ahead_bytes"] < 65_536  # of bodies that run at once, and not of conditions
