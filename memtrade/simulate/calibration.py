@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
@@ -13,6 +13,16 @@ from memtrade.facts.learned import Learned
 
 # A kernel that moves less than this tells of overheads, not of rates.
 _TELLING_BYTES = 1 << 20
+
+# Kernels that compute much for each value, and so tell nothing of how fast others of their class
+# move theirs. Updates are never asked: a slow Pow made an SGD's three times as slow as they are.
+_ARITHMETIC_NAMES = """
+    Atan2 Cos Digamma Elu Erf Erfc Erfinv Exp Expm1 Lgamma Log Log1p LogSoftmax Pow
+    RandomStandardNormal RandomUniform Selu Sigmoid Sin Softmax SoftmaxCrossEntropyWithLogits
+    Softplus SparseSoftmaxCrossEntropyWithLogits StatelessRandomNormalV2 StatelessRandomUniform
+    StatelessRandomUniformV2 Tan Tanh TruncatedNormal Xlogy
+"""
+_ARITHMETIC = frozenset(_ARITHMETIC_NAMES.split())
 
 
 def shares_of_peaks(
@@ -34,11 +44,22 @@ def shares_of_peaks(
     return peak_flops, peak_bytes, shares
 
 
+def _computes(kernel: Learned) -> bool:
+    return kernel.kernel.split(" ", 1)[0] in _ARITHMETIC
+
+
+def _telling(kernels: Sequence[Learned], less: Callable[[Learned], bool]) -> list[Learned]:
+    """Of each class the kernels that do not tell `less`; all of them where each does."""
+    better = {each.op_class for each in kernels if not less(each)}
+    return [each for each in kernels if each.op_class not in better or not less(each)]
+
+
 def measured_device(device: Device, table: Mapping[str, Learned], rates: CopyRates) -> Device:
     """`device` with the rates that its own kernels were seen to reach, for kernels that nobody has
     asked; classes without any keep the share that they have."""
     timed = [each for each in table.values() if each.seconds and each.op_class in device.efficiency]
     timed = [each for each in timed if each.bytes_moved >= _TELLING_BYTES]
+    timed = _telling(_telling(timed, lambda each: each.disturbed), _computes)
     costs = [OpCost(OpClass(each.op_class), each.flops, each.bytes_moved) for each in timed]
     peaks = {}
     if {True, False} == {cost.op_class in COMPUTE_BOUND for cost in costs}:
