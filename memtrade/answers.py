@@ -90,8 +90,7 @@ def summary(
     elif example_batch is not None:
         _check_planned(model, traced, example_batch)
     target = _target_of(device, profile, memory_limit)
-    named = _named(traced) + (f", {plan.strategy}" if plan is not None else "")
-    found = summarize(named, traced.graph, target, plan, by)
+    found = summarize(_named(traced, plan), traced.graph, target, plan, by)
     if show:
         console = Console(markup=False, highlight=False, emoji=False)
         console.print(found.sheet(top, width=console.width).to_rich())
@@ -194,9 +193,8 @@ def _explained(
     if count is not None:
         count = msgspec.structs.replace(count, in_use_bytes=count.in_use_bytes + ahead)
     target = learned_target(target, [traced.graph], environment=os.environ, on_progress=_asking)
-    named = _named(traced, model.name if _is_keras(model) else None)
     found = of_step(
-        named + (f", {plan.strategy}" if plan is not None else ""),
+        _named(traced, plan, model.name if _is_keras(model) else None),
         traced.graph,
         target,
         plan=plan,
@@ -298,10 +296,11 @@ def _traced(model: Any, example_batch: Any, *, batch_size: int, loss: Named = No
     return trace_concrete(dataclasses.replace(step, name=name), concrete)
 
 
-def _named(traced: Trace, name: str | None = None) -> str:
-    """The step with its batch size."""
-    name, batch = name or traced.graph.name, batch_size_of(traced.graph)
-    return f"{name}, batch {batch}" if batch else name
+def _named(traced: Trace, plan: Plan | None, name: str | None = None) -> str:
+    """The step with its batch size, and the strategy that it runs by."""
+    batch = batch_size_of(traced.graph)
+    parts = (name or traced.graph.name, batch and f"batch {batch}", plan and plan.strategy)
+    return ", ".join(part for part in parts if part)
 
 
 def _target_of(

@@ -16,7 +16,7 @@ from memtrade.settings import settings_of
 from memtrade.simulate.usage import use_of_memory
 from memtrade.strategies import find_planned
 from memtrade.strategies.saving import Peaks, no_worse
-from memtrade.tf.calling import as_function, step_to_read
+from memtrade.tf.calling import as_function, made_from, step_to_read
 from memtrade.tf.extract import trace_concrete
 from memtrade.tf.loss import Named
 from memtrade.tf.structure import arguments_of
@@ -63,12 +63,12 @@ def peak_of(
         MemtradeError: the step could not be measured, and why; see `memtrade.apply` for others.
     """
     find_planned(strategy)  # "auto" is none: what it does depends on the machine
-    function = as_function(train_step)
-    if function is not train_step and hasattr(train_step, "get_concrete_function"):
+    if train_step in made_from:
         raise MemtradeError(
             "the step has been rewritten by memtrade.apply: hand in the step as it was, and "
             "strategy="
         )
+    function = as_function(train_step)
     settings = settings_of(strategy, order=order, device="arena", profile=profile, **options)
     step, concrete = step_to_read(function, arguments_of(function, example_batch), loss)
     graph = trace_concrete(step, concrete).graph

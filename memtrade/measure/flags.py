@@ -102,10 +102,8 @@ class ModelFlags:
         name = self.model if self.target is None else f"{OwnStep.family}/{self.target}"
         options = key_values(self.model_option, "--model-option")
         for option in given.keys() & options:
-            flag = f"--{option.replace('_', '-')}"
-            raise MemtradeError(
-                f"{flag} and --model-option {option} say the same: give one of them"
-            )
+            both = f"--{option.replace('_', '-')} and --model-option {option}"
+            raise MemtradeError(f"{both} say the same: give one of them")
         return make_model(name, given | options)
 
     def update_rule(self, model: Model) -> tuple[str, float | None]:

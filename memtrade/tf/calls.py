@@ -173,7 +173,7 @@ def values_read(alone: Alone) -> dict[int, tuple[str, tuple[int, ...]]]:
 
 def is_compiled(alone: Alone) -> bool:
     """By XLA."""
-    return tf.compat.v1.NodeDef.FromString(alone.node).attr[COMPILED].b
+    return by_xla(tf.compat.v1.NodeDef.FromString(alone.node))
 
 
 def _given_values(function: Any, read: Mapping[str, tf.TensorSpec]) -> list[int]:
