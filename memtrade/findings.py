@@ -12,6 +12,7 @@ from collections.abc import Callable
 import msgspec
 
 from memtrade.graph import BOUND, WATCHED, Op, StepGraph
+from memtrade.iterations import places_of
 from memtrade.op_types import BRANCH_TYPES, CALL_TYPES, DRAWING_TYPES, HARMLESS_TYPES, LOOP_TYPES
 from memtrade.units import megabytes
 
@@ -52,6 +53,11 @@ def of_graph(graph: StepGraph) -> list[Finding]:
         for what, is_meant, follows in _IN_OPS
         if (ops := [op for op in graph.ops if is_meant(op)])
     ]
+    loops = {place.loop for places in places_of(graph).values() for place in places[:1]}
+    if loops:
+        follows = "each iteration is planned; as the step comes, several run at once, and its peak "
+        follows += "is foreseen about"
+        found.append(Finding("unrolled loops", len(loops), min(loops), follows))
     unsized = graph.data.unsized
     if unsized:
         follows = "nothing tells their size: predictions are lower bounds, and budgets are refused"

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from memtrade.errors import InfeasibleBudgetError
+from memtrade.iterations import original_bound
 from memtrade.measure import host
 from memtrade.measure.budgets import (
     CORRECTIONS,
@@ -97,9 +98,7 @@ class Planner:
         for correction in itertools.count():
             (plan, given_bytes), target = leaving_margin(partial(self._foresee, options), target)
             if not plan.actions:
-                if self._untouched.holds:
-                    return PlannedFunction(plan, self._untouched.concrete)
-                plan = make_plan(plan.strategy, graph, options, target, ())  # in one order
+                return PlannedFunction(plan, self._untouched.concrete)
             tried = self._rehearse(plan)
             if budget_bytes is None or not tried or tried.taken_bytes is None:
                 return PlannedFunction(plan, tried and tried.concrete)
@@ -186,7 +185,15 @@ class Planner:
         """
         graph, budget_bytes = self.traced.graph, self.settings.budget_bytes
         peaks = Peaks(graph, target)
-        plan = no_worse(self.settings.strategy.plan(graph, options, target), peaks)
+        made = self.settings.strategy.plan(graph, options, target)
+        plan = no_worse(made, peaks)
+        if budget_bytes is not None and not plan.actions and not self._untouched.holds:
+            # Whatever it is predicted to take as it is.
+            one_order = make_plan(made.strategy, graph, options, target, ())
+            plan = min(
+                (one_order, made) if made.actions else (one_order,),
+                key=lambda plan: (max(peaks.of(plan) - budget_bytes, 0), peaks.seconds(plan)),
+            )
         if budget_bytes is None and not log.isEnabledFor(logging.INFO):
             return plan, 0
         if budget_bytes is not None:
@@ -202,12 +209,13 @@ class Planner:
         if log.isEnabledFor(logging.INFO):
             original = clock.simulator.memory((), limit_bytes=ROOMY_BYTES)
             bound = self.traced.graph.bound
+            about = original_bound(self.traced.graph)
             log.info(
                 "%s of %s: predicted peak %s%s MB, original %s%s MB",
                 plan.strategy,
                 self.traced.step.name,
                 *(bound, megabytes_between(found.told_peak_bytes, found.peak_bytes)),
-                *(bound, megabytes_between(original.told_peak_bytes, original.peak_bytes)),
+                *(about, megabytes_between(original.told_peak_bytes, original.peak_bytes)),
                 extra={
                     "peak_bytes": found.peak_bytes,
                     "told_peak_bytes": found.told_peak_bytes,

@@ -14,7 +14,8 @@ With more threads the order is another from run to run.
 Before that the runtime computes what is made of constants alone, which are constants then, and
 merges what is computed twice: stateless ops of one definition on the same
 inputs (each branch's own ReLU of a block's input). Control edges that hold a plan's order keep ops
-apart, so only a step without one is merged. O(ops + edges).
+apart, so only a step without one is merged. Loops run as loops (`memtrade.iterations`).
+O(ops + edges).
 """
 
 from __future__ import annotations
@@ -23,11 +24,15 @@ from collections import deque
 from collections.abc import Hashable, Mapping
 
 from memtrade.graph import Op, StepGraph, once_per_graph
+from memtrade.iterations import Stands, places_of, stands_of
 from memtrade.op_types import ALIAS_TYPES, READ_TYPES, SOURCE_TYPES
 
 # Ops whose kernels call themselves inexpensive.
 _CHEAP = ALIAS_TYPES | READ_TYPES | SOURCE_TYPES | {"Rank", "Shape", "ShapeN", "Size"}
 
+
+# For each op those that wait for it, and for how many it waits.
+Edges = tuple[list[list[int]], list[int]]
 
 # What the runtime leaves apart even where it computes the same.
 _APART = frozenset({"NoOp", "Placeholder", "VarHandleOp"})
@@ -38,6 +43,7 @@ def merged_tensors(graph: StepGraph) -> dict[int, int]:
     """The outputs of ops that are computed twice, and the tensors that stand for them."""
     first: dict[Hashable, Op] = {}
     same: dict[int, int] = {}
+    places = places_of(graph)
     for op in graph.ops:
         if op.stateful or op.type in _APART or not op.outputs:
             continue
@@ -45,7 +51,8 @@ def merged_tensors(graph: StepGraph) -> dict[int, int]:
         if definition is None:
             continue
         inputs = tuple(same.get(t, t) for t in op.inputs)
-        one = first.setdefault((definition, inputs, op.controls), op)
+        turns = [place[:2] for place in places.get(op.id, ())]  # each iteration computes its own
+        one = first.setdefault((definition, inputs, op.controls, *turns), op)
         if one is not op:
             same.update(zip(op.outputs, one.outputs, strict=True))
     return same
@@ -65,17 +72,35 @@ def _definition(op: Op, graph: StepGraph) -> Hashable:
     return None
 
 
+@once_per_graph
 def executor_order(graph: StepGraph) -> list[int]:
     """Op ids in the order in which they run."""
     same = merged_tensors(graph)
     gone = {graph.tensors[t].op for t in same}
     gone |= {op.id for op in graph.ops if graph.folded[op.id] and op.type != "Const"}
-    successors, waiting = _edges(graph, same, gone)
+    reads = [
+        {graph.tensors[same.get(t, t)].op for t in op.inputs} - gone
+        if op.id not in gone
+        else set[int]()
+        for op in graph.ops
+    ]
+    order = _order(graph, _edges(graph, same, gone, reads, stands_of(graph, reads)), gone)
+    if len(order) < len(graph.ops) - len(gone):  # names that only look like a loop's
+        order = _order(graph, _edges(graph, same, gone, reads, Stands([], [])), gone)
+    return order
+
+
+def _order(graph: StepGraph, edges: Edges, gone: set[int]) -> list[int]:
+    """As many ops as do not wait for each other."""
+    successors, waiting = edges
     order: list[int] = []
+    cheap_ops = [op.type in _CHEAP for op in graph.ops]
+    cheap_ops += [True] * (len(successors) - len(cheap_ops))  # stands
 
     def run(op_id: int) -> list[int]:
         """The ops that become ready with it."""
-        order.append(op_id)
+        if op_id < len(graph.ops):
+            order.append(op_id)
         ready = []
         for successor in successors[op_id]:
             waiting[successor] -= 1
@@ -84,17 +109,17 @@ def executor_order(graph: StepGraph) -> list[int]:
         return ready
 
     stack: list[int] = []
-    for root in [op.id for op in graph.ops if not waiting[op.id] and op.id not in gone]:
+    for root in [each for each, waits in enumerate(waiting) if not waits and each not in gone]:
         cheap = deque([root])
         while cheap:
             for ready in run(cheap.popleft()):
-                (cheap if graph.ops[ready].type in _CHEAP else stack).append(ready)
+                (cheap if cheap_ops[ready] else stack).append(ready)
     while stack:
         at_once = deque([stack.pop()])
         while at_once:
             dear = []
             for ready in run(at_once.popleft()):
-                (at_once if graph.ops[ready].type in _CHEAP else dear).append(ready)
+                (at_once if cheap_ops[ready] else dear).append(ready)
             if dear and not at_once:
                 at_once.append(dear.pop())
             stack.extend(dear)
@@ -102,26 +127,30 @@ def executor_order(graph: StepGraph) -> list[int]:
 
 
 def _edges(
-    graph: StepGraph, same: Mapping[int, int], gone: set[int]
-) -> tuple[list[list[int]], list[int]]:
-    """For each op those that wait for it, its readers first, and for how many it waits itself.
-    Ops that are `gone` have neither."""
+    graph: StepGraph,
+    same: Mapping[int, int],
+    gone: set[int],
+    reads: list[set[int]],
+    stands: Stands,
+) -> Edges:
+    """For each op, and each stand after them, those that wait for it, its readers first, and for
+    how many it waits itself. Ops that are `gone` have neither."""
     stands_for = {graph.tensors[t].op: graph.tensors[one].op for t, one in same.items()}
-    reads: list[set[int]] = []
-    controls: list[set[int]] = []
-    for op in graph.ops:
-        left = op.id not in gone
-        made = {graph.tensors[same.get(t, t)].op for t in op.inputs} if left else set()
-        reads.append(made - gone)
-        controls.append({stands_for.get(c, c) for c in op.controls} - gone if left else set())
-    before = [read | waits for read, waits in zip(reads, controls, strict=True)]
+    before = [
+        read | {stands_for.get(c, c) for c in op.controls} - gone if op.id not in gone else set()
+        for read, op in zip(reads, graph.ops, strict=True)
+    ]
     for group in graph.data.gathered:
         producers = {graph.tensors[same.get(t, t)].op for t in group}
         if not producers.isdisjoint(graph.descendants):
             ahead = _leading_to(graph, producers)
             for reader in {c for t in group for c in graph.consumers[t]} - ahead - gone:
                 before[reader] |= producers - gone  # a gradient of constants alone is there
-    successors: list[list[int]] = [[] for _ in graph.ops]
+    for op_id, stand in stands.readers:
+        before[op_id].add(stand)
+    before += [waits - gone for waits in stands.waits]
+    reads = reads + [set[int]() for _ in stands.waits]
+    successors: list[list[int]] = [[] for _ in before]
     for edges in (reads, [waits - read for waits, read in zip(before, reads, strict=True)]):
         for op_id, waits in enumerate(edges):
             for producer in sorted(waits):

@@ -23,6 +23,10 @@ def looping(x):
     return tf.reduce_sum(y)
 
 
+def scanned(x):
+    return plain(tf.scan(lambda total, row: total + row, x))
+
+
 def branching(x):
     return tf.cond(tf.reduce_sum(x) > 0, lambda: plain(x), lambda: 0.0)
 
@@ -71,8 +75,9 @@ def collective(x):
     ("step", "what"),
     [
         (looping, "loops"), (branching, "branches"), (random, "random ops with a state"),
-        (masked, "bounded tensors"), (on_two_devices, "several devices"),
-        (compiled, "functions for XLA"), (collective, "collectives"),
+        (scanned, "unrolled loops"), (masked, "bounded tensors"),
+        (on_two_devices, "several devices"), (compiled, "functions for XLA"),
+        (collective, "collectives"),
     ],
 )  # fmt: skip
 def test_what_is_in_a_step_is_found(step, what):
