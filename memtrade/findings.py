@@ -63,7 +63,7 @@ def of_graph(graph: StepGraph) -> list[Finding]:
         follows = "nothing tells their size: predictions are lower bounds, and budgets are refused"
         found.append(Finding("unsized tensors", len(unsized), unsized[0], follows))
     for how, what, follows in _SIZED:
-        sized = [t for t, known in graph.data.sized.items() if known == how]
+        sized = graph.sized(how)
         if sized:
             found.append(Finding(what, len(sized), graph.label(sized[0]), follows))
     return found

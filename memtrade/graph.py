@@ -194,8 +194,15 @@ class StepGraph:
     def bound(self) -> str:
         """What stands before a predicted peak: "≥" where sizes are not known, "≈" where some are
         those of one batch, "≤" where some are only bounded from above, nothing otherwise."""
-        how = set(self.data.sized.values())
-        return "≥" if self.data.unsized else "≈" if WATCHED in how else "≤" if BOUND in how else ""
+        if self.data.unsized:
+            return "≥"
+        return "≈" if self.sized(WATCHED) else "≤" if self.sized(BOUND) else ""
+
+    def sized(self, how: str) -> list[int]:
+        """Ids of the tensors whose size is known so. Those bounded by nothing are nothing."""
+        return [
+            t for t, known in self.data.sized.items() if known == how and self.tensors[t].size_bytes
+        ]
 
     @property
     def loss(self) -> int:

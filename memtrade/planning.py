@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from memtrade.errors import InfeasibleBudgetError
-from memtrade.iterations import original_bound
+from memtrade.iterations import bound_of
 from memtrade.measure import host
 from memtrade.measure.budgets import (
     CORRECTIONS,
@@ -208,8 +208,8 @@ class Planner:
         found = clock.needed(plan)
         if log.isEnabledFor(logging.INFO):
             original = clock.simulator.memory((), limit_bytes=ROOMY_BYTES)
-            bound = self.traced.graph.bound
-            about = original_bound(self.traced.graph)
+            bound = bound_of(self.traced.graph, planned=bool(plan.actions))
+            about = bound_of(self.traced.graph, planned=False)
             log.info(
                 "%s of %s: predicted peak %s%s MB, original %s%s MB",
                 plan.strategy,

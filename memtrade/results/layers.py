@@ -8,6 +8,7 @@ import pandas as pd
 
 from memtrade.collection import without_collection
 from memtrade.graph import StepGraph
+from memtrade.iterations import bound_of
 from memtrade.plan import Plan
 from memtrade.results.sheets import NONE, Sheet
 from memtrade.simulate.by_layer import By, LayerRow, by_layer
@@ -34,6 +35,7 @@ class LayerSummary:
     Attributes:
         by: what a row is.
         rows: in the order of the forward part; what belongs to none comes last.
+        bound: what stands before the peak; see `memtrade.iterations.bound_of`.
         peak_bytes: most in use at once. persistent_bytes: in use between steps.
         peak_op: who runs when most is in use; peak_layer: its layer or line.
         limit_bytes: of the device. fits: whether the step runs there.
@@ -49,6 +51,7 @@ class LayerSummary:
     peak_layer: str
     limit_bytes: int
     fits: bool
+    bound: str = ""
 
     def frame(self) -> pd.DataFrame:
         """A row per layer, sizes in bytes."""
@@ -83,7 +86,7 @@ class LayerSummary:
         shown.append((*total, *cells))
         where = f" in {self.peak_layer}" if self.peak_layer else ""
         notes = [
-            f"Peak {megabytes(self.peak_bytes)} MB, predicted for {self.device}, when "
+            f"Peak {self.bound}{megabytes(self.peak_bytes)} MB, predicted for {self.device}, when "
             f"{self.peak_op or 'nothing of the step'}{where} runs ({PEAK}); "
             f"{megabytes(self.persistent_bytes)} MB between steps."
         ]
@@ -125,6 +128,7 @@ def summarize(
         peak_layer=next((row.name for row in rows if row.at_peak), ""),
         limit_bytes=target.limit_bytes,
         fits=usage.fits,
+        bound=bound_of(graph, planned=bool(plan and plan.actions)),
     )
 
 

@@ -49,6 +49,13 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
         return "yes" if self.predicted.fits else "no"
 
 
+_BOUNDS = {
+    "≥": "at least; nothing tells the size of some of the step's tensors",
+    "≤": "at most; the size of some of the step's tensors is only bounded",
+    "≈": "about; some sizes are those of one batch, or loops run in TensorFlow's own order",
+}
+
+
 def to_sheet(
     predictions: Sequence[Prediction], target: Target, assumed: Sequence[str], *, command: str
 ) -> Sheet:
@@ -57,8 +64,8 @@ def to_sheet(
     notes = [f"profile {device.name}: {device.source}"]
     if any(p.predicted and not p.predicted.fits for p in predictions):
         notes.append("peak MB of a step that does not fit: what it would take")
-    if any(p.predicted and p.predicted.at_least for p in predictions):
-        notes.append("≥: at least; nothing tells the size of some of the step's tensors")
+    bounds = {p.predicted.bound for p in predictions if p.predicted}
+    notes += [f"{bound}: {why}" for bound, why in _BOUNDS.items() if bound in bounds]
     if assumed:
         notes.append(
             "taken to allocate their outputs and nothing else, because their kernels were never "

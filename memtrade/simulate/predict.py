@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from memtrade.graph import StepGraph
+from memtrade.iterations import bound_of
 from memtrade.plan import Plan
 from memtrade.simulate.timeline import TimeSimulator
 from memtrade.target import Target
@@ -20,7 +21,7 @@ class Predicted(msgspec.Struct, frozen=True, kw_only=True):
         persistent_bytes: in use between steps. memory_cost_bytes: peak_bytes less that.
         host_bytes: most bytes of swapped tensors in host memory.
         fits: whether the step runs under the memory limit.
-        at_least: whether there are tensors whose size nothing tells: the peaks are lower bounds.
+        bound: what stands before the peak: "≥", "≈", "≤" or nothing; see `bound_of`.
         stall_seconds: the part of `step_seconds` for which compute waits for copies.
     """
 
@@ -32,11 +33,11 @@ class Predicted(msgspec.Struct, frozen=True, kw_only=True):
     fits: bool
     step_seconds: float | None = None
     stall_seconds: float | None = None
-    at_least: bool = False
+    bound: str = ""
 
     @property
     def peak_text(self) -> str:
-        return f"{'≥ ' if self.at_least else ''}{megabytes(self.peak_bytes)}"
+        return f"{self.bound} {megabytes(self.peak_bytes)}".lstrip()
 
 
 class Predictor:
@@ -60,5 +61,5 @@ class Predictor:
             fits=fits,
             step_seconds=timeline.step_seconds,
             stall_seconds=timeline.stall_seconds,
-            at_least=bool(self.clock.simulator.graph.data.unsized),
+            bound=bound_of(self.clock.simulator.graph, planned=bool(plan.actions)),
         )

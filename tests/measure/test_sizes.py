@@ -24,7 +24,7 @@ def peaks(model: str, strategy: str = "lms", **options: Any) -> tuple[int, tuple
     outcome = run_child(spec, timeout_seconds=120)
     assert outcome.measured is not None, outcome.reason
     assert outcome.predicted is not None
-    assert not outcome.predicted.at_least
+    assert outcome.predicted.bound != "≥"
     return outcome.predicted.peak_bytes, outcome.measured.peak_bytes_by_step
 
 
