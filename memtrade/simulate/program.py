@@ -149,7 +149,7 @@ class Linker:
         for t in itertools.chain.from_iterable(op.outputs for op in computed):
             if all(folded[c] for c in graph.consumers[t]) and t not in graph.data.outputs:
                 continue
-            one = handed.get(t, same.get(t, t))
+            one = handed.get(t, t if alike.get(t) == t else same.get(t, t))
             if graph.ops[graph.tensors[one].op].type == "Const":
                 self.folded[t] = one
                 continue

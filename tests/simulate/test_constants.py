@@ -85,3 +85,23 @@ def test_constants_that_hold_the_same_lie_there_once():
 
     assert persistent(equal=False) == 3 * BIG + 2 * 256
     assert persistent(equal=True) == 2 * BIG + 256
+
+
+@pytest.mark.parametrize(("both_wait", "copies"), [(True, 1), (False, 2)])
+def test_constants_of_one_number_are_apart_where_they_wait_for_other_ops(
+    both_wait: bool, copies: int
+) -> None:
+    """Slices of zeros whose bounds wait for a gradient, as that of an SVD has them."""
+    b = Builder()
+    (x,) = b.op("x", "Placeholder", sizes=[BIG])
+    (y,) = b.op("y", "MatMul", [x, x], sizes=[BIG])
+    given = [b.op(f"given{i}", "Const", sizes=[4])[0] for i in range(2)]
+    (zeros,) = b.op("zeros", "Fill", given, sizes=[BIG])
+    loss = y
+    for name, controls in (("one", [1]), ("two", [1] if both_wait else [])):
+        (bound,) = b.op(f"{name}/bound", "Const", sizes=[4], controls=controls)
+        (part,) = b.op(name, "Slice", [zeros, bound], sizes=[BIG])
+        (loss,) = b.op(f"{name}/sum", "MatMul", [loss, part], sizes=[BIG])
+    graph = b.build(inputs=[x], outputs=[loss], loss=loss)
+    held = simulate(graph, everything(graph)).persistent_bytes - BIG - 4 * 256
+    assert held == copies * BIG
