@@ -93,7 +93,7 @@ _IN_OPS: tuple[tuple[str, Callable[[Op], bool], str], ...] = (
     (
         "branches",
         lambda op: op.type in BRANCH_TYPES,
-        "each is an op like any other, sized by its larger branch",
+        "each is an op like any other, sized by its larger branch: peaks are about that",
     ),
     (
         "functions kept whole",

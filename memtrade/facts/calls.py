@@ -35,7 +35,8 @@ def body_requests(op: Op, graph: StepGraph) -> tuple[Request, ...]:
         size = graph.tensors[t].size_bytes
         same = a_loop and graph.tensors[op.inputs[i]].size_bytes == size
         made.append(Request(size, i, (i,) if same else ()))
-    return (*made, Request(op.attrs["scratch_bytes"]))
+    relief = tuple((most_bytes, position) for most_bytes, position in op.attrs.get("relief", ()))
+    return (*made, Request(op.attrs["scratch_bytes"], relief=relief))
 
 
 def call_scratch_bytes(op: Op, graph: StepGraph) -> int:

@@ -2,19 +2,43 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 from memtrade.graph import Op, StepGraph
 
 SCRATCH = -1
 
+# In the place of an input, see `Request.relief`.
+END, NOTHING = -1, -2
+
 
 class Request(NamedTuple):
-    """One request to the allocator. `output`: the output it is for, or SCRATCH."""
+    """One request to the allocator.
+
+    Attributes:
+        output: the output it is for, or SCRATCH.
+        forwarded: inputs whose buffer is taken instead, if free.
+        relief: scratch of several ops, which give inputs back as they go: most in use until then,
+            and the input, or NOTHING; END after the last in an order of the ops.
+    """
 
     size_bytes: int
     output: int = SCRATCH
-    forwarded: tuple[int, ...] = ()  # inputs whose buffer is taken instead, if free
+    forwarded: tuple[int, ...] = ()
+    relief: tuple[tuple[int, int], ...] = ()
+
+    def relieved_bytes(self, freed_bytes: Callable[[int], int]) -> int:
+        """Of it, what is beyond what is given back meanwhile.
+
+        Args:
+            freed_bytes: of an input, by its place: its size, or 0 where others hold it.
+        """
+        most = freed = 0
+        for taken_bytes, place in self.relief:
+            most = max(most, taken_bytes - freed)
+            freed = 0 if place == END else freed + (freed_bytes(place) if place >= 0 else 0)
+        return min(most, self.size_bytes)
 
 
 class Fact(NamedTuple):

@@ -52,7 +52,7 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
 _BOUNDS = {
     "≥": "at least; nothing tells the size of some of the step's tensors",
     "≤": "at most; the size of some of the step's tensors is only bounded",
-    "≈": "about; some sizes are those of one batch, or loops run in TensorFlow's own order",
+    "≈": "about; some sizes are of one batch, or branches and loops run in an order of their own",
 }
 
 

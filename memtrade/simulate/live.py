@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
 from memtrade.simulate.program import (
@@ -135,7 +136,10 @@ class _Buffers:
         bytes that stay, and those that do not; `taken` gets the places that scratch took."""
         refs, buffer_of, readers = self.refs, self.buffer_of, self.readers
         kept = gone = 0
-        for size, slot, forwarded in wanted:
+        for request in wanted:
+            size, slot, forwarded, relief = request
+            if relief:
+                size = request.relieved_bytes(partial(self._freed_bytes, inputs))
             for position in forwarded:
                 buffer = buffer_of[inputs[position]]
                 if refs[buffer] == 1:
@@ -153,6 +157,10 @@ class _Buffers:
                 refs[buffer] += readers[outputs[slot]]
                 buffer_of[outputs[slot]] = buffer
         return kept, gone
+
+    def _freed_bytes(self, inputs: Sequence[int], place: int) -> int:
+        buffer = self.buffer_of[inputs[place]]
+        return self.sizes[buffer] if self.refs[buffer] == 1 else 0
 
     def alias(self, inputs: Sequence[int], outputs: Sequence[int]) -> None:
         for version, source in zip(outputs, inputs, strict=False):

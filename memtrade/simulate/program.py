@@ -21,6 +21,7 @@ from typing import NamedTuple
 import msgspec
 
 from memtrade.facts import SCRATCH, Facts, Request, reuse
+from memtrade.facts.kernel import END, NOTHING
 from memtrade.facts.variables import copied_variables, keeps_place, reads_by_copying
 from memtrade.facts.views import viewed
 from memtrade.graph import Op, StepGraph
@@ -282,8 +283,15 @@ def _without(handles: Sequence[int], op: Op, requests: Sequence[Request]) -> tup
         return tuple(asked)
     places = [i for i, t in enumerate(op.inputs) if t not in handles]
     number = {place: i for i, place in enumerate(places)}
+
+    def place(i: int) -> int:
+        return i if i == END else number.get(i, NOTHING)
+
     return tuple(
-        each._replace(forwarded=tuple(number[i] for i in each.forwarded if i in number))
+        each._replace(
+            forwarded=tuple(number[i] for i in each.forwarded if i in number),
+            relief=tuple((most_bytes, place(i)) for most_bytes, i in each.relief),
+        )
         for each in asked
     )
 

@@ -6,6 +6,7 @@ import copy
 import heapq
 import math
 from collections.abc import Mapping
+from functools import partial
 from types import MappingProxyType
 from typing import Self
 
@@ -290,7 +291,10 @@ class Walk:
     def _compute(self, row: Row) -> None:
         """A kernel's requests: new buffers, or those of inputs that nobody else will read."""
         refs, buffer_of, readers = self.refs, self._buffer_of, self.program.readers
-        for size, slot, forwarded in row.requests:
+        for request in row.requests:
+            size, slot, forwarded, relief = request
+            if relief:
+                size = request.relieved_bytes(partial(self._freed_bytes, row))
             buffer = 0
             for position in forwarded:
                 free = buffer_of[row.inputs[position]]
@@ -306,6 +310,11 @@ class Walk:
                 buffer_of[row.outputs[slot]] = buffer
             else:
                 self._make(row.outputs[slot], size)
+
+    def _freed_bytes(self, row: Row, place: int) -> int:
+        """What goes with the row's input where nobody else will read it."""
+        buffer = self._buffer_of[row.inputs[place]]
+        return self.sizes[buffer] if self.refs[buffer] == 1 else 0
 
     def _make(self, version: int, size: int) -> None:
         """A new buffer for a version, which goes with this row if nobody reads it."""

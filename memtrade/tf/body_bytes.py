@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import tensorflow as tf
 
@@ -21,7 +22,8 @@ from memtrade.tf.values import equal_constants, known_numbers
 class BodyBytes:
     """Of tensors by name: bytes, how they are known, and what lists hold; of ops, their scratch,
     what their bodies keep for good and compute before the first step, what other iterations
-    of a loop take that TensorFlow may run at once, and which of a loop's outputs are its inputs.
+    of a loop take that TensorFlow may run at once, and which of a loop's outputs are its inputs;
+    of branches, what they take as arguments go (`Request.relief`).
     """
 
     sizes: dict[str, int] = field(default_factory=dict)
@@ -32,6 +34,7 @@ class BodyBytes:
     folding: dict[str, int] = field(default_factory=dict)
     ahead: dict[str, int] = field(default_factory=dict)
     handed: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    relief: dict[str, tuple[tuple[int, int], ...]] = field(default_factory=dict)
     unsized: list[str] = field(default_factory=list)
 
 
@@ -119,26 +122,64 @@ def leading_to(body: Body) -> list[tf.Operation]:
     return [each for each in operations if each.name in alive]
 
 
-def body_bytes(
-    operations: Sequence[tf.Operation], body: Body, learned: BodyBytes
-) -> tuple[int, int, int]:
-    """Most bytes in use beside the arguments (lists are counted where they are handed on) and
-    beside what constants take; these, which are there for good once the step has run; and what the
-    runtime computes of them before, merged or not."""
+class Taken(NamedTuple):
+    """What a body takes, in bytes.
+
+    Attributes:
+        peak_bytes: most in use beside the arguments (lists are counted where they are handed on)
+            and beside what constants take.
+        kept_bytes: constants, which are there for good once the step has run.
+        folding_bytes: what the runtime computes of them before, merged or not.
+        relief: in each order, most in use until an argument's last reader has run, and the
+            number of that argument; last, -1 and what is in use after the last of them.
+    """
+
+    peak_bytes: int
+    kept_bytes: int
+    folding_bytes: int
+    relief: tuple[tuple[tuple[int, int], ...], ...]
+
+
+def body_bytes(operations: Sequence[tf.Operation], body: Body, learned: BodyBytes) -> Taken:
     graph = _as_step(operations, body, learned)
     simulator = Simulator(graph, profile_target(ARENA))
-    as_written = [Action("run", op_id) for op_id in range(len(graph.ops))]
-    walked = [
-        simulator.memory(each, limit_bytes=ROOMY_BYTES, series=True) for each in (as_written, ())
+    as_written = tuple(Action("run", op_id) for op_id in range(len(graph.ops)))
+    orders = as_written, simulator.actions(())
+    walked = [simulator.memory(each, limit_bytes=ROOMY_BYTES, series=True) for each in orders]
+    ahead_bytes = 0, simulator.ahead_bytes
+    in_use = [
+        [bytes_ + ahead - each.persistent_bytes for bytes_ in each.in_use_bytes or (0,)]
+        for each, ahead in zip(walked, ahead_bytes, strict=True)
     ]
     kept = walked[0].persistent_bytes - walked[0].given_bytes
     linker = simulator.linker
-    peaks = [max(each.in_use_bytes or (0,)) - each.persistent_bytes for each in walked]
-    return (
-        max(peaks[0], peaks[1] + simulator.ahead_bytes),
+    return Taken(
+        max(map(max, in_use)),
         kept + sum(learned.kept.values()),
         sum(linker.folding_bytes) + linker.constants_bytes + sum(learned.folding.values()),
+        tuple(
+            tuple(_relief(order, series, body, graph))
+            for order, series in zip(orders, in_use, strict=True)
+        ),
     )
+
+
+def _relief(
+    order: Sequence[Action], in_use: Sequence[int], body: Body, graph: StepGraph
+) -> Iterator[tuple[int, int]]:
+    """See `Taken.relief`. What nobody reads goes last."""
+    last = [-1] * len(graph.tensors)
+    for index, action in enumerate(order):
+        for t in graph.ops[action.id].inputs:
+            last[graph.root[t]] = index
+    ids = {graph.label(t.id): t.id for t in graph.tensors}
+    read = [(number, ids.get(each.name)) for number, each in enumerate(body.arguments)]
+    ends = sorted((last[t], number) for number, t in read if t is not None and last[t] >= 0)
+    begin = 0
+    for end, number in ends:
+        yield max(in_use[begin : end + 1], default=0), number
+        begin = max(begin, end + 1)
+    yield max(in_use[begin:], default=0), -1
 
 
 def _as_step(operations: Sequence[tf.Operation], body: Body, learned: BodyBytes) -> StepGraph:

@@ -306,6 +306,7 @@ def _scratch(learned: BodyBytes, operation: tf.Operation) -> dict[str, Any]:
         "folding_bytes": learned.folding[operation.name],
         "handed": learned.handed.get(operation.name, ()),
         "ahead_bytes": learned.ahead.get(operation.name, 0),
+        "relief": learned.relief.get(operation.name, ()),
     }
 
 

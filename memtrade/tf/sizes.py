@@ -23,6 +23,7 @@ from memtrade.op_types import ALIAS_TYPES, BRANCH_TYPES, LOOP_TYPES, RESERVING_T
 from memtrade.tf.bodies import Argument, Body, draw_body
 from memtrade.tf.body_bytes import (
     BodyBytes,
+    Taken,
     body_bytes,
     handed_bytes,
     handed_on,
@@ -71,13 +72,11 @@ def learn_sizes(
 
 
 class _Drawn(NamedTuple):
-    """A body, its tensors' sizes, and what it takes: while it runs, for good, and before."""
+    """A body, its tensors' sizes, and what it takes."""
 
     body: Body
     learned: BodyBytes
-    peak_bytes: int
-    kept_bytes: int
-    folding_bytes: int
+    taken: Taken
 
 
 class _Sizes:
@@ -266,7 +265,7 @@ class _Sizes:
         )
         operations = leading_to(body)
         learned = learn_sizes(operations, self.library, known)
-        return _Drawn(body, learned, *body_bytes(operations, body, learned))
+        return _Drawn(body, learned, body_bytes(operations, body, learned))
 
     def _loop(self, operation: tf.Operation) -> None:
         inputs, outputs = list(operation.inputs), list(operation.outputs)
@@ -274,11 +273,11 @@ class _Sizes:
         body, learned = drawn.body, drawn.learned
         trips = self._trip_count(operation, inputs)
         asked = self._body(operation.get_attr("cond").name, inputs)
-        self._takes(operation, max(drawn.peak_bytes, asked.peak_bytes), [drawn, asked])
+        self._takes(operation, max(drawn.taken.peak_bytes, asked.taken.peak_bytes), [drawn, asked])
         abreast = operation.get_attr("parallel_iterations")
         self.found.handed[operation.name] = handed_on(body)
         abreast = abreast if trips is None else min(abreast, trips)
-        self.found.ahead[operation.name] = drawn.peak_bytes * max(0, abreast - 1)
+        self.found.ahead[operation.name] = drawn.taken.peak_bytes * max(0, abreast - 1)
         self.found.unsized.extend(f"{operation.name}/{name}" for name in learned.unsized)
         held: set[str] = set()
         for before, after, result in zip(inputs, outputs, body.results, strict=True):
@@ -298,8 +297,8 @@ class _Sizes:
 
     def _takes(self, operation: tf.Operation, peak_bytes: int, bodies: Sequence[_Drawn]) -> None:
         self.found.scratch[operation.name] = peak_bytes
-        self.found.kept[operation.name] = sum(each.kept_bytes for each in bodies)
-        self.found.folding[operation.name] = sum(each.folding_bytes for each in bodies)
+        self.found.kept[operation.name] = sum(each.taken.kept_bytes for each in bodies)
+        self.found.folding[operation.name] = sum(each.taken.folding_bytes for each in bodies)
 
     def _trip_count(self, operation: tf.Operation, inputs: Sequence[tf.Tensor]) -> int | None:
         """From the condition `counter < limit`, or for a loop's gradient, from the loop."""
@@ -334,8 +333,15 @@ class _Sizes:
         functions = chosen_functions(operation.node_def)
         drawn = [self._body(f.name, list(operation.inputs)[1:]) for f in functions]
         # What a branch hands on is asked for as the op's own outputs.
-        peaks = (each.peak_bytes - handed_bytes(each.body, each.learned) for each in drawn)
+        handed = [handed_bytes(each.body, each.learned) for each in drawn]
+        peaks = (each.taken.peak_bytes - own for each, own in zip(drawn, handed, strict=True))
         self._takes(operation, max(0, *peaks), drawn)
+        self.found.relief[operation.name] = tuple(
+            (most_bytes - own, number + 1 if number >= 0 else -1)  # behind the predicate
+            for each, own in zip(drawn, handed, strict=True)
+            for order in each.taken.relief
+            for most_bytes, number in order
+        )
         twice = [held_twice(each.body) for each in drawn]
         for i, t in enumerate(operation.outputs):
             results = [(each.learned, each.body.results[i].name) for each in drawn]

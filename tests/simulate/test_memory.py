@@ -285,3 +285,24 @@ def test_what_a_loop_hands_on_as_it_came_is_there_once():
 
     assert peak() == 2
     assert peak(0) == 1
+
+
+@pytest.mark.parametrize(("read_later", "beside"), [(False, 1), (True, 2)])
+def test_what_a_branch_reads_last_goes_while_it_runs(read_later: bool, beside: int) -> None:
+    """Of two tensors' bytes that its body takes, one comes after the argument's last reader. What
+    others read stays; a handle in between makes no difference."""
+    b = Builder()
+    (x,) = b.op("x", "Placeholder", sizes=[256])
+    (handle,) = b.op("v", "Placeholder", sizes=[0])
+    (y,) = b.op("y", "MatMul", [x, x], sizes=[BIG])
+    (made,) = b.op("cond", "If", [x, handle, y], sizes=[256])
+    (z,) = b.op("z", "MatMul", [made, y if read_later else x], sizes=[256])
+    b.tensors[handle] = msgspec.structs.replace(b.tensors[handle], dtype="resource")
+    taken = {"scratch_bytes": 2 * BIG, "relief": ((0, 1), (BIG, 2), (2 * BIG, -1))}
+    b.ops[3] = msgspec.structs.replace(b.ops[3], attrs=taken)
+    data = b.build(inputs=[x], outputs=[z], loss=z).data
+    graph = StepGraph(msgspec.structs.replace(data, captures=(handle,), capture_bytes=(BIG,)))
+    result = simulate(graph, everything(graph))
+    peak_bytes = result.live_peak_bytes - result.persistent_bytes
+    assert peak_bytes == pytest.approx((1 + beside) * BIG, abs=2048)
+    assert Simulator(graph, ARENA).peak_live_bytes(everything(graph)) == result.live_peak_bytes

@@ -11,6 +11,7 @@ import pytest
 import tensorflow as tf
 
 import memtrade
+from memtrade.facts.calls import body_requests
 from memtrade.tf.captured import captured_variables
 from memtrade.tf.functions import chosen_functions
 from memtrade.tf.verify import compare_steps
@@ -108,3 +109,34 @@ def test_a_loops_condition_takes_what_its_ops_take():
     (loop,) = [op for op in graph.ops if op.type in ("While", "StatelessWhile")]
     assert loop.attrs["scratch_bytes"] >= 2 * 4096 * 64 * 4
     assert loop.attrs["ahead_bytes"] < 65_536  # of bodies that run at once, and not of conditions
+
+
+def test_a_branch_gives_back_what_its_gradient_has_read():
+    """Five layers in a branch: their gradient reads the last one's output first."""
+    weight = tf.Variable(tf.eye(64))
+
+    @tf.function
+    def step(x: tf.Tensor) -> tf.Tensor:
+        def deep() -> tf.Tensor:
+            y = x
+            for _ in range(5):
+                y = tf.nn.tanh(y @ weight) * tf.sin(y)
+            return tf.reduce_mean(y)
+
+        with tf.GradientTape() as tape:
+            loss = tf.cond(tf.reduce_sum(x) > 0.0, deep, lambda: 0.0)
+        weight.assign_sub(tape.gradient(loss, weight))
+        return loss
+
+    graph = graph_of(step, tf.ones([4096, 64]))
+    gradient = max(
+        (op for op in graph.ops if op.attrs.get("relief")), key=lambda op: len(op.attrs["relief"])
+    )
+    [scratch] = [each for each in body_requests(gradient, graph) if each.relief]
+    layer_bytes = 4096 * 64 * 4
+    sizes = [graph.tensors[t].size_bytes for t in gradient.inputs]
+    held, given_back = map(scratch.relieved_bytes, (lambda _: 0, sizes.__getitem__))
+    print(held / layer_bytes, given_back / layer_bytes)
+    assert held >= 2 * layer_bytes
+    assert given_back <= held - layer_bytes
+    assert graph.bound == "≈"
