@@ -243,7 +243,8 @@ def _on_examples(lesson: Lesson, examples: int) -> Signature:
         values = scaled(operand.values) if operand.values in output_shapes else operand.values
         shape = scaled(operand.shape) if batched and values is None else operand.shape
         inputs.append(msgspec.structs.replace(operand, shape=shape, values=values))
-    return make_signature(whole.op_type, whole.node, tuple(inputs), (), whole.functions)
+    told = (whole.op_type, whole.node, tuple(inputs), (), whole.functions)
+    return make_signature(*told, whole.maker)
 
 
 def _extended(lesson: Lesson, found: Mapping[int, Answer | None]) -> tuple[Answer | None, str]:

@@ -12,10 +12,10 @@ all gradients through one IdentityN, which waits for the last of them) is read n
 With more threads the order is another from run to run.
 
 Before that the runtime computes what is made of constants alone, which are constants then, and
-merges what is computed twice: stateless ops of one definition on the same
-inputs (each branch's own ReLU of a block's input). Control edges that hold a plan's order keep ops
-apart, so only a step without one is merged. Loops run as loops (`memtrade.iterations`).
-O(ops + edges).
+merges what is computed twice: stateless ops of one definition on the same inputs (each branch's own
+ReLU of a block's input), but not an op in a function's body with one outside, which reads the same
+through fewer Identities. Control edges that hold a plan's order keep ops apart, so only a step
+without one is merged. Loops run as loops (`memtrade.iterations`). O(ops + edges).
 """
 
 from __future__ import annotations
@@ -51,8 +51,10 @@ def merged_tensors(graph: StepGraph) -> dict[int, int]:
         if definition is None:
             continue
         inputs = tuple(same.get(t, t) for t in op.inputs)
+        # Constants are computed before functions are opened.
+        between = () if graph.folded[op.id] else tuple(op.attrs.get("identities", ()))
         turns = [place[:2] for place in places.get(op.id, ())]  # each iteration computes its own
-        one = first.setdefault((definition, inputs, op.controls, *turns), op)
+        one = first.setdefault((definition, inputs, between, op.controls, *turns), op)
         if one is not op:
             same.update(zip(op.outputs, one.outputs, strict=True))
     return same

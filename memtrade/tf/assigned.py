@@ -9,12 +9,12 @@ variable writes the same bits into the buffer that it has.
 An optimizer that accumulates gradients had its sums lie elsewhere after each step, in holes between
 the step's large tensors, as `memtrade/tf/in_place.py` says of what is assigned outside of branches.
 What branches alone read, and do no more with than to read and to assign it (see
-`memtrade/facts/variables.py`), they write in place.
+`memtrade/facts/variables.py`), they write in place, and so do the branches in them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -68,11 +68,11 @@ def branches_in_place(concrete: Any, specs: Sequence[tf.TensorSpec]) -> Any:
     for node in branches:
         read = {i: ranks[name] for i, name in enumerate(node.input[1:]) if name in ranks}
         chosen = chosen_functions(node)
-        if any(_assigns(functions.library[each.name], read) for each in chosen):
+        if any(_assigns(functions.library[each.name], read, functions.library) for each in chosen):
             for each in chosen:
-                made.append(_written(functions, each.name, read))
+                made += _written(functions, each.name, read)
                 each.name = made[-1].name
-                graph_def.library.function.add().CopyFrom(made[-1].function_def)
+    graph_def.library.function.extend(each.function_def for each in made)
     if not made:
         return concrete
     keep = shapes_kept(concrete.graph)
@@ -95,40 +95,58 @@ def _read_by_alone(branches: Sequence[NodeDef], graph_def: Any) -> set[str]:
 
 
 def _updated(branches: Sequence[NodeDef], library: Mapping[str, Any]) -> set[str]:
-    """The names of what a branch does more with than to read or to assign it."""
+    """The names of what a branch does more with than to read or to assign it, in branches of its
+    own, too (a loss scale counts the steps in one)."""
     found = set()
     for node in branches:
         for function in (library[each.name] for each in chosen_functions(node)):
-            users = [each for each in function.node_def if each.op not in _HARMLESS]
-            given = {name for each in users for name in each.input}
+            inner = [each for each in function.node_def if each.op in BRANCH_TYPES]
+            users = [each for each in function.node_def if each.op not in _HARMLESS | BRANCH_TYPES]
+            given = {name for each in users for name in each.input} | _updated(inner, library)
             arguments = zip(function.signature.input_arg, node.input[1:], strict=False)
             found.update(name for argument, name in arguments if argument.name in given)
     return found
 
 
-def _assigns(function: Any, places: Mapping[int, int]) -> bool:
-    names = {function.signature.input_arg[i].name for i in places}
-    return any(n.op == "AssignVariableOp" and n.input[0] in names for n in function.node_def)
+def _assigns(function: Any, places: Container[int], library: Mapping[str, Any]) -> bool:
+    arguments = enumerate(function.signature.input_arg)
+    names = {each.name for i, each in arguments if i in places}
+    for node in function.node_def:
+        if node.op == "AssignVariableOp" and node.input[0] in names:
+            return True
+        if node.op in BRANCH_TYPES:
+            inner = {i for i, name in enumerate(node.input[1:]) if name in names}
+            chosen = (library[each.name] for each in chosen_functions(node))
+            if any(_assigns(each, inner, library) for each in chosen):
+                return True
+    return False
 
 
-def _written(functions: Functions, name: str, ranks: Mapping[int, int]) -> Any:
+def _written(functions: Functions, name: str, ranks: Mapping[int, int]) -> list[Any]:
     """A concrete function as the one of that name, but that it writes in place what it assigns to
-    the variables of these arguments, whose ranks are given."""
+    the variables of these arguments, whose ranks are given; before it, those that it calls."""
     template, signature = functions.template(name), functions.library[name].signature
     nodes = [copied(each, each.name, each.input) for each in template.nodes]
     made = tf.compat.v1.GraphDef(node=nodes)
-    made.library.function.extend(functions.library.values())
     made.versions.producer = tf.version.GRAPH_DEF_VERSION
     rank_of = {template.arguments[i]: rank for i, rank in ranks.items()}
+    called: list[Any] = []
     for node in [*made.node]:
         if node.op == "AssignVariableOp" and node.input[0] in rank_of:
             made.node.extend(write_in_place(node, rank_of[node.input[0]]))
+        inner = {i: rank_of[name] for i, name in enumerate(node.input[1:]) if name in rank_of}
+        if node.op in BRANCH_TYPES and inner:
+            for each in chosen_functions(node):
+                called += _written(functions, each.name, inner)
+                each.name = called[-1].name
+    made.library.function.extend(functions.library.values())
+    made.library.function.extend(each.function_def for each in called)
 
     def specs(arguments: Any) -> list[tf.TensorSpec]:
         unknown: Any = None  # the shapes
         return [tf.TensorSpec(unknown, tf.as_dtype(each.type)) for each in arguments]
 
-    return grafted(
+    written = grafted(
         made,
         specs(signature.input_arg),
         names=template.arguments,
@@ -138,3 +156,4 @@ def _written(functions: Functions, name: str, ranks: Mapping[int, int]) -> Any:
         effects=[template.end],
         alone=False,
     ).get_concrete_function()
+    return [*called, written]

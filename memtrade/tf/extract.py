@@ -26,7 +26,7 @@ from memtrade.tf.captured import captures, variable_spec
 from memtrade.tf.definitions import Definitions, simple_attrs
 from memtrade.tf.findings import meeting_nodes, of_trace, refusals
 from memtrade.tf.graft import graft
-from memtrade.tf.inline import Inlined, opens
+from memtrade.tf.inline import HANDED, Inlined, opens
 from memtrade.tf.loss import Named, candidates, find_loss
 from memtrade.tf.meetings import refuse_elsewhere
 from memtrade.tf.origins import with_origins
@@ -183,6 +183,10 @@ def read_graph(
     )
 
 
+def _identities(node: Any) -> dict[str, list[int]]:
+    return {"identities": list(node.attr[HANDED].list.i)} if HANDED in node.attr else {}
+
+
 def _read_ops(
     operations: Sequence[tf.Operation],
     op_ids: Mapping[str, int],
@@ -200,7 +204,12 @@ def _read_ops(
     """
     meeting = meeting_nodes(graph_def)
     attrs = {
-        node.name: {**simple_attrs(node), **calls.about(node), **meeting.get(node.name, {})}
+        node.name: {
+            **simple_attrs(node),
+            **calls.about(node),
+            **meeting.get(node.name, {}),
+            **_identities(node),
+        }
         for node in graph_def.node
     }
     # Of a call, it depends on what is called, which the type says, too; but see `Calls.pure`.

@@ -12,6 +12,10 @@ An IdentityN is a call without a body: each output is its input. As an op it wou
 of its inputs, and Keras's optimizers hand all gradients through one, which would then all be held
 until the first update.
 
+TensorFlow, when it opens a call, hands each argument and each result on through an Identity, and
+these stay: what two functions compute of one tensor, it does not merge. How many there would be
+before each input of an op, the op's attribute HANDED says.
+
 What the body does to variables keeps its place: its stateful ops wait for what the call waited for
 (through the NoOp f/enter), and what waited for the call waits for its effects (f/leave).
 """
@@ -28,6 +32,11 @@ from memtrade.tf.nodes import GraphDef, NodeDef, copied, make_node, output_count
 
 # The attribute of a function, or of a call, that XLA compiles.
 COMPILED = "_XlaMustCompile"
+
+# The attribute of an op some of whose inputs are arguments or results of calls: of each input, how
+# many times it was handed on. While references are being led on, each time is a mark at their end.
+HANDED = "_memtrade_handed"
+_MARK = "~"
 
 
 class Inlined:
@@ -48,18 +57,31 @@ class Inlined:
         for node in graph_def.node:
             self._add(node)
         for node in self._nodes:
-            node.input[:] = [self.reference(each) for each in node.input]
+            self._lead_on(node)
         self.graph_def = tf.compat.v1.GraphDef(node=self._nodes, versions=graph_def.versions)
         self.graph_def.library.function.extend(still_called(self._nodes, self._library))
 
     def reference(self, name: str) -> str:
         """What "op:index", "op" or "^op" of the given GraphDef is called in the inlined one."""
+        return self._led_on(name)[0]
+
+    def _led_on(self, name: str) -> tuple[str, int]:
+        """The reference, and how many times it is handed on."""
         if name.startswith("^"):
-            return "^" + self._leaves.get(name[1:], name[1:])
-        key = name.removesuffix(":0")
+            return "^" + self._leaves.get(name[1:], name[1:]), 0
+        key, times = _bare(name), name.count(_MARK)
         while key in self._results:
-            key = self._results[key].removesuffix(":0")
-        return key
+            result = self._results[key]
+            key, times = _bare(result), times + 1 + result.count(_MARK)
+        return key, times
+
+    def _lead_on(self, node: NodeDef) -> None:
+        led = [self._led_on(each) for each in node.input]
+        node.input[:] = [name for name, _ in led]
+        times = [count for name, count in led if not name.startswith("^")]
+        if any(times):
+            before = list(node.attr[HANDED].list.i) or [0] * len(times)
+            node.attr[HANDED].list.i[:] = [a + b for a, b in zip(before, times, strict=True)]
 
     def effect(self, op_name: str) -> str:
         """The op to run for the sake of op `op_name`'s effects."""
@@ -87,7 +109,7 @@ class Inlined:
                 name = reference[1:]
                 return "^" + (_op_of(bound[name]) if name in bound else prefix + name)
             if reference in bound:
-                return bound[reference]
+                return bound[reference] + _MARK
             name, argument, index = reference.split(":")
             return f"{prefix}{name}:{starts[name][argument] + int(index)}"
 
@@ -221,4 +243,8 @@ def _no_op(name: str, waits: list[str]) -> NodeDef:
 
 
 def _op_of(reference: str) -> str:
-    return reference.partition(":")[0]
+    return _bare(reference).partition(":")[0]
+
+
+def _bare(reference: str) -> str:
+    return reference.rstrip(_MARK).removesuffix(":0")

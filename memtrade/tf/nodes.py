@@ -9,6 +9,7 @@ A *value* is a tensor as the writer knows it:
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -168,7 +169,20 @@ class Writer:
         return found
 
 
-# Ops on whole numbers and truth values that loops count by.
+def _ranged(start: np.ndarray, limit: np.ndarray, delta: np.ndarray) -> np.ndarray | None:
+    if not delta.all():
+        return None
+    counted = range(int(start), int(limit), int(delta))
+    return np.asarray(counted, start.dtype) if len(counted) <= MOST_VALUES else None
+
+
+def _tiled(array: np.ndarray, times: np.ndarray) -> np.ndarray | None:
+    size = array.size * math.prod(int(each) for each in times)
+    return np.tile(array, times) if size <= MOST_VALUES else None
+
+
+# Ops on whole numbers and truth values that loops count by, and that make up the order in which a
+# gradient transposes (of a gather from each example of a batch).
 _COUNTED: dict[str, Callable[..., Any]] = {
     "Abs": np.abs,
     "Add": np.add,
@@ -191,9 +205,11 @@ _COUNTED: dict[str, Callable[..., Any]] = {
     "Mul": np.multiply,
     "Neg": np.negative,
     "NotEqual": np.not_equal,
+    "Range": _ranged,
     "Select": np.where,
     "SelectV2": np.where,
     "Sub": np.subtract,
+    "Tile": _tiled,
 }
 _REDUCED: dict[str, Callable[..., Any]] = {"Max": np.max, "Min": np.min, "Prod": np.prod}
 # What one known input may decide alone.
@@ -225,8 +241,8 @@ def folded(node: NodeDef, inputs: Sequence[NodeInput]) -> Constant | None:
         return None
     if node.op == "Select" and known[0].ndim and known[0].shape != known[1].shape:
         return None  # a truth value for each row
-    found = np.asarray(compute(*known))
-    return Constant(found) if found.size <= MOST_VALUES else None
+    found = compute(*known)
+    return None if found is None or np.size(found) > MOST_VALUES else Constant(found)
 
 
 def _sliced(

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from memtrade.facts.signature import Operand, Signature
+from memtrade.facts.signature import Maker, Operand, Signature
 from memtrade.tf.calls import Alone, body_of, is_compiled, values_read
 from memtrade.tf.nodes import set_attributes
 
@@ -52,14 +52,14 @@ class Stretches:
     def add(self, name: str, signature: Signature, *, free: Container[int] = ()) -> None:
         """`free`: positions of the inputs whose place an output may take."""
         given = _given(signature)
-        inputs = [self._input(f"{name}/in{i}", operand) for i, operand in enumerate(given)]
+        inputs = self._inputs(name, signature.maker, given)
         before = inputs
         if signature.outputs:
             # What a step's kernel writes to was in use a moment ago, and is still in the cache.
             dtype, shape = max(signature.outputs, key=lambda each: math.prod(each[1]))
             before = [*inputs, self._input(f"{name}/was", Operand(dtype, shape))]
         begin = self._node("Timestamp", f"{name}/begin")
-        begin.input.extend(f"^{each}" for each in before)
+        begin.input.extend(dict.fromkeys(f"^{each.partition(':')[0]}" for each in before))
         if self.previous:
             begin.input.append(f"^{self.previous}")
         run = self.graph_def.node.add()
@@ -103,6 +103,22 @@ class Stretches:
                 experimental_attributes={"_noinline": True},
             ).get_concrete_function()  # pyright: ignore[reportFunctionMemberAccess]
         return self._functions[key].name
+
+    def _inputs(self, name: str, maker: Maker | None, given: Sequence[Operand]) -> list[str]:
+        made = dict(maker.made) if maker else {}
+        inputs = [
+            f"{name}/maker:{made[i]}" if i in made else self._input(f"{name}/in{i}", operand)
+            for i, operand in enumerate(given)
+        ]
+        if maker:
+            run = self.graph_def.node.add()
+            run.ParseFromString(maker.node)
+            run.name = f"{name}/maker"
+            run.input.extend(
+                inputs[each] if isinstance(each, int) else self._input(f"{run.name}{i}", each)
+                for i, each in enumerate(maker.inputs)
+            )
+        return inputs
 
     def _input(self, name: str, operand: Operand) -> str:
         if operand.values is not None:

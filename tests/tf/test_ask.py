@@ -158,3 +158,26 @@ def test_a_compiled_call_is_asked_like_any_kernel():
         assert all(each.size_bytes == sizes[each.output] for each in made)
         assert fact.requests[: len(made)] == tuple(made)
         assert fact.seconds is not None
+
+
+def unpooling(x):
+    """As SegNet: what a pool took goes back to where it was, in tensors as large as before."""
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        drawn, _, _ = tf.nn.fractional_max_pool(x, [1.0, 1.44, 1.44, 1.0], seed=1)
+        pooled, at = tf.nn.max_pool_with_argmax(drawn, 2, 2, "SAME", include_batch_in_index=True)
+        size = tf.cast(tf.reshape(tf.reduce_prod(tf.shape(drawn)), [1]), tf.int64)
+        back = tf.scatter_nd(tf.reshape(at, [-1, 1]), tf.reshape(pooled, [-1]), size)
+        loss = tf.reduce_sum(back**2)
+    return loss, tape.gradient(loss, x)
+
+
+@pytest.mark.usefixtures("asking")
+@pytest.mark.parametrize("kind", ["FractionalMaxPoolGrad", "MaxPoolGradWithArgmax", "ScatterNd"])
+def test_a_kernel_whose_inputs_must_agree_is_asked_with_such(kind):
+    graph = trace(step_of(unpooling, tf.TensorSpec([12, 48, 48, 24]))).graph
+    target = learned_target(here_target("arena"), [graph])
+    (op,) = (op for op in graph.ops if op.type == kind)
+    fact = target.facts.of(op, graph)
+    assert (fact.source, fact.margin_bytes) == ("asked", 0)
+    assert graph.tensors[op.outputs[0]].size_bytes in [each.size_bytes for each in fact.requests]

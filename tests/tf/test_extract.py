@@ -71,6 +71,23 @@ def test_values_that_follow_from_known_ones_are_known():
     assert graph.data.values[inverse.outputs[0]] == (1, 2, 0)
 
 
+def test_a_gather_from_each_example_transposes_by_known_axes():
+    """Its gradient counts them out; a kernel that gets other axes than the step's would be asked
+    in vain."""
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            rows = tf.gather(x, tf.zeros([2, 3, 1], tf.int32), batch_dims=2)
+            loss = tf.reduce_sum(rows**2)
+        return loss, tape.gradient(loss, x)
+
+    graph = trace(step_of(step, tf.TensorSpec([2, 3, 4]))).graph
+    moved = [op for op in graph.ops if op.type == "Transpose"]
+    assert moved
+    assert all(graph.data.values[op.inputs[1]] == (0, 1, 2) for op in moved)
+
+
 def test_values_that_hang_on_truth_values_are_known():
     """`vectorized_map` chooses a transposition's axes by what a shape is, in the step itself."""
 

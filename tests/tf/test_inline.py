@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from memtrade.facts.calls import DenseFilter, dense_filter
 from memtrade.op_types import CALL_TYPES
+from memtrade.simulate.unplanned import executor_order
 from memtrade.tf.extract import opened, trace
 from memtrade.tf.inline import Inlined
 from tests.tf.test_extract import step_of
@@ -35,6 +36,27 @@ def test_calls_are_opened_down_to_the_last():
     found = types(lambda x: tf.reduce_sum(tf.concat(middle(x)[:2], 0)), tf.TensorSpec([4]))
     assert found.count("Sin") == found.count("Cos") == found.count("Split") == 1
     assert not any("Call" in each for each in found)
+
+
+def test_what_a_function_computes_is_not_merged_with_the_same_outside():
+    """TensorFlow hands arguments on through Identities and leaves these: calls of one function
+    read through as many, other ops do not. Each count is what its log shows."""
+
+    @tf.function
+    def inner(x):
+        return tf.sign(x) * x
+
+    @tf.function
+    def around(x):
+        return inner(x)
+
+    def signs(function) -> int:
+        graph = trace(step_of(lambda x: tf.reduce_sum(function(x)), tf.TensorSpec([4]))).graph
+        return [graph.ops[i].type for i in executor_order(graph)].count("Sign")
+
+    assert signs(lambda x: inner(x) + tf.cos(inner(x))) == 1
+    assert signs(lambda x: inner(x) + tf.sign(x)) == 2
+    assert signs(lambda x: inner(x) + tf.cos(around(x))) == 2
 
 
 def test_conditions_and_loops_that_depend_on_data_stay_whole():
