@@ -20,7 +20,13 @@ import keras
 import tensorflow as tf
 
 from memtrade.api import apply
-from memtrade.batch.fitting import Examples, accumulate, find_batch
+from memtrade.batch.fitting import (
+    Examples,
+    accumulate,
+    check_fitting,
+    checked_options,
+    find_batch,
+)
 from memtrade.errors import MemtradeError, UnsupportedGraphError
 from memtrade.options import NONE, Value
 from memtrade.plan import Order
@@ -96,7 +102,7 @@ def optimize(
             `example_batch`, else from `model.fit`.
     """
     _check(model)
-    check_count("batch_size", batch_size)
+    check_count("batch_size", batch_size, optional=True)
     check_split(split)
     settings = {
         "strategy": strategy,
@@ -178,12 +184,12 @@ def fit(
         NoBatchFitsError: not even one example fits.
     """
     _check(model)
+    check_fitting(model, fitting)
     examples = Examples(data, fitting.get("validation_split") or 0.0)
     where: dict[str, Any] = {"loss": loss, "order": order, "device": device, "profile": profile}
-    chosen: dict[str, Any] = dict(options or {})
+    chosen = checked_options(strategy, options)
     _check_sizes(batch_size, effective_batch)
     epochs = fitting.get("epochs", 1)
-    check_count("epochs", epochs)
     if examples.count is not None and (effective_batch or 0) > examples.count * epochs:
         raise _no_update(effective_batch, f"{examples.count * epochs} examples")
     if batch_size != "auto":
@@ -286,6 +292,11 @@ class TrainFunction:
             for part in keras.tree.flatten(batch)
             if part is not None
         ]
+        if not all(hasattr(each, "shape") for part in parts for each in part):
+            raise MemtradeError(
+                "example_batch is a batch of tensors or arrays as model.train_step gets it, such "
+                f"as (x, y), not {batch!r}"
+            )
         sizes = [sum(each.shape[0] for each in part) for part in parts if len(part[0].shape)]
         size = sizes[0] if sizes else self.batch_size
         if sizes and isinstance(strategy, _MIRRORED):  # other processes have their own share
@@ -348,8 +359,8 @@ def _on_replicas(model: keras.Model) -> Callable[[Any], Any]:
 
 
 def _check_sizes(batch_size: int | Literal["auto"], effective_batch: int | None) -> None:
-    check_count('batch_size, unless it is "auto",', None if batch_size == "auto" else batch_size)
-    check_count("effective_batch", effective_batch)
+    check_count('batch_size, unless it is "auto",', 1 if batch_size == "auto" else batch_size)
+    check_count("effective_batch", effective_batch, optional=True)
     if batch_size != "auto" and effective_batch and effective_batch % batch_size:
         raise MemtradeError(
             f"effective_batch is a multiple of batch_size, not {effective_batch} of {batch_size}"

@@ -140,11 +140,14 @@ def largest_batch(
         UnsupportedGraphError: the step cannot be rewritten, or not be run in another process.
     """
     check_count("multiple_of", multiple_of)
-    check_count("most", most)
-    if trials < 0 or (most is not None and most < multiple_of):
+    check_count("most", most, optional=True)
+    check_count("trials", trials, least=0)
+    if most is not None and most < multiple_of:
+        raise MemtradeError(f"most is at least multiple_of, {multiple_of}, not {most}")
+    if not callable(make_batch):
         raise MemtradeError(
-            f"trials is at least 0, and most at least multiple_of, {multiple_of}, not {trials} and "
-            f"{most}"
+            "make_batch is a function from a number of examples to a batch, such as "
+            f"lambda n: tf.TensorSpec([n, 8]), not {make_batch!r}"
         )
     settings = settings_of(
         strategy, budget=budget, order=order, device=device, profile=profile, **options

@@ -15,7 +15,7 @@ from memtrade.errors import (
     UnknownNameError,
     UnsupportedGraphError,
 )
-from memtrade.keras import TrainFunction, optimize, release, restore
+from memtrade.keras import TrainFunction, fit, optimize, release, restore
 from memtrade.papers.verify_keras import verify
 from tests.tf.test_apply import clones
 
@@ -234,6 +234,8 @@ def test_what_cannot_be_optimized_says_so():
         optimize(make(), split=None)  # pyright: ignore[reportArgumentType]
     with pytest.raises(MemtradeError, match=r"or text such as 6GB, not \[1\]"):
         optimize(make(), budget=[1])  # pyright: ignore[reportArgumentType]
+    with pytest.raises(MemtradeError, match=r"such as \(x, y\), not 3"):
+        optimize(make(), example_batch=3)
     with pytest.raises(MemtradeError, match="runs eagerly"):
         optimize(make(run_eagerly=True))
     with pytest.raises(UnsupportedGraphError, match="has no make_train_function"):
@@ -290,6 +292,15 @@ def test_what_is_told_is_checked_at_once():
     ):
         with pytest.raises(MemtradeError, match=message):
             optimize(make(), **wrong)
+    for wrong, message in (
+        ({"options": 3}, "options are by name, such as {'count': 6}, not 3"),
+        ({"options": {1: 2}}, "unknown option of optimal 1"),
+        ({"options": {"budget": "1GB"}}, r"say fit\(\.\.\., budget=\.\.\.\)"),
+        ({"epoch": 3}, "unknown argument of model.fit 'epoch': did you mean 'epochs'"),
+        ({"validation_split": 2}, "validation_split is a part from 0 to below 1, not 2"),
+    ):
+        with pytest.raises(MemtradeError, match=message):
+            fit(make(), data(BATCH), **wrong)
 
 
 def test_a_strategy_without_plans_is_refused(monkeypatch):
