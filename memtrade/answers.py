@@ -33,6 +33,7 @@ from memtrade.tf.calling import as_function, made_from, step_to_read
 from memtrade.tf.extract import Trace, inspected, trace_concrete
 from memtrade.tf.loss import Named
 from memtrade.tf.process import beside_step, counted, models_alive
+from memtrade.tf.replicas import refuse_mirrored
 from memtrade.tf.structure import arguments_of, specs_of, tensors_of
 
 
@@ -283,6 +284,10 @@ def _traced(model: Any, example_batch: Any, *, batch_size: int, loss: Named = No
     if _is_keras(model):
         if not model.compiled or model.optimizer is None:
             raise MemtradeError("the model has no optimizer yet: call model.compile(...) before")
+        refuse_mirrored(model, "memory is told of one device")
+        if model.built and model.distribute_strategy is not tf.distribute.get_strategy():
+            with model.distribute_strategy.scope():  # slots are made where the model was
+                model.optimizer.build(model.trainable_variables)
         batch = made_up_batch(model, batch_size) if example_batch is None else example_batch
         # As Keras traces it, but for XLA.
         function: Any = tf.function(model.train_step, autograph=False)

@@ -34,6 +34,7 @@ from memtrade.settings import AUTO, check_count, check_split, settings_of
 from memtrade.tensorboard import MemoryBoard
 from memtrade.tf.calling import check_traced
 from memtrade.tf.loss import Named
+from memtrade.tf.replicas import MIRRORED, refuse_mirrored
 from memtrade.units import megabytes
 
 __all__ = ["MemoryBoard", "TrainFunction", "fit", "optimize", "release", "restore"]
@@ -41,9 +42,6 @@ __all__ = ["MemoryBoard", "TrainFunction", "fit", "optimize", "release", "restor
 log = logging.getLogger("memtrade")
 
 _HOOK = "make_train_function"
-
-# The strategies with which each replica computes a step of its own, on a device of its own.
-_MIRRORED = (tf.distribute.MirroredStrategy, tf.distribute.MultiWorkerMirroredStrategy)
 
 
 def optimize(
@@ -196,6 +194,7 @@ def fit(
         size = int(batch_size)
         steps = int(effective_batch or size) // size
     else:
+        refuse_mirrored(model, 'batch_size="auto" is found for one device')
         _without_xla(model)
         how = {"strategy": strategy, "budget": budget, **where, **chosen}
         found, steps = find_batch(model, examples, effective_batch, how)
@@ -270,7 +269,7 @@ class TrainFunction:
     def prepare(self, batch: Any) -> None:
         """Traces, plans and rewrites for batches like this one."""
         self._check_size(batch)
-        mirrored = isinstance(self.model.distribute_strategy, _MIRRORED)
+        mirrored = isinstance(self.model.distribute_strategy, MIRRORED)
         step = _on_replicas(self.model) if mirrored else self.model.train_step
         self.step = apply(tf.function(step, autograph=False), (batch,), **self.settings)
 
@@ -299,7 +298,7 @@ class TrainFunction:
             )
         sizes = [sum(each.shape[0] for each in part) for part in parts if len(part[0].shape)]
         size = sizes[0] if sizes else self.batch_size
-        if sizes and isinstance(strategy, _MIRRORED):  # other processes have their own share
+        if sizes and isinstance(strategy, MIRRORED):  # other processes have their own share
             size = size * strategy.num_replicas_in_sync // len(strategy.extended.worker_devices)
         if self.batch_size is not None and size != self.batch_size:
             warnings.warn(
@@ -336,7 +335,7 @@ def _check(model: keras.Model) -> None:
     check_traced()
     strategy = model.distribute_strategy
     elsewhere = (tf.distribute.experimental.ParameterServerStrategy, tf.distribute.TPUStrategy)
-    several = strategy.num_replicas_in_sync > 1 and not isinstance(strategy, _MIRRORED)
+    several = strategy.num_replicas_in_sync > 1 and not isinstance(strategy, MIRRORED)
     if several or isinstance(strategy, elsewhere):
         raise MemtradeError(
             f"the model trains with {type(strategy).__name__}, and plans are for "

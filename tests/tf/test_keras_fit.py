@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from memtrade.answers import summary
 from memtrade.errors import (
     InfeasibleBudgetError,
     MemtradeError,
@@ -256,6 +257,20 @@ def test_a_step_of_several_losses_trains_and_one_can_be_named():
         lean(make(TwoLosses), loss="gloss", example_batch=data(BATCH))
 
 
+def test_losses_of_several_outputs_are_means_over_examples_where_batches_differ():
+    """Keras, which sees no size of a batch here, counts the last one as any other."""
+    x, y = data()
+    inputs = keras.Input([8, 8, 3])
+    flat = keras.layers.Flatten()(inputs)
+    outputs = [keras.layers.Dense(1, name=name)(flat) for name in ("first", "second")]
+    model = keras.Model(inputs, outputs)
+    model.compile(keras.optimizers.SGD(0.0), ["mse", "mae"], jit_compile=False)
+    history = lean(model).fit(x, [y, y], batch_size=BATCH, verbose=0).history
+    whole = model.evaluate(x, [y, y], batch_size=COUNT, verbose=0, return_dict=True)
+    for name, value in whole.items():
+        assert history[name] == pytest.approx([value], rel=1e-5)
+
+
 def test_a_last_batch_of_two_rows_does_not_end_a_fit():
     results = []
     for change in (lambda model: model, lambda model: optimize(model, strategy="ome")):
@@ -280,6 +295,18 @@ def test_a_small_batch_that_cannot_be_planned_runs_as_it_is(monkeypatch):
     monkeypatch.setattr("memtrade.api.Planner.plan", lambda self: refused(self.traced))
     with pytest.warns(UserWarning, match="not this one.*runs as it is"):
         model.train_on_batch(x[BATCH:], y[BATCH:])
+
+
+def test_what_is_told_of_a_model_on_replicas_is_told_of_one_without():
+    with tf.distribute.MirroredStrategy(["CPU:0"]).scope():
+        model = make()
+    with pytest.raises(UnsupportedGraphError, match="trains with MirroredStrategy: ask it of"):
+        fit(model, data(BATCH))
+    with pytest.raises(UnsupportedGraphError, match="memory is told of one device"):
+        summary(model)
+    with tf.distribute.OneDeviceStrategy("CPU:0").scope():
+        model = make()
+    assert summary(model, show=False).rows
 
 
 def test_what_is_told_is_checked_at_once():
