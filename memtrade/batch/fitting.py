@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import inspect
 from collections.abc import Iterator, Mapping
-from numbers import Real
 from typing import Any
 
 import keras
@@ -97,8 +96,8 @@ def check_fitting(model: keras.Model, fitting: Mapping[str, Any]) -> None:
                 raise UnknownNameError("argument of model.fit", name, known)
     check_count("epochs", fitting.get("epochs", 1))
     check_count("steps_per_epoch", fitting.get("steps_per_epoch"), optional=True)
-    split: Any = fitting.get("validation_split") or 0.0
-    if not isinstance(split, Real) or not 0 <= split < 1:
+    split = fitting.get("validation_split") or 0.0
+    if not isinstance(split, int | float) or not 0 <= split < 1:
         raise MemtradeError(f"validation_split is a part from 0 to below 1, not {split!r}")
 
 
