@@ -26,15 +26,15 @@ from memtrade.measure.here import here_target, learned_target
 from memtrade.plan import Plan
 from memtrade.results.explanation import Page
 from memtrade.results.layers import LayerSummary, summarize
-from memtrade.settings import check_count, device_of, told_bytes
-from memtrade.simulate.by_layer import By
+from memtrade.settings import check_count, check_limit, device_of, told_bytes
+from memtrade.simulate.by_layer import By, check_by
 from memtrade.target import ARENA, Target
 from memtrade.tf.calling import as_function, made_from, step_to_read
 from memtrade.tf.extract import Trace, inspected, trace_concrete
 from memtrade.tf.loss import Named
 from memtrade.tf.process import beside_step, counted, models_alive
+from memtrade.tf.replicas import refuse_mirrored
 from memtrade.tf.structure import arguments_of, specs_of, tensors_of
-from memtrade.units import bytes_of
 
 
 def summary(
@@ -83,7 +83,7 @@ def summary(
         UnsupportedGraphError: see `memtrade.apply`.
     """
     check_count("batch_size", batch_size)
-    check_count("top", top)
+    check_count("top", top, optional=True)
     traced, plan = (None, None) if _is_keras(model) else _as_it_runs(model)
     if traced is None:
         traced = _traced(model, example_batch, batch_size=batch_size, loss=loss)
@@ -109,8 +109,10 @@ def inspect(train_step: Callable[..., Any], *example: Any, loss: Named = None) -
         loss: as `apply` takes it.
 
     Raises:
+        MemtradeError: it is no step, or takes other arguments.
         UnsupportedGraphError: an input has no fixed size.
     """
+    example = arguments_of(as_function(train_step), example)
     step, concrete = step_to_read(train_step, example, loss)
     return inspected(step, concrete, tf.nest.flatten(example))
 
@@ -144,6 +146,9 @@ def explain_oom(
         memory_limit: of the device, in bytes or as text ("6GB"). Unless given, it is what
             TensorFlow was told, or the profile says.
     """
+    check_count("batch_size", batch_size, optional=True)
+    check_limit(memory_limit)
+    check_by(by)
     try:
         yield
     except (tf.errors.ResourceExhaustedError, tf.errors.InternalError) as error:
@@ -279,6 +284,10 @@ def _traced(model: Any, example_batch: Any, *, batch_size: int, loss: Named = No
     if _is_keras(model):
         if not model.compiled or model.optimizer is None:
             raise MemtradeError("the model has no optimizer yet: call model.compile(...) before")
+        refuse_mirrored(model, "memory is told of one device")
+        if model.built and model.distribute_strategy is not tf.distribute.get_strategy():
+            with model.distribute_strategy.scope():  # slots are made where the model was
+                model.optimizer.build(model.trainable_variables)
         batch = made_up_batch(model, batch_size) if example_batch is None else example_batch
         # As Keras traces it, but for XLA.
         function: Any = tf.function(model.train_step, autograph=False)
@@ -308,7 +317,7 @@ def _target_of(
 ) -> Target:
     """What is predicted for, with what is known of kernels without asking any."""
     here = device_of(device)
-    limit_bytes = bytes_of(memory_limit) if memory_limit else _limit_told(here)
+    limit_bytes = check_limit(memory_limit) or _limit_told(here)
     return here_target(here, profile=profile, limit_bytes=limit_bytes)
 
 

@@ -11,16 +11,17 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from cyclopts import App, CycloptsError, Parameter, Token, convert
+from cyclopts import App, CycloptsError, Parameter, Token, UnknownCommandError, convert
 
 import memtrade
-from memtrade.errors import InfeasibleBudgetError, MemtradeError
+from memtrade.errors import InfeasibleBudgetError, MemtradeError, UnknownNameError
 from memtrade.files import shown_path
 
 
@@ -96,13 +97,15 @@ def main(tokens: Sequence[str] | None = None, *, typed: Sequence[str] = ()) -> i
     """
     tokens = list(sys.argv[1:] if tokens is None else tokens)
     try:
-        given = _script_apart(tokens)
+        given = _negatives_joined(_script_apart(tokens))
         chosen, bound, left_out = app.parse_args(given, exit_on_error=False, print_error=False)
         if "command_line" in left_out:
             bound.arguments["command_line"] = command_text(typed or ["memtrade", *tokens])
         return chosen(*bound.args, **bound.kwargs) or 0
     except InfeasibleBudgetError as error:
         return _complain(error, status=3)
+    except UnknownCommandError as error:
+        return _complain(_unknown(error), status=2)
     except (MemtradeError, CycloptsError) as error:
         return _complain(error, status=2)
     except KeyboardInterrupt:
@@ -126,6 +129,22 @@ def _script_apart(tokens: list[str]) -> list[str]:
     return tokens if script is None else [*tokens[:script], "--", *tokens[script:]]
 
 
+def _negatives_joined(tokens: list[str]) -> list[str]:
+    """A value such as -5MB with its flag: alone it reads as a flag, and its own would lack one.
+
+    >>> _negatives_joined(["run", "--memory-limit", "-5MB", "--", "--depth", "-1"])
+    ['run', '--memory-limit=-5MB', '--', '--depth', '-1']
+    """
+    end = tokens.index("--") if "--" in tokens else len(tokens)
+    joined: list[str] = []
+    for word in tokens[:end]:
+        if joined and joined[-1].startswith("--") and re.match(r"-[.\d]", word):
+            joined[-1] += f"={word}"
+        else:
+            joined.append(word)
+    return [*joined, *tokens[end:]]
+
+
 def command_text(words: Sequence[str]) -> str:
     """A command as one types it, without the folders of this machine.
 
@@ -138,6 +157,15 @@ def command_text(words: Sequence[str]) -> str:
 def _without_folders(word: str) -> str:
     flag, equals, value = word.rpartition("=")
     return flag + equals + shown_path(Path(value)) if value.startswith("/") else word
+
+
+def _unknown(error: UnknownCommandError) -> MemtradeError:
+    """What `memtrade plot runs` lacks: the command that goes before the folder."""
+    name = (error.unused_tokens or [""])[0]
+    choices = [each for each in error.app or () if not each.startswith("-")]
+    of = " ".join(["command of memtrade", *(error.command_chain or ())])
+    where = f": write one of them before {name}" if Path(name).exists() else ""
+    return MemtradeError(f"{UnknownNameError(of, name, choices)}{where}")
 
 
 def _complain(error: Exception, *, status: int) -> int:

@@ -24,6 +24,21 @@ def write_whole(path: Path, data: bytes) -> None:
         temporary.unlink(missing_ok=True)
 
 
+def shown_apart(one: Path, other: Path) -> tuple[str, str]:
+    """Two folders as `shown_path` has them, with as many folders above as tell them apart.
+
+    >>> shown_apart(Path("/old/runs"), Path("/new/runs"))
+    ('old/runs', 'new/runs')
+    """
+    shown = shown_path(one), shown_path(other)
+    parts = [path.resolve().parts for path in (one, other)]
+    for count in range(2, max(map(len, parts)) + 1):
+        if shown[0] != shown[1]:
+            break
+        shown = str(Path(*parts[0][-count:])), str(Path(*parts[1][-count:]))
+    return shown
+
+
 def shown_path(path: Path) -> str:
     """A file or folder as pages and records name it: without where this machine keeps it."""
     if not path.is_absolute():

@@ -20,7 +20,13 @@ import keras
 import tensorflow as tf
 
 from memtrade.api import apply
-from memtrade.batch.fitting import Examples, accumulate, find_batch
+from memtrade.batch.fitting import (
+    Examples,
+    accumulate,
+    check_fitting,
+    checked_options,
+    find_batch,
+)
 from memtrade.errors import MemtradeError, UnsupportedGraphError
 from memtrade.options import NONE, Value
 from memtrade.plan import Order
@@ -28,6 +34,7 @@ from memtrade.settings import AUTO, check_count, check_split, settings_of
 from memtrade.tensorboard import MemoryBoard
 from memtrade.tf.calling import check_traced
 from memtrade.tf.loss import Named
+from memtrade.tf.replicas import MIRRORED, refuse_mirrored
 from memtrade.units import megabytes
 
 __all__ = ["MemoryBoard", "TrainFunction", "fit", "optimize", "release", "restore"]
@@ -35,9 +42,6 @@ __all__ = ["MemoryBoard", "TrainFunction", "fit", "optimize", "release", "restor
 log = logging.getLogger("memtrade")
 
 _HOOK = "make_train_function"
-
-# The strategies with which each replica computes a step of its own, on a device of its own.
-_MIRRORED = (tf.distribute.MirroredStrategy, tf.distribute.MultiWorkerMirroredStrategy)
 
 
 def optimize(
@@ -96,7 +100,7 @@ def optimize(
             `example_batch`, else from `model.fit`.
     """
     _check(model)
-    check_count("batch_size", batch_size)
+    check_count("batch_size", batch_size, optional=True)
     check_split(split)
     settings = {
         "strategy": strategy,
@@ -178,18 +182,19 @@ def fit(
         NoBatchFitsError: not even one example fits.
     """
     _check(model)
+    check_fitting(model, fitting)
     examples = Examples(data, fitting.get("validation_split") or 0.0)
     where: dict[str, Any] = {"loss": loss, "order": order, "device": device, "profile": profile}
-    chosen: dict[str, Any] = dict(options or {})
+    chosen = checked_options(strategy, options)
     _check_sizes(batch_size, effective_batch)
     epochs = fitting.get("epochs", 1)
-    check_count("epochs", epochs)
     if examples.count is not None and (effective_batch or 0) > examples.count * epochs:
         raise _no_update(effective_batch, f"{examples.count * epochs} examples")
     if batch_size != "auto":
         size = int(batch_size)
         steps = int(effective_batch or size) // size
     else:
+        refuse_mirrored(model, 'batch_size="auto" is found for one device')
         _without_xla(model)
         how = {"strategy": strategy, "budget": budget, **where, **chosen}
         found, steps = find_batch(model, examples, effective_batch, how)
@@ -264,7 +269,7 @@ class TrainFunction:
     def prepare(self, batch: Any) -> None:
         """Traces, plans and rewrites for batches like this one."""
         self._check_size(batch)
-        mirrored = isinstance(self.model.distribute_strategy, _MIRRORED)
+        mirrored = isinstance(self.model.distribute_strategy, MIRRORED)
         step = _on_replicas(self.model) if mirrored else self.model.train_step
         self.step = apply(tf.function(step, autograph=False), (batch,), **self.settings)
 
@@ -286,9 +291,14 @@ class TrainFunction:
             for part in keras.tree.flatten(batch)
             if part is not None
         ]
+        if not all(hasattr(each, "shape") for part in parts for each in part):
+            raise MemtradeError(
+                "example_batch is a batch of tensors or arrays as model.train_step gets it, such "
+                f"as (x, y), not {batch!r}"
+            )
         sizes = [sum(each.shape[0] for each in part) for part in parts if len(part[0].shape)]
         size = sizes[0] if sizes else self.batch_size
-        if sizes and isinstance(strategy, _MIRRORED):  # other processes have their own share
+        if sizes and isinstance(strategy, MIRRORED):  # other processes have their own share
             size = size * strategy.num_replicas_in_sync // len(strategy.extended.worker_devices)
         if self.batch_size is not None and size != self.batch_size:
             warnings.warn(
@@ -325,7 +335,7 @@ def _check(model: keras.Model) -> None:
     check_traced()
     strategy = model.distribute_strategy
     elsewhere = (tf.distribute.experimental.ParameterServerStrategy, tf.distribute.TPUStrategy)
-    several = strategy.num_replicas_in_sync > 1 and not isinstance(strategy, _MIRRORED)
+    several = strategy.num_replicas_in_sync > 1 and not isinstance(strategy, MIRRORED)
     if several or isinstance(strategy, elsewhere):
         raise MemtradeError(
             f"the model trains with {type(strategy).__name__}, and plans are for "
@@ -348,8 +358,8 @@ def _on_replicas(model: keras.Model) -> Callable[[Any], Any]:
 
 
 def _check_sizes(batch_size: int | Literal["auto"], effective_batch: int | None) -> None:
-    check_count('batch_size, unless it is "auto",', None if batch_size == "auto" else batch_size)
-    check_count("effective_batch", effective_batch)
+    check_count('batch_size, unless it is "auto",', 1 if batch_size == "auto" else batch_size)
+    check_count("effective_batch", effective_batch, optional=True)
     if batch_size != "auto" and effective_batch and effective_batch % batch_size:
         raise MemtradeError(
             f"effective_batch is a multiple of batch_size, not {effective_batch} of {batch_size}"

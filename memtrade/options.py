@@ -111,7 +111,7 @@ def convert(option: Option, value: Value) -> Value:
                 raise ValueError
             return int(value)
         return float(value) if option.type == "float" else str(value)
-    except (ValueError, KeyError):
+    except (TypeError, ValueError, KeyError):
         raise MemtradeError(
             f"option {option.name!r} must be {_KINDS[option.type]}, not {value!r}: "
             f"the default is {option.default!r}"
@@ -130,7 +130,7 @@ def make_from_words(kind: type[T], given: Mapping[str, Value] | None, *, of: str
     known = {each.name: each for each in options_of(kind)}
     values = {}
     for key, value in (given or {}).items():
-        name = key.replace("-", "_")
+        name = str(key).replace("-", "_")
         if name not in known:
             raise UnknownNameError(f"option of {of}", key, known)
         values[name] = convert(known[name], value)

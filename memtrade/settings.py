@@ -70,7 +70,7 @@ def settings_of(
 ) -> Settings:
     """Raises MemtradeError for what does not exist or is out of bounds; see `memtrade.apply`."""
     automatic, asked = strategy == AUTO, budget is not None
-    chosen = find_planned(_FASTEST if automatic else strategy)
+    chosen = find_planned(planned_name(strategy))
     given = dict(options)
     known = {each.name for each in options_of(chosen.options)}
     budget_bytes = None if budget is None else bytes_of(budget)
@@ -95,17 +95,30 @@ def settings_of(
     return Settings(chosen, made, budget_bytes, device, profile, target, transfer, automatic, asked)
 
 
+def planned_name(strategy: str) -> str:
+    """The strategy that makes the plans."""
+    return _FASTEST if strategy == AUTO else strategy
+
+
 def check_split(split: str) -> None:
     """Raises UnknownNameError where it is none of `SPLITS`."""
     if split not in SPLITS:
         raise UnknownNameError("split", split, SPLITS)
 
 
-def check_count(name: str, count: Any) -> None:
-    """Raises MemtradeError for what is neither None nor a whole number from 1 on."""
+def check_count(name: str, count: Any, *, least: int = 1, optional: bool = False) -> None:
+    """Raises MemtradeError for what is no whole number from `least` on, nor None where it may."""
     whole = isinstance(count, Integral) and not isinstance(count, bool)
-    if count is not None and (not whole or count < 1):
-        raise MemtradeError(f"{name} is a whole number from 1 on, not {count!r}")
+    if not (optional and count is None) and (not whole or count < least):
+        raise MemtradeError(f"{name} is a whole number from {least} on, not {count!r}")
+
+
+def check_limit(limit: Any) -> int | None:
+    """A memory_limit in bytes. Raises MemtradeError for what is none, or too small for any step."""
+    limit_bytes = None if limit is None else bytes_of(limit)
+    if limit_bytes is not None and limit_bytes < 1 << 20:
+        raise MemtradeError(f"memory_limit must be at least 1MiB, not {limit!r}")
+    return limit_bytes
 
 
 def device_of(device: str | None) -> str:

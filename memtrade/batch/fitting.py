@@ -4,14 +4,17 @@ batches gradients are added up."""
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import inspect
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from memtrade.batch.largest import TRIALS, LargestBatch, largest_batch
-from memtrade.errors import MemtradeError
+from memtrade.errors import MemtradeError, UnknownNameError
+from memtrade.settings import check_count, planned_name
+from memtrade.strategies import make_options
 
 _WANTED = "give an array, a tuple (x, y) of arrays, or a tf.data.Dataset of single examples"
 
@@ -81,6 +84,31 @@ def _spec(part: Any, size: int) -> tf.TensorSpec:
     if "float" in dtype:
         dtype = keras.config.floatx()
     return tf.TensorSpec([size, *part.shape[1:]], dtype)
+
+
+def check_fitting(model: keras.Model, fitting: Mapping[str, Any]) -> None:
+    """Raises MemtradeError for what `model.fit` would refuse once the batch has been found."""
+    parameters = inspect.signature(model.fit).parameters
+    known = set(parameters) - {"x", "y", "sample_weight", "batch_size"}  # which are data's
+    if not any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
+        for name in fitting:
+            if name not in known:
+                raise UnknownNameError("argument of model.fit", name, known)
+    check_count("epochs", fitting.get("epochs", 1))
+    check_count("steps_per_epoch", fitting.get("steps_per_epoch"), optional=True)
+    split = fitting.get("validation_split") or 0.0
+    if not isinstance(split, int | float) or not 0 <= split < 1:
+        raise MemtradeError(f"validation_split is a part from 0 to below 1, not {split!r}")
+
+
+def checked_options(strategy: str, options: Any) -> dict[str, Any]:
+    """The strategy's options. Raises MemtradeError where they are none, or no such strategy's."""
+    if not isinstance(options or {}, Mapping):
+        raise MemtradeError(f"options are by name, such as {{'count': 6}}, not {options!r}")
+    if "budget" in (options or {}):
+        raise MemtradeError("a budget is none of the options here: say fit(..., budget=...)")
+    make_options(planned_name(strategy), options)
+    return dict(options or {})
 
 
 def find_batch(

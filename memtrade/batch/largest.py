@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from memtrade.errors import MemtradeError
+from memtrade.errors import MemtradeError, UnsupportedGraphError
 from memtrade.measure import host
 from memtrade.measure.batches import BatchTargets
 from memtrade.measure.foreseen import Foreseen
@@ -40,6 +40,7 @@ from memtrade.target import ARENA
 from memtrade.tf.calling import as_function, step_to_read
 from memtrade.tf.extract import trace_concrete
 from memtrade.tf.loss import Named
+from memtrade.tf.replicas import parts_of
 from memtrade.tf.step import TrainStep
 from memtrade.tf.structure import arguments_of
 from memtrade.units import megabytes
@@ -140,11 +141,14 @@ def largest_batch(
         UnsupportedGraphError: the step cannot be rewritten, or not be run in another process.
     """
     check_count("multiple_of", multiple_of)
-    check_count("most", most)
-    if trials < 0 or (most is not None and most < multiple_of):
+    check_count("most", most, optional=True)
+    check_count("trials", trials, least=0)
+    if most is not None and most < multiple_of:
+        raise MemtradeError(f"most is at least multiple_of, {multiple_of}, not {most}")
+    if not callable(make_batch):
         raise MemtradeError(
-            f"trials is at least 0, and most at least multiple_of, {multiple_of}, not {trials} and "
-            f"{most}"
+            "make_batch is a function from a number of examples to a batch, such as "
+            f"lambda n: tf.TensorSpec([n, 8]), not {make_batch!r}"
         )
     settings = settings_of(
         strategy, budget=budget, order=order, device=device, profile=profile, **options
@@ -219,7 +223,7 @@ class _Search:
         if self.trials and limit_bytes < _LEAST_BYTES:
             raise MemtradeError(
                 f"trials have a budget of at least {megabytes(_LEAST_BYTES)} MB, not "
-                f"{megabytes(limit_bytes)}: give more, or trials=0 for the prediction"
+                f"{megabytes(limit_bytes)}: give more, or largest_batch trials=0 for a prediction"
             )
         return limit_bytes >> 20 << 20 if self.trials else limit_bytes
 
@@ -233,7 +237,13 @@ class _Search:
         return step_to_read(self.function, example, self.loss)
 
     def _rebatcher(self, sizes: Sequence[int]) -> Rebatcher:
-        first, second = (trace_concrete(*self._traced(size)).graph for size in sizes)
+        traces = [trace_concrete(*self._traced(size)) for size in sizes]
+        if len(parts_of(traces[0])) > 1:
+            raise UnsupportedGraphError(
+                "the step runs on several devices, and a largest batch is found for one: search "
+                "with a replica's own step, and give memtrade.apply so many for each"
+            )
+        first, second = (traced.graph for traced in traces)
         shapes = [[graph.tensors[t].shape for t in graph.data.inputs] for graph in (first, second)]
         if shapes[0] == shapes[1]:
             raise MemtradeError(

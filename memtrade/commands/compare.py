@@ -7,7 +7,7 @@ from pathlib import Path
 from memtrade.commands.progress import say
 from memtrade.commands.reading import read_records
 from memtrade.commands.screen import Form, show
-from memtrade.files import shown_path
+from memtrade.files import shown_apart
 from memtrade.measure.flags import Flag
 from memtrade.results.compare import TOLERANCE, changes_sheet, compare_results, unlike_notes
 
@@ -53,8 +53,7 @@ def compare(
     if format == "csv":
         for note in unlike_notes(changes):  # which the tables have below them
             say(note)
-    sheet = changes_sheet(
-        changes, before=shown_path(before), after=shown_path(after), unchanged=all
-    )
+    shown = shown_apart(before, after)
+    sheet = changes_sheet(changes, before=shown[0], after=shown[1], unchanged=all)
     show([sheet], format)
     return 1 if changes.worse else 0

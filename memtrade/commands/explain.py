@@ -52,7 +52,7 @@ def explain(
     model: ModelFlags | None = None,
     strategy: StrategyFlags | None = None,
     device: DeviceFlags | None = None,
-    by: By = "layer",
+    by: By | None = None,
     json: Flag = False,
     verbose: Verbose = False,
 ) -> int:
@@ -70,7 +70,7 @@ def explain(
         A file with the error as TensorFlow printed it, and its log if there is one; - is stdin.
         With the step (--model or --target, --batch-size) and the --device it is simulated, too.
     by
-        What held the rest: by layer, or by source, the line of the program.
+        What held the rest: by layer, unless told, or by source, the line of the program.
     json
         Print the explanation to stdout as JSON, and no page.
     """
@@ -79,20 +79,20 @@ def explain(
     if record is not None:
         if model is not None or strategy is not None or device is not None:
             raise MemtradeError("a record says its step, strategy and device: leave the flags out")
-        page = _of_record(load_record(record), by, verbose)
+        page = _of_record(load_record(record), by or "layer", verbose)
     else:
         assert error is not None
         failure = read_failure(_read(error))
         page = Page(of_error(failure))
-        if model is None and (strategy is not None or device is not None):
+        if model is None and (strategy is not None or device is not None or by is not None):
             raise MemtradeError(
-                "--strategy and --device are of the step: name it, with --model or --target and "
-                "--batch-size, or leave them out"
+                "--strategy, --device and --by are of the step: name it, with --model or --target "
+                "and --batch-size, or leave them out"
             )
         if model is not None:
             with_what, on_what = strategy or StrategyFlags(), device or DeviceFlags()
             step = StepFlags(model=model, strategy=with_what, device=on_what)
-            page = _of_error(failure, step, by, verbose)
+            page = _of_error(failure, step, by or "layer", verbose)
     if json:
         told = {"explanation": page.explanation, "remedy": page.remedy, "command": page.command}
         show_json(told)

@@ -29,7 +29,7 @@ from memtrade.measure.protocol import ChildTask, TrialSpec
 from memtrade.models import OPTIMIZERS, Model, make_model, options_of
 from memtrade.models.target import OwnStep
 from memtrade.options import NONE, Value
-from memtrade.plan import Order, load_plan
+from memtrade.plan import Order, Plan, load_plan
 from memtrade.strategies import STRATEGIES, find_strategy, make_options
 from memtrade.target import ARENA, Target, profile_target
 from memtrade.units import parse_bytes
@@ -320,9 +320,12 @@ def make_specs(
     """
     check_steps(steps, warmup)
     model, strategy = step.model, step.strategy
+    saved = None if plan is None else _saved(plan, strategy)
     made = model.make_model()
     optimizer, rate = model.update_rule(made)
-    chosen = strategy.typed_options(names)
+    chosen = {name: dataclasses.asdict(o) for name, o in strategy.typed_options(names).items()}
+    if saved is not None:  # it says its own
+        chosen = {saved.strategy: saved.options}
     device_name, limit_bytes = step.device.resolve()
     if host.tensorflow_version() is None:
         raise MemtradeError(
@@ -335,29 +338,27 @@ def make_specs(
         optimizer=optimizer,
         learning_rate=rate,
         split="" if model.split == NONE else model.split,
-        order=strategy.order,
+        order=saved.order if saved else strategy.order,
+        plan_path=str(plan.resolve()) if plan else None,
         device=device_name,
         memory_limit_bytes=limit_bytes,
         steps=steps,
         warmup=warmup,
     )
-    if plan is not None:
-        if strategy.strategy is not None or strategy.option:
-            raise MemtradeError("--plan runs a saved plan: leave --strategy and --option out")
-        saved = load_plan(plan)
-        return [
-            msgspec.structs.replace(
-                base,
-                strategy=saved.strategy,
-                strategy_options=saved.options,
-                order=saved.order,
-                plan_path=str(plan.resolve()),
-            )
-        ]
     return [
-        msgspec.structs.replace(base, strategy=name, strategy_options=dataclasses.asdict(options))
+        msgspec.structs.replace(base, strategy=name, strategy_options=options)
         for name, options in chosen.items()
     ]
+
+
+def _saved(path: Path, flags: StrategyFlags) -> Plan:
+    """Raises MemtradeError where a flag would decide what the plan has decided."""
+    plan, unsaid = load_plan(path), vars(StrategyFlags())
+    same = unsaid | {"order": plan.order}
+    if given := [name for name, v in vars(flags).items() if v not in (unsaid[name], same[name])]:
+        words = " and --".join(given).replace("_", "-")
+        raise MemtradeError(f"--plan runs a saved plan: leave --{words} out")
+    return plan
 
 
 def check_steps(steps: int, warmup: int) -> None:

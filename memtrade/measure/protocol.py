@@ -142,6 +142,8 @@ class PlanSummary(msgspec.Struct, frozen=True, kw_only=True):
         found_for: the budget that it was found for, where that was a smaller one.
         ops_added: clones and copies, each copy an op. None in records from before it was counted.
         checkpoints: in forward order. None in records from before they were named.
+        waiting: what goes to the host and is no activation, such as a gradient that waits for its
+            branch at the peak. None in records from before it was counted.
     """
 
     kept: int
@@ -155,6 +157,12 @@ class PlanSummary(msgspec.Struct, frozen=True, kw_only=True):
     found_for: str = ""
     ops_added: int | None = None
     checkpoints: tuple[NamedCheckpoint, ...] | None = None
+    waiting: int | None = None
+
+    @property
+    def decided_text(self) -> str:
+        waiting = f" + {self.waiting}" if self.waiting else ""
+        return f"{self.kept} / {self.recomputed} / {self.swapped}{waiting}"
 
     @classmethod
     def of(cls, plan: Plan, graph: StepGraph) -> PlanSummary:
@@ -181,11 +189,13 @@ class PlanSummary(msgspec.Struct, frozen=True, kw_only=True):
                 if fate.reason.startswith(CHECKPOINT)
                 for t in [graph.tensors[fate.tensor]]
             ),
+            waiting=len({a.id for a in plan.actions if a.kind == "swap_out"}.difference(swapped)),
         )
 
     def known_to(self, older: PlanSummary) -> PlanSummary:
         """What an older record could have said of this plan."""
-        unknown = [name for name in ("ops_added", "checkpoints") if getattr(older, name) is None]
+        later = ("ops_added", "checkpoints", "waiting")
+        unknown = [name for name in later if getattr(older, name) is None]
         return msgspec.structs.replace(self, **dict.fromkeys(unknown))
 
 

@@ -13,7 +13,7 @@ import pandas as pd
 
 from memtrade.measure.protocol import PlanSummary, TrialSpec
 from memtrade.results.sheets import Sheet, cell
-from memtrade.results.words import ratio, seconds, step_text
+from memtrade.results.words import WAITING, ratio, seconds, step_text
 from memtrade.simulate.predict import Predicted
 from memtrade.target import Target
 from memtrade.units import mebibytes, megabytes
@@ -71,6 +71,8 @@ def to_sheet(
             "taken to allocate their outputs and nothing else, because their kernels were never "
             f"traced: {', '.join(assumed)}"
         )
+    if any(p.plan and p.plan.waiting for p in predictions):
+        notes.append(WAITING)
     notes += [
         f"{p.label}: {p.status}: {' '.join(p.reason.split())}"
         for p in predictions
@@ -92,7 +94,7 @@ def to_sheet(
             ("stall s", lambda it: cell(seconds, it.predicted and it.predicted.stall_seconds)),
             (
                 "kept / recomputed / swapped",
-                lambda it: cell(lambda p: f"{p.kept} / {p.recomputed} / {p.swapped}", it.plan),
+                lambda it: cell(lambda p: p.decided_text, it.plan),
             ),
         ],
         title=f"Predicted, not measured: {step_text(predictions[0].spec)}; device profile "

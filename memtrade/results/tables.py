@@ -20,6 +20,7 @@ from memtrade.models import make_model
 from memtrade.results.machines import hardware, machine_labels, unlike
 from memtrade.results.sheets import Sheet, cell
 from memtrade.results.words import (
+    WAITING,
     beside,
     beside_note,
     device_label,
@@ -89,7 +90,7 @@ def _columns(original: Record | None) -> list[tuple[str, Callable[[Record], str]
         ("step s", lambda it: beside(measured(lambda m: seconds(m.median_seconds))(it), it.jobs)),
         ("relative peak", lambda it: ratio(_ratios(it, original)[0])),
         ("relative time", relative_time),
-        (PLANNED, lambda it: cell(lambda p: f"{p.kept} / {p.recomputed} / {p.swapped}", it.plan)),
+        (PLANNED, lambda it: cell(lambda p: p.decided_text, it.plan)),
     ]
 
 
@@ -144,6 +145,8 @@ def _comparison(records: Sequence[Record], place: str = "") -> Sheet:
         notes.append(f"not all ran under the same conditions: {said}")
     if any(record.shown_prediction for record in ordered):
         notes.append(_prediction(ordered))
+    if any(record.plan and record.plan.waiting for record in ordered):
+        notes.append(WAITING)
     if original is None:
         why = (
             f"original: {status_text(originals[-1].status)}"

@@ -16,6 +16,9 @@ from memtrade.units import mebibytes
 # Stands behind a time that was measured beside other trials, and behind a ratio to or of such.
 BESIDE = "†"
 
+# Below a table in which a plan has "31 + 2" swapped.
+WAITING = "+: on the host, too, while they wait at the peak: gradients, masks and the like"
+
 
 def joined(*parts: str) -> str:
     """Those that say something, with commas between."""

@@ -94,6 +94,12 @@ def by_layer(
     return tuple(filter(_says_something, (*rows.values(), rest)))
 
 
+def check_by(by: str) -> None:
+    """Raises UnknownNameError where it is none of `By`."""
+    if by not in get_args(By):
+        raise UnknownNameError("by", by, get_args(By))
+
+
 def owners(graph: StepGraph, by: By = "layer") -> list[str]:
     """For each op the layer, or the line, that it counts for; "" where nothing is known. A line
     stands in for a layer where ops lie in no scope.
@@ -101,8 +107,7 @@ def owners(graph: StepGraph, by: By = "layer") -> list[str]:
     Raises:
         UnknownNameError: `by` is neither.
     """
-    if by not in get_args(By):
-        raise UnknownNameError("by", by, get_args(By))
+    check_by(by)
     first: dict[str, str] = {}  # layer -> the line of its first forward op
     for op in graph.ops:
         if op.layer and op.source and op.id in graph.forward:

@@ -35,7 +35,7 @@ STRATEGIES: dict[str, Strategy | NativeStrategy] = {**PLANNED, **NATIVE}
 
 def find_strategy(name: str) -> Strategy | NativeStrategy:
     """Raises UnknownNameError with the nearest match."""
-    if name not in STRATEGIES:
+    if not isinstance(name, str) or name not in STRATEGIES:
         raise UnknownNameError("strategy", name, STRATEGIES)
     return STRATEGIES[name]
 

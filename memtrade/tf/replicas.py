@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 import tensorflow as tf
 
+from memtrade.errors import UnsupportedGraphError
 from memtrade.graph import StepGraph
 from memtrade.op_types import HANDED_TYPES
 from memtrade.parts import losses, split
@@ -23,6 +24,20 @@ from memtrade.tf.in_place import settle
 from memtrade.tf.meetings import devices_of, replicas
 from memtrade.tf.rewrite import SCOPE, apply_plan, import_step, rewrite
 from memtrade.tf.swap import HostTransfer
+
+# The strategies with which each replica computes a step of its own, on a device of its own.
+MIRRORED = (tf.distribute.MirroredStrategy, tf.distribute.MultiWorkerMirroredStrategy)
+
+
+def refuse_mirrored(model: Any, what: str) -> None:
+    """Raises UnsupportedGraphError where a Keras model trains on replicas: what is traced of it by
+    itself is the step of none of them."""
+    strategy = model.distribute_strategy
+    if isinstance(strategy, MIRRORED):
+        raise UnsupportedGraphError(
+            f"{what}, and {model.name} trains with {type(strategy).__name__}: ask it of the same "
+            "model, made outside of the strategy's scope"
+        )
 
 
 def parts_of(trace: Trace) -> list[Trace]:

@@ -95,7 +95,9 @@ def arguments_of(function: Any, example: Any) -> tuple[Any, ...]:
     except ValueError:  # a function without one to ask
         return example if isinstance(example, tuple) else (example,)
     why = ""
-    ways = [example, (example,)] if isinstance(example, tuple) else [(example,)]
+    ways = [(example,)]
+    if isinstance(example, tuple):
+        ways = [example, *ways[: len(example)]]  # none at all is not one
     for way in ways:
         try:
             signature.bind(*way)

@@ -109,6 +109,11 @@ def _made(model: OwnStep) -> tuple[Any, Any]:
             make = getattr(make, name)
     except Exception as error:  # an import runs the user's code
         raise MemtradeError(_said(f"cannot import {model.target}", error)) from error
+    if not callable(make):
+        raise MemtradeError(
+            f"a target is a function that makes the step, and {model.target} is no function but "
+            f"{type(make).__name__}: write it as mypackage.train:make_step"
+        )
     takes_size = "batch_size" in inspect.signature(make).parameters
     try:
         made = make(batch_size=model.batch_size) if takes_size else make()

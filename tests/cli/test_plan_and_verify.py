@@ -44,9 +44,9 @@ def test_a_saved_plan_is_run_and_verified(shell: Shell, graph: StepGraph) -> Non
         assert shell.started() == ["lms"]
     [record] = load_records("runs")
     assert record.spec.strategy_options["lb"] == 2
-    status, _, err = shell.run("run", "--plan", "p.json", "--strategy", "ome")
-    assert status == 2
-    assert "leave --strategy and --option out" in err
+    for said in ("--strategy ome", "--budget 1MB", "--order dataflow", "--host-memory-limit 1GB"):
+        status, _, err = shell.run("run", "--plan", "p.json", *said.split())
+        assert (status, f"leave {said.split()[0]} out" in err) == (2, True)
 
 
 def test_a_plan_that_reaches_no_budget_exits_with_3(

@@ -59,6 +59,8 @@ BAD_INPUT = [
     ("run --steps 0", "--steps must be at least 1, not 0"),
     ("run --warmup=-1", "--warmup must be at least 0, not -1"),
     ("run --timeout 0", "--timeout is a positive number of seconds, not 0"),
+    ("run --memory-limit -5MB", "a size is a number and a unit, not '-5MB'"),
+    ("plot a_file", "command of memtrade plot 'a_file': The choices are max-batch, pareto, peak"),
     ("run --memory-limit lots", "a size is a number and a unit, not 'lots'"),
     ("run --memory-limit 7254", "a size is a number and a unit, not '7254'"),
     ("run --memory-limit 7254XB", "a size is a number and a unit, not '7254XB'"),
@@ -73,7 +75,7 @@ BAD_INPUT = [
     ("run --stepps 3", "Unknown option: --stepps. Did you mean --steps?"),
     ("run --layers", "requires an argument"),
     ("run resnet", "Unused Tokens"),
-    ("runn", 'Unknown command "runn". Did you mean "run"?'),
+    ("runn", "unknown command of memtrade 'runn': did you mean 'run'?"),
     ("plan --strategy omee", "unknown strategy 'omee'"),
     ("plan --strategy ome,lms --output p.json", "--output saves one plan"),
     ("plan --output nowhere/p.json", "there is no folder 'nowhere'"),
@@ -132,9 +134,10 @@ def test_a_folder_without_permission_is_not_writable(
         check_writable(tmp_path / "runs")
 
 
-def test_bad_input_from_the_shell_has_no_traceback(tmp_path: Path) -> None:
+@pytest.mark.parametrize("words", [[str(ROOT / "benchmark.py")], ["-m", "memtrade", "run"]])
+def test_bad_input_from_the_shell_has_no_traceback(tmp_path: Path, words: list[str]) -> None:
     ended = subprocess.run(
-        [sys.executable, str(ROOT / "benchmark.py"), "--strategy", "omee"],
+        [sys.executable, *words, "--strategy", "omee"],
         capture_output=True,
         text=True,
         cwd=tmp_path,

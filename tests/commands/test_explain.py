@@ -89,11 +89,13 @@ def test_an_error_text_alone_and_with_its_step(run: Run, tmp_path: Path, limit_m
         (["none.json"], "cannot read the record 'none.json': No such file or directory"),
         (["odd.json"], "odd.json is not the record of a trial: "),
         (["--error", "odd.json"], "this is no out-of-memory error of TensorFlow"),
+        (["--error", "oom.txt", "--by", "source"], "--strategy, --device and --by are of the step"),
         (["--error", "none.txt"], "cannot read 'none.txt': No such file or directory"),
     ],
 )
 def test_bad_input(run: Run, tmp_path: Path, tokens: list[str], complaint: str) -> None:
     (tmp_path / "odd.json").write_text("{}")
+    (tmp_path / "oom.txt").write_text("OOM when allocating tensor with shape[32,3] and type float")
     status, out, err = run("explain", *tokens)
     assert (status, out) == (2, "")
     assert err.startswith(f"memtrade: {complaint}")

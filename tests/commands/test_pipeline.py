@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import math
 import socket
@@ -13,6 +14,8 @@ import pytest
 from memtrade.comparison import Difference, Verified
 from memtrade.measure.records import save_record
 from memtrade.pipeline.commands import partition, runner
+from memtrade.pipeline.commands.pipeline import PipelineFlags
+from memtrade.pipeline.commands.run import run as run_command
 from memtrade.pipeline.measure.protocol import PipelineOutcome
 from memtrade.pipeline.measure.records import load_pipeline_records
 from tests.commands.conftest import Run, trace_here
@@ -187,3 +190,11 @@ def test_stages_on_gpus_need_gpus_and_elsewhere_a_profile(run: Run) -> None:
     )
     assert status == 2
     assert "unknown device 'gpu:7'" in err
+
+
+def test_what_is_predicted_is_what_would_run() -> None:
+    run, told = inspect.signature(run_command).parameters, PipelineFlags()
+    assert (run["schedule"].default, run["checkpoint"].default) == (told.schedule, told.checkpoint)
+    [case] = told.cases(batch_size=64, boundaries=0, strategies=["original"])
+    found = (case.partitions, case.micro_batches)
+    assert found == (run["partitions"].default, run["micro_batches"].default)

@@ -99,6 +99,9 @@ def test_what_is_wrong_with_it_is_one_line(run: Run, tmp_path: Path) -> None:
         "cannot import own_steps:make_step: ModuleNotFoundError: No module named 'no_such_module'"
     )
     assert f"memtrade: {said} (own_steps.py, line 1)" in " ".join(err.split())
+    (tmp_path / "own_steps.py").write_text("make_step = 3")
+    status, _, err = run("run", *TARGET, *ON_THE_ARENA, "--strategy", "original")
+    assert "own_steps:make_step is no function but int: write it as" in " ".join(err.split())
     assert not list(tmp_path.glob("runs/*.json"))
 
 

@@ -7,7 +7,8 @@ import msgspec
 import pytest
 
 from memtrade.graph import StepGraph
-from memtrade.plan import Action, check_plan
+from memtrade.measure.protocol import PlanSummary
+from memtrade.plan import Action, Fate, check_plan
 from memtrade.schedule import lower
 from memtrade.simulate.timeline import TimeSimulator
 from memtrade.strategies import find_planned, make_options
@@ -126,3 +127,14 @@ def test_the_host_memory_limit_holds(minimize: str) -> None:
     sent = {action.id for action in plan.actions if action.kind == "swap_out"}
     assert sum(graph.tensors[t].size_bytes for t in sent) <= 9e6
     assert dataclasses.asdict(options)["host_memory_limit"] == "9MB"
+
+
+def test_what_waits_on_the_host_is_counted_apart_from_activations() -> None:
+    graph, y = between_two_readers(stateful=True)
+    clock = TimeSimulator(graph, ARENA)
+    original = find_planned("original").plan(graph, make_options("original"), ARENA)
+    made = msgspec.structs.replace(original, actions=spilled(clock, lower(graph, {}), 0))
+    assert PlanSummary.of(made, graph).decided_text == "1 / 0 / 0 + 1"
+    fates = (Fate(tensor=y, decision="swap", reason=""),)
+    made = msgspec.structs.replace(made, fates=fates)
+    assert PlanSummary.of(made, graph).decided_text == "0 / 0 / 1"

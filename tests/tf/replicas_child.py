@@ -28,7 +28,7 @@ import tensorflow as tf
 
 import memtrade
 import memtrade.keras
-from memtrade.errors import InvalidPlanError
+from memtrade.errors import InvalidPlanError, UnsupportedGraphError
 from memtrade.graph import StepGraph
 from memtrade.measure.here import here_target
 from memtrade.op_types import HANDED_TYPES
@@ -273,7 +273,22 @@ def on_logical_cpus(case: str) -> dict[str, Any]:
     }
     trained = [fitted(two, change) for change in (lambda model: None, memtrade.keras.optimize)]
     found["fit"] = {"theirs": trained[0], "ours": trained[1]}
+    found["refused"] = largest(two)
     return found
+
+
+def largest(strategy: tf.distribute.Strategy) -> str:
+    """What a search for the largest batch of all replicas says."""
+
+    @tf.function
+    def train_step(x):
+        return strategy.run(lambda: tf.reduce_sum(x))
+
+    try:
+        memtrade.largest_batch(train_step, lambda size: tf.TensorSpec([size, 2]))
+    except UnsupportedGraphError as error:
+        return str(error)
+    return ""
 
 
 def as_worker() -> dict[str, Any]:

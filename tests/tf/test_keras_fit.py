@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from memtrade.answers import summary
 from memtrade.errors import (
     InfeasibleBudgetError,
     MemtradeError,
     UnknownNameError,
     UnsupportedGraphError,
 )
-from memtrade.keras import TrainFunction, optimize, release, restore
+from memtrade.keras import TrainFunction, fit, optimize, release, restore
 from memtrade.papers.verify_keras import verify
 from tests.tf.test_apply import clones
 
@@ -234,6 +235,8 @@ def test_what_cannot_be_optimized_says_so():
         optimize(make(), split=None)  # pyright: ignore[reportArgumentType]
     with pytest.raises(MemtradeError, match=r"or text such as 6GB, not \[1\]"):
         optimize(make(), budget=[1])  # pyright: ignore[reportArgumentType]
+    with pytest.raises(MemtradeError, match=r"such as \(x, y\), not 3"):
+        optimize(make(), example_batch=3)
     with pytest.raises(MemtradeError, match="runs eagerly"):
         optimize(make(run_eagerly=True))
     with pytest.raises(UnsupportedGraphError, match="has no make_train_function"):
@@ -252,6 +255,20 @@ def test_a_step_of_several_losses_trains_and_one_can_be_named():
         assert set(model.fit(*data(BATCH), verbose=0).history) == {"d_loss", "g_loss"}
     with pytest.raises(UnknownNameError, match="did you mean 'g_loss'"):
         lean(make(TwoLosses), loss="gloss", example_batch=data(BATCH))
+
+
+def test_losses_of_several_outputs_are_means_over_examples_where_batches_differ():
+    """Keras, which sees no size of a batch here, counts the last one as any other."""
+    x, y = data()
+    inputs = keras.Input([8, 8, 3])
+    flat = keras.layers.Flatten()(inputs)
+    outputs = [keras.layers.Dense(1, name=name)(flat) for name in ("first", "second")]
+    model = keras.Model(inputs, outputs)
+    model.compile(keras.optimizers.SGD(0.0), ["mse", "mae"], jit_compile=False)
+    history = lean(model).fit(x, [y, y], batch_size=BATCH, verbose=0).history
+    whole = model.evaluate(x, [y, y], batch_size=COUNT, verbose=0, return_dict=True)
+    for name, value in whole.items():
+        assert history[name] == pytest.approx([value], rel=1e-5)
 
 
 def test_a_last_batch_of_two_rows_does_not_end_a_fit():
@@ -280,6 +297,18 @@ def test_a_small_batch_that_cannot_be_planned_runs_as_it_is(monkeypatch):
         model.train_on_batch(x[BATCH:], y[BATCH:])
 
 
+def test_what_is_told_of_a_model_on_replicas_is_told_of_one_without():
+    with tf.distribute.MirroredStrategy(["CPU:0"]).scope():
+        model = make()
+    with pytest.raises(UnsupportedGraphError, match="trains with MirroredStrategy: ask it of"):
+        fit(model, data(BATCH))
+    with pytest.raises(UnsupportedGraphError, match="memory is told of one device"):
+        summary(model)
+    with tf.distribute.OneDeviceStrategy("CPU:0").scope():
+        model = make()
+    assert summary(model, show=False).rows
+
+
 def test_what_is_told_is_checked_at_once():
     for wrong, message in (
         ({"strategy": "omee"}, "did you mean 'ome'"),
@@ -290,6 +319,15 @@ def test_what_is_told_is_checked_at_once():
     ):
         with pytest.raises(MemtradeError, match=message):
             optimize(make(), **wrong)
+    for wrong, message in (
+        ({"options": 3}, "options are by name, such as {'count': 6}, not 3"),
+        ({"options": {1: 2}}, "unknown option of optimal 1"),
+        ({"options": {"budget": "1GB"}}, r"say fit\(\.\.\., budget=\.\.\.\)"),
+        ({"epoch": 3}, "unknown argument of model.fit 'epoch': did you mean 'epochs'"),
+        ({"validation_split": 2}, "validation_split is a part from 0 to below 1, not 2"),
+    ):
+        with pytest.raises(MemtradeError, match=message):
+            fit(make(), data(BATCH), **wrong)
 
 
 def test_a_strategy_without_plans_is_refused(monkeypatch):

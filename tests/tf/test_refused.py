@@ -111,5 +111,22 @@ def test_counts_and_names_of_another_type_are_one_line():
         memtrade.apply(step.function, step.batch, profile=3)  # pyright: ignore[reportArgumentType]
     with pytest.raises(MemtradeError, match="give batches of the same shapes"):
         memtrade.largest_batch(step.function, lambda count: step.batch, trials=0, budget="5MB")
+    with pytest.raises(MemtradeError, match="trials is a whole number from 0 on, not None"):
+        memtrade.largest_batch(step.function, lambda count: step.batch, trials=None)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(MemtradeError, match="make_batch is a function from a number of examples"):
+        memtrade.largest_batch(step.function, None)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(MemtradeError, match=r"unknown strategy \[1\]"):
+        memtrade.apply(step.function, step.batch, strategy=[1])  # pyright: ignore[reportArgumentType]
+    with pytest.raises(MemtradeError, match=r"option 'count' must be a whole number, not \[1\]"):
+        memtrade.apply(step.function, step.batch, count=[1])  # pyright: ignore[reportArgumentType]
+    with pytest.raises(MemtradeError, match="cannot be called with this example: missing"):
+        memtrade.inspect(step.function)
+    with pytest.raises(MemtradeError, match="memory_limit must be at least 1MiB, not 0"):
+        memtrade.summary(step.function, step.batch, memory_limit=0)
+    with (
+        pytest.raises(MemtradeError, match="unknown by 'name': The choices are layer, source"),
+        memtrade.explain_oom(by="name"),  # pyright: ignore[reportArgumentType]
+    ):
+        pass
     with pytest.raises(MemtradeError, match="restore takes a Keras model, not NoneType"):
         restore(None)  # pyright: ignore[reportArgumentType]

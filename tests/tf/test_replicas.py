@@ -33,6 +33,10 @@ def test_plans_that_come_to_collectives_in_different_orders_are_caught(mirrored)
     assert "they come to it in different orders" in wrong
 
 
+def test_the_largest_batch_of_several_devices_is_refused(mirrored):
+    assert mirrored["refused"].startswith("the step runs on several devices, and a largest batch")
+
+
 def test_fit_in_a_strategys_scope_trains_the_same(mirrored):
     theirs, ours = mirrored["fit"]["theirs"], mirrored["fit"]["ours"]
     assert len(ours[0]) == 3  # the last batch is smaller

@@ -77,7 +77,7 @@ class PipelineFlags:
     partitions: str | None = None
     micro_batches: str | None = None
     schedule: str = "gpipe"
-    checkpoint: str = "except_last"
+    checkpoint: str = "always"
     hosts: Hosts = "own"
 
     def cases(self, *, batch_size: int, boundaries: int, strategies: list[str]) -> list[Case]:
