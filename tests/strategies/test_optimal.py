@@ -19,8 +19,9 @@ from memtrade.simulate.defragment import defragment
 from memtrade.simulate.memory import ROOMY_BYTES, Simulator
 from memtrade.simulate.timeline import TimeSimulator
 from memtrade.strategies import find_planned, make_options
-from memtrade.strategies.base import worth_deciding
+from memtrade.strategies.base import clock_of, worth_deciding
 from memtrade.strategies.deadline import Deadline
+from memtrade.strategies.optimal import strategy
 from memtrade.strategies.optimal.choice import Choice, Chooser
 from memtrade.strategies.optimal.judge import Judge
 from memtrade.strategies.optimal.search import Search
@@ -309,3 +310,37 @@ def test_a_peak_below_the_limit_is_none_where_the_program_does_not_run_there(see
         assert (found.peak_bytes <= limit) == runs
         ran.append(runs)
     assert set(ran) == {True, False}
+
+
+def test_where_the_search_finds_nothing_a_rule_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where only a forward part that is scheduled anew fits; within the same limits."""
+    graph = chain(24)
+    rules = {
+        name: find_planned(name).plan(graph, make_options(name), ARENA)
+        for name in ("checkpoints", "ome")
+    }
+    clock = clock_of(graph, ARENA)
+    needed = {name: clock.needed(made).peak_bytes for name, made in rules.items()}
+
+    def nothing(graph, options, target, *, looks_far):
+        raise InfeasibleBudgetError(1 << 40, options.budget_bytes, "")
+
+    monkeypatch.setattr(strategy, "_planned", nothing)
+    assert needed["ome"] < needed["checkpoints"]
+    found = plan(graph, Options(budget=f"{needed['ome']}B"), ARENA)
+    assert (found.strategy, found.actions) == ("optimal", rules["ome"].actions)
+    assert found.remarks[-1].startswith("as ome plans it")
+    found = plan(graph, Options(budget=f"{needed['checkpoints']}B", swap=False), ARENA)
+    assert found.actions == rules["checkpoints"].actions
+    with pytest.raises(InfeasibleBudgetError) as refused:
+        plan(graph, Options(budget=f"{needed['ome'] - 256}B"), ARENA)
+    assert refused.value.needed_bytes == needed["ome"]
+
+
+def test_the_smallest_peak_is_not_above_a_rules(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = chain(24)
+    left = find_planned("original").plan(graph, make_options("original"), ARENA)
+    ruled = find_planned("ome").plan(graph, make_options("ome"), ARENA)
+    monkeypatch.setattr(strategy, "_planned", lambda *_, looks_far: left)
+    assert plan(graph, Options(minimize="memory"), ARENA).actions == ruled.actions
+    assert plan(graph, Options(budget="1GB"), ARENA) == left

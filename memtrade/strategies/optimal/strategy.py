@@ -13,17 +13,22 @@ could be; a step whose forward part has up to 8 ops or so is searched exhaustive
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
+
+import msgspec
 
 from memtrade.collection import without_collection
-from memtrade.errors import MemtradeError
+from memtrade.errors import InfeasibleBudgetError, MemtradeError, UnsupportedGraphError
 from memtrade.graph import StepGraph
 from memtrade.options import option
 from memtrade.plan import Fate, Plan
-from memtrade.strategies.base import Strategy
+from memtrade.strategies import checkpoints, ome
+from memtrade.strategies.base import Strategy, clock_of
 from memtrade.strategies.budget import BudgetOptions
 from memtrade.strategies.optimal.judge import Finished
 from memtrade.strategies.optimal.search import Search
@@ -71,10 +76,59 @@ class Options(BudgetOptions):
 def plan(graph: StepGraph, options: Options, target: Target) -> Plan:
     """The fastest plan within the budget, or the smallest peak and the fastest plan with it.
 
+    Where a rule's plan is leaner by more than the tolerance (it may schedule the forward part
+    anew), or is the one that fits, it is that plan.
+
     Raises:
         InfeasibleBudgetError: no plan was found within the budget.
     """
-    return _planned(graph, options, target, looks_far=True)
+    budget_bytes = options.budget_for(graph)
+    try:
+        found = _planned(graph, options, target, looks_far=True)
+    except InfeasibleBudgetError as error:
+        ruled = _by_rule(graph, options, target)
+        if ruled is None or ruled.peak_bytes >= error.needed_bytes:
+            raise
+        if ruled.peak_bytes > error.budget_bytes:
+            raise InfeasibleBudgetError(
+                ruled.peak_bytes, error.budget_bytes, ruled.peak_op
+            ) from error
+        return ruled.plan
+    if options.minimize == "time" and budget_bytes is not None:
+        return found
+    ruled = _by_rule(graph, options, target)
+    least_bytes = (1 - options.tolerance) * clock_of(graph, target).needed(found).peak_bytes
+    return ruled.plan if ruled is not None and ruled.peak_bytes < least_bytes else found
+
+
+class _Ruled(NamedTuple):
+    """A plan of another strategy, and its predicted peak."""
+
+    plan: Plan
+    peak_bytes: int
+    peak_op: str
+
+
+def _by_rule(graph: StepGraph, options: Options, target: Target) -> _Ruled | None:
+    """The leanest plan of a rule, within the same limits."""
+    clock, found = clock_of(graph, target), []
+    for rule in (checkpoints, ome) if options.swap else (checkpoints,):
+        with contextlib.suppress(UnsupportedGraphError):
+            made = rule.plan(graph, rule.Options(), target)
+            needed = clock.needed(made)
+            if needed.host_peak_bytes <= options.host_limit_bytes:
+                remark = (
+                    f"as {made.strategy} plans it: peak {megabytes(needed.peak_bytes)} MB at "
+                    f"{needed.peak_op}, and nothing leaner was found"
+                )
+                plan = msgspec.structs.replace(
+                    made,
+                    strategy="optimal",
+                    options=dataclasses.asdict(options),
+                    remarks=(*made.remarks, remark),
+                )
+                found.append(_Ruled(plan, needed.peak_bytes, needed.peak_op))
+    return min(found, key=lambda each: each.peak_bytes, default=None)
 
 
 def near(graph: StepGraph, options: Options, target: Target) -> Plan:
