@@ -190,17 +190,6 @@ class StepGraph:
                 consumers[t].append(op.id)
         return consumers
 
-    @property
-    def bound(self) -> str:
-        """What stands before a predicted peak: "≥" where sizes are not known, "≈" where some are
-        those of one batch, or made in branches, in which nobody knows who lies where, "≤" where
-        some are only bounded from above, nothing otherwise."""
-        if self.data.unsized:
-            return "≥"
-        bounded = self.sized(BOUND)
-        branched = any(self.ops[self.tensors[t].op].attrs.get("relief") for t in bounded)
-        return "≈" if branched or self.sized(WATCHED) else "≤" if bounded else ""
-
     def sized(self, how: str) -> list[int]:
         """Ids of the tensors whose size is known so. Those bounded by nothing are nothing."""
         return [

@@ -61,13 +61,6 @@ def _places(name: str) -> list[Place]:
     ]
 
 
-def bound_of(graph: StepGraph, *, planned: bool) -> str:
-    """What stands before the predicted peak of the step by a plan, or as it is: `StepGraph.bound`,
-    and "≈" where the order is TensorFlow's own and there are loops."""
-    about = not planned and places_of(graph) and graph.bound != "≥"
-    return "≈" if about else graph.bound
-
-
 def stands_of(graph: StepGraph, reads: Sequence[set[int]]) -> Stands:
     """What holds iterations, and readers of lists, back.
 

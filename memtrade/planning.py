@@ -22,8 +22,8 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from memtrade.bounds import bound_of
 from memtrade.errors import InfeasibleBudgetError
-from memtrade.iterations import bound_of
 from memtrade.measure import host
 from memtrade.measure.budgets import (
     CORRECTIONS,

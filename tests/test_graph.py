@@ -2,7 +2,7 @@ import msgspec
 import pytest
 
 from memtrade.errors import UnsupportedGraphError
-from memtrade.graph import BOUND, StepGraph
+from memtrade.graph import StepGraph
 from tests.graphs import Builder, chain
 
 
@@ -149,13 +149,3 @@ def test_each_output_of_identity_n_is_its_input():
     graph = b.build(inputs=[x], outputs=same, loss=same[0])
     assert [graph.root[t] for t in same] == [y, x]
     assert graph.views(y) == [y, same[0]]
-
-
-@pytest.mark.parametrize(("size", "bound"), [(4, "≤"), (0, "")])
-def test_what_is_bounded_by_nothing_is_known(size: int, bound: str) -> None:
-    """A batch norm's third reserved space, of which tracing knows no shape either."""
-    b = Builder()
-    (loss,) = b.op("loss", "Sum", sizes=[size])
-    graph = b.build(inputs=[], outputs=[loss], loss=loss)
-    data = msgspec.structs.replace(graph.data, sized={loss: BOUND})
-    assert StepGraph(data).bound == bound

@@ -6,9 +6,9 @@ from dataclasses import asdict, dataclass
 
 import pandas as pd
 
+from memtrade.bounds import bound_of
 from memtrade.collection import without_collection
 from memtrade.graph import StepGraph
-from memtrade.iterations import bound_of
 from memtrade.plan import Plan
 from memtrade.results.sheets import NONE, Sheet
 from memtrade.simulate.by_layer import By, LayerRow, by_layer
@@ -35,7 +35,7 @@ class LayerSummary:
     Attributes:
         by: what a row is.
         rows: in the order of the forward part; what belongs to none comes last.
-        bound: what stands before the peak; see `memtrade.iterations.bound_of`.
+        bound: what stands before the peak; see `memtrade.bounds.bound_of`.
         peak_bytes: most in use at once. persistent_bytes: in use between steps.
         peak_op: who runs when most is in use; peak_layer: its layer or line.
         limit_bytes: of the device. fits: whether the step runs there.
@@ -86,7 +86,7 @@ class LayerSummary:
         shown.append((*total, *cells))
         where = f" in {self.peak_layer}" if self.peak_layer else ""
         notes = [
-            f"Peak {self.bound}{megabytes(self.peak_bytes)} MB, predicted for {self.device}, when "
+            f"Peak {self.bound}{' ' * bool(self.bound)}{megabytes(self.peak_bytes)} MB, predicted for {self.device}, when "
             f"{self.peak_op or 'nothing of the step'}{where} runs ({PEAK}); "
             f"{megabytes(self.persistent_bytes)} MB between steps."
         ]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from memtrade.bounds import bound_of
 from memtrade.graph import StepGraph
-from memtrade.iterations import bound_of
 from memtrade.plan import Plan
 from memtrade.simulate.timeline import TimeSimulator
 from memtrade.target import Target

@@ -1,0 +1,38 @@
+"""What stands before a predicted peak: how it may differ from what is measured.
+
+≥   nothing tells the size of some tensors
+≈   some sizes are those of one batch; some are made in branches, or much is taken by loops, and
+    nobody knows who lies where in there; or TensorFlow runs loops in an order of its own
+≤   some sizes are only bounded from above
+"""
+
+from __future__ import annotations
+
+from memtrade.graph import BOUND, WATCHED, StepGraph
+from memtrade.iterations import places_of
+from memtrade.op_types import LOOP_TYPES
+
+# A loop takes much if it takes so much of the largest tensor.
+_MUCH = 0.25
+
+
+def bound_of(graph: StepGraph, *, planned: bool) -> str:
+    """Of the step by a plan, or as it is: one of the above, or nothing."""
+    if graph.data.unsized:
+        return "≥"
+    unrolled = not planned and places_of(graph)
+    if unrolled or graph.sized(WATCHED) or _in_branches(graph) or _in_loops(graph):
+        return "≈"
+    return "≤" if graph.sized(BOUND) else ""
+
+
+def _in_branches(graph: StepGraph) -> bool:
+    """Whether any of them makes tensors."""
+    bounded = (graph.ops[graph.tensors[t].op] for t in graph.sized(BOUND))
+    return any(op.attrs.get("relief") for op in bounded)
+
+
+def _in_loops(graph: StepGraph) -> bool:
+    taken = (op.attrs.get("scratch_bytes", 0) for op in graph.ops if op.type in LOOP_TYPES)
+    most_bytes = max((t.size_bytes for t in graph.tensors), default=0)
+    return max(taken, default=0) > _MUCH * most_bytes

@@ -1,0 +1,50 @@
+"""What predictions say of themselves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from memtrade.bounds import bound_of
+from memtrade.graph import BOUND, WATCHED, StepGraph
+from tests.graphs import Builder
+
+SIZE = 4096
+
+
+def made(name: str = "loss", kind: str = "Sum", *, size: int = SIZE, **attrs: Any) -> StepGraph:
+    """One op, whose output's size is bounded from above."""
+    b = Builder()
+    (loss,) = b.op(name, kind, sizes=[size])
+    b.ops[0] = msgspec.structs.replace(b.ops[0], attrs=attrs)
+    graph = b.build(inputs=[], outputs=[loss], loss=loss)
+    return StepGraph(msgspec.structs.replace(graph.data, sized={loss: BOUND}))
+
+
+def known(graph: StepGraph, **changes: Any) -> StepGraph:
+    return StepGraph(msgspec.structs.replace(graph.data, **changes))
+
+
+@pytest.mark.parametrize(
+    ("graph", "bound"),
+    [
+        (known(made(), sized={}), ""),
+        (made(), "≤"),
+        (made(size=0), ""),  # a batch norm's third reserved space
+        (known(made(), sized={0: WATCHED}), "≈"),
+        (known(made(), unsized=("loss:0",)), "≥"),
+        (made(kind="If", relief=((SIZE, -1),)), "≈"),
+        (known(made(kind="If", relief=((SIZE, -1),)), sized={}), ""),  # it updates variables
+        (made(kind="While", scratch_bytes=SIZE), "≈"),
+        (made(kind="While", scratch_bytes=SIZE // 8), "≤"),
+    ],
+)
+def test_how_exact_a_prediction_is(graph: StepGraph, bound: str) -> None:
+    assert bound_of(graph, planned=True) == bound_of(graph, planned=False) == bound
+
+
+def test_loops_run_in_an_order_of_their_own_where_no_plan_does() -> None:
+    graph = known(made("while/0/body/sum"), sized={})
+    assert (bound_of(graph, planned=True), bound_of(graph, planned=False)) == ("", "≈")
