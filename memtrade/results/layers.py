@@ -85,8 +85,9 @@ class LayerSummary:
         cells[BYTES.index("scratch_bytes")] = NONE
         shown.append((*total, *cells))
         where = f" in {self.peak_layer}" if self.peak_layer else ""
+        peak = f"{self.bound} {megabytes(self.peak_bytes)}".strip()
         notes = [
-            f"Peak {self.bound}{' ' * bool(self.bound)}{megabytes(self.peak_bytes)} MB, predicted for {self.device}, when "
+            f"Peak {peak} MB, predicted for {self.device}, when "
             f"{self.peak_op or 'nothing of the step'}{where} runs ({PEAK}); "
             f"{megabytes(self.persistent_bytes)} MB between steps."
         ]
