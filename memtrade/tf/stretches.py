@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from memtrade.facts.signature import Maker, Operand, Signature
+from memtrade.facts.signature import Operand, Signature
 from memtrade.tf.calls import Alone, body_of, is_compiled, values_read
 from memtrade.tf.nodes import set_attributes
 
@@ -19,6 +19,15 @@ from memtrade.tf.nodes import set_attributes
 # of 0 is always there.
 _FILLINGS = {"bool": True}
 _FLOAT, _WHOLE = 0.5, 0
+
+# Inputs with which a kernel fails where all numbers are the same, and what they hold instead: by
+# op type and position, the method that makes them.
+_HOLDING = {
+    ("FloorDiv", 1): "_ones", ("FloorMod", 1): "_ones", ("HistogramFixedWidth", 1): "_counted",
+    ("InvertPermutation", 0): "_counted", ("MatrixInverse", 0): "_diagonal",
+    ("MatrixSolve", 0): "_diagonal", ("Mod", 1): "_ones", ("TruncateDiv", 1): "_ones",
+    ("TruncateMod", 1): "_ones",
+}  # fmt: skip
 
 # The outputs of the op that tells what a line of the log takes.
 RULER = 64
@@ -52,7 +61,7 @@ class Stretches:
     def add(self, name: str, signature: Signature, *, free: Container[int] = ()) -> None:
         """`free`: positions of the inputs whose place an output may take."""
         given = _given(signature)
-        inputs = self._inputs(name, signature.maker, given)
+        inputs = self._inputs(name, signature, given)
         before = inputs
         if signature.outputs:
             # What a step's kernel writes to was in use a moment ago, and is still in the cache.
@@ -104,12 +113,17 @@ class Stretches:
             ).get_concrete_function()  # pyright: ignore[reportFunctionMemberAccess]
         return self._functions[key].name
 
-    def _inputs(self, name: str, maker: Maker | None, given: Sequence[Operand]) -> list[str]:
+    def _inputs(self, name: str, signature: Signature, given: Sequence[Operand]) -> list[str]:
+        maker = signature.maker
         made = dict(maker.made) if maker else {}
-        inputs = [
-            f"{name}/maker:{made[i]}" if i in made else self._input(f"{name}/in{i}", operand)
-            for i, operand in enumerate(given)
-        ]
+        inputs = []
+        for i, operand in enumerate(given):
+            if i in made:
+                inputs.append(f"{name}/maker:{made[i]}")
+                continue
+            kind = None if operand.values is not None else (signature.op_type, i)
+            make = getattr(self, _HOLDING.get(kind, "_input") if kind else "_input")
+            inputs.append(make(f"{name}/in{i}", operand))
         if maker:
             run = self.graph_def.node.add()
             run.ParseFromString(maker.node)
@@ -125,19 +139,47 @@ class Stretches:
             dtype = tf.as_dtype(operand.dtype)
             values = np.asarray(operand.values, dtype.as_numpy_dtype).reshape(operand.shape)
             return self._const(name, values, operand.dtype)
+        whole = tf.as_dtype(operand.dtype).is_integer
+        filling = _FILLINGS.get(operand.dtype, _WHOLE if whole else _FLOAT)
+        return self._filled(name, operand, filling)
+
+    def _filled(self, name: str, operand: Operand, filling: float) -> str:
         dims = self._const(f"{name}/dims", np.asarray(operand.shape, np.int64), "int64")
         fill = self._node("Fill", name, T=operand.dtype, index_type="int64")
-        fill.input.extend([dims, self._value(operand.dtype)])
-        if self.previous:
-            fill.input.append(f"^{self.previous}")
+        fill.input.extend([dims, self._value(operand.dtype, filling)])
+        self._wait(fill)
         return name
 
-    def _value(self, dtype: str) -> str:
+    def _ones(self, name: str, operand: Operand) -> str:
+        """No number is divided by 0."""
+        return self._filled(name, operand, 1)
+
+    def _diagonal(self, name: str, operand: Operand) -> str:
+        """Matrices that have an inverse."""
+        diagonals = Operand(operand.dtype, operand.shape[:-1])
+        matrix = self._node("MatrixDiag", name, T=operand.dtype)
+        matrix.input.append(self._filled(f"{name}/diagonal", diagonals, 1))
+        return name
+
+    def _counted(self, name: str, operand: Operand) -> str:
+        """0, 1, 2, ...: each number once, and they rise."""
+        dtype, (count,) = tf.as_dtype(operand.dtype), operand.shape
+        counted = self._node("Range", name, Tidx=operand.dtype)
+        counted.input.append(self._value(operand.dtype, 0))
+        for what, number in (("limit", count), ("step", 1)):
+            held = np.asarray(number, dtype.as_numpy_dtype)
+            counted.input.append(self._const(f"{name}/{what}", held, operand.dtype))
+        self._wait(counted)
+        return name
+
+    def _wait(self, node: Any) -> None:
+        if self.previous:
+            node.input.append(f"^{self.previous}")
+
+    def _value(self, dtype: str, filling: float) -> str:
         """A placeholder for the filling: a constant would be folded, and the kernel with it."""
-        name = f"value/{dtype}"
+        name = f"value/{dtype}/{filling}"
         if name not in self.fillings:
-            whole = tf.as_dtype(dtype).is_integer
-            filling = _FILLINGS.get(dtype, _WHOLE if whole else _FLOAT)
             self.fillings[name] = tf.cast(filling, dtype)
             self._node("Placeholder", name, dtype=dtype)
         return name
