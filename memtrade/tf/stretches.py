@@ -124,6 +124,8 @@ class Stretches:
             kind = None if operand.values is not None else (signature.op_type, i)
             make = getattr(self, _HOLDING.get(kind, "_input") if kind else "_input")
             inputs.append(make(f"{name}/in{i}", operand))
+        if signature.op_type == "SparseToDense" and len(given[0].shape) == 2:
+            inputs[0] = self._places(f"{name}/places", given[0], inputs[1])
         if maker:
             run = self.graph_def.node.add()
             run.ParseFromString(maker.node)
@@ -170,6 +172,16 @@ class Stretches:
             held = np.asarray(number, dtype.as_numpy_dtype)
             counted.input.append(self._const(f"{name}/{what}", held, operand.dtype))
         self._wait(counted)
+        return name
+
+    def _places(self, name: str, operand: Operand, dims: str) -> str:
+        """The first places in a tensor of `dims`, each once and in order."""
+        counted = self._counted(f"{name}/counted", Operand(operand.dtype, operand.shape[:1]))
+        columns = self._node("UnravelIndex", f"{name}/columns", Tidx=operand.dtype)
+        columns.input.extend([counted, dims])
+        turned = self._const(f"{name}/turned", np.asarray([1, 0], np.int32), "int32")
+        rows = self._node("Transpose", name, T=operand.dtype, Tperm="int32")
+        rows.input.extend([columns.name, turned])
         return name
 
     def _wait(self, node: Any) -> None:

@@ -183,7 +183,7 @@ def test_a_kernel_whose_inputs_must_agree_is_asked_with_such(kind):
     assert graph.tensors[op.outputs[0]].size_bytes in [each.size_bytes for each in fact.requests]
 
 
-def with_singular_inputs(x, matrix, number):
+def with_singular_inputs(x, matrix, number, at):
     """Whatever a kernel would not take if all its numbers were the same."""
     return (
         tf.histogram_fixed_width(x, [0.0, 1.0], 100),
@@ -194,13 +194,15 @@ def with_singular_inputs(x, matrix, number):
         number % number,
         tf.truncatediv(number, number),
         tf.truncatemod(number, number),
+        tf.sparse.to_dense(tf.SparseTensor(at, x, [400, 500])),
     )
 
 
 @pytest.mark.usefixtures("asking")
 def test_a_kernel_is_asked_with_numbers_that_it_takes():
     specs = tf.TensorSpec([8000]), tf.TensorSpec([8, 64, 64]), tf.TensorSpec([8000], tf.int32)
-    graph = trace(step_of(with_singular_inputs, *specs)).graph
+    at = tf.TensorSpec([8000, 2], tf.int64)
+    graph = trace(step_of(with_singular_inputs, *specs, at)).graph
     target = learned_target(here_target("arena"), [graph])
     sources = {
         op.type: target.facts.of(op, graph).source
@@ -208,5 +210,5 @@ def test_a_kernel_is_asked_with_numbers_that_it_takes():
         if sum(graph.tensors[t].size_bytes for t in op.inputs) > 1 << 14
     }
     wanted = {"HistogramFixedWidth", "InvertPermutation", "MatrixInverse", "MatrixSolve"}
-    wanted |= {"FloorDiv", "FloorMod", "TruncateDiv", "TruncateMod"}
+    wanted |= {"FloorDiv", "FloorMod", "SparseToDense", "TruncateDiv", "TruncateMod"}
     assert {sources.get(kind) for kind in wanted} == {"asked"}, sources
