@@ -18,7 +18,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from cyclopts import App, CycloptsError, Parameter, Token, UnknownCommandError, convert
+from cyclopts import (
+    App,
+    CycloptsError,
+    MissingArgumentError,
+    Parameter,
+    Token,
+    UnknownCommandError,
+    convert,
+)
 
 import memtrade
 from memtrade.errors import InfeasibleBudgetError, MemtradeError, UnknownNameError
@@ -106,6 +114,8 @@ def main(tokens: Sequence[str] | None = None, *, typed: Sequence[str] = ()) -> i
         return _complain(error, status=3)
     except UnknownCommandError as error:
         return _complain(_unknown(error), status=2)
+    except MissingArgumentError as error:
+        return _complain(_missing(error), status=2)
     except (MemtradeError, CycloptsError) as error:
         return _complain(error, status=2)
     except KeyboardInterrupt:
@@ -166,6 +176,17 @@ def _unknown(error: UnknownCommandError) -> MemtradeError:
     of = " ".join(["command of memtrade", *(error.command_chain or ())])
     where = f": write one of them before {name}" if Path(name).exists() else ""
     return MemtradeError(f"{UnknownNameError(of, name, choices)}{where}")
+
+
+def _missing(error: MissingArgumentError) -> Exception:
+    """What stands without a flag, such as the script of `memtrade watch`, as its help calls it."""
+    wanted = error.argument
+    if wanted is None or wanted.index is None:
+        return error
+    command = " ".join(["memtrade", *(error.command_chain or ())])
+    what = f" ({wanted.parameter.help.rstrip('.')})" if wanted.parameter.help else ""
+    name = wanted.name.lstrip("-").upper()
+    return MemtradeError(f"{command} takes {name}{what}: give one, see {command} --help")
 
 
 def _complain(error: Exception, *, status: int) -> int:

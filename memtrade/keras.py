@@ -128,10 +128,15 @@ def optimize(
             made = model.train_function = TrainFunction(model, batch_size, settings)
         return made
 
+    before = vars(model).get(_HOOK), model.train_function, model.jit_compile
     setattr(model, _HOOK, make_train_function)
-    made = make_train_function(force=True)
-    if example_batch is not None:
-        made.prepare(example_batch)
+    try:
+        made = make_train_function(force=True)
+        if example_batch is not None:
+            made.prepare(example_batch)
+    except BaseException:
+        _put_back(model, *before)
+        raise
     return model
 
 
@@ -371,6 +376,15 @@ def _no_update(effective_batch: int | None, seen: str) -> MemtradeError:
         f"effective_batch={effective_batch} is more than the {seen} of all epochs, so no update "
         "would come: give a smaller one"
     )
+
+
+def _put_back(model: keras.Model, hook: Any, train_function: Any, jit_compile: Any) -> None:
+    """As it was before `optimize`, which may have been optimized once already."""
+    if hook is None:
+        vars(model).pop(_HOOK, None)
+    else:
+        setattr(model, _HOOK, hook)
+    model.train_function, model.jit_compile = train_function, jit_compile
 
 
 def _without_xla(model: keras.Model) -> None:

@@ -37,7 +37,8 @@ _AGAIN = f"; with {ONEDNN}=0 most kernels raise an error, which a page explains"
 
 
 def watch(
-    script: Path,
+    script: Annotated[Path, Parameter(help="The Python file to run.")],
+    /,
     *arguments: Annotated[str, Parameter(allow_leading_hyphen=True)],
     device: DeviceFlags = DeviceFlags(),
 ) -> int:
@@ -49,8 +50,6 @@ def watch(
 
     Parameters
     ----------
-    script
-        The Python file to run.
     arguments
         The script's own.
     """

@@ -139,7 +139,7 @@ def compare_results(
     if not tolerance >= 0:
         raise MemtradeError(f"the tolerance must be at least 0, not {tolerance:g}")
     both = [*before, *after]
-    where = dict(zip(map(id, both), places(both), strict=True))
+    where = dict(zip(map(id, both), places(both, optimizer=False), strict=True))
     old, left = _newest(before), _newest(after)
     found = ResultChanges([], [], [])
     for key in sorted(old, key=lambda key: key not in left):  # first those of the same machine

@@ -24,6 +24,7 @@ from memtrade.results.machines import hardware, machine_labels
 from memtrade.results.words import (
     device_label,
     joined,
+    optimizer_text,
     step_conditions,
     strategy_label,
     strategy_rank,
@@ -140,14 +141,14 @@ def figures_frame(found: Sequence[Figure]) -> pd.DataFrame:
     return frame.astype({name: kind for name, kind in _TYPES.items() if name in frame})
 
 
-def places(records: Sequence[Ran]) -> list[str]:
-    """For each record, what of its machine, device and optimizer differs among them all."""
+def places(records: Sequence[Ran], *, optimizer: bool = True) -> list[str]:
+    """For each record, what of its machine, device and `optimizer` differs among them all."""
     machines = machine_labels(record.machine for record in records)
     described = [
         (
             machines[hardware(record.machine)],
             device_label(record.spec.device, record.spec.memory_limit_bytes),
-            record.spec.optimizer,
+            optimizer_text(record.spec) if optimizer else "",
         )
         for record in records
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from memtrade.measure.flags import OWN_OPTIMIZER
 from memtrade.measure.protocol import TrialSpec
 from memtrade.measure.records import (
     options_text,
@@ -50,8 +51,13 @@ def step_text(spec: TrialSpec) -> str:
         f"batch {batch}" if batch else "",
         f"{size} × {size} pixels" if size else "",
         options_text(unusual_model_options(spec)),
-        spec.optimizer,
+        optimizer_text(spec),
     )
+
+
+def optimizer_text(spec: TrialSpec) -> str:
+    own = spec.optimizer == OWN_OPTIMIZER
+    return f"{spec.optimizer} optimizer" if own else spec.optimizer
 
 
 def step_conditions(spec: TrialSpec) -> str:

@@ -55,6 +55,12 @@ def test_out_of_memory_is_explained_and_the_status_is_the_scripts(tmp_path: Path
     assert done.stderr.index("What fits") < done.stderr.index("memtrade: peak")
 
 
+def test_without_a_script_it_says_what_to_give(run: Run) -> None:
+    status, _, err = run("watch")
+    told = "takes SCRIPT (The Python file to run): give one, see memtrade watch --help"
+    assert (status, err) == (2, f"memtrade: memtrade watch {told}\n")
+
+
 def test_a_script_that_is_not_there(run: Run) -> None:
     status, _, err = run("watch", "none.py")
     assert (status, err) == (2, "memtrade: there is no script 'none.py': name a Python file\n")

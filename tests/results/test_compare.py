@@ -193,6 +193,18 @@ def test_each_machine_is_compared_with_itself(make_record: MakeRecord) -> None:
     }
 
 
+def test_a_step_that_brings_its_optimizer_says_so_once(make_record: MakeRecord) -> None:
+    runs = [
+        make_record(),
+        make_record(spec={"optimizer": "its own", "memory_limit_bytes": 64 << 20}),
+    ]
+    rows = changes_sheet(compare_results(runs, runs), before="a", after="b", unchanged=True).rows
+    assert [row[0].rpartition("pixels, ")[2] for row in rows] == [
+        "sgd, arena of 7,254 MiB",
+        "its own optimizer, arena of 64 MiB",
+    ]
+
+
 def test_times_beside_other_trials_are_not_judged(make_record: MakeRecord) -> None:
     alone = make_record("ome", step_seconds=2.0)
     beside = make_record("ome", step_seconds=9.0, jobs=2)

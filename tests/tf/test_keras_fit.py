@@ -243,6 +243,19 @@ def test_what_cannot_be_optimized_says_so():
         optimize(tf.Module())  # pyright: ignore[reportArgumentType]
 
 
+def test_what_is_refused_leaves_the_model_as_it_was() -> None:
+    model = make()
+    before = model.train_function, model.jit_compile, set(vars(model))
+    with pytest.raises(MemtradeError):
+        optimize(model, example_batch=3)
+    assert (model.train_function, model.jit_compile, set(vars(model))) == before
+    optimize(model)
+    ours = vars(model)["make_train_function"], model.train_function
+    with pytest.raises(MemtradeError):
+        optimize(model, example_batch=3)
+    assert (vars(model)["make_train_function"], model.train_function) == ours
+
+
 class TwoLosses(CustomStep):
     def train_step(self, data):
         logs = super().train_step(data)
