@@ -50,8 +50,9 @@ def predict(
     if json:
         show_json(predictions)
     else:
-        assumed = Simulator(foresight.graph, foresight.target).assumed
-        show([to_sheet(predictions, foresight.target, assumed, command=command_line)], format)
+        simulator = Simulator(foresight.graph, foresight.target)
+        told = foresight.target, simulator.assumed, simulator.unasked
+        show([to_sheet(predictions, *told, command=command_line)], format)
     return 3 if any(each.status == "infeasible" for each in predictions) else 0
 
 

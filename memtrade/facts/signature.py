@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import re
 
 import msgspec
 
@@ -94,16 +95,24 @@ class Signature(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def size_bytes(self) -> int:
         """Of all inputs and outputs, 4 bytes a number."""
-        return sum(self._sizes())
+        shapes = [each.shape for each in self.inputs] + [shape for _, shape in self.outputs]
+        return sum(4 * math.prod(shape) for shape in shapes)
 
     @property
     def largest_bytes(self) -> int:
         """Of its largest tensor."""
-        return max(self._sizes())
+        tensors = [(each.dtype, each.shape) for each in self.inputs] + [*self.outputs]
+        return max(_width(dtype) * math.prod(shape) for dtype, shape in tensors)
 
-    def _sizes(self) -> list[int]:
-        shapes = [each.shape for each in self.inputs] + [shape for _, shape in self.outputs]
-        return [4 * math.prod(shape) for shape in shapes]
+
+def _width(dtype: str) -> int:
+    """Bytes of a number of a type by TensorFlow's name for it.
+
+    >>> [_width(each) for each in ("float32", "int64", "complex128", "bfloat16", "bool")]
+    [4, 8, 16, 2, 1]
+    """
+    bits = re.search(r"\d+$", dtype)
+    return max(1, int(bits[0]) // 8) if bits else 1
 
 
 def signature_of(op: Op, graph: StepGraph, least_bytes: int = LEAST_BYTES) -> Signature | None:

@@ -57,22 +57,37 @@ _BOUNDS = {
 
 
 def to_sheet(
-    predictions: Sequence[Prediction], target: Target, assumed: Sequence[str], *, command: str
+    predictions: Sequence[Prediction],
+    target: Target,
+    assumed: Sequence[str],
+    unasked: Sequence[str],
+    *,
+    command: str,
 ) -> Sheet:
-    """Predictions for one step. `assumed`: op types whose kernels were never traced."""
+    """Predictions for one step.
+
+    Args:
+        assumed: op types whose kernels were never traced.
+        unasked: those that have a margin, because a kernel could not be asked here.
+    """
     device = target.device
     notes = [f"profile {device.name}: {device.source}"]
     if any(p.predicted and not p.predicted.fits for p in predictions):
         notes.append("peak MB of a step that does not fit: what it would take")
     bounds = {p.predicted.bound for p in predictions if p.predicted}
     notes += [f"{bound}: {why}" for bound, why in _BOUNDS.items() if bound in bounds]
-    if assumed:
+    if assumed := [each for each in assumed if each not in unasked]:
         notes.append(
             "taken to allocate their outputs and nothing else, because their kernels were never "
             f"traced: {', '.join(assumed)}"
         )
     if any(p.plan and p.plan.waiting for p in predictions):
         notes.append(WAITING)
+    if unasked:
+        notes.append(
+            "taken to hold as much again as their largest tensor, because their kernels could not "
+            f"be asked by themselves: {', '.join(unasked)}"
+        )
     notes += [
         f"{p.label}: {p.status}: {' '.join(p.reason.split())}"
         for p in predictions

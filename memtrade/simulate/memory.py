@@ -299,6 +299,12 @@ class Simulator:
     def _laid(self) -> Laid:
         return laid(self.linker)
 
+    @property
+    def unasked(self) -> list[str]:
+        """Op types of the graph that have a margin, because a kernel could not be asked."""
+        facts = zip(self.graph.ops, self.linker.known, strict=True)
+        return sorted({op.type for op, fact in facts if fact.margin_bytes})
+
     def _name(self, actions: Sequence[Action], index: int) -> str:
         if index < 0:
             return ""

@@ -14,7 +14,13 @@ from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import (  # pyright: igno
 )
 
 from memtrade.devices import load_device
+from memtrade.facts import CPU, Fact
+from memtrade.graph import Op, StepGraph
+from memtrade.measure.protocol import TrialSpec
+from memtrade.results.predictions import Prediction, to_sheet
+from memtrade.simulate.memory import Simulator
 from memtrade.strategies import PLANNED
+from tests import graphs
 from tests.commands.conftest import SMALL, Run
 
 ARENA = (resources.files("memtrade") / "devices" / "arena.toml").read_text()
@@ -164,3 +170,20 @@ def test_all_is_every_strategy_that_plans(run: Run, monkeypatch: pytest.MonkeyPa
     status, out, _ = run("predict", *SMALL, "--strategy", "all", "--format", "csv")
     assert status == 0
     assert list(rows(out)) == list(PLANNED)
+
+
+def test_kernels_that_nobody_could_ask_are_named() -> None:
+    """Their margin is no more than a guess."""
+
+    class Guessed(graphs.HandMade):
+        def of(self, op: Op, graph: StepGraph) -> Fact:
+            return super().of(op, graph)._replace(margin_bytes=4096 * (op.type == "Sin"))
+
+    target = graphs.ARENA.replace(facts=Guessed(CPU))
+    simulator = Simulator(graphs.chain(3), target)
+    assert simulator.unasked == ["Sin"]
+    shown = [Prediction(label="original", spec=TrialSpec(), status="unsupported")]
+    notes = to_sheet(shown, target, ["Cos", "Sin"], simulator.unasked, command="").notes
+    assert any(note.endswith("were never traced: Cos") for note in notes)
+    assert any(note.endswith("could not be asked by themselves: Sin") for note in notes)
+    assert Simulator(graphs.chain(3), graphs.ARENA).unasked == []
