@@ -97,7 +97,7 @@ def test_a_half_written_record_is_named_and_left_out(run: Run, view: str) -> Non
         ("plot pareto runs --output f.pdf --step resnet-5", "did you mean 'resnet-50'?"),
         ("plot sideways runs", "unknown command of memtrade plot 'sideways': The choices are"),
         ("report runs --output report.pdf", "a report is a file in .html, not 'report.pdf'"),
-        ("compare runs", "requires an argument"),
+        ("compare runs", "takes AFTER: give one"),
         ("compare runs runs --tolerance=-1", "the tolerance must be at least 0, not -1"),
         ("table thesis runs --format xls", 'Invalid value "xls" for --format'),
     ],

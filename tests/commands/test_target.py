@@ -60,7 +60,7 @@ def test_run_measures_it_in_children(run: Run, tmp_path: Path) -> None:
     chosen = ["--strategy", "original,checkpoints", "--steps", "1"]
     status, out, err = run("run", *TARGET, *ON_THE_ARENA, *chosen)
     assert status == 0, err
-    assert out.startswith("own_steps:make_step, batch 4096, its own, arena of 64 MiB")
+    assert out.startswith("own_steps:make_step, batch 4096, its own optimizer, arena of 64 MiB")
     records = [json.loads(path.read_text()) for path in sorted((tmp_path / "runs").glob("*.json"))]
     peaks = {record["spec"]["strategy"]: record["measured"]["peak_bytes"] for record in records}
     assert 0 < peaks["checkpoints"] < peaks["original"]
