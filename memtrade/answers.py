@@ -26,7 +26,7 @@ from memtrade.measure.here import here_target, learned_target
 from memtrade.plan import Plan
 from memtrade.results.explanation import Page
 from memtrade.results.layers import LayerSummary, summarize
-from memtrade.settings import check_count, check_limit, device_of, told_bytes
+from memtrade.settings import check_count, device_of, told_bytes
 from memtrade.simulate.by_layer import By, check_by
 from memtrade.target import ARENA, Target
 from memtrade.tf.calling import as_function, made_from, step_to_read
@@ -35,6 +35,7 @@ from memtrade.tf.loss import Named
 from memtrade.tf.process import beside_step, counted, models_alive
 from memtrade.tf.replicas import refuse_mirrored
 from memtrade.tf.structure import arguments_of, specs_of, tensors_of
+from memtrade.units import limit_of
 
 
 def summary(
@@ -147,7 +148,7 @@ def explain_oom(
             TensorFlow was told, or the profile says.
     """
     check_count("batch_size", batch_size, optional=True)
-    check_limit(memory_limit)
+    limit_of("memory_limit", memory_limit)
     check_by(by)
     try:
         yield
@@ -317,7 +318,7 @@ def _target_of(
 ) -> Target:
     """What is predicted for, with what is known of kernels without asking any."""
     here = device_of(device)
-    limit_bytes = check_limit(memory_limit) or _limit_told(here)
+    limit_bytes = limit_of("memory_limit", memory_limit) or _limit_told(here)
     return here_target(here, profile=profile, limit_bytes=limit_bytes)
 
 

@@ -113,14 +113,6 @@ def check_count(name: str, count: Any, *, least: int = 1, optional: bool = False
         raise MemtradeError(f"{name} is a whole number from {least} on, not {count!r}")
 
 
-def check_limit(limit: Any) -> int | None:
-    """A memory_limit in bytes. Raises MemtradeError for what is none, or too small for any step."""
-    limit_bytes = None if limit is None else bytes_of(limit)
-    if limit_bytes is not None and limit_bytes < 1 << 20:
-        raise MemtradeError(f"memory_limit must be at least 1MiB, not {limit!r}")
-    return limit_bytes
-
-
 def device_of(device: str | None) -> str:
     """What a user calls a device, or the one that TensorFlow would use: "arena" or "gpu:N"."""
     device = device or ("gpu:0" if tf.config.list_logical_devices("GPU") else ARENA)

@@ -14,6 +14,13 @@ _FACTORS = {"B": 1} | {
     for power, prefix in enumerate("KMGT", start=1)
     for suffix, base in (("B", 1000), ("iB", 1024))
 }
+# Bytes of a number, by the names that TensorFlow has for its type in Python and in its messages.
+TYPE_BYTES = {
+    "bool": 1, "int8": 1, "uint8": 1, "half": 2, "float16": 2, "bfloat16": 2, "int16": 2,
+    "uint16": 2, "qint16": 2, "quint16": 2, "float": 4, "float32": 4, "int32": 4, "uint32": 4,
+    "qint32": 4, "double": 8, "float64": 8, "int64": 8, "uint64": 8, "complex64": 8,
+    "complex128": 16,
+}  # fmt: skip
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]+)\s*")
 
 
@@ -44,6 +51,15 @@ def bytes_of(size: Any) -> int:
     if not number or not math.isfinite(size):
         raise MemtradeError(f"a size is a number of bytes, or text such as 6GB, not {size!r}")
     return int(float(size))
+
+
+def limit_of(name: str, limit: Any) -> int | None:
+    """The memory limit in bytes that `name` was given, if any. Raises MemtradeError for one that is
+    too small for any step."""
+    limit_bytes = None if limit is None else bytes_of(limit)
+    if limit_bytes is not None and limit_bytes < 1 << 20:
+        raise MemtradeError(f"{name} must be at least 1MiB, not {limit}")
+    return limit_bytes
 
 
 def _canonical(unit: str) -> str:

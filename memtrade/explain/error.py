@@ -24,13 +24,7 @@ import msgspec
 
 import memtrade
 from memtrade.errors import MemtradeError
-from memtrade.units import parse_bytes
-
-_TYPE_BYTES = {
-    "bool": 1, "int8": 1, "uint8": 1, "half": 2, "bfloat16": 2, "int16": 2, "uint16": 2,
-    "float": 4, "int32": 4, "uint32": 4, "double": 8, "int64": 8, "uint64": 8, "complex64": 8,
-    "complex128": 16,
-}  # fmt: skip
+from memtrade.units import TYPE_BYTES, parse_bytes
 
 _TENSOR = re.compile(
     r"OOM when allocating (?P<temporary>temporary )?tensor (?:with|of) shape ?"
@@ -147,7 +141,7 @@ def read_failure(text: str) -> Failure:
         made["op_type"] = eager["type"]
     if tensor is not None:
         shape = tuple(int(each) for each in tensor["shape"].split(",") if each.strip())
-        item_bytes = _TYPE_BYTES.get(tensor["type"] or "", 0)
+        item_bytes = TYPE_BYTES.get(tensor["type"] or "", 0)
         made |= {
             "shape": shape,
             "requested_bytes": math.prod(shape) * item_bytes,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 from memtrade.graph import Op, StepGraph
@@ -27,18 +26,6 @@ class Request(NamedTuple):
     output: int = SCRATCH
     forwarded: tuple[int, ...] = ()
     relief: tuple[tuple[int, int], ...] = ()
-
-    def relieved_bytes(self, freed_bytes: Callable[[int], int]) -> int:
-        """Of it, what is beyond what is given back meanwhile.
-
-        Args:
-            freed_bytes: of an input, by its place: its size, or 0 where others hold it.
-        """
-        most = freed = 0
-        for taken_bytes, place in self.relief:
-            most = max(most, taken_bytes - freed)
-            freed = 0 if place == END else freed + (freed_bytes(place) if place >= 0 else 0)
-        return min(most, self.size_bytes)
 
 
 class Fact(NamedTuple):

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import hashlib
 import math
-import re
 
 import msgspec
 
 from memtrade.graph import Op, StepGraph
 from memtrade.op_types import BODY_TYPES, RESERVING_TYPES
+from memtrade.units import TYPE_BYTES
 
 # What a child cannot make up: handles, lists, text.
 _OPAQUE = frozenset({"resource", "string", "variant"})
@@ -102,17 +102,7 @@ class Signature(msgspec.Struct, frozen=True, kw_only=True):
     def largest_bytes(self) -> int:
         """Of its largest tensor."""
         tensors = [(each.dtype, each.shape) for each in self.inputs] + [*self.outputs]
-        return max(_width(dtype) * math.prod(shape) for dtype, shape in tensors)
-
-
-def _width(dtype: str) -> int:
-    """Bytes of a number of a type by TensorFlow's name for it.
-
-    >>> [_width(each) for each in ("float32", "int64", "complex128", "bfloat16", "bool")]
-    [4, 8, 16, 2, 1]
-    """
-    bits = re.search(r"\d+$", dtype)
-    return max(1, int(bits[0]) // 8) if bits else 1
+        return max(TYPE_BYTES.get(dtype, 1) * math.prod(shape) for dtype, shape in tensors)
 
 
 def signature_of(op: Op, graph: StepGraph, least_bytes: int = LEAST_BYTES) -> Signature | None:

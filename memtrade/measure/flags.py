@@ -32,7 +32,7 @@ from memtrade.options import NONE, Value
 from memtrade.plan import Order, Plan, load_plan
 from memtrade.strategies import STRATEGIES, find_strategy, make_options
 from memtrade.target import ARENA, Target, profile_target
-from memtrade.units import parse_bytes
+from memtrade.units import limit_of
 
 # What a comparison runs unless it is told: the strategies of the thesis.
 DEFAULT_STRATEGIES = ("original", "checkpoints", "lms", "ome")
@@ -254,12 +254,7 @@ class DeviceFlags:
             raise MemtradeError(f"--timeout is a positive number of seconds, not {self.timeout:g}")
 
     def _limit_bytes(self) -> int | None:
-        if self.memory_limit is None:
-            return None
-        limit_bytes = parse_bytes(self.memory_limit)
-        if limit_bytes < 1 << 20:
-            raise MemtradeError(f"--memory-limit must be at least 1MiB, not {self.memory_limit}")
-        return limit_bytes
+        return limit_of("--memory-limit", self.memory_limit)
 
 
 @Parameter(name="*")

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import partial
 from typing import NamedTuple
 
 from memtrade.simulate.program import (
@@ -25,6 +24,7 @@ from memtrade.simulate.program import (
     Linker,
     Program,
     Request,
+    relieved_bytes,
 )
 from memtrade.simulate.walk import MAX_SLICE_BYTES, STRING_BYTES, Walk
 
@@ -139,7 +139,7 @@ class _Buffers:
         for request in wanted:
             size, slot, forwarded, relief = request
             if relief:
-                size = request.relieved_bytes(partial(self._freed_bytes, inputs))
+                size = relieved_bytes(request, inputs, buffer_of, refs, self.sizes)
             for position in forwarded:
                 buffer = buffer_of[inputs[position]]
                 if refs[buffer] == 1:
@@ -157,10 +157,6 @@ class _Buffers:
                 refs[buffer] += readers[outputs[slot]]
                 buffer_of[outputs[slot]] = buffer
         return kept, gone
-
-    def _freed_bytes(self, inputs: Sequence[int], place: int) -> int:
-        buffer = self.buffer_of[inputs[place]]
-        return self.sizes[buffer] if self.refs[buffer] == 1 else 0
 
     def alias(self, inputs: Sequence[int], outputs: Sequence[int]) -> None:
         for version, source in zip(outputs, inputs, strict=False):

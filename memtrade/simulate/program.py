@@ -296,6 +296,25 @@ def _without(handles: Sequence[int], op: Op, requests: Sequence[Request]) -> tup
     )
 
 
+def relieved_bytes(
+    request: Request,
+    inputs: Sequence[int],
+    buffer_of: Sequence[int],
+    refs: Sequence[int],
+    sizes: Sequence[int],
+) -> int:
+    """Of scratch with relief, what is beyond the inputs that nobody else will read: these are given
+    back meanwhile."""
+    most = freed = 0
+    for taken_bytes, place in request.relief:
+        most = max(most, taken_bytes - freed)
+        if place == END:
+            freed = 0
+        elif place != NOTHING and refs[buffer := buffer_of[inputs[place]]] == 1:
+            freed += sizes[buffer]
+    return min(most, request.size_bytes)
+
+
 def _outputs_alone(wanted: Iterable[Request]) -> list[Request]:
     """In buffers of their own."""
     return [each._replace(forwarded=()) for each in wanted if each.output != SCRATCH]

@@ -6,14 +6,22 @@ import copy
 import heapq
 import math
 from collections.abc import Mapping
-from functools import partial
 from types import MappingProxyType
 from typing import Self
 
 from memtrade.graph import Tensor
 from memtrade.simulate.bfc import ArenaOutOfMemoryError
 from memtrade.simulate.moments import Allocator, Lag, Peak
-from memtrade.simulate.program import COMPUTE, RESERVE, SWAP_OUT, Code, Linker, Program, Row
+from memtrade.simulate.program import (
+    COMPUTE,
+    RESERVE,
+    SWAP_OUT,
+    Code,
+    Linker,
+    Program,
+    Row,
+    relieved_bytes,
+)
 from memtrade.simulate.regions import round_up
 
 HANDLE_BYTES = 200  # the scalar tensor that holds a variable's resource handle
@@ -294,7 +302,7 @@ class Walk:
         for request in row.requests:
             size, slot, forwarded, relief = request
             if relief:
-                size = request.relieved_bytes(partial(self._freed_bytes, row))
+                size = relieved_bytes(request, row.inputs, buffer_of, refs, self.sizes)
             buffer = 0
             for position in forwarded:
                 free = buffer_of[row.inputs[position]]
@@ -310,11 +318,6 @@ class Walk:
                 buffer_of[row.outputs[slot]] = buffer
             else:
                 self._make(row.outputs[slot], size)
-
-    def _freed_bytes(self, row: Row, place: int) -> int:
-        """What goes with the row's input where nobody else will read it."""
-        buffer = self._buffer_of[row.inputs[place]]
-        return self.sizes[buffer] if self.refs[buffer] == 1 else 0
 
     def _make(self, version: int, size: int) -> None:
         """A new buffer for a version, which goes with this row if nobody reads it."""

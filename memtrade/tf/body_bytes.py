@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
+from memtrade.facts.kernel import END
 from memtrade.graph import GraphData, Op, StepGraph, Tensor
 from memtrade.op_types import ALIAS_TYPES
 from memtrade.plan import Action
@@ -130,14 +131,14 @@ class Taken(NamedTuple):
             and beside what constants take.
         kept_bytes: constants, which are there for good once the step has run.
         folding_bytes: what the runtime computes of them before, merged or not.
-        relief: in each order, most in use until an argument's last reader has run, and the
-            number of that argument; last, -1 and what is in use after the last of them.
+        relief: order after order, most in use until an argument's last reader has run, and the
+            number of that argument; last of each, what is in use after the last of them, and END.
     """
 
     peak_bytes: int
     kept_bytes: int
     folding_bytes: int
-    relief: tuple[tuple[tuple[int, int], ...], ...]
+    relief: tuple[tuple[int, int], ...]
 
 
 def body_bytes(operations: Sequence[tf.Operation], body: Body, learned: BodyBytes) -> Taken:
@@ -158,8 +159,9 @@ def body_bytes(operations: Sequence[tf.Operation], body: Body, learned: BodyByte
         kept + sum(learned.kept.values()),
         sum(linker.folding_bytes) + linker.constants_bytes + sum(learned.folding.values()),
         tuple(
-            tuple(_relief(order, series, body, graph))
+            each
             for order, series in zip(orders, in_use, strict=True)
+            for each in _relief(order, series, body, graph)
         ),
     )
 
@@ -179,7 +181,7 @@ def _relief(
     for end, number in ends:
         yield max(in_use[begin : end + 1], default=0), number
         begin = max(begin, end + 1)
-    yield max(in_use[begin:], default=0), -1
+    yield max(in_use[begin:], default=0), END
 
 
 def _as_step(operations: Sequence[tf.Operation], body: Body, learned: BodyBytes) -> StepGraph:

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from memtrade.facts import reuse
+from memtrade.facts.kernel import END
 from memtrade.graph import BOUND, TRIP_COUNT, WATCHED
 from memtrade.op_types import ALIAS_TYPES, BRANCH_TYPES, LOOP_TYPES, RESERVING_TYPES
 from memtrade.tf.bodies import Argument, Body, draw_body
@@ -337,10 +338,9 @@ class _Sizes:
         peaks = (each.taken.peak_bytes - own for each, own in zip(drawn, handed, strict=True))
         self._takes(operation, max(0, *peaks), drawn)
         self.found.relief[operation.name] = tuple(
-            (most_bytes - own, number + 1 if number >= 0 else -1)  # behind the predicate
+            (most_bytes - own, END if number == END else number + 1)  # behind the predicate
             for each, own in zip(drawn, handed, strict=True)
-            for order in each.taken.relief
-            for most_bytes, number in order
+            for most_bytes, number in each.taken.relief
         )
         twice = [held_twice(each.body) for each in drawn]
         for i, t in enumerate(operation.outputs):

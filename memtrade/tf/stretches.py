@@ -69,8 +69,7 @@ class Stretches:
             before = [*inputs, self._input(f"{name}/was", Operand(dtype, shape))]
         begin = self._node("Timestamp", f"{name}/begin")
         begin.input.extend(dict.fromkeys(f"^{each.partition(':')[0]}" for each in before))
-        if self.previous:
-            begin.input.append(f"^{self.previous}")
+        self._wait(begin)
         run = self.graph_def.node.add()
         run.ParseFromString(signature.node)
         if signature.functions:
@@ -121,9 +120,9 @@ class Stretches:
             if i in made:
                 inputs.append(f"{name}/maker:{made[i]}")
                 continue
-            kind = None if operand.values is not None else (signature.op_type, i)
-            make = getattr(self, _HOLDING.get(kind, "_input") if kind else "_input")
-            inputs.append(make(f"{name}/in{i}", operand))
+            known = operand.values is not None
+            make = "_input" if known else _HOLDING.get((signature.op_type, i), "_input")
+            inputs.append(getattr(self, make)(f"{name}/in{i}", operand))
         if signature.op_type == "SparseToDense" and len(given[0].shape) == 2:
             inputs[0] = self._places(f"{name}/places", given[0], inputs[1])
         if maker:

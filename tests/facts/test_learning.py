@@ -10,7 +10,7 @@ import pytest
 
 from memtrade.facts.kernel import SCRATCH
 from memtrade.facts.learned import Learned, LearnedFacts
-from memtrade.facts.signature import signature_of
+from memtrade.facts.signature import Operand, make_signature, signature_of
 from memtrade.facts.surroundings import Surroundings
 from memtrade.graph import GraphData, Op, StepGraph, Tensor
 from memtrade.measure import batches, learning
@@ -263,3 +263,13 @@ def test_a_view_says_nothing_of_others_of_its_type():
 
     assert forwarded() == ()
     assert forwarded((40_000, 0)) == (0,)  # it asks where its input is held
+
+
+def test_the_largest_tensor_is_so_by_the_width_of_its_numbers() -> None:
+    """A kernel that could not be asked has a margin of that."""
+    whole, halves = Operand("int64", (5,)), Operand("bfloat16", (17,))
+    asked = make_signature("Sum", b"", (whole, halves), (("complex128", (2,)),))
+    assert asked.largest_bytes == 40
+    assert make_signature("Any", b"", (Operand("bool", (7,)),), ()).largest_bytes == 7
+    assert make_signature("Abs", b"", (Operand("complex128", (3,)),), ()).largest_bytes == 48
+    assert make_signature("Abs", b"", (Operand("float32", (3,)),), ()).largest_bytes == 12

@@ -18,7 +18,7 @@ import dataclasses
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -68,6 +68,11 @@ class Options(BudgetOptions):
             raise MemtradeError(f"time_limit is a positive number, not {self.time_limit:g}")
 
     @property
+    def goal(self) -> Literal["time", "memory"]:
+        """Without a budget there is but the memory to be minimized."""
+        return "time" if self.minimize == "time" and self.budget else "memory"
+
+    @property
     def host_limit_bytes(self) -> float:
         """A given limit, or none: what happens to be free here says nothing of another machine."""
         return parse_bytes(self.host_memory_limit) if self.host_memory_limit else math.inf
@@ -82,7 +87,6 @@ def plan(graph: StepGraph, options: Options, target: Target) -> Plan:
     Raises:
         InfeasibleBudgetError: no plan was found within the budget.
     """
-    budget_bytes = options.budget_for(graph)
     try:
         found = _planned(graph, options, target, looks_far=True)
     except InfeasibleBudgetError as error:
@@ -94,7 +98,7 @@ def plan(graph: StepGraph, options: Options, target: Target) -> Plan:
                 ruled.peak_bytes, error.budget_bytes, ruled.peak_op
             ) from error
         return ruled.plan
-    if options.minimize == "time" and budget_bytes is not None:
+    if options.goal == "time":
         return found
     ruled = _by_rule(graph, options, target)
     least_bytes = (1 - options.tolerance) * clock_of(graph, target).needed(found).peak_bytes
@@ -111,24 +115,27 @@ class _Ruled(NamedTuple):
 
 def _by_rule(graph: StepGraph, options: Options, target: Target) -> _Ruled | None:
     """The leanest plan of a rule, within the same limits."""
-    clock, found = clock_of(graph, target), []
+    made = []
     for rule in (checkpoints, ome) if options.swap else (checkpoints,):
         with contextlib.suppress(UnsupportedGraphError):
-            made = rule.plan(graph, rule.Options(), target)
-            needed = clock.needed(made)
-            if needed.host_peak_bytes <= options.host_limit_bytes:
-                remark = (
-                    f"as {made.strategy} plans it: peak {megabytes(needed.peak_bytes)} MB at "
-                    f"{needed.peak_op}, and nothing leaner was found"
-                )
-                plan = msgspec.structs.replace(
-                    made,
-                    strategy="optimal",
-                    options=dataclasses.asdict(options),
-                    remarks=(*made.remarks, remark),
-                )
-                found.append(_Ruled(plan, needed.peak_bytes, needed.peak_op))
-    return min(found, key=lambda each: each.peak_bytes, default=None)
+            made.append(rule.plan(graph, rule.Options(), target))
+    clock = clock_of(graph, target)
+    judged = [(plan, clock.needed(plan)) for plan in made]
+    within = [each for each in judged if each[1].host_peak_bytes <= options.host_limit_bytes]
+    if not within:
+        return None
+    plan, needed = min(within, key=lambda each: each[1].peak_bytes)
+    remark = (
+        f"as {plan.strategy} plans it: peak {megabytes(needed.peak_bytes)} MB at {needed.peak_op}, "
+        "and nothing leaner was found"
+    )
+    plan = msgspec.structs.replace(
+        plan,
+        strategy="optimal",
+        options=dataclasses.asdict(options),
+        remarks=(*plan.remarks, remark),
+    )
+    return _Ruled(plan, needed.peak_bytes, needed.peak_op)
 
 
 def near(graph: StepGraph, options: Options, target: Target) -> Plan:
@@ -151,7 +158,7 @@ def _search(graph: StepGraph, options: Options, target: Target) -> Search:
         graph,
         target,
         budget_bytes=options.budget_for(graph),
-        minimize="time" if options.minimize == "time" and options.budget else "memory",
+        minimize=options.goal,
         swap=options.swap,
         host_limit_bytes=options.host_limit_bytes,
         seconds=options.time_limit,
