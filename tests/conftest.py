@@ -66,9 +66,12 @@ def started_anew(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def asking(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Kernels are asked as they are here, into a cache that the tests of this process share."""
+    """Kernels are asked as they are here, into a cache that all processes of a run share."""
+    base = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:  # each of several has a folder of its own in it
+        base = base.parent
     monkeypatch.setenv("MEMTRADE_ASK", "1")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "cache"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(base / "cache"))
 
 
 # The files that take longest, the longest first: they begin first, so that neither of two processes
