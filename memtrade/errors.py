@@ -12,6 +12,9 @@ OURS = (
     ValueError,
 )  # fmt: skip
 
+# What a peak is due to that no op of the step has: the runtime computes constants in advance.
+BEFORE_ANY_OP = "variables, batch and what is computed of constants, before the first op"
+
 
 class MemtradeError(Exception):
     """Bad input, or something that this tool does not support. The command line exits with 2.
@@ -64,14 +67,25 @@ class InfeasibleBudgetError(MemtradeError):
     """No plan reaches the budget. Carries the smallest peak found and the op that binds it; without
     one, it is what lies there when the step begins.
 
-    >>> str(InfeasibleBudgetError(2_000_000, 1_000_000, "")).split("is ")[1]
-    '2.0 MB, bound by variables, batch and constants alone. Give a larger budget or a smaller batch'
+    >>> str(InfeasibleBudgetError(2_000_000, 1_000_000, "conv")).split("is ")[1]
+    '2.0 MB, bound by conv. Give a larger budget or a smaller batch'
+    >>> str(InfeasibleBudgetError(6_640_000, 6_570_000, "conv")).partition(", bound")[0]
+    'no plan fits a budget of 6.57 MB: the smallest peak found is 6.64 MB'
     """
 
     def __init__(self, needed_bytes: int, budget_bytes: int, op: str):
         self.needed_bytes, self.budget_bytes, self.op = needed_bytes, budget_bytes, op
-        by = op or "variables, batch and constants alone"
+        budget, needed = megabytes_apart(budget_bytes, needed_bytes)
         super().__init__(
-            f"no plan fits a budget of {budget_bytes / 1e6:,.1f} MB: the smallest peak found is "
-            f"{needed_bytes / 1e6:,.1f} MB, bound by {by}. Give a larger budget or a smaller batch"
+            f"no plan fits a budget of {budget} MB: the smallest peak found is {needed} MB, bound "
+            f"by {op or BEFORE_ANY_OP}. Give a larger budget or a smaller batch"
         )
+
+
+def megabytes_apart(*sizes: int) -> list[str]:
+    """Bytes as MB, with as many decimals as it takes for different ones to read so."""
+    for decimals in range(1, 6):
+        texts = [f"{size / 1e6:,.{decimals}f}" for size in sizes]
+        if len({*texts}) == len({*sizes}):
+            return texts
+    return [f"{size / 1e6:,.6f}" for size in sizes]

@@ -10,7 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
-from memtrade.errors import InfeasibleBudgetError, MemtradeError
+from memtrade.errors import (
+    BEFORE_ANY_OP,
+    InfeasibleBudgetError,
+    MemtradeError,
+    megabytes_apart,
+)
 from memtrade.facts.signature import signature_of
 from memtrade.graph import Op, StepGraph
 from memtrade.measure.here import learned_target
@@ -32,10 +37,11 @@ class BrokenBudgetError(MemtradeError):
     """A step that takes more than its budget, whatever was learned."""
 
     def __init__(self, peak_bytes: int, budget_bytes: int, op: str):
+        peak, budget = megabytes_apart(peak_bytes, budget_bytes)
         super().__init__(
-            f"the step takes {megabytes(peak_bytes)} MB, above the budget of "
-            f"{megabytes(budget_bytes)} MB, after {CORRECTIONS} corrections of its plan; at the "
-            f"peak stands {op}. Give a larger budget or a smaller batch"
+            f"the step takes {peak} MB, above the budget of {budget} MB, after {CORRECTIONS} "
+            f"corrections of its plan; at the peak stands {op or BEFORE_ANY_OP}. Give a larger "
+            "budget or a smaller batch"
         )
 
 

@@ -9,6 +9,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from memtrade.errors import BEFORE_ANY_OP
 from memtrade.explain.cause import Explanation
 from memtrade.explain.remedy import NoRemedy, Remedy
 from memtrade.results.layers import REST
@@ -77,7 +78,7 @@ class Page:
                 lines.append(_item(f"{asked} searches for the fastest plan that fits"))
         elif isinstance(remedy, NoRemedy):
             floor = megabytes(remedy.floor_bytes)
-            by = remedy.op.replace(_CALL, "") or "variables, batch and constants alone"
+            by = remedy.op.replace(_CALL, "") or BEFORE_ANY_OP
             lines.append(_item(f"no plan: the smallest peak found is {floor} MB, by {by}"))
         ways = _other_ways(found)
         if not found.step and found.by_itself:

@@ -8,6 +8,7 @@ import pandas as pd
 
 from memtrade.bounds import bound_of
 from memtrade.collection import without_collection
+from memtrade.errors import BEFORE_ANY_OP
 from memtrade.graph import StepGraph
 from memtrade.plan import Plan
 from memtrade.results.sheets import NONE, Sheet
@@ -37,6 +38,7 @@ class LayerSummary:
         rows: in the order of the forward part; what belongs to none comes last.
         bound: what stands before the peak; see `memtrade.bounds.bound_of`.
         peak_bytes: most in use at once. persistent_bytes: in use between steps.
+        first_bytes: most in use before the first op, if no run takes more; else 0.
         peak_op: who runs when most is in use; peak_layer: its layer or line.
         limit_bytes: of the device. fits: whether the step runs there.
     """
@@ -52,6 +54,7 @@ class LayerSummary:
     limit_bytes: int
     fits: bool
     bound: str = ""
+    first_bytes: int = 0
 
     def frame(self) -> pd.DataFrame:
         """A row per layer, sizes in bytes."""
@@ -88,9 +91,12 @@ class LayerSummary:
         peak = f"{self.bound} {megabytes(self.peak_bytes)}".strip()
         notes = [
             f"Peak {peak} MB, predicted for {self.device}, when "
-            f"{self.peak_op or 'nothing of the step'}{where} runs ({PEAK}); "
+            f"{self.peak_op}{where} runs ({PEAK}); "
             f"{megabytes(self.persistent_bytes)} MB between steps."
         ]
+        if self.first_bytes:
+            most = megabytes(self.first_bytes)
+            notes.append(f"The first run takes {most} MB: {BEFORE_ANY_OP}.")
         if left_out:
             notes.append(f"{left_out} more are in the sums.")
         if not self.fits:
@@ -118,6 +124,7 @@ def summarize(
     usage = use_of_memory(clock, plan or ())
     rows = by_layer(graph, clock.simulator.linker, usage, by)
     memory = usage.timeline.memory
+    running = usage.moments[usage.peak].action
     return LayerSummary(
         step=step,
         device=target.name,
@@ -125,11 +132,12 @@ def summarize(
         rows=rows,
         peak_bytes=usage.peak_bytes,
         persistent_bytes=usage.persistent_bytes,
-        peak_op=memory.peak_op,
+        peak_op=clock.simulator.action_name(usage.actions, running),
         peak_layer=next((row.name for row in rows if row.at_peak), ""),
         limit_bytes=target.limit_bytes,
         fits=usage.fits,
         bound=bound_of(graph, planned=bool(plan and plan.actions)),
+        first_bytes=0 if memory.peak_op else memory.peak_bytes,
     )
 
 

@@ -174,7 +174,7 @@ class Simulator:
             index = program.rows[walk.row].action if walk.row >= 0 else -1
             failed = OutOfMemory(
                 index,
-                self._name(actions, index),
+                self.action_name(actions, index),
                 walked.error.requested_bytes,
                 walked.error.in_use_bytes,
                 walked.error.largest_free_bytes,
@@ -187,7 +187,7 @@ class Simulator:
             live_peak_bytes=walk.live_peak,
             host_peak_bytes=walk.host_peak,
             peak_action=best.action,
-            peak_op=self._name(actions, best.action),
+            peak_op=self.action_name(actions, best.action),
             in_use_bytes=in_use,
             out_of_memory=failed,
             assumed=self.assumed,
@@ -305,7 +305,8 @@ class Simulator:
         facts = zip(self.graph.ops, self.linker.known, strict=True)
         return sorted({op.type for op, fact in facts if fact.margin_bytes})
 
-    def _name(self, actions: Sequence[Action], index: int) -> str:
+    def action_name(self, actions: Sequence[Action], index: int) -> str:
+        """Its op's name, or what it does with which tensor; "" for -1, which is before the step."""
         if index < 0:
             return ""
         action = actions[index]

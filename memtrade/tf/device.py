@@ -127,11 +127,14 @@ class Arena(LocalDevice):
         return SerializeTransfer()
 
     def offset(self, tensor: tf.Tensor) -> int:
-        """Where a tensor lies, counted through the regions."""
+        """Where a tensor lies, counted through the regions; -1 of what lies in none: TensorFlow has
+        some whole numbers, such as a lookup table's default, elsewhere."""
         first, rest = self._starts
         address = _address(tensor)
-        in_first = first <= address < first + _FIRST_BYTES
-        return address - first if in_first else address - rest + _FIRST_BYTES
+        if first <= address < first + _FIRST_BYTES:
+            return address - first
+        in_rest = rest <= address < rest + self._rest_bytes
+        return address - rest + _FIRST_BYTES if in_rest else -1
 
     def free_pieces(self) -> list[tuple[int, int]]:
         """(offset, bytes) of each free piece of the allocator's. Raises as `plugged`."""

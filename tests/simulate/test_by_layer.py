@@ -80,6 +80,21 @@ def test_layers_come_in_the_order_of_the_forward_part_and_one_stands_at_the_peak
     assert names.get(found.peak_op, "") == found.peak_layer
 
 
+def test_who_stands_at_the_peak_runs_in_the_step_though_its_constants_took_more() -> None:
+    """Computing the zeros holds them twice, before any op; the rows are of the step itself."""
+    b = Builder()
+    (size,) = b.op("size", "Const", sizes=[4])
+    (zeros,) = b.op("zeros", "Fill", [size], sizes=[4 * MIB])
+    (x,) = b.op("x", "Placeholder", sizes=[MIB])
+    (y,) = b.op("y", "MatMul", [zeros, x], sizes=[MIB])
+    found = summarize("step", b.build(inputs=[x], outputs=[y], loss=y), ARENA)
+    assert found.peak_op == "y"
+    assert found.first_bytes > found.peak_bytes
+    peak, first, *_ = found.sheet().notes
+    assert "when y runs" in peak
+    assert f"{found.first_bytes / 1e6:.1f} MB" in first
+
+
 def test_a_line_stands_in_where_there_is_no_layer() -> None:
     graph = placed(chain(2), {"layer1": "block"}, source="train.py:7")
     assert {owners(graph)[op.id] for op in graph.ops} == {"block", "train.py:7"}

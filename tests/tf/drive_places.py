@@ -43,5 +43,6 @@ Path(sys.argv[1]).write_text(
     json.dumps({
         "holes": holes, "free": free, "in_use": in_use,
         "allocated": allocated, "simulated": simulated,
+        "elsewhere": device.offset(tf.constant(7, tf.int64)),
     })
 )  # fmt: skip

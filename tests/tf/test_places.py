@@ -14,7 +14,8 @@ MIB = 1 << 20
 
 def test_the_free_pieces_of_an_arena_are_found(tmp_path: Path):
     """Holes of several sizes among what is kept: each is found, and nothing else; and a simulated
-    allocator that begins with them puts the next tensors where TensorFlow does."""
+    allocator that begins with them puts the next tensors where TensorFlow does. What does not lie
+    in the arena has no place there, wherever its address is."""
     script = Path(__file__).with_name("drive_places.py")
     environment = child_environment(TrialSpec(memory_limit_bytes=64 * MIB))
     done = forks.ran([str(script), str(tmp_path / "seen.json")], env=environment)
@@ -25,6 +26,7 @@ def test_the_free_pieces_of_an_arena_are_found(tmp_path: Path):
     assert set(map(tuple, seen["holes"])) <= set(map(tuple, holes))
     assert 64 * MIB - sum(size for _, size in seen["free"]) == seen["in_use"]
     assert seen["simulated"] == seen["allocated"]
+    assert seen["elsewhere"] == -1
 
 
 def test_a_step_among_holes_is_predicted_where_the_user_applies(tmp_path: Path):
