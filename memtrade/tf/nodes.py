@@ -26,13 +26,15 @@ MOST_VALUES = 64
 def make_node(
     op: str, name: str = "", inputs: Iterable[str] = (), *, device: str = "", **attrs: Any
 ) -> NodeDef:
-    """A node with these attributes: dtypes and shapes of TensorFlow, arrays, numbers, texts."""
+    """A node with these attributes: dtypes or their names, TensorFlow's shapes, arrays, numbers."""
     node = tf.compat.v1.NodeDef(op=op, name=name, device=device, input=inputs)
-    set_attributes(node, attrs)
+    typed = {k: tf.as_dtype(each) if isinstance(each, str) else each for k, each in attrs.items()}
+    set_attributes(node, typed)
     return node
 
 
 def set_attributes(node: NodeDef, attrs: Mapping[str, Any]) -> None:
+    """As in `make_node`, but that words are texts."""
     for key, value in attrs.items():
         made = node.attr[key]
         if isinstance(value, tf.DType):
@@ -267,10 +269,38 @@ def output_count(argument: Any, node: NodeDef) -> int:
     return 1
 
 
+def tensor_name(reference: str) -> str:
+    """What a graph calls the tensor that a node reads as "op" or "op:1"."""
+    return reference if ":" in reference else f"{reference}:0"
+
+
 def is_few(t: tf.Tensor) -> bool:
     """Whether a tensor has a few whole numbers or truth values."""
     known = t.dtype in KNOWN_TYPES and t.shape.is_fully_defined()
     return known and t.shape.num_elements() <= MOST_VALUES
+
+
+def readers(operation: tf.Operation) -> list[tf.Operation]:
+    return [each for t in operation.outputs for each in t.consumers()]
+
+
+def awaited(operation: tf.Operation) -> list[tf.Operation]:
+    """What it reads, and what it waits for."""
+    return [*(t.op for t in operation.inputs), *operation.control_inputs]
+
+
+def reached(
+    start: Iterable[tf.Operation], following: Callable[[tf.Operation], Iterable[tf.Operation]]
+) -> set[str]:
+    """The names of the ops `start`, of those that follow on these, and so on."""
+    stack = list(start)
+    found = {operation.name for operation in stack}
+    while stack:
+        for operation in following(stack.pop()):
+            if operation.name not in found:
+                found.add(operation.name)
+                stack.append(operation)
+    return found
 
 
 def known_values(operations: Sequence[tf.Operation]) -> dict[str, list[Constant]]:
