@@ -384,14 +384,3 @@ Event = (
     | Done
     | Failed
 )
-
-_EVENT = msgspec.json.Decoder(Event)
-
-
-def decode_event(line: bytes) -> Event:
-    """The event on one line.
-
-    Raises:
-        msgspec.DecodeError: the line is no event.
-    """
-    return _EVENT.decode(line)
