@@ -120,11 +120,6 @@ def owners(graph: StepGraph, by: By = "layer") -> list[str]:
     return [op.layer or op.source for op in graph.ops]
 
 
-def line_of(graph: StepGraph, op_id: int) -> str:
-    """The line of the user's program that an op is due to; of a gradient, that of its layer."""
-    return owners(graph, "source")[op_id]
-
-
 def _running(usage: Usage) -> int:
     action = usage.actions[usage.moments[usage.peak].action]
     return action.id if action.kind in ("run", "recompute") else -1
