@@ -157,7 +157,7 @@ class BfcAllocator:
         self._start_of: dict[int, int] = {}  # end address -> address of a free chunk
 
     @classmethod
-    def one_region(cls, limit_bytes: int, *, sub_allocator: SubAllocator | None = None) -> Self:
+    def one_region(cls, limit_bytes: int) -> Self:
         """An arena that was grown to its whole limit in advance, and is empty again.
 
         Models a fresh process whose first use of the arena is
@@ -165,7 +165,7 @@ class BfcAllocator:
         op's shape, a 4-byte tensor, opens the usual first region of 2 MiB; the rest of the limit
         becomes one region. (For a device that really has one region: ``allow_growth=False``.)
         """
-        arena = cls(limit_bytes, sub_allocator=sub_allocator or Ascending())
+        arena = cls(limit_bytes, sub_allocator=Ascending())
         shape = arena.allocate(4)
         arena.free(arena.allocate(arena.growable_bytes))
         arena.free(shape)
