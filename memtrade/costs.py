@@ -91,7 +91,7 @@ def op_cost(op: Op, graph: StepGraph) -> OpCost:
     """The cost of one run of `op`. Shapes must be static; unknown ones count as nothing."""
     if op.type in _FREE_TYPES:
         return OpCost(OpClass.FREE, 0, 0)
-    moved = sum(graph.tensors[t].size_bytes for t in (*op.inputs, *op.outputs))
+    moved = graph.bytes_of((*op.inputs, *op.outputs))
     largest = max((_elements(graph, t) for t in (*op.inputs, *op.outputs)), default=0)
     if op.type in _CONV_TYPES:
         return _conv(op, graph, moved)
@@ -110,7 +110,7 @@ def op_cost(op: Op, graph: StepGraph) -> OpCost:
         return OpCost(OpClass.POOLING, window * pooled, moved)
     if op.type in _MEMORY_TYPES:
         # What is cut out is all that is read, what is written into is all that is written.
-        written = sum(graph.tensors[t].size_bytes for t in op.outputs)
+        written = graph.bytes_of(op.outputs)
         return OpCost(OpClass.MEMORY, 0, min(moved, 2 * written))
     if any(graph.tensors[t].dtype == "resource" for t in op.inputs):
         return _update(op, graph)

@@ -13,7 +13,6 @@ layer's line of the program. O(ops + edges) behind one simulated step.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -70,7 +69,9 @@ def by_layer(
         op, row = graph.ops[op_id], rows[names[op_id]]
         row.source = row.source or op.source
         row.output = next((graph.tensors[t].shape for t in op.outputs[:1]), None) or row.output
-    for handle, size in _variables(graph):
+    for handle, size in graph.capture_bytes.items():
+        if graph.tensors[handle].dtype != "resource":
+            continue
         row = rows[names[graph.tensors[handle].op]]
         row.peak_bytes += size
         rows[REST].peak_bytes -= size  # "variables" among the holders are those of all layers
@@ -123,13 +124,6 @@ def owners(graph: StepGraph, by: By = "layer") -> list[str]:
 def _running(usage: Usage) -> int:
     action = usage.actions[usage.moments[usage.peak].action]
     return action.id if action.kind in ("run", "recompute") else -1
-
-
-def _variables(graph: StepGraph) -> Iterable[tuple[int, int]]:
-    """(handle, bytes) of each variable."""
-    for t, size in zip(graph.data.captures, graph.data.capture_bytes, strict=True):
-        if graph.tensors[t].dtype == "resource":
-            yield t, size
 
 
 def _is_slot(graph: StepGraph, handle: int) -> bool:

@@ -252,8 +252,8 @@ class Simulator:
         if tail >= end:
             arena.allocate(tail)  # which fails
         at = dict(zip(data.captures + data.inputs, places.captures + places.inputs, strict=True))
-        sizes = dict(zip(data.captures, data.capture_bytes, strict=True))
-        sizes |= {t: self.graph.tensors[t].size_bytes for t in data.inputs}
+        given = {t: self.graph.tensors[t].size_bytes for t in data.inputs}
+        sizes = self.graph.capture_bytes | given
         lies = {t: arena.address(offset) for t, offset in at.items() if offset >= 0}
         free = [(arena.address(offset), size) for offset, size in [*pieces, (tail, end - tail)]]
         ends = [address + size for address, size in arena.regions]
