@@ -209,8 +209,8 @@ class Simulator:
         try:
             walk = self.begin(program, limit_bytes=limit_bytes, lag=lag, places=places)
             at_first = walk.peak
-            for _ in differing_steps(walk, steps):
-                peaks.append(walk.peak if peaks else max(walk.peak, at_first))
+            for peak in differing_steps(walk, steps):
+                peaks.append(peak if peaks else max(peak, at_first))
         except ArenaOutOfMemoryError as raised:
             error = raised
             peaks.append(walk.peak)
@@ -323,15 +323,15 @@ def _chunk_bytes(asked: int, behind: int) -> int:
     return behind if is_padding else asked
 
 
-def differing_steps(walk: Walk, steps: int | None = None) -> Iterator[int]:
-    """Walks so many steps, one after the other; those that differ, if it does not say.
+def differing_steps(walk: Walk, steps: int | None = None) -> Iterator[Peak]:
+    """The peaks of so many steps, one after the other; of those that differ, if it does not say.
 
     The first one leaves holes behind. Where variables take over other buffers, or are copied while
     a read value is still held, they lie elsewhere after each step, and what is free does, too.
     """
     for number in range(steps or _MOVING_STEPS):
         walk.step()
-        yield number
+        yield walk.peak
         if steps is None and number + 1 >= ALIKE_STEPS and not walk.moved:
             return
 
