@@ -191,7 +191,7 @@ def _explained(
             seen = _batch_seen(failure, traced.graph)
             if seen != _GUESSED:
                 traced = _traced(model, None, batch_size=seen)
-    batch_bytes = sum(traced.graph.tensors[t].size_bytes for t in traced.graph.data.inputs)
+    batch_bytes = traced.graph.bytes_of(traced.graph.data.inputs)
     ahead = -batch_bytes  # Python holds the batch, and the step counts it as its own
     if _is_keras(model):  # its iterator makes the next batch ahead, which Python does not see
         ahead = batch_bytes if target.copies_in_line else 0

@@ -8,7 +8,6 @@ the statistics). `devices.py` turns both into seconds, on a roofline with an eff
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -63,6 +62,10 @@ _POOLING_TYPES = frozenset(
     for dimensions in ("", "3D")
     for which in ("", "Grad", "GradGrad")
 )
+# Where a batch norm reads x, its operations per element of x, and how often that much is moved:
+# forward reads x for the statistics and to normalize, and writes y; backward reads dy and x for the
+# sums and again for the result, and writes dx.
+_BATCH_NORMS = {"FusedBatchNormV3": (0, 8, 3), "FusedBatchNormGradV3": (1, 12, 5)}
 _MEMORY_NAMES = """
     BroadcastTo ConcatV2 Fill Gather GatherV2 MirrorPad Pack Pad PadV2 ParseTensor ResourceGather
     ResizeNearestNeighbor ResizeNearestNeighborGrad ReverseV2 Roll SerializeTensor Slice Split
@@ -88,22 +91,26 @@ def op_cost(op: Op, graph: StepGraph) -> OpCost:
     """The cost of one run of `op`. Shapes must be static; unknown ones count as nothing."""
     if op.type in _FREE_TYPES:
         return OpCost(OpClass.FREE, 0, 0)
-    moved = sum(graph.tensors[t].size_bytes for t in (*op.inputs, *op.outputs))
+    moved = graph.bytes_of((*op.inputs, *op.outputs))
     largest = max((_elements(graph, t) for t in (*op.inputs, *op.outputs)), default=0)
-    custom = _CUSTOM.get(op.type)
     if op.type in _CONV_TYPES:
         return _conv(op, graph, moved)
     if op.type in _MATMUL_TYPES:
         return OpCost(OpClass.MATMUL, _matmul_flops(op, graph), moved)
-    if custom:
-        return custom(op, graph)
+    if op.type in CALL_TYPES:
+        return _call(op, graph, moved)
+    if op.type in _BATCH_NORMS:
+        place, flops, passes = _BATCH_NORMS[op.type]
+        x = op.inputs[place]
+        flops *= _elements(graph, x)
+        return OpCost(OpClass.NORMALIZATION, flops, passes * graph.tensors[x].size_bytes)
     if op.type in _POOLING_TYPES:
         window = math.prod(op.attrs.get("ksize", [1]))
         pooled = min((_elements(graph, t) for t in (op.inputs[-1], op.outputs[0])), default=0)
         return OpCost(OpClass.POOLING, window * pooled, moved)
     if op.type in _MEMORY_TYPES:
         # What is cut out is all that is read, what is written into is all that is written.
-        written = sum(graph.tensors[t].size_bytes for t in op.outputs)
+        written = graph.bytes_of(op.outputs)
         return OpCost(OpClass.MEMORY, 0, min(moved, 2 * written))
     if any(graph.tensors[t].dtype == "resource" for t in op.inputs):
         return _update(op, graph)
@@ -143,20 +150,6 @@ def _matmul_flops(op: Op, graph: StepGraph) -> int:
     return 2 * _elements(graph, op.outputs[0]) * left[-2 if transposed else -1]
 
 
-def _batch_norm(op: Op, graph: StepGraph) -> OpCost:
-    """Reads x for the statistics and again to normalize; writes y."""
-    x = graph.tensors[op.inputs[0]]
-    elements = _elements(graph, op.inputs[0])
-    return OpCost(OpClass.NORMALIZATION, 8 * elements, 3 * x.size_bytes)
-
-
-def _batch_norm_grad(op: Op, graph: StepGraph) -> OpCost:
-    """Reads dy and x for the sums and again for the result; writes dx."""
-    x = graph.tensors[op.inputs[1]]
-    elements = _elements(graph, op.inputs[1])
-    return OpCost(OpClass.NORMALIZATION, 12 * elements, 5 * x.size_bytes)
-
-
 def _update(op: Op, graph: StepGraph) -> OpCost:
     """An update reads the gradient and reads and writes each variable of the gradient's size."""
     sizes = [graph.tensors[t].size_bytes for t in op.inputs]
@@ -167,9 +160,8 @@ def _update(op: Op, graph: StepGraph) -> OpCost:
     )
 
 
-def _call(op: Op, graph: StepGraph) -> OpCost:
+def _call(op: Op, graph: StepGraph, moved: int) -> OpCost:
     """A function left whole: its inputs and outputs moved once, and what XLA makes of a filter."""
-    moved = sum(graph.tensors[t].size_bytes for t in (*op.inputs, *op.outputs))
     dense = dense_filter(op, graph)
     if dense is None:
         return OpCost(OpClass.ELEMENTWISE, max(1, len(op.inputs) - 1) * (moved // 4), moved)
@@ -179,10 +171,3 @@ def _call(op: Op, graph: StepGraph) -> OpCost:
 def _elements(graph: StepGraph, tensor: int) -> int:
     shape = graph.tensors[tensor].shape
     return math.prod(shape) if shape is not None else 0
-
-
-_CUSTOM: dict[str, Callable[[Op, StepGraph], OpCost]] = {
-    **dict.fromkeys(CALL_TYPES, _call),
-    "FusedBatchNormGradV3": _batch_norm_grad,
-    "FusedBatchNormV3": _batch_norm,
-}

@@ -30,7 +30,6 @@ _RATES = (
     "memory_bandwidth_bytes_per_s",
     "host_to_device_bytes_per_s",
     "device_to_host_bytes_per_s",
-    "memory_bytes",
 )
 _OVERHEADS = ("launch_overhead_seconds", "dispatch_seconds")
 _OPTIONAL_OVERHEADS = ("trace_seconds", "step_overhead_seconds")
@@ -139,15 +138,15 @@ def parse_device(text: str, *, where: str) -> Device:
             f"give a share for each of {', '.join(_CLASSES)}"
         )
     efficiency = {OpClass.CONV_3X3: efficiency.get(OpClass.CONV), **efficiency}
-    overheads: dict[str, Any] = {field: _number(values, field, where) for field in _OVERHEADS}
-    for field in _OPTIONAL_OVERHEADS:
-        overheads[field] = _number(values, field, where) if field in values else 0.0
+    given = [*_OVERHEADS, *(field for field in _OPTIONAL_OVERHEADS if field in values)]
+    overheads: dict[str, Any] = {field: _number(values, field, where) for field in given}
     for field, seconds in overheads.items():
         if seconds < 0:
             raise MemtradeError(
                 f"device profile {where}: {field} must not be negative, not {seconds}"
             )
     rates: dict[str, Any] = {field: _positive(values, field, where) for field in _RATES}
+    rates["memory_bytes"] = int(_positive(values, "memory_bytes", where))
     for op_class in _CLASSES:
         share = _positive(efficiency, op_class, where, table="efficiency.")
         if share > MOST.get(op_class, 1.0):
@@ -158,7 +157,7 @@ def parse_device(text: str, *, where: str) -> Device:
     return Device(
         name=_text(values, "name", where),
         source=_text(values, "source", where),
-        **rates | {"memory_bytes": int(rates["memory_bytes"])},
+        **rates,
         **overheads,
         blocking_transfers=bool(values.get("blocking_transfers", False)),
         efficiency={op_class.value: float(efficiency[op_class]) for op_class in _CLASSES},
@@ -193,12 +192,7 @@ def to_toml(device: Device) -> str:
     lines = [
         f"name = {_quoted(device.name)}",
         f"source = {_quoted(device.source)}",
-        f"flops_per_s = {_rounded(device.flops_per_s)}",
-        f"memory_bandwidth_bytes_per_s = {_rounded(device.memory_bandwidth_bytes_per_s)}",
-        f"host_to_device_bytes_per_s = {_rounded(device.host_to_device_bytes_per_s)}",
-        f"device_to_host_bytes_per_s = {_rounded(device.device_to_host_bytes_per_s)}",
-        f"launch_overhead_seconds = {_rounded(device.launch_overhead_seconds)}",
-        f"dispatch_seconds = {_rounded(device.dispatch_seconds)}",
+        *(f"{each} = {_rounded(getattr(device, each))}" for each in (*_RATES, *_OVERHEADS)),
         f"memory_bytes = {device.memory_bytes}",
         f"blocking_transfers = {str(device.blocking_transfers).lower()}",
         "",

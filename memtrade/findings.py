@@ -38,7 +38,7 @@ class Finding(msgspec.Struct, frozen=True):
 def of_graph(graph: StepGraph) -> list[Finding]:
     """What a traced step's graph shows. First its loss, and what there is to save."""
     loss = graph.label(graph.loss)
-    size = sum(graph.tensors[t].size_bytes for t in graph.activations)
+    size = graph.bytes_of(graph.activations)
     found = [
         Finding("loss", 1, loss, "the gradients descend from it; loss=... names another"),
         Finding(

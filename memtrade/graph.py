@@ -190,6 +190,15 @@ class StepGraph:
                 consumers[t].append(op.id)
         return consumers
 
+    @cached_property
+    def capture_bytes(self) -> dict[int, int]:
+        """Tensor id of each capture -> the bytes behind it."""
+        return dict(zip(self.data.captures, self.data.capture_bytes, strict=True))
+
+    def bytes_of(self, tensors: Iterable[int]) -> int:
+        """Of all of these tensors together."""
+        return sum(self.tensors[t].size_bytes for t in tensors)
+
     def sized(self, how: str) -> list[int]:
         """Ids of the tensors whose size is known so. Those bounded by nothing are nothing."""
         return [
@@ -265,7 +274,7 @@ class StepGraph:
         for op in self.ops[self.turn + 1 :]:
             if op.id in self.forward or op.id in found or op.type in GIVEN_TYPES:
                 continue
-            large = sum(self.tensors[t].size_bytes for t in op.outputs) > _LATE_BYTES
+            large = self.bytes_of(op.outputs) > _LATE_BYTES
             if large or any(self.tensors[t].op in found for t in op.inputs):
                 found.add(op.id)
         return frozenset(found)

@@ -73,19 +73,6 @@ def biases(graph: StepGraph) -> dict[int, int]:
     return found
 
 
-@once_per_graph
-def _convolutions(graph: StepGraph) -> dict[int, int]:
-    """`biases`, the other way round."""
-    return {bias: conv for conv, bias in biases(graph).items()}
-
-
-@once_per_graph
-def _made_with_biases(graph: StepGraph) -> dict[int, int]:
-    """What each of these convolutions makes -> what its BiasAdd makes of that: tensor ids."""
-    ops = graph.ops
-    return {ops[conv].outputs[0]: ops[bias].outputs[0] for conv, bias in biases(graph).items()}
-
-
 def side_by_side(graph: StepGraph, actions: Sequence[Action]) -> tuple[Action, ...]:
     """`actions` with each bias gradient right behind its filter gradient.
 
@@ -118,9 +105,11 @@ def as_kernels(
 def _with_biases(graph: StepGraph, actions: Sequence[Action]) -> Sequence[Action]:
     """`actions` with each convolution right before its BiasAdd, and none that comes back without
     it: what leaves or stays is what the BiasAdd makes. O(actions)."""
-    pairs, convolutions, made = biases(graph), _convolutions(graph), _made_with_biases(graph)
+    pairs, ops = biases(graph), graph.ops
     if not pairs:
         return actions
+    convolutions = {bias: conv for conv, bias in pairs.items()}
+    made = {ops[conv].outputs[0]: ops[bias].outputs[0] for conv, bias in pairs.items()}
     moved = {action.id for action in actions if action.kind == "swap_out"}
     waiting: dict[int, Action] = {}  # convolutions whose turn has come
     behind: dict[int, list[Action]] = {}  # what leaves as soon as their BiasAdd has run

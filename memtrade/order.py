@@ -176,7 +176,7 @@ def _eager(graph: StepGraph) -> list[bool]:
     eager = [False] * len(graph.ops)
     returned = set(graph.data.outputs)
     for op in reversed(graph.ops):
-        small = sum(graph.tensors[t].size_bytes for t in op.outputs) <= SMALL_BYTES
+        small = graph.bytes_of(op.outputs) <= SMALL_BYTES
         into_updates = bool(op.outputs) and all(
             t not in returned
             and graph.consumers[t]

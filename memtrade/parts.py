@@ -238,11 +238,8 @@ class _Cut:
         for op_id in order:
             if self.devices[op_id] == self.device:
                 self._run(self.data.ops[op_id])
-        own = {op_id: made for op_id, made in self.op_of.items() if self._is_own(op_id)}
+        own = {op: made for op, made in self.op_of.items() if self.devices[op] == self.device}
         return Part(self.device, self.made.data_of(self.data, own), self.tensor_of)
-
-    def _is_own(self, op_id: int) -> bool:
-        return self.devices[op_id] == self.device
 
     def _run(self, op: Op) -> None:
         for before in dict.fromkeys(_before(op, self.data)):

@@ -13,6 +13,7 @@ O(log |guess - answer|) questions.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -54,40 +55,25 @@ def largest(
         within: a larger size that runs may be missed, if it is larger by no more than this share.
         spent: whether no more may be asked; what runs is the largest of those that were.
     """
-    top = None if most is None else most // step
+    top = sys.maxsize if most is None else most // step
     if top == 0:
         raise ValueError(f"there is no multiple of {step} up to {most}")
-    obstacles: dict[int, Why | None] = {}
-
-    def runs(unit: int) -> bool:
-        obstacles[unit] = obstacle(unit * step)
-        return obstacles[unit] is None
-
-    # In units of `step`: all up to `good` run, `bad` does not.
-    good, bad = 0, None
-    unit = max(guess // step, 1)
-    if top is not None:
-        unit = min(unit, top)
-    upwards = runs(unit)
-    if upwards:
-        good = unit
-    else:
-        bad = unit
-    while good != top and (bad is None or bad - good > max(1, within * good)):
-        if spent():
-            break
-        if upwards and bad is None:
-            unit = good + stride if top is None else min(good + stride, top)
-        elif not upwards and not good and bad is not None:
-            unit = max(bad - stride, 1)
-        else:
-            assert bad is not None
-            unit = (good + bad) // 2
-        stride *= 2
-        if runs(unit):
+    # In units of `step`: all up to `good` run, `bad` does not, and why.
+    good, bad, why = 0, None, None
+    unit = min(max(guess // step, 1), top)
+    while True:
+        found = obstacle(unit * step)
+        if found is None:
             good = unit
         else:
-            bad = unit
-    failing = None if bad is None else bad * step
-    why = None if bad is None else obstacles[bad]
-    return Found(good * step, failing, why)
+            bad, why = unit, found
+        if good == top or (bad is not None and bad - good <= max(1, within * good)) or spent():
+            break
+        if bad is None:
+            unit = min(good + stride, top)
+        elif not good:
+            unit = max(bad - stride, 1)
+        else:
+            unit = (good + bad) // 2
+        stride *= 2
+    return Found(good * step, None if bad is None else bad * step, why)

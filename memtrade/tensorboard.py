@@ -57,7 +57,7 @@ class MemoryBoard(keras.callbacks.Callback):
                 _scalar("memory/peak MB", count.most_bytes, epoch)
                 _scalar("memory/in use MB", count.in_use_bytes, epoch)
             for said in self._heard.take():
-                _text("memory/plan", said.getMessage(), epoch)
+                _write("text", "memory/plan", tf.constant(said.getMessage()), epoch)
                 _scalar("memory/predicted peak MB", vars(said)["peak_bytes"], epoch)
                 original_bytes = vars(said)["original_bytes"]
                 _scalar("memory/predicted peak of the original MB", original_bytes, epoch)
@@ -85,18 +85,13 @@ class _Heard(logging.Handler):
         return found
 
 
+def _scalar(tag: str, size_bytes: int, epoch: int) -> None:
+    _write("scalars", tag, tf.constant(size_bytes / _MB, tf.float32), epoch)
+
+
 # `tf.summary.scalar` and `tf.summary.text` are TensorBoard's own code; what they write can be
 # written where it is not installed.
-def _scalar(tag: str, size_bytes: int, epoch: int) -> None:
-    value = tf.constant(size_bytes / _MB, tf.float32)
-    tf.summary.write(tag, value, step=epoch, metadata=_metadata("scalars"))
-
-
-def _text(tag: str, words: str, epoch: int) -> None:
-    tf.summary.write(tag, tf.constant(words), step=epoch, metadata=_metadata("text"))
-
-
-def _metadata(plugin: str) -> Any:
+def _write(plugin: str, tag: str, value: tf.Tensor, epoch: int) -> None:
     metadata = tf.compat.v1.SummaryMetadata()
     metadata.plugin_data.plugin_name = plugin
-    return metadata
+    tf.summary.write(tag, value, step=epoch, metadata=metadata)

@@ -9,10 +9,11 @@ from typing import Any
 
 from memtrade.errors import MemtradeError
 
+# In capitals: `mib` and `MIB` mean MiB, for the case carries no meaning for bytes.
 _FACTORS = {"B": 1} | {
     prefix + suffix: base**power
     for power, prefix in enumerate("KMGT", start=1)
-    for suffix, base in (("B", 1000), ("iB", 1024))
+    for suffix, base in (("B", 1000), ("IB", 1024))
 }
 # Bytes of a number, by the names that TensorFlow has for its type in Python and in its messages.
 TYPE_BYTES = {
@@ -31,7 +32,7 @@ def parse_bytes(text: str) -> int:
     (7606370304, 1500000000)
     """
     match = _SIZE.fullmatch(text)
-    factor = _FACTORS.get(_canonical(match[2])) if match else None
+    factor = _FACTORS.get(match[2].upper()) if match else None
     if match is None or factor is None:
         raise MemtradeError(
             f"a size is a number and a unit, not {text!r}: write 7254MiB, 800MB or 6GB"
@@ -60,12 +61,6 @@ def limit_of(name: str, limit: Any) -> int | None:
     if limit_bytes is not None and limit_bytes < 1 << 20:
         raise MemtradeError(f"{name} must be at least 1MiB, not {limit}")
     return limit_bytes
-
-
-def _canonical(unit: str) -> str:
-    """`mib` and `MIB` mean MiB: the case carries no meaning for bytes."""
-    unit = unit.upper()
-    return unit[0] + "iB" if unit.endswith("IB") and len(unit) == 3 else unit
 
 
 def mebibytes(size_bytes: int) -> str:

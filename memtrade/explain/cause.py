@@ -22,7 +22,7 @@ from memtrade.explain.refusal import Beside, Counted, Refusal
 from memtrade.explain.smaller import fitting_batch, with_batch
 from memtrade.graph import StepGraph
 from memtrade.plan import Plan
-from memtrade.simulate.by_layer import By, LayerRow, by_layer, line_of, owners
+from memtrade.simulate.by_layer import By, LayerRow, by_layer, owners
 from memtrade.target import Target
 
 # What is beside a step is to blame where it takes so much of what the step leaves: not all that a
@@ -206,7 +206,7 @@ def _who(found: Refusal) -> dict[str, Any]:
         "op": op.name,
         "op_type": op.type,
         "layer": layer,
-        "source": line_of(found.graph, op.id),
+        "source": owners(found.graph, "source")[op.id],
     }
 
 

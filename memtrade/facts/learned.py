@@ -44,27 +44,28 @@ class Learned(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     flops: int = 0
     bytes_moved: int = 0
 
+    @property
+    def op_type(self) -> str:
+        return self.kernel.partition(" ")[0]
+
 
 class LearnedFacts:
     """Facts of one device, learned, over `base`."""
 
     def __init__(self, base: Facts, table: Mapping[str, Learned]):
         self.base, self.table = base, table
-        self._types = {each.kernel.split(" ", 1)[0] for each in table.values() if each.requests}
-        self._reused: dict[str, tuple[tuple[int, int], ...]] = {}
+        # Of each type that was asked: (output, position of the input whose buffer it took).
+        self._reused: dict[str, dict[tuple[int, int], None]] = {}
         for each in table.values():
-            if not each.requests:  # a view: of others of its type that says nothing
-                continue
-            op_type = each.kernel.split(" ", 1)[0]
-            both = (*self._reused.get(op_type, ()), *each.reused)
-            self._reused[op_type] = tuple(dict.fromkeys(both))
+            if each.requests:  # a view says nothing of others of its type
+                self._reused.setdefault(each.op_type, {}).update(dict.fromkeys(each.reused))
 
     @property
     def name(self) -> str:
         return f"asked here, else {self.base.name}"
 
     def is_known(self, op_type: str) -> bool:
-        return op_type in self._types or self.base.is_known(op_type)
+        return op_type in self._reused or self.base.is_known(op_type)
 
     def of(self, op: Op, graph: StepGraph) -> Fact:
         signature = signature_of(op, graph)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import cache
 from importlib import resources
 from typing import Any, NamedTuple
@@ -101,7 +101,8 @@ class ShippedFacts:
         if rule is None:
             return Fact(outputs_of(op, graph), None, self._margin(op, graph), 0, self.name)
         workspace = _size(rule["workspace"], op, graph) if "workspace" in rule else 0
-        return Fact(_requests(rule, op, graph), workspace_bytes=workspace, source=self.name)
+        made = tuple(_requests(rule, op, graph))
+        return Fact(made, workspace_bytes=workspace, source=self.name)
 
     def _margin(self, op: Op, graph: StepGraph) -> int:
         """What a kernel that nobody has looked at may ask for besides its outputs: as much as the
@@ -140,12 +141,8 @@ def _applies(rule: dict[str, Any], op: Op, graph: StepGraph) -> bool:
     return all(_size(key, op, graph) <= most for key, most in rule.get("at_most", {}).items())
 
 
-def _requests(rule: dict[str, Any], op: Op, graph: StepGraph) -> tuple[Request, ...]:
-    return tuple(_each_request(rule["requests"], op, graph))
-
-
-def _each_request(wanted: Sequence[Sequence[str]], op: Op, graph: StepGraph) -> Iterator[Request]:
-    for what, *rest in wanted:
+def _requests(rule: dict[str, Any], op: Op, graph: StepGraph) -> Iterator[Request]:
+    for what, *rest in rule["requests"]:
         if what == "scratch":
             yield Request(_size(rest[0], op, graph))
             continue

@@ -38,11 +38,8 @@ class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
         return hashlib.sha256(msgspec.json.encode(self)).hexdigest()[:16]
 
 
-def surroundings(
-    device: str, tensorflow: str, environment: Mapping[str, str] | None = None
-) -> Surroundings:
-    """Those of a process that starts here with that environment (None: this process's own)."""
-    environment = os.environ if environment is None else environment
+def surroundings(device: str, tensorflow: str, environment: Mapping[str, str]) -> Surroundings:
+    """Those of a process that starts here with that environment."""
     return Surroundings(
         device=device,
         tensorflow=tensorflow,

@@ -181,7 +181,7 @@ def within_room(options: Options, graph: StepGraph, device_bytes: int = 0) -> Op
     if getattr(options, "host_memory_limit", None) != "":
         return options
     room_bytes = room_for_swaps_bytes(free_memory_bytes(), device_bytes)
-    if sum(graph.tensors[t].size_bytes for t in graph.activations) <= room_bytes:
+    if graph.bytes_of(graph.activations) <= room_bytes:
         return options
     return dataclasses.replace(options, host_memory_limit=f"{room_bytes}B")
 

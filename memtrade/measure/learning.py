@@ -158,18 +158,10 @@ def _ask_all(
     lessons: Sequence[Lesson], asker: Asker, *, ask_rates: bool, on: Callable[[int, int], None]
 ) -> tuple[list[Learned], CopyRates | None]:
     """Asks the lessons' kernels, or the same kernels on fewer examples."""
-    smaller = {
-        each.signature.key: sizes for each in lessons if (sizes := _fewer_examples(each, asker))
-    }
-    signatures = [
-        signature
-        for each in lessons
-        for signature in (
-            smaller[each.signature.key].values()
-            if each.signature.key in smaller
-            else [each.signature]
-        )
-    ]
+    smaller = {each.signature.key: _fewer_examples(each, asker) for each in lessons}
+    signatures: list[Signature] = []
+    for each in lessons:
+        signatures += smaller[each.signature.key].values() or [each.signature]
     signatures.sort(key=lambda each: (each.size_bytes, each.key))
     talk = _Talk(asker, on, len(signatures))
     talk.ask([signatures[i : i + GROUP] for i in range(0, len(signatures), GROUP)], ask_rates)
@@ -177,7 +169,7 @@ def _ask_all(
     learned = []
     for lesson in lessons:
         answer, source = talk.answers.get(lesson.signature.key), "asked"
-        if sizes := smaller.get(lesson.signature.key):
+        if sizes := smaller[lesson.signature.key]:
             found = {size: talk.answers.get(each.key) for size, each in sizes.items()}
             answer, source = _extended(lesson, found)
         if answer is None:
@@ -213,15 +205,14 @@ def _refused(lesson: Lesson, reason: str, day: str) -> Learned:
 
 def _fewer_examples(lesson: Lesson, asker: Asker) -> dict[int, Signature]:
     """The kernel on fewer examples, by their number, where it is too large to be asked as it is."""
-    too_large = (
-        lesson.signature.size_bytes > _SHARE * asker.limit_bytes or lesson.cost.flops > _MOST_FLOPS
-    )
-    if not too_large or lesson.batch < 2**_SIZES:
+    if lesson.batch < 2**_SIZES:
         return {}
-    size = lesson.batch // 2
     excess = max(
         lesson.signature.size_bytes / (_SHARE * asker.limit_bytes), lesson.cost.flops / _MOST_FLOPS
     )
+    if excess <= 1:
+        return {}
+    size = lesson.batch // 2
     while size >= 2**_SIZES and size * excess > lesson.batch:
         size //= 2
     sizes = [size // 2**i for i in reversed(range(_SIZES))]

@@ -168,17 +168,13 @@ class PlanSummary(msgspec.Struct, frozen=True, kw_only=True):
     def of(cls, plan: Plan, graph: StepGraph) -> PlanSummary:
         kept, recomputed = plan.tensors("keep"), plan.tensors("recompute")
         swapped = plan.tensors("swap")
-
-        def total_bytes(tensors: Sequence[int]) -> int:
-            return sum(graph.tensors[t].size_bytes for t in tensors)
-
         return cls(
             kept=len(kept),
             recomputed=len(recomputed),
             swapped=len(swapped),
-            kept_bytes=total_bytes(kept),
-            recomputed_bytes=total_bytes(recomputed),
-            swapped_bytes=total_bytes(swapped),
+            kept_bytes=graph.bytes_of(kept),
+            recomputed_bytes=graph.bytes_of(recomputed),
+            swapped_bytes=graph.bytes_of(swapped),
             clones=sum(action.kind == "recompute" for action in plan.actions),
             actions=len(plan.actions),
             found_for=plan.found_for,
@@ -384,14 +380,3 @@ Event = (
     | Done
     | Failed
 )
-
-_EVENT = msgspec.json.Decoder(Event)
-
-
-def decode_event(line: bytes) -> Event:
-    """The event on one line.
-
-    Raises:
-        msgspec.DecodeError: the line is no event.
-    """
-    return _EVENT.decode(line)

@@ -37,7 +37,6 @@ from memtrade.measure.protocol import (
     Simulated,
     Status,
     TrialSpec,
-    decode_event,
 )
 
 WORKER = (sys.executable, "-m", "memtrade.measure")
@@ -113,7 +112,7 @@ class _Conversation:
         if self.end or self.noise:
             return
         try:
-            event = decode_event(line)
+            event = msgspec.json.decode(line, type=Event)
         except msgspec.DecodeError:
             self.noise = line.decode(errors="replace")[:80]
             return

@@ -145,15 +145,13 @@ class _Worker:
         device = self._start_device()
         if self.spec.task in ("extract", "inspect"):
             self._tell()
-            return
-        if self.spec.task == "calibrate":
+        elif self.spec.task == "calibrate":
             profile = measure_rates(
                 device, on_step=lambda i, of: self._say(Progress("calibrate", i, of))
             )
             self._say(Calibrated(profile))
             self._say(Done())
-            return
-        if self.spec.task == "verify":
+        elif self.spec.task == "verify":
             self._verify(device)
         else:
             self._measure(device)
@@ -205,10 +203,6 @@ class _Worker:
         Path(self.spec.graph_path).write_bytes(encoded)
         self._say(Done())
 
-    def _trace(self) -> Trace:
-        self._say(Progress("trace"))
-        return trace(self._make_step())
-
     def _plan(self, traced: Trace, target: Target) -> Plan:
         self._say(Progress("plan"))
         path = self.spec.plan_path
@@ -217,15 +211,14 @@ class _Worker:
             options = make_options(self.spec.strategy, self.spec.strategy_options)
             arena_bytes = self.spec.memory_limit_bytes if self.spec.device == "arena" else 0
             options = host.within_room(options, traced.graph, arena_bytes or 0)
-            strategy = find_planned(self.spec.strategy)
-            make = partial(plan_sharing, strategy, traced.graph)
+            strategy, known = find_planned(self.spec.strategy), self.spec.known_folder
             try:
-                plan = make(options, target, self.spec.known_folder)
+                plan = plan_sharing(strategy, traced.graph, options, target, known)
             except InfeasibleBudgetError:
                 if not self.spec.leaves_margin:
                     raise
                 options = dataclasses.replace(options, budget=f"{target.limit_bytes >> 20}MiB")
-                plan = make(options, target, self.spec.known_folder)
+                plan = plan_sharing(strategy, traced.graph, options, target, known)
         self._say(Planned(PlanSummary.of(plan, traced.graph)))
         return plan
 
@@ -253,7 +246,8 @@ class _Worker:
         if options is not None:
             native = self._make_native_step(options)
             return _Prepared(native.function, native.make_batch(), time.perf_counter() - started)
-        traced = self._trace()
+        self._say(Progress("trace"))
+        traced = trace(self._make_step())
         batch = traced.step.make_batch()
         target = self._target(traced).replace(places=places_of(traced, batch, device))
         return self._planned(traced, batch, target, device, time.perf_counter() - started)
@@ -363,15 +357,14 @@ class _Worker:
         # On the CPU, rewritten steps equal the original to the bit.
         tolerance = 0.0 if self.spec.device == "arena" else ANOTHER_ORDER
         options = self._native_options()
+        self._say(Progress("trace"))
         if options is not None:
-            self._say(Progress("trace"))
             original = self._make_step()
             variables = original.variables()
             native = self._make_native_step(options)
             step, own_variables = native.function, native.variables()
             tolerance = max(tolerance, options.tolerance)
         else:
-            self._say(Progress("trace"))
             original, own_variables = self._make_whole_step(), None
             split = self.spec.split
             traced = trace(split_step(original, split) if split else original)

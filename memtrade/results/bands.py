@@ -66,10 +66,10 @@ def stacks_of(strip: SimulatedStep, by: Bands, bands: Sequence[str]) -> list[tup
     names, lives = owners(strip.graph, by), strip.usage.lives
 
     def band_of(life: Life) -> str:
-        group = lives.group(life.born, life.owner, life.always)
+        group = lives.group(life)
         if group in bands:
             return group
-        name = names[lives.op_of(life.born, life.owner)]
+        name = names[lives.op_of(life)]
         return name if name in bands else OTHERS
 
     return list(lives.stacked(bands, band_of))

@@ -150,14 +150,14 @@ class BfcAllocator:
         self._regions: list[tuple[int, int]] = []
         self._pool_bytes = 0
         self.bytes_in_use = 0  # bytes of all chunks in use, padding included
-        self._peak_bytes_in_use = 0
+        self.peak_bytes_in_use = 0  # most of them since the start or the last `reset_peak`
         self._live: dict[int, int] = {}  # address -> size of a chunk in use
         self._free: list[int] = []  # sorted keys of the free chunks
         self._size_at: dict[int, int] = {}  # address -> size of a free chunk
         self._start_of: dict[int, int] = {}  # end address -> address of a free chunk
 
     @classmethod
-    def one_region(cls, limit_bytes: int, *, sub_allocator: SubAllocator | None = None) -> Self:
+    def one_region(cls, limit_bytes: int) -> Self:
         """An arena that was grown to its whole limit in advance, and is empty again.
 
         Models a fresh process whose first use of the arena is
@@ -165,7 +165,7 @@ class BfcAllocator:
         op's shape, a 4-byte tensor, opens the usual first region of 2 MiB; the rest of the limit
         becomes one region. (For a device that really has one region: ``allow_growth=False``.)
         """
-        arena = cls(limit_bytes, sub_allocator=sub_allocator or Ascending())
+        arena = cls(limit_bytes, sub_allocator=Ascending())
         shape = arena.allocate(4)
         arena.free(arena.allocate(arena.growable_bytes))
         arena.free(shape)
@@ -213,11 +213,6 @@ class BfcAllocator:
         self._start_of = other._start_of.copy()
 
     @property
-    def peak_bytes_in_use(self) -> int:
-        """Most bytes in use since the start or the last `reset_peak`."""
-        return self._peak_bytes_in_use
-
-    @property
     def largest_free_bytes(self) -> int:
         """Size of the largest free chunk; 0 if there is none."""
         return self._free[-1] >> _ADDRESS_BITS << 8 if self._free else 0
@@ -254,7 +249,7 @@ class BfcAllocator:
 
     def reset_peak(self) -> None:
         """Set the peak to the bytes in use now, as ``reset_memory_stats`` does."""
-        self._peak_bytes_in_use = self.bytes_in_use
+        self.peak_bytes_in_use = self.bytes_in_use
 
     def allocate(self, num_bytes: int, /) -> int:
         """Take a chunk.
@@ -298,8 +293,8 @@ class BfcAllocator:
             del self._start_of[address + size]
         self._live[address] = size
         self.bytes_in_use = in_use = self.bytes_in_use + size
-        if in_use > self._peak_bytes_in_use:
-            self._peak_bytes_in_use = in_use
+        if in_use > self.peak_bytes_in_use:
+            self.peak_bytes_in_use = in_use
         return address
 
     def free(self, handle: int) -> tuple[int, int, int]:

@@ -13,7 +13,6 @@ layer's line of the program. O(ops + edges) behind one simulated step.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -70,7 +69,9 @@ def by_layer(
         op, row = graph.ops[op_id], rows[names[op_id]]
         row.source = row.source or op.source
         row.output = next((graph.tensors[t].shape for t in op.outputs[:1]), None) or row.output
-    for handle, size in _variables(graph):
+    for handle, size in graph.capture_bytes.items():
+        if graph.tensors[handle].dtype != "resource":
+            continue
         row = rows[names[graph.tensors[handle].op]]
         row.peak_bytes += size
         rows[REST].peak_bytes -= size  # "variables" among the holders are those of all layers
@@ -120,21 +121,9 @@ def owners(graph: StepGraph, by: By = "layer") -> list[str]:
     return [op.layer or op.source for op in graph.ops]
 
 
-def line_of(graph: StepGraph, op_id: int) -> str:
-    """The line of the user's program that an op is due to; of a gradient, that of its layer."""
-    return owners(graph, "source")[op_id]
-
-
 def _running(usage: Usage) -> int:
     action = usage.actions[usage.moments[usage.peak].action]
     return action.id if action.kind in ("run", "recompute") else -1
-
-
-def _variables(graph: StepGraph) -> Iterable[tuple[int, int]]:
-    """(handle, bytes) of each variable."""
-    for t, size in zip(graph.data.captures, graph.data.capture_bytes, strict=True):
-        if graph.tensors[t].dtype == "resource":
-            yield t, size
 
 
 def _is_slot(graph: StepGraph, handle: int) -> bool:

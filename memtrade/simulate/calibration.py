@@ -44,10 +44,6 @@ def shares_of_peaks(
     return peak_flops, peak_bytes, shares
 
 
-def _computes(kernel: Learned) -> bool:
-    return kernel.kernel.split(" ", 1)[0] in _ARITHMETIC
-
-
 def _telling(kernels: Sequence[Learned], less: Callable[[Learned], bool]) -> list[Learned]:
     """Of each class the kernels that do not tell `less`; all of them where each does."""
     better = {each.op_class for each in kernels if not less(each)}
@@ -59,7 +55,8 @@ def measured_device(device: Device, table: Mapping[str, Learned], rates: CopyRat
     asked; classes without any keep the share that they have."""
     timed = [each for each in table.values() if each.seconds and each.op_class in device.efficiency]
     timed = [each for each in timed if each.bytes_moved >= _TELLING_BYTES]
-    timed = _telling(_telling(timed, lambda each: each.disturbed), _computes)
+    timed = _telling(timed, lambda each: each.disturbed)
+    timed = _telling(timed, lambda each: each.op_type in _ARITHMETIC)
     costs = [OpCost(OpClass(each.op_class), each.flops, each.bytes_moved) for each in timed]
     peaks = {}
     if {True, False} == {cost.op_class in COMPUTE_BOUND for cost in costs}:

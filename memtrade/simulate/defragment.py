@@ -156,8 +156,8 @@ class _Trial:
                 walk = self.begin(limit_bytes, {} if is_alike else reserved, places)
                 allocator_of(walk).allocate(shift_bytes)
                 walk.hopeless = hopeless
-                steps = self._replayed(walk, reserved) if is_alike else _walked(walk)
-                for step_peak in steps:
+                walked = (each.in_use for each in differing_steps(walk))
+                for step_peak in self._replayed(walk, reserved) if is_alike else walked:
                     peak = max(peak, step_peak)
                     if peak >= hopeless:
                         return peak
@@ -216,11 +216,6 @@ class _Trial:
             first = record(self.begin(ROOMY_BYTES, {}))[0]
             made.append((begun(first, start), first))
         return made
-
-
-def _walked(walk: Walk) -> Iterator[float]:
-    for _ in differing_steps(walk):
-        yield walk.peak.in_use
 
 
 def _spliced(program: Program, reserved: Reserved) -> Program:

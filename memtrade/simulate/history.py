@@ -53,19 +53,14 @@ def history(clock: TimeSimulator, usage: Usage) -> History:
     seconds = {moment.action: moment.seconds for moment in usage.moments}
 
     def event(row: int, buffer: int, *, is_free: bool) -> MemoryEvent:
-        life = told.lives[buffer]
+        held = told.held(told.lives[buffer])
         action = program.rows[row].action if row >= 0 else -1
-        group = told.group(life.born, life.owner, life.always)
-        nobodys = bool(life.always) or group == "padding"
         return MemoryEvent(
             is_free=is_free,
             address=walk.handles[buffer],
-            size_bytes=life.size_bytes,
             action=action,
             seconds=seconds.get(action, 0.0),
-            op=-1 if nobodys else told.op_of(life.born, life.owner),
-            label=told.label(life.born, life.owner, life.always, group),
-            group=group,
+            **held._asdict(),
         )
 
     before = [b for b, life in told.lives.items() if life.born < 0]

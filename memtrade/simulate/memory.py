@@ -209,8 +209,8 @@ class Simulator:
         try:
             walk = self.begin(program, limit_bytes=limit_bytes, lag=lag, places=places)
             at_first = walk.peak
-            for _ in differing_steps(walk, steps):
-                peaks.append(walk.peak if peaks else max(walk.peak, at_first))
+            for peak in differing_steps(walk, steps):
+                peaks.append(peak if peaks else max(peak, at_first))
         except ArenaOutOfMemoryError as raised:
             error = raised
             peaks.append(walk.peak)
@@ -252,8 +252,8 @@ class Simulator:
         if tail >= end:
             arena.allocate(tail)  # which fails
         at = dict(zip(data.captures + data.inputs, places.captures + places.inputs, strict=True))
-        sizes = dict(zip(data.captures, data.capture_bytes, strict=True))
-        sizes |= {t: self.graph.tensors[t].size_bytes for t in data.inputs}
+        given = {t: self.graph.tensors[t].size_bytes for t in data.inputs}
+        sizes = self.graph.capture_bytes | given
         lies = {t: arena.address(offset) for t, offset in at.items() if offset >= 0}
         free = [(arena.address(offset), size) for offset, size in [*pieces, (tail, end - tail)]]
         ends = [address + size for address, size in arena.regions]
@@ -324,15 +324,15 @@ def _chunk_bytes(asked: int, behind: int) -> int:
     return behind if is_padding else asked
 
 
-def differing_steps(walk: Walk, steps: int | None = None) -> Iterator[int]:
-    """Walks so many steps, one after the other; those that differ, if it does not say.
+def differing_steps(walk: Walk, steps: int | None = None) -> Iterator[Peak]:
+    """The peaks of so many steps, one after the other; of those that differ, if it does not say.
 
     The first one leaves holes behind. Where variables take over other buffers, or are copied while
     a read value is still held, they lie elsewhere after each step, and what is free does, too.
     """
     for number in range(steps or _MOVING_STEPS):
         walk.step()
-        yield number
+        yield walk.peak
         if steps is None and number + 1 >= ALIKE_STEPS and not walk.moved:
             return
 

@@ -165,12 +165,8 @@ def _held(rows: Iterable[Events]) -> Iterator[_Held]:
 
 def _most(held: list[_Held]) -> int:
     """The most bytes that are held at once."""
-    changes = [(at, size) for each in held for at, size in _changes(each)]
+    changes = [(each.begin, each.size) for each in held] + [(each.end, -each.size) for each in held]
     return max(itertools.accumulate(size for _, size in sorted(changes)), default=0)
-
-
-def _changes(held: _Held) -> tuple[tuple[int, int], tuple[int, int]]:
-    return (held.begin, held.size), (held.end, -held.size)
 
 
 def _gaps(free: list[tuple[int, int]], taken: list[tuple[int, int]]) -> Iterator[tuple[int, int]]:

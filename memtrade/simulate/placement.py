@@ -24,7 +24,6 @@ import itertools
 import math
 from collections import deque
 from collections.abc import Container, Iterator, Mapping
-from types import MappingProxyType
 from typing import NamedTuple
 
 import msgspec
@@ -227,7 +226,7 @@ class Placement:
         limit_bytes: int,
         shares: tuple[float, float],
         at_most: float,
-        planned: Mapping[int, int] = MappingProxyType({}),
+        planned: Mapping[int, int],
     ):
         self.planned = planned
         self.spare = spare_bytes(start.allocator.pieces(0))

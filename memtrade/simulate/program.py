@@ -118,7 +118,6 @@ class Linker:
         self.graph, self.margin_bytes = graph, margin_bytes
         self.walked = 0
         self.known = [facts.of(op, graph) for op in graph.ops]
-        self.capture_bytes = dict(zip(graph.data.captures, graph.data.capture_bytes, strict=True))
         self.sizes = [t.size_bytes for t in graph.tensors]
         self.labels_of_hidden: list[str] = []
         self.hidden_of: dict[int, int] = {}  # MaxPool's output -> its workspace
@@ -176,7 +175,7 @@ class Linker:
         if op.type in SOURCE_TYPES or graph.folded[op_id]:
             return None
         handles = [t for t in op.inputs if graph.tensors[t].dtype == "resource"]
-        variables = tuple((t, self.capture_bytes.get(t, 0)) for t in handles)
+        variables = tuple((t, graph.capture_bytes.get(t, 0)) for t in handles)
         inputs = tuple(t for t in op.inputs if t not in handles)
         inputs = tuple(self.folded.get(t, t) for t in inputs)
         if reads_by_copying(op, graph):

@@ -253,7 +253,7 @@ class Lives:
             for start, channel in zip(timeline.start_seconds, timeline.channels, strict=True)
         ]
         seconds = list(accumulate(computed, max))
-        by_group = self.stacked(GROUPS, lambda life: self.group(life.born, life.owner, life.always))
+        by_group = self.stacked(GROUPS, self.group)
         told = zip(rows, self.walk.series, by_group, self._host_bytes(), strict=True)
         return [
             Moment(row.action, seconds[row.action], in_use, held, host)
@@ -281,26 +281,31 @@ class Lives:
 
     def holders(self, row: int) -> list[Held]:
         """Who holds what during a row, the largest first."""
-        held: dict[tuple[str, str, int], int] = {}
-        for born, gone, size, owner, always in self.lives.values():
-            if born <= row <= gone:
-                group = self.group(born, owner, always)
-                op = -1 if always or group == "padding" else self.op_of(born, owner)
-                key = (self.label(born, owner, always, group), group, op)
-                held[key] = held.get(key, 0) + size
-        padding = self.walk.series[row] - sum(held.values())
+        held: Counter[tuple[str, str, int]] = Counter()
+        for life in self.lives.values():
+            if life.born <= row <= life.gone:
+                label, group, size, op = self.held(life)
+                held[label, group, op] += size
+        padding = self.walk.series[row] - held.total()
         if padding:
             held["padding", "padding", -1] = padding
         found = [Held(label, group, size, op) for (label, group, op), size in held.items()]
         return sorted(found, key=lambda each: (-each.size_bytes, each.label))
 
-    def group(self, born: int, owner: int, always: str) -> str:
-        if always:
-            return _ALWAYS[always]
-        row = self.program.rows[born]
+    def held(self, life: Life) -> Held:
+        """A buffer as people read it."""
+        group = self.group(life)
+        nobodys = bool(life.always) or group == "padding"
+        op = -1 if nobodys else self.op_of(life)
+        return Held(self._label(life, group), group, life.size_bytes, op)
+
+    def group(self, life: Life) -> str:
+        if life.always:
+            return _ALWAYS[life.always]
+        row = self.program.rows[life.born]
         if row.code == Code.RESERVE:
             return "padding"
-        if owner < 0 or row.code == Code.SWAP_OUT:
+        if life.owner < 0 or row.code == Code.SWAP_OUT:
             return "scratch"
         if row.code == Code.SWAP_IN:
             return "swapped in"
@@ -309,22 +314,22 @@ class Lives:
             return "recomputed"
         return "activations" if action.id in self.graph.forward else "gradients"
 
-    def op_of(self, born: int, owner: int) -> int:
+    def op_of(self, life: Life) -> int:
         """Who made it: of a tensor its op, of scratch the op that runs."""
         tensors = self.graph.tensors
-        if 0 <= owner < len(tensors):
-            return tensors[owner].op
-        action = self.actions[self.program.rows[born].action]
+        if 0 <= life.owner < len(tensors):
+            return tensors[life.owner].op
+        action = self.actions[self.program.rows[life.born].action]
         return action.id if action.kind in ("run", "recompute") else tensors[action.id].op
 
-    def label(self, born: int, owner: int, always: str, group: str) -> str:
-        if always:
-            return always
-        if owner >= 0:
-            return self.walk.linker.label(owner)
+    def _label(self, life: Life, group: str) -> str:
+        if life.always:
+            return life.always
+        if life.owner >= 0:
+            return self.walk.linker.label(life.owner)
         if group == "padding":
             return "reserved"
-        op = self.actions[self.program.rows[born].action].id
+        op = self.actions[self.program.rows[life.born].action].id
         return f"scratch of {self.graph.ops[op].name}"
 
     def _host_bytes(self) -> list[int]:

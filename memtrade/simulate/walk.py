@@ -46,7 +46,8 @@ class Walk:
         moved: whether a variable has come to lie elsewhere in the last step.
         hopeless: a step ends early once so many bytes are in use.
         series: for each row of the last step, most bytes in use during it.
-        sizes, refs: per buffer, its bytes and its references; number 0 stands for "no bytes".
+        handles, sizes, refs: per buffer, where it lies, or lay (0 for what never had a place), its
+            bytes and its references; number 0 stands for "no bytes".
         variables: handle's tensor id -> buffer.
         sources: tensor id -> buffer, of what is always there.
         waits: the requests of the last step that waited for a copy: (action, the copy's end).
@@ -64,7 +65,7 @@ class Walk:
         self.lag = lag
         self._leaving: list[tuple[float, int]] = []  # heap of (end of the copy, buffer)
         self.series: list[int] = []
-        self._handle, self.sizes, self.refs = [0], [0], [_FOREVER]
+        self.handles, self.sizes, self.refs = [0], [0], [_FOREVER]
         self._owner = [-1]
         self.variables: dict[int, int] = {}
         self._lies: Mapping[int, int] = {}
@@ -86,16 +87,11 @@ class Walk:
         """
         made = copy.copy(self)
         made.program, made.allocator, made.lag = program, allocator, lag
-        made._handle, made.sizes, made.refs = self._handle[:], self.sizes[:], self.refs[:]
+        made.handles, made.sizes, made.refs = self.handles[:], self.sizes[:], self.refs[:]
         made._owner, made._leaving = self._owner[:], self._leaving[:]
         made.variables = self.variables.copy()
         made._groups = {group: members[:] for group, members in self._groups.items()}
         return made
-
-    @property
-    def handles(self) -> list[int]:
-        """Where each buffer lies, or lay; 0 for what never had a place."""
-        return self._handle
 
     def persist(self, lies: Mapping[int, int] = MappingProxyType({}), built: bool = False) -> None:
         """Puts variables, batch and constants into the arena, in the order they were made in.
@@ -183,7 +179,7 @@ class Walk:
         makes it."""
         allocator = self.allocator
         if t in self._lies:
-            self._handle.append(self._lies[t])
+            self.handles.append(self._lies[t])
             buffer = self._note(size, references, -1)
             self._groups[group].append(buffer)
             return buffer
@@ -204,7 +200,7 @@ class Walk:
             return 0
         while True:
             try:
-                self._handle.append(self.allocator.allocate(size))
+                self.handles.append(self.allocator.allocate(size))
                 break
             except ArenaOutOfMemoryError:  # TensorFlow waits for running copies, then gives up
                 if not self._leaving:
@@ -222,7 +218,7 @@ class Walk:
         self.live = live = self.live + size
         if live > self.live_peak:
             self.live_peak = live
-        return len(self._handle) - 1
+        return len(self.handles) - 1
 
     def _release(self, buffer: int) -> None:
         """One reference less."""
@@ -232,7 +228,7 @@ class Walk:
 
     def _give_back(self, buffer: int) -> None:
         """Nobody will read it any more."""
-        if handle := self._handle[buffer]:
+        if handle := self.handles[buffer]:
             self.allocator.free(handle)
         else:  # of a variable that nobody can tell where it lies; what it leaves is not counted on
             self.allocator.bytes_in_use -= round_up(self.sizes[buffer])

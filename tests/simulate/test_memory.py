@@ -248,7 +248,7 @@ def test_a_batch_that_was_made_first_lies_where_the_variables_else_would():
         walk.persist()
         region, size_bytes = walk.allocator.regions[0]
         buffers = walk.sources[x], walk.variables[handle]
-        places.append([region <= walk._handle[b] < region + size_bytes for b in buffers])
+        places.append([region <= walk.handles[b] < region + size_bytes for b in buffers])
     assert places == [[False, True], [True, False]]
 
 

@@ -58,7 +58,6 @@ class Partitioner:
     def __init__(self, graph: StepGraph, *, depth: int | None = None):
         self.graph, self.depth = graph, depth
         self.anchors = find_anchors(graph)
-        self._capture_bytes = dict(zip(graph.data.captures, graph.data.capture_bytes, strict=True))
         self._homes = self._find_homes()
         self._trainable = self._find_trainable()
 
@@ -166,7 +165,7 @@ class Partitioner:
             found[graph.tensors[t].op] += graph.tensors[t].size_bytes * in_flight
         for handle, home in self._homes.items():
             copies = 2 if handle in self._trainable else 1  # the value and its gradient
-            found[home] += copies * self._capture_bytes[handle]
+            found[home] += copies * self.graph.capture_bytes[handle]
         return found
 
     def _find_homes(self) -> dict[int, int]:

@@ -139,7 +139,7 @@ class _Builder:
             self.made.add("receive", RECEIVE, (loss,), self._tensors(arriving))
         for op_id in sorted(self.backward):
             self._copy_backward(op_id, dict(zip(stage.trainable, accumulators, strict=True)))
-        sizes = dict(zip(whole.data.captures, whole.data.capture_bytes, strict=True))
+        sizes = whole.capture_bytes
         values = [t for t in stage.variables if t in read]
         late = {t for op_id in self.backward for t in self._inputs(op_id)}
         return StageGraph(

@@ -189,13 +189,6 @@ class PipelineFinished(msgspec.Struct, frozen=True, tag="finished"):
 
 PipelineEvent = Serving | Progress | PipelineStepDone | Lost | PipelineFinished | Failed
 
-_EVENT = msgspec.json.Decoder(PipelineEvent)
-
-
-def decode_pipeline_event(line: bytes) -> PipelineEvent:
-    """The event on one line. Raises msgspec.DecodeError where it is none."""
-    return _EVENT.decode(line)
-
 
 class PipelineOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """How a pipelined trial ended.

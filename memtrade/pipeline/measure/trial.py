@@ -36,7 +36,6 @@ from memtrade.pipeline.measure.protocol import (
     PipelineTrial,
     Serving,
     StageSpec,
-    decode_pipeline_event,
 )
 from memtrade.plan import Action
 
@@ -295,7 +294,7 @@ class _Watch:
 
     def take_event(self, child: Child, line: bytes) -> None:
         try:
-            event = decode_pipeline_event(line)
+            event = msgspec.json.decode(line, type=PipelineEvent)
         except msgspec.DecodeError:
             said = line.decode(errors="replace")[:80]
             self.noise = f"{child.name} wrote a line that is no event: {said!r}"

@@ -41,7 +41,6 @@ def draw_partition(graph: StepGraph, partition: Partition, report: PartitionRepo
     times = report.sequential.times
     both = [1e3 * (f + b) for f, b in zip(times.forward, times.backward, strict=True)]
     edges = [0.0, *itertools.accumulate(both)]
-    capture_bytes = dict(zip(graph.data.captures, graph.data.capture_bytes, strict=True))
     with in_style(grid=False):
         figure = Canvas(figsize=(WIDTH, 2.7), layout="constrained")
         axis = figure.subplots()
@@ -49,7 +48,7 @@ def draw_partition(graph: StepGraph, partition: Partition, report: PartitionRepo
             turn = left + 1e3 * times.forward[stage]
             _bar(axis, "forward", left, turn, 0.0)
             _bar(axis, "backward", turn, right, 0.0)
-            weights = sum(capture_bytes[t] for t in partition.stages[stage].trainable)
+            weights = sum(graph.capture_bytes[t] for t in partition.stages[stage].trainable)
             label = f"stage {stage}\n{right - left:,.3g} ms\n{megabytes(weights)} MB of weights"
             axis.text((left + right) / 2, -0.15, label, ha="center", va="top", color=PAGE_INK)
         centres = [(left + right) / 2 for left, right in itertools.pairwise(edges)]
