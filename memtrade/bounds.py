@@ -2,7 +2,8 @@
 
 ≥   nothing tells the size of some tensors
 ≈   some sizes are those of one batch; some are made in branches, or much is taken by loops, and
-    nobody knows who lies where in there; or TensorFlow runs loops in an order of its own
+    nobody knows who lies where in there; branches move variables or do not; or TensorFlow runs
+    loops in an order of its own
 ≤   some sizes are only bounded from above
 """
 
@@ -21,7 +22,8 @@ def bound_of(graph: StepGraph, *, planned: bool) -> str:
     if graph.data.unsized:
         return "≥"
     unrolled = not planned and places_of(graph)
-    if unrolled or graph.sized(WATCHED) or _in_branches(graph) or _in_loops(graph):
+    moves = any(op.attrs.get("assigned") for op in graph.ops)
+    if unrolled or moves or graph.sized(WATCHED) or _in_branches(graph) or _in_loops(graph):
         return "≈"
     return "≤" if graph.sized(BOUND) else ""
 

@@ -37,6 +37,7 @@ def known(graph: StepGraph, **changes: Any) -> StepGraph:
         (known(made(), unsized=("loss:0",)), "≥"),
         (made(kind="If", relief=((SIZE, -1),)), "≈"),
         (known(made(kind="If", relief=((SIZE, -1),)), sized={}), ""),  # it updates variables
+        (known(made(kind="If", assigned=(1,)), sized={}), "≈"),
         (made(kind="While", scratch_bytes=SIZE), "≈"),
         (made(kind="While", scratch_bytes=SIZE // 8), "≤"),
     ],

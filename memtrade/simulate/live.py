@@ -17,6 +17,7 @@ from memtrade.simulate.program import (
     ALIAS,
     ASSIGN,
     COMPUTE,
+    MOVE,
     READ,
     RESERVE,
     SWAP_OUT,
@@ -81,6 +82,8 @@ def live_rows(program: Program, before: Laid) -> list[int]:
             kept, gone = buffers.assign(*row.variables[0], inputs[0])
             live += kept
             passing += gone
+        elif code is MOVE:  # the old ones go once the new ones are there
+            passing += sum(size for _, size in row.variables)
         else:
             size = row.requests[0].size_bytes
             if code is SWAP_OUT:

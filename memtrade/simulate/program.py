@@ -51,10 +51,11 @@ class Code(IntEnum):
     SWAP_OUT = 5
     SWAP_IN = 6
     RESERVE = 7  # held until the next action has run
+    MOVE = 8  # variables lie in other buffers from here on: a branch may have assigned them
 
 
 # For loops over rows: to look up `Code.COMPUTE` takes as long as much of what is done with it.
-COMPUTE, ALIAS, READ, UPDATE, ASSIGN, SWAP_OUT, SWAP_IN, RESERVE = Code
+COMPUTE, ALIAS, READ, UPDATE, ASSIGN, SWAP_OUT, SWAP_IN, RESERVE, MOVE = Code
 
 
 class Spec(NamedTuple):
@@ -75,6 +76,7 @@ class Spec(NamedTuple):
     variables: tuple[tuple[int, int], ...] = ()
     workspace: int | None = None  # of MaxPool's gradient: what spares it all but its outputs
     handed: tuple[tuple[int, int], ...] = ()  # of a loop: (input, place of the output that it is)
+    assigned: tuple[tuple[int, int], ...] = ()  # of a branch or loop, as `variables`
 
 
 class Row(msgspec.Struct, gc=False):
@@ -190,7 +192,10 @@ class Linker:
             handed = _handed(op, graph)
             if not op.type.startswith(UPDATE_TYPES):  # nothing copies what is read by copying
                 variables = tuple(each for each in variables if each[0] not in self.copied)
-            return Spec(Code.UPDATE, inputs, op.outputs, wanted, variables, handed=handed)
+            moved = [op.inputs[i] for i in op.attrs.get("assigned", ())]
+            known = graph.capture_bytes
+            assigned = tuple((t, known[t]) for t in moved if known.get(t))
+            return Spec(Code.UPDATE, inputs, op.outputs, wanted, variables, None, handed, assigned)
         if op.type in ALIAS_TYPES:
             return Spec(Code.ALIAS, inputs, op.outputs)
         if (place := viewed(op, graph)) is not None:
@@ -236,7 +241,7 @@ class Linker:
                 spec = specs[id_]
                 if spec is None:
                     continue
-                _, inputs, outputs, wanted, variables, workspace, handed = spec
+                _, inputs, outputs, wanted, variables, workspace, handed, assigned = spec
                 inputs = [latest[t] for t in inputs]
                 if workspace is not None and workspace not in lost:
                     inputs.append(latest[workspace])
@@ -256,6 +261,8 @@ class Linker:
                         _views(index, [(latest[t], outputs[i]) for t, i in handed], readers)
                     )
                 rows.append(Row(index, spec.code, wanted, inputs, outputs, variables))
+                if assigned:
+                    rows.append(Row(index, MOVE, (), (), (), assigned))
             elif kind == "swap_out" or kind == "swap_in":
                 leaves, made = kind == "swap_out", len(tensor_of)
                 source = latest[id_] if leaves else outside[id_]

@@ -356,6 +356,10 @@ class Walk:
             self._compute(row)
         elif row.code is Code.ASSIGN:
             self._assign(row.variables[0], buffer_of[row.inputs[0]])
+        elif row.code is Code.MOVE:
+            made = [self._new(size, 1, handle) for handle, size in row.variables]
+            for (handle, _), buffer in zip(row.variables, made, strict=True):
+                self._replace(handle, buffer)
 
     def _copy_if_shared(self, handle: int, size: int) -> None:
         """Before an update: the variable gets a buffer of its own if a read value is held, or if

@@ -26,9 +26,10 @@ class BodyBytes:
 
     Attributes:
         attrs: of loops and branches by name, what a StepGraph says of them: their scratch, what
-            their bodies keep for good and compute before the first step, which of a loop's outputs
-            are its inputs, and what other iterations take that TensorFlow may run at once; of
-            branches, what they take as arguments go (`Request.relief`).
+            their bodies keep for good and compute before the first step, which inputs are variables
+            that they assign, which of a loop's outputs are its inputs, and what other iterations
+            take that TensorFlow may run at once; of branches, what they take as arguments go
+            (`Request.relief`).
     """
 
     sizes: dict[str, int] = field(default_factory=dict)
@@ -108,6 +109,18 @@ def handed_bytes(body: Body, learned: BodyBytes) -> int:
         for name, t in made.items()
         if name not in given and t.op.name not in hidden
     )
+
+
+def assigned(body: Body, learned: BodyBytes) -> set[int]:
+    """Which of a body's arguments are variables that it assigns: they lie elsewhere then."""
+    places = {each.op.name: i for i, each in enumerate(body.arguments)}
+    handles: list[tf.Tensor] = []
+    for operation in leading_to(body):
+        inner = learned.attrs.get(operation.name, {})
+        handles.extend(operation.inputs[i] for i in inner.get("assigned", ()))
+        if operation.type == "AssignVariableOp":
+            handles.append(operation.inputs[0])
+    return {places[name] for name in (_original(t).op.name for t in handles) if name in places}
 
 
 def leading_to(body: Body) -> list[tf.Operation]:

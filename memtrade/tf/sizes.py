@@ -25,6 +25,7 @@ from memtrade.tf.bodies import Argument, Body, draw_body
 from memtrade.tf.body_bytes import (
     BodyBytes,
     Taken,
+    assigned,
     body_bytes,
     handed_bytes,
     handed_on,
@@ -73,11 +74,12 @@ def learn_sizes(
 
 
 class _Drawn(NamedTuple):
-    """A body, its tensors' sizes, and what it takes."""
+    """A body, its tensors' sizes, what it takes, and the arguments that it assigns."""
 
     body: Body
     learned: BodyBytes
     taken: Taken
+    assigned: set[int]
 
 
 class _Sizes:
@@ -251,7 +253,8 @@ class _Sizes:
                 known[inner.name] = self.found.sizes[outer.name], None
         operations = leading_to(body)
         learned = learn_sizes(operations, self.library, known)
-        return _Drawn(body, learned, body_bytes(operations, body, learned))
+        taken = body_bytes(operations, body, learned)
+        return _Drawn(body, learned, taken, assigned(body, learned))
 
     def _loop(self, operation: tf.Operation) -> None:
         inputs, outputs = list(operation.inputs), list(operation.outputs)
@@ -324,7 +327,8 @@ class _Sizes:
             for each, own in zip(drawn, handed, strict=True)
             for most_bytes, number in each.taken.relief
         )
-        self.found.attrs[operation.name] = _attrs(drawn, max(0, *peaks), relief=relief)
+        peak_bytes = max(0, *peaks)
+        self.found.attrs[operation.name] = _attrs(drawn, peak_bytes, first=1, relief=relief)
         twice = [held_twice(each.body) for each in drawn]
         for i, t in enumerate(operation.outputs):
             results = [(each.learned, each.body.results[i].name) for each in drawn]
@@ -343,15 +347,17 @@ def _attrs(
     bodies: Sequence[_Drawn],
     scratch_bytes: int,
     *,
+    first: int = 0,
     handed: tuple[int, ...] = (),
     ahead_bytes: int = 0,
     relief: tuple[tuple[int, int], ...] = (),
 ) -> dict[str, Any]:
-    """See `BodyBytes.attrs`."""
+    """See `BodyBytes.attrs`. `first`: the input that bodies begin with."""
     return {
         "scratch_bytes": scratch_bytes,
         "kept_bytes": sum(each.taken.kept_bytes for each in bodies),
         "folding_bytes": sum(each.taken.folding_bytes for each in bodies),
+        "assigned": tuple(sorted({first + i for each in bodies for i in each.assigned})),
         "handed": handed,
         "ahead_bytes": ahead_bytes,
         "relief": relief,

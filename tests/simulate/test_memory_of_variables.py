@@ -127,3 +127,23 @@ def test_a_call_makes_its_outputs_whatever_it_does_to_variables():
     graph = build_with_variable(b, handle, BIG, inputs=[x], outputs=[loss], loss=loss)
     result = simulate(graph, everything(graph))
     assert result.peak_bytes - result.persistent_bytes == BIG + 256
+
+
+def test_a_variable_that_a_branch_assigns_moves_behind_what_is_held_then():
+    b = Builder()
+    handle = with_variable(b, BIG)
+    (x,) = b.op("x", "Placeholder", sizes=[4])
+    (held,) = b.op("held", "MatMul", [x, x], sizes=[BIG])
+    (made,) = b.op("cond", "If", [x, handle], sizes=[4], stateful=True)
+    (end,) = b.op("end", "MatMul", [held, made], sizes=[4])
+    branch = next(op for op in b.ops if op.type == "If")
+    b.ops[branch.id] = msgspec.structs.replace(branch, attrs={"assigned": (1,)})
+    graph = build_with_variable(b, handle, BIG, inputs=[x], outputs=[end], loss=end)
+    simulator = Simulator(graph, ARENA)
+    walk = simulator.begin(simulator.link(everything(graph)), places=simulator.layouts[0])
+    before = walk.handles[walk.variables[handle]]
+    walk.step()
+    assert walk.moved
+    assert walk.handles[walk.variables[handle]] >= before + 2 * BIG
+    result = simulate(graph, everything(graph))
+    assert simulator.peak_live_bytes(everything(graph)) == result.live_peak_bytes

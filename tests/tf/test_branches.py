@@ -98,6 +98,29 @@ def test_what_a_branch_in_a_branch_assigns_stays_where_it_is():
     assert compare_steps(step, lean, variables, (x,), steps=5).beyond(0.0) == []
 
 
+def test_what_a_branch_assigns_and_others_read_lies_elsewhere_then():
+    """Slow weights that the step's own take over, now and then."""
+    weights = [tf.Variable(tf.eye(WIDTH) * 0.9) for _ in range(3)]
+    slow, rounds = tf.Variable(tf.eye(WIDTH)), tf.Variable(0)
+
+    @tf.function
+    def step(x: tf.Tensor) -> tf.Tensor:
+        loss, gradients = loss_and_gradients(weights, x)
+        for weight, gradient in zip(weights, gradients, strict=True):
+            weight.assign_sub(gradient)
+        if rounds.assign_add(1) % 2 == 0 and loss < 9.0:
+            weights[0].assign(slow)
+        return loss
+
+    graph = graph_of(step, tf.ones([BATCH, WIDTH]))
+    assert bound_of(graph, planned=True) == "≈"
+    [branch] = [op for op in graph.ops if op.attrs.get("assigned")]
+    [handle] = {branch.inputs[i] for i in branch.attrs["assigned"]}
+    updates = [op for op in graph.ops if op.type.startswith("AssignSub")]
+    assert [handle in op.inputs for op in updates].count(True) == 1
+    assert graph.capture_bytes[handle] == WIDTH * WIDTH * 4
+
+
 @pytest.mark.parametrize("read", [True, False])
 def test_what_is_read_outside_of_branches_is_left_alone(read: bool):
     weights = [tf.Variable(tf.eye(WIDTH) * 0.9) for _ in range(9)]
