@@ -85,10 +85,11 @@ class LayerSummary:
         cells[BYTES.index("scratch_bytes")] = NONE
         shown.append((*total, *cells))
         where = f" in {self.peak_layer}" if self.peak_layer else ""
+        marked = f" ({PEAK})" if any(row.at_peak for row in rows) else ""
         peak = f"{self.bound} {megabytes(self.peak_bytes)}".strip()
         notes = [
             f"Peak {peak} MB, predicted for {self.device}, when "
-            f"{self.peak_op or 'nothing of the step'}{where} runs ({PEAK}); "
+            f"{self.peak_op or 'nothing of the step'}{where} runs{marked}; "
             f"{megabytes(self.persistent_bytes)} MB between steps."
         ]
         if left_out:
