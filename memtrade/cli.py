@@ -9,7 +9,6 @@ exit status   0   done
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import shlex
@@ -25,6 +24,7 @@ from cyclopts import (
     Parameter,
     Token,
     UnknownCommandError,
+    UnusedCliTokensError,
     convert,
 )
 
@@ -37,11 +37,17 @@ def _typed(kind: Any, tokens: Sequence[Token]) -> Any:
     """A flag's value as cyclopts converts it, but that 50.5 is no whole number: cyclopts makes it
     50, and another model runs than was asked for."""
     for token in tokens if kind in (int, int | None) else ():
-        with contextlib.suppress(ValueError):
-            if not float(token.value).is_integer():
-                flag = token.keyword or "this"
-                raise MemtradeError(f"{flag} must be a whole number, not {token.value}")
+        if not _is_whole(token.value):
+            flag = token.keyword or "this"
+            raise MemtradeError(f"{flag} must be a whole number, not {token.value}")
     return convert(kind, tokens)
+
+
+def _is_whole(text: str) -> bool:
+    try:
+        return float(text).is_integer()
+    except ValueError:
+        return False
 
 
 app = App(
@@ -106,17 +112,16 @@ def main(tokens: Sequence[str] | None = None, *, typed: Sequence[str] = ()) -> i
     tokens = list(sys.argv[1:] if tokens is None else tokens)
     try:
         given = _negatives_joined(_script_apart(tokens))
+        _tell_all(given)
         chosen, bound, left_out = app.parse_args(given, exit_on_error=False, print_error=False)
         if "command_line" in left_out:
             bound.arguments["command_line"] = command_text(typed or ["memtrade", *tokens])
         return chosen(*bound.args, **bound.kwargs) or 0
     except InfeasibleBudgetError as error:
         return _complain(error, status=3)
-    except UnknownCommandError as error:
-        return _complain(_unknown(error), status=2)
-    except MissingArgumentError as error:
-        return _complain(_missing(error), status=2)
-    except (MemtradeError, CycloptsError) as error:
+    except CycloptsError as error:
+        return _complain(_in_words(error), status=2)
+    except MemtradeError as error:
         return _complain(error, status=2)
     except KeyboardInterrupt:
         print("memtrade: stopped", file=sys.stderr)
@@ -125,6 +130,14 @@ def main(tokens: Sequence[str] | None = None, *, typed: Sequence[str] = ()) -> i
         # Whoever read stdout has left (`| head`); nothing more may be written to it on exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+
+
+def _tell_all(tokens: Sequence[str]) -> None:
+    """A command's own help begins with all that its function says; the list of commands, which
+    imports none of them, has a line of each."""
+    if tokens[:1] and tokens[0] in app and not {*tokens}.isdisjoint(app.help_flags):
+        command = app[tokens[0]]
+        command.help = getattr(command.default_command, "__doc__", None) or command.help
 
 
 def _script_apart(tokens: list[str]) -> list[str]:
@@ -169,6 +182,19 @@ def _without_folders(word: str) -> str:
     return flag + equals + shown_path(Path(value)) if value.startswith("/") else word
 
 
+def _in_words(error: CycloptsError) -> Exception:
+    """What cyclopts refuses, with what to do about it."""
+    if isinstance(error, UnknownCommandError):
+        return _unknown(error)
+    if isinstance(error, MissingArgumentError):
+        return _missing(error)
+    if isinstance(error, UnusedCliTokensError):
+        command = " ".join(["memtrade", *(error.command_chain or ())])
+        more = shlex.join(error.unused_tokens or ())
+        return MemtradeError(f"{command} has no place for {more}: see {command} --help")
+    return error
+
+
 def _unknown(error: UnknownCommandError) -> MemtradeError:
     """What `memtrade plot runs` lacks: the command that goes before the folder."""
     name = (error.unused_tokens or [""])[0]
@@ -179,13 +205,16 @@ def _unknown(error: UnknownCommandError) -> MemtradeError:
 
 
 def _missing(error: MissingArgumentError) -> Exception:
-    """What stands without a flag, such as the script of `memtrade watch`, as its help calls it."""
+    """What has to be there, such as the script of `memtrade watch`, as its help calls it; or the
+    value of a flag."""
     wanted = error.argument
-    if wanted is None or wanted.index is None:
+    if wanted is None:
         return error
     command = " ".join(["memtrade", *(error.command_chain or ())])
     what = f" ({wanted.parameter.help.rstrip('.')})" if wanted.parameter.help else ""
-    name = wanted.name.lstrip("-").upper()
+    name = wanted.name if wanted.index is None else wanted.name.lstrip("-").upper()
+    if not wanted.required:
+        return MemtradeError(f"{name} takes a value{what}: give one, see {command} --help")
     return MemtradeError(f"{command} takes {name}{what}: give one, see {command} --help")
 
 

@@ -117,7 +117,8 @@ def load_device(name_or_path: str | Path) -> Device:
         try:
             text = path.read_text()
         except (OSError, UnicodeDecodeError) as error:
-            raise MemtradeError(f"cannot read the device profile {path}: {error}") from error
+            why = error.strerror if isinstance(error, OSError) else error
+            raise MemtradeError(f"cannot read the device profile {str(path)!r}: {why}") from error
         return parse_device(text, where=str(path))
     if str(name_or_path) not in device_names():
         raise UnknownNameError("device", str(name_or_path), device_names())

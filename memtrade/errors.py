@@ -44,6 +44,8 @@ class UnknownNameError(MemtradeError):
     "unknown option of original 'lb': there are none"
     >>> str(UnknownNameError("split", None, ["exact"]))
     'unknown split None: The choices are exact'
+    >>> str(UnknownNameError("step", "vgg", ["resnet-50", "resnet-50, batch 32"]))
+    "unknown step 'vgg': The choices are resnet-50; resnet-50, batch 32"
     """
 
     def __init__(self, what: str, name: object, choices: Iterable[str]):
@@ -51,7 +53,8 @@ class UnknownNameError(MemtradeError):
         named = [name] if isinstance(name, str) else []
         near = [m for n in named for m in difflib.get_close_matches(n, self.choices, 1, cutoff=0.5)]
         hint = f"did you mean {near[0]!r}? " if near else ""
-        listed = f"The choices are {', '.join(self.choices)}" if self.choices else "there are none"
+        apart = "; " if any("," in each for each in self.choices) else ", "
+        listed = f"The choices are {apart.join(self.choices)}" if self.choices else "there are none"
         super().__init__(f"unknown {what} {name!r}: {hint}{listed}")
 
 

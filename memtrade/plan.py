@@ -92,7 +92,8 @@ def load_plan(path: Path) -> Plan:
     try:
         return msgspec.json.decode(path.read_bytes(), type=Plan)
     except (OSError, msgspec.DecodeError) as error:
-        raise InvalidPlanError(f"cannot read a plan from {path}: {error}") from error
+        why = error.strerror if isinstance(error, OSError) else error
+        raise InvalidPlanError(f"cannot read a plan from {str(path)!r}: {why}") from error
 
 
 def check_plan(plan: Plan, graph: StepGraph) -> None:

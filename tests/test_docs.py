@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
+import memtrade
+import memtrade.keras
 from docs.fill import BLOCK as FILLED
 from docs.follow import follow
 from memtrade.guard.peak import peak_of
@@ -43,6 +45,20 @@ def test_the_readme(capsys):
     (block,) = BLOCK.findall(readme)
     exec(compile(block, "README.md", "exec"), {})
     assert float(capsys.readouterr().out.splitlines()[-1]) > 0
+
+
+def test_the_reference_names_what_the_library_has():
+    """Each name where it is made, for a page shows it from there; and all that is offered."""
+    page = (PAGE.parent / "reference.md").read_text()
+    named = set()
+    for module, members in re.findall(
+        r"^::: (\S+)(?:\n.*\n +members: \[(.*)\])?", page, re.MULTILINE
+    ):
+        for name in filter(None, members.split(", ")):
+            assert vars(importlib.import_module(module))[name].__module__ == module, name
+            named.add(name)
+    assert {*memtrade.__all__} - {"__version__", "keras"} <= named
+    assert {*memtrade.keras.__all__} - {"TrainFunction"} <= named
 
 
 def test_the_strategy_that_contributors_are_shown():

@@ -93,6 +93,10 @@ def test_a_half_written_record_is_named_and_left_out(run: Run, view: str) -> Non
             "plot peak flat --output f.pdf",
             "there is nothing measured to plot by depth in 'flat': make it: memtrade run --layers",
         ),
+        (
+            "plot peak small --output f.pdf",
+            "nothing was published of the steps in 'small'",
+        ),
         ("plot pareto flat --output f.pdf", "no step has been run with two strategies in 'flat'"),
         ("plot pareto runs --output f.pdf --step resnet-5", "did you mean 'resnet-50'?"),
         ("plot sideways runs", "unknown command of memtrade plot 'sideways': The choices are"),
@@ -107,6 +111,9 @@ def test_bad_input_is_one_line_and_writes_nothing(run: Run, command: str, messag
     record = json.loads(record_of("ome").read_text())
     record["spec"] |= {"model": "inception-v4", "model_options": {"batch_size": 32}}
     Path("flat/record.json").write_text(json.dumps(record | {"model": "inception-v4"}))
+    Path("small").mkdir()
+    record["spec"] |= {"model": "resnet", "model_options": {"layers": 50, "image_size": 64}}
+    Path("small/record.json").write_text(json.dumps(record))
     before = sorted(Path().rglob("*"))
     status, _, err = run(*command.split())
     assert status == 2

@@ -60,7 +60,8 @@ def explain(
 
     Of a trial's record, or of an error text from elsewhere. Which op, layer and line asked for how
     much; what held the rest; need, a batch too large, scratch or fragmentation; the nearest plan
-    that fits. Nothing is run: the step is traced and simulated.
+    that fits. Nothing is run: the step is traced and simulated. Unless --strategy is given, the
+    step is as it came.
 
     Parameters
     ----------

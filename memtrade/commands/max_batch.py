@@ -59,7 +59,7 @@ def max_batch(
     saves much of it. Strategies that plan for a budget plan anew at each size. A trial that would
     take more of this machine's memory than is safe is not started, and bounds the batch as well.
     Trials that the folder of records holds are not run again; Ctrl-C keeps what has finished.
-    `--strategy all` means those that make plans.
+    Unless --strategy is given, it is original,checkpoints,lms,ome; all means those that make plans.
 
     Parameters
     ----------

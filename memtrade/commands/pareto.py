@@ -20,7 +20,7 @@ from memtrade.results.paper import render
 from memtrade.results.pareto import Pareto, Point, pareto_plot, to_html
 from memtrade.results.series import front
 from memtrade.results.sheets import Sheet
-from memtrade.results.words import seconds, step_text
+from memtrade.results.words import counted, seconds, step_text
 from memtrade.simulate.memory import ROOMY_BYTES
 from memtrade.simulate.predict import Predicted, Predictor
 from memtrade.units import megabytes
@@ -40,6 +40,7 @@ def pareto(
     """Predict memory against time for strategies and budgets, as a table and a picture.
 
     A strategy that plans for a budget is drawn as a line: from its smallest peak to the original's.
+    Unless --strategy is given, it is original,checkpoints,lms,ome,optimal.
 
     Parameters
     ----------
@@ -90,7 +91,8 @@ def _points(foresight: Foresight, budgets: int) -> tuple[Point, ...]:
                         relative_time=predicted.step_seconds / original.step_seconds,
                     )
                 )
-            reporter.ended(f"{sum(point.strategy == label for point in points)} plans")
+            count = sum(point.strategy == label for point in points)
+            reporter.ended(counted([count], "plan"))
     chosen = front([(point.peak_bytes, point.seconds) for point in points])
     return tuple(
         dataclasses.replace(point, on_front=on) for point, on in zip(points, chosen, strict=True)

@@ -36,7 +36,8 @@ def plan(
 ) -> int:
     """Show what a strategy keeps, recomputes and swaps, and why, without running it.
 
-    The plan is made for a device that is here, or for one that one does not have.
+    The plan is made for a device that is here, or for one that one does not have. Unless --strategy
+    is given, it is ome.
 
     Parameters
     ----------

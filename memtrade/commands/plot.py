@@ -139,6 +139,11 @@ def _by_depth(
     chosen = by_depth(figures_beside(records), batch_size=batch_size)
     panels = depth_panels(chosen, quantity, sources=sources)
     if missing := [each for each in sources if each not in {panel.source for panel in panels}]:
+        if missing[0] == "published":
+            raise MemtradeError(
+                f"nothing was published of the steps in {str(results)!r}: --source measured plots "
+                "them alone"
+            )
         raise MemtradeError(
             f"there is nothing {missing[0]} to plot by depth in {str(results)!r}: "
             "make it: memtrade run --layers 18; or choose with --source"

@@ -35,7 +35,8 @@ def predict(
     """Predict strategies on a device: peak memory, host memory, step time. Nothing is run.
 
     The step is traced and each plan is simulated, for this machine's arena or for a device that
-    one does not have. The exit status is 3 where no plan of a strategy reaches its budget.
+    one does not have. The exit status is 3 where no plan of a strategy reaches its budget. Unless
+    --strategy is given, it is original,checkpoints,lms,ome.
 
     Parameters
     ----------

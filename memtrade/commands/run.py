@@ -37,6 +37,7 @@ def run(
 ) -> int:
     """Measure strategies: peak memory, memory cost, host memory, step time.
 
+    Unless --strategy is given, it is original,checkpoints,lms,ome.
     Each strategy runs in a process of its own. Out of memory, time-out and crash are results with
     a reason, and the next strategy follows. Ctrl-C keeps what has finished.
 

@@ -23,7 +23,7 @@ def summary(
     """Show a step's memory by layer, and who stands at the peak.
 
     Weights, optimizer slots, activations, scratch, predicted; nothing is run. Unless --strategy
-    says otherwise, the step is as it came.
+    is given, the step is as it came.
 
     Parameters
     ----------

@@ -23,8 +23,8 @@ def timeline(
 ) -> int:
     """Draw memory over the step, as simulated: who holds what, and copies beside compute.
 
-    Several strategies share one page and its axes. Nothing is run. Unless --strategy says
-    otherwise, original and ome are drawn.
+    Several strategies share one page and its axes. Nothing is run. Unless --strategy is
+    given, it is original,ome.
 
     Parameters
     ----------

@@ -27,8 +27,8 @@ def trace(
 ) -> int:
     """Write a simulated step as a trace: compute, copies out and in, memory.
 
-    Several strategies stand in it side by side. Nothing is run. Unless --strategy says otherwise,
-    original and ome are traced.
+    Several strategies stand in it side by side. Nothing is run. Unless --strategy is given, it
+    is original,ome.
 
     Parameters
     ----------

@@ -32,7 +32,8 @@ def verify(
     The original and the rewritten step run from the same variables on the same batch; the loss and
     every variable are compared, moving averages and optimizer slots included: on the CPU to the
     bit, else by the share of its update by which a variable is off. The exit status is 1 where
-    anything differs, is not a number, or could not be compared.
+    anything differs, is not a number, or could not be compared. Unless --strategy is given, it is
+    original,checkpoints,lms,ome.
 
     Parameters
     ----------

@@ -131,8 +131,7 @@ class StrategyFlags:
     """With what.
 
     Attributes:
-        strategy: Names out of `memtrade strategies`, separated by commas, or all. Unless given:
-            original,checkpoints,lms,ome.
+        strategy: Names out of `memtrade strategies`, separated by commas, or all.
         option: An option of the strategies as key=value, for those that have it, or as
             strategy.key=value for one of several; repeatable.
         order: pinned runs the rewritten step in one fixed order, dataflow leaves the order to
@@ -291,7 +290,9 @@ def _not_there(device: str, gpus: Iterable[str]) -> MemtradeError:
     what = f"unknown device {device!r}"
     if device in profiles or Path(device).is_file():
         what = f"{device} is a profile, and nothing can run on it"
-    near = difflib.get_close_matches(device, [*here, *profiles], n=1, cutoff=0.5)
+    # No profile is near gpu:1: a GPU that is not here has no other name.
+    known = [] if device.startswith("gpu") else [*here, *profiles]
+    near = difflib.get_close_matches(device, known, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]!r}? " if near and near[0] != device else ""
     return MemtradeError(
         f"{what}: {hint}Here are {', '.join(here)}; profiles, to plan and predict for, are "

@@ -260,7 +260,8 @@ def load_kind(folder: str | Path, kind: type[Kind]) -> list[Kind]:
 def _decoded(path: Path, kind: type[Kind]) -> Kind:
     record = msgspec.json.decode(path.read_bytes(), type=kind)
     if record.schema_version != SCHEMA_VERSION:
-        raise ValueError(f"schema version {record.schema_version}, not {SCHEMA_VERSION}")
+        version = f"schema version {record.schema_version}, not {SCHEMA_VERSION}"
+        raise ValueError(f"{version}: another version of memtrade wrote it")
     return record
 
 

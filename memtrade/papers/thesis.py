@@ -23,6 +23,7 @@ from memtrade.results.sheets import DASH, Sheet
 from memtrade.results.words import (
     beside,
     beside_note,
+    counted,
     device_label,
     ratio,
     seconds,
@@ -311,11 +312,10 @@ def _row_name(figure: Figure) -> str:
 
 def conditions(records: Sequence[Record]) -> str:
     """Where and how `records` were measured, in one line."""
-    counts = sorted({record.spec.steps for record in records})
-    steps = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+    steps = counted((record.spec.steps for record in records), "step")
     at_a_time = max(record.jobs for record in records)
     beside = f", up to {at_a_time} trials at a time" if at_a_time > 1 else ""
-    return f"{machines_text(records)}; step s is the median of {steps} steps{beside}"
+    return f"{machines_text(records)}; step s is the median of {steps}{beside}"
 
 
 def machines_text(records: Sequence[Ran]) -> str:

@@ -88,10 +88,11 @@ class LayerSummary:
         cells[BYTES.index("scratch_bytes")] = NONE
         shown.append((*total, *cells))
         where = f" in {self.peak_layer}" if self.peak_layer else ""
+        marked = f" ({PEAK})" if any(row.at_peak for row in rows) else ""
         peak = f"{self.bound} {megabytes(self.peak_bytes)}".strip()
         notes = [
             f"Peak {peak} MB, predicted for {self.device}, when "
-            f"{self.peak_op}{where} runs ({PEAK}); "
+            f"{self.peak_op}{where} runs{marked}; "
             f"{megabytes(self.persistent_bytes)} MB between steps."
         ]
         if self.first_bytes:

@@ -89,7 +89,7 @@ def trade_plot(panels: Sequence[Panel], *, caption: str = "") -> Canvas:
             axis.margins(0.18)
             axis.set_xlim(left=0)
             axis.xaxis.set_major_formatter(_thousands())
-            axis.locator_params(axis="x", nbins=4)
+            axis.locator_params(axis="x", nbins=3)  # more run together in a narrow panel
         for axis in axes[-PANELS_ABREAST:]:
             axis.set_xlabel(_AXES["peak"][0])
         for axis in axes[::PANELS_ABREAST]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from memtrade.measure.flags import OWN_OPTIMIZER
 from memtrade.measure.protocol import TrialSpec
 from memtrade.measure.records import (
@@ -85,6 +87,16 @@ def number(value: float | None) -> str:
 
 def seconds(value: float) -> str:
     return f"{value:,.2f}" if value >= 1 else f"{value:.3f}"
+
+
+def counted(counts: Iterable[int], what: str) -> str:
+    """
+    >>> counted([1], "step"), counted([3, 3], "step"), counted([5, 1], "step")
+    ('1 step', '3 steps', '1 to 5 steps')
+    """
+    found = sorted(set(counts))
+    many = f"{found[0]} to {found[-1]}" if len(found) > 1 else f"{found[0]}"
+    return f"{many} {what}{'' if found == [1] else 's'}"
 
 
 def percent(share: float) -> str:

@@ -140,6 +140,15 @@ def test_help_and_version(shell: Shell) -> None:
     assert shell.run("--version")[1].strip() == memtrade.__version__
 
 
+def test_the_help_of_a_command_says_which_strategies_are_its_default(shell: Shell) -> None:
+    for command in ("run", "verify", "max-batch", "plan", "predict", "pareto", "timeline", "trace"):
+        told = " ".join(shell.run(command, "--help")[1].split())
+        assert "Unless --strategy is given, it is " in told, command
+    for command in ("summary", "explain", "pipeline run", "pipeline predict"):
+        told = " ".join(shell.run(*command.split(), "--help")[1].split())
+        assert "nless --strategy is given, " in told, command
+
+
 def test_the_command_line_imports_nothing_that_takes_long() -> None:
     slow = {"tensorflow", "numpy", "pandas", "importlib.metadata"}
     code = f"import sys, memtrade.cli; sys.exit(bool({slow} & sys.modules.keys()))"

@@ -83,7 +83,7 @@ def test_from_start_to_end(run: Run) -> None:
         ("--output nowhere/mine.toml", "there is no folder 'nowhere'"),
         ("--output mine.toml --device gpu:4", "unknown device 'gpu:4'"),
         ("--output mine.toml --memory-limit 3", "a size is a number and a unit"),
-        ("", "requires an argument"),
+        ("", "memtrade calibrate takes --output"),
     ],
 )
 def test_bad_input_is_one_line(run: Run, child: Child, flags: str, message: str) -> None:

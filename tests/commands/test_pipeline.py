@@ -149,7 +149,8 @@ BAD = [
     ("pipeline run --model gpt2 --batch-size 8 --memory-limit 1KB", "at least 1MiB, not 1KB"),
     ("pipeline sweep pipeline_schedules --steps 0", "--steps must be at least 1, not 0"),
     ("pipeline serve --cluster x --stage 1", "an address of a cluster is host:port, not 'x'"),
-    ("pipeline table nowhere", "nowhere"),
+    ("pipeline table nowhere", "no records of pipelines in 'nowhere': make some"),
+    ("pipeline predict --model gpt2 --bandwidth 12", "more than 0, not '12': write 12GB/s"),
 ]
 
 

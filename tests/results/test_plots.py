@@ -19,6 +19,7 @@ from memtrade.papers.thesis_figures import figures_beside, max_batches_beside
 from memtrade.results.paper import FORMATS, format_of, render
 from memtrade.results.plots import depth_plot, max_batch_plot, trade_plot
 from memtrade.results.series import by_depth, depth_panels, trade_panels
+from tests.results.conftest import MODEL_OPTIONS
 from tests.results.test_max_batches import make_search
 from tests.results.test_series import at
 
@@ -108,6 +109,27 @@ def test_published_bars_are_outlines(canvases: dict[str, Canvas]) -> None:
     faces = {patch.get_height(): to_rgb(patch.get_facecolor()) for patch in axes.patches}  # pyright: ignore[reportAttributeAccessIssue]
     assert faces[87] == (1.0, 1.0, 1.0)
     assert faces[85] != (1.0, 1.0, 1.0)
+
+
+def test_numbers_below_narrow_panels_do_not_touch(make_record: MakeRecord) -> None:
+    records = [
+        make_record(
+            strategy,
+            peak_mb=peak_mb * share,
+            model=f"resnet-{layers}",
+            spec={"model_options": MODEL_OPTIONS | {"layers": layers}},
+        )
+        for layers, peak_mb in ((18, 1588.9), (34, 1885.9), (50, 3416.4), (101, 5918.3))
+        for strategy, share in (("original", 1), ("ome", 0.8))
+    ]
+    canvas = trade_plot(trade_panels(figures_beside(records)))
+    canvas.canvas.draw()
+    for axis in canvas.axes:
+        boxes = [label.get_window_extent() for label in axis.get_xticklabels()]
+        left, right = axis.get_window_extent().intervalx
+        seen = [box for box in boxes if left <= (box.x0 + box.x1) / 2 <= right]
+        assert len(seen) > 1
+        assert all(a.x1 + 3 < b.x0 for a, b in itertools.pairwise(seen))
 
 
 def test_the_suffix_says_the_format() -> None:

@@ -84,6 +84,7 @@ def test_markdown_names_the_section_in_every_row_and_escapes_bars() -> None:
 def test_html_escapes_and_groups() -> None:
     html = SHEET.to_html()
     assert '<th colspan="2" scope="colgroup">peak MB</th>' in html
+    assert [len(re.findall(f'<t{k} class="words"', html)) for k in "hd"] == [SHEET.words, 0]
     assert html.count("<tbody>") == 2
     assert '<tr class="failed"><th scope="row">200</th><td>OOM</td>' in html
     assert "&lt;b&gt;" in html

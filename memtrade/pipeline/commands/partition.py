@@ -101,9 +101,14 @@ class CutFlags:
     def link_bytes_per_s(self, target: Target) -> float:
         if self.bandwidth is None:
             return target.device.device_to_host_bytes_per_s
-        rate = parse_bytes(self.bandwidth.removesuffix("/s"))
+        try:
+            rate = parse_bytes(self.bandwidth.removesuffix("/s"))
+        except MemtradeError:
+            rate = 0
         if not rate:
-            raise MemtradeError(f"--bandwidth must be more than 0, not {self.bandwidth}")
+            raise MemtradeError(
+                f"--bandwidth is bytes a second, more than 0, not {self.bandwidth!r}: write 12GB/s"
+            )
         return rate
 
     def cut(

@@ -255,9 +255,12 @@ def table(
     output
         Also write the table into this Markdown file.
     """
-    records = load_pipeline_records(folder)
+    records = load_pipeline_records(folder) if folder.is_dir() else []
     if not records:
-        raise MemtradeError(f"there are no records of pipelines below {folder}")
+        raise MemtradeError(
+            f"there are no records of pipelines in {str(folder)!r}: make some: memtrade "
+            "pipeline run, or memtrade pipeline sweep pipeline_schedules"
+        )
     if published not in (None, PUBLISHED_RUNS):
         raise UnknownNameError("published table of pipelines", published, [PUBLISHED_RUNS])
     if output is not None:
