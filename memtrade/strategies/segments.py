@@ -254,8 +254,7 @@ def useful(graph: StepGraph, checkpoints: Sequence[int]) -> list[int]:
     def feeds_a_clone(tensor: int) -> bool:
         return any(
             graph.root[output] not in chosen
-            for view in graph.views(tensor)
-            for reader in graph.consumers[view]
+            for reader in graph.readers(tensor)
             if reader in graph.forward
             for output in graph.ops[reader].outputs
             if graph.root[output] != tensor

@@ -74,8 +74,7 @@ def _backward_nodes(graph: StepGraph, backward: Sequence[int], tensors: set[int]
 def _readers(graph: StepGraph, tensor: int) -> set[int]:
     """The ops that read a root tensor, or a view of it, and make something else."""
     views = set(graph.views(tensor))
-    readers = {c for v in views for c in graph.consumers[v]}
-    return {c for c in readers if not views.intersection(graph.ops[c].outputs)}
+    return {c for c in graph.readers(tensor) if views.isdisjoint(graph.ops[c].outputs)}
 
 
 def _is_overwritten(graph: StepGraph, tensor: int, may_drop: frozenset[int]) -> bool:
@@ -172,12 +171,7 @@ class NodeGraph:
         """Forward tensors of no node, and the last forward stage that reads each."""
         found: list[tuple[int, int]] = []
         for t in sorted(self.droppable.difference(self.node_of)):
-            readers = [
-                self.stage_of[c]
-                for v in self.graph.views(t)
-                for c in self.graph.consumers[v]
-                if c in self.graph.forward
-            ]
+            readers = [self.stage_of[c] for c in self.graph.readers(t) if c in self.graph.forward]
             if readers:
                 found.append((t, max(readers)))
         return found
@@ -213,8 +207,7 @@ class NodeGraph:
             graph.tensors[t].size_bytes
             for op_id in node.ops
             for t in graph.ops[op_id].outputs
-            if graph.root[t] == t
-            and any(self.stage_of[c] > i for v in graph.views(t) for c in graph.consumers[v])
+            if graph.root[t] == t and any(self.stage_of[c] > i for c in graph.readers(t))
         )
 
     def _scratch(self, dag: Dag) -> list[int]:

@@ -264,8 +264,7 @@ def _needs(graph: StepGraph, chosen: Sequence[int]) -> dict[int, set[int]]:
             if root in among:
                 found.add(root)
             elif graph.is_intermediate(root) and not (
-                producer.stateful
-                or any(c in graph.backward for v in graph.views(root) for c in graph.consumers[v])
+                producer.stateful or any(c in graph.backward for c in graph.readers(root))
             ):
                 found |= through[producer.id]
         through[op_id] = found
