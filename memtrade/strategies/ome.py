@@ -27,6 +27,7 @@ looked at as if it were alone.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -184,10 +185,9 @@ def _forward_readers(graph: StepGraph, tensor: int) -> set[int]:
 def _gap_seconds(times: TimeSimulator, chosen: list[int], tensors: list[int]) -> dict[int, float]:
     """Compute time between the last forward and the first backward use of each of `tensors`."""
     graph = times.graph
-    position = {op_id: i for i, op_id in enumerate(base_order(graph))}
-    finished = [0.0] * (len(graph.ops) + 1)
-    for op_id, i in sorted(position.items(), key=lambda item: item[1]):
-        finished[i + 1] = finished[i] + times.op_seconds[op_id]
+    order = base_order(graph)
+    position = {op_id: i for i, op_id in enumerate(order)}
+    finished = [0.0, *itertools.accumulate(times.op_seconds[op_id] for op_id in order)]
     gaps = {}
     activations = worth_deciding(graph)
     ends = [0, *chosen, len(graph.tensors)]
