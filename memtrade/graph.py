@@ -311,6 +311,10 @@ class StepGraph:
         """The tensors that share the buffer of root `tensor`, itself first."""
         return self._views[tensor]
 
+    def readers(self, tensor: int) -> list[int]:
+        """Ids of the ops that read root `tensor` or a view of it; those of several come again."""
+        return [c for view in self._views[tensor] for c in self.consumers[view]]
+
     @cached_property
     def activations(self) -> list[int]:
         """Root ids of the forward tensors that the backward part reads, in creation order.

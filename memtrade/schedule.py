@@ -120,9 +120,8 @@ class _Program:
             for successor in waiting.released_by(chosen):
                 waiting.release(successor)
             for t in self._take_changed():
-                for view in self.graph.views(t):
-                    for reader in self.graph.consumers[view]:
-                        waiting.rank_again(reader)
+                for reader in self.graph.readers(t):
+                    waiting.rank_again(reader)
 
     def _has_read(self, op_id: int) -> None:
         roots, readers = self.graph.root, self.readers
@@ -285,9 +284,8 @@ def lean_order(graph: StepGraph, order: Sequence[int], dropped: Set[int]) -> lis
         for t in dict.fromkeys(graph.ops[chosen].inputs):
             readers[root[t]] -= 1
             if readers[root[t]] == 1:
-                for view in graph.views(root[t]):
-                    for reader in graph.consumers[view]:
-                        waiting.rank_again(reader)
+                for reader in graph.readers(root[t]):
+                    waiting.rank_again(reader)
     return found
 
 

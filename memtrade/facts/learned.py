@@ -131,7 +131,7 @@ def _in_place(requests: tuple[Request, ...], op: Op, graph: StepGraph) -> bool:
 def _only_reader(op: Op, tensor: int, graph: StepGraph) -> bool:
     if not graph.is_intermediate(tensor):
         return False
-    readers = {c for view in graph.views(graph.root[tensor]) for c in graph.consumers[view]}
+    readers = graph.readers(graph.root[tensor])
     return all(c == op.id or viewed(graph.ops[c], graph) is not None for c in readers)
 
 

@@ -83,12 +83,7 @@ class Fusion:
         producer = graph.tensors[tensor].op
         if graph.ops[producer].stateful or not self._elementwise[producer]:
             return False
-        readers = {
-            reader
-            for view in graph.views(tensor)
-            for reader in graph.consumers[view]
-            if graph.ops[reader].type not in ALIAS_TYPES
-        }
+        readers = {c for c in graph.readers(tensor) if graph.ops[c].type not in ALIAS_TYPES}
         part = [r for r in readers if (r in graph.backward) == (producer in graph.backward)]
         return len(part) == 1 and all(self._elementwise[reader] for reader in readers)
 

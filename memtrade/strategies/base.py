@@ -5,14 +5,14 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from memtrade.graph import StepGraph
 from memtrade.kernel_pairs import as_kernels
 from memtrade.plan import Action, Decision, Fate, Plan
-from memtrade.schedule import Lowering, lower
+from memtrade.schedule import lower
 from memtrade.simulate.defragment import defragment
 from memtrade.simulate.timeline import TimeSimulator
 from memtrade.target import Target
@@ -82,12 +82,10 @@ def make_plan(
     graph: StepGraph,
     options: Any,
     target: Target,
-    fates: Iterable[Fate],
-    lowering: Lowering | None = None,
+    fates: Sequence[Fate],
 ) -> Plan:
-    """The plan that carries out `fates`. `lowering` says how, beyond the decisions."""
-    fates = tuple(fates)
-    actions = lower(graph, decisions(fates), lowering or Lowering())
+    """The plan that carries out `fates`."""
+    actions = lower(graph, decisions(fates))
     return assemble(strategy, graph, options, target, fates, actions)
 
 

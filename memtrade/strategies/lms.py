@@ -262,49 +262,26 @@ def start_early(
 def _start(
     graph: StepGraph, tensor: int, reader: int, rank: dict[int, int], options: Options
 ) -> int:
-    """How many backward ops run before the swap-in of `tensor`, which op `reader` reads."""
+    """How many backward ops run before the swap-in of `tensor`, which op `reader` reads.
+
+    By the chain rule: those up to the gradient of an op `lb` levels ahead, or, as TFLMS goes on,
+    of one on the next level that has one.
+    """
     earliest, latest = max(0, reader - options.ub), max(0, reader - options.lb)
     if options.ctrld_strategy == "direct_order":
         return latest
-    further = options.rule == "tflms"
-    found = _chain_rule(graph, tensor, rank, options.lb, earliest, latest, further=further)
-    return latest if found is None else found
-
-
-def _chain_rule(
-    graph: StepGraph,
-    tensor: int,
-    rank: dict[int, int],
-    lb: int,
-    earliest: int,
-    latest: int,
-    *,
-    further: bool,
-) -> int | None:
-    """The backward ops that have run when the gradient of an op `lb` levels ahead has; `further`:
-    or, where there is none, of one on the next level that has one."""
-    frontier = {graph.tensors[tensor].op}
-    level = 0
+    frontier, level = {graph.tensors[tensor].op}, 0
     while frontier:
-        if level >= lb:
-            gradients = [
-                rank[c] + 1
-                for op_id in frontier
-                for t in graph.ops[op_id].outputs
-                for c in graph.consumers[t]
-                if c in rank and earliest <= rank[c] + 1 <= latest
-            ]
-            if gradients or not further:
-                return max(gradients, default=None)
-        frontier = {
-            c
-            for op_id in frontier
-            for t in graph.ops[op_id].outputs
-            for c in graph.consumers[t]
-            if c in graph.forward
-        }
+        made = (t for op_id in frontier for t in graph.ops[op_id].outputs)
+        readers = [c for t in made for c in graph.consumers[t]]
+        if level >= options.lb:
+            gradients = [rank[c] + 1 for c in readers if c in rank]
+            within = [start for start in gradients if earliest <= start <= latest]
+            if within or options.rule != "tflms":
+                return max(within, default=latest)
+        frontier = {c for c in readers if c in graph.forward}
         level += 1
-    return None
+    return latest
 
 
 STRATEGY = Strategy("lms", "IBM's TFLMS: swap activations to host memory", Options, plan)

@@ -116,18 +116,17 @@ class Milp:
         relax: bool = False,
         node_limit: int | None = None,
         relative_gap: float = 1e-6,
-        absolute_gap: float = 0.0,
     ) -> Solution:
         """The cheapest solution.
 
         Args:
             relax: integer columns may be fractions (the linear relaxation).
             node_limit: of the branch-and-bound tree.
-            relative_gap, absolute_gap: when to stop: as a share of the objective, or in its unit.
+            relative_gap: when to stop, as a share of the objective.
 
         Raises MemtradeError where a value is no number, IndexError for a column that was not added.
         """
-        solver = _solver(relative_gap, absolute_gap, node_limit)
+        solver = _solver(relative_gap, node_limit=node_limit)
         program, integer = self._program(relax)
         solver.passModel(program)
         return _run(solver, np.array(program.col_cost_), integer, _NEVER)

@@ -27,6 +27,7 @@ looked at as if it were alone.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -122,10 +123,9 @@ def _lasting(graph: StepGraph, chosen: list[int]) -> list[int]:
         if not op.stateful or op.type in READ_TYPES:
             continue
         for t in op.outputs:
-            readers = [graph.ops[c] for view in graph.views(t) for c in graph.consumers[view]]
             again = any(
-                reader.id in graph.backward or not known.issuperset(reader.outputs)
-                for reader in readers
+                c in graph.backward or not known.issuperset(graph.ops[c].outputs)
+                for c in graph.readers(t)
             )
             if again and t < last and t not in known and is_worth_deciding(graph, t):
                 found.append(t)
@@ -178,17 +178,16 @@ def select(
 
 def _forward_readers(graph: StepGraph, tensor: int) -> set[int]:
     """The forward ops that read it or a view of it; views themselves do not count."""
-    readers = (c for view in graph.views(tensor) for c in graph.consumers[view])
+    readers = graph.readers(tensor)
     return {c for c in readers if c in graph.forward and graph.ops[c].type not in ALIAS_TYPES}
 
 
 def _gap_seconds(times: TimeSimulator, chosen: list[int], tensors: list[int]) -> dict[int, float]:
     """Compute time between the last forward and the first backward use of each of `tensors`."""
     graph = times.graph
-    position = {op_id: i for i, op_id in enumerate(base_order(graph))}
-    finished = [0.0] * (len(graph.ops) + 1)
-    for op_id, i in sorted(position.items(), key=lambda item: item[1]):
-        finished[i + 1] = finished[i] + times.op_seconds[op_id]
+    order = base_order(graph)
+    position = {op_id: i for i, op_id in enumerate(order)}
+    finished = [0.0, *itertools.accumulate(times.op_seconds[op_id] for op_id in order)]
     gaps = {}
     activations = worth_deciding(graph)
     ends = [0, *chosen, len(graph.tensors)]
@@ -197,11 +196,9 @@ def _gap_seconds(times: TimeSimulator, chosen: list[int], tensors: list[int]) ->
         place = bisect_right(chosen, t)
         start, following = ends[place], ends[place + 1]
         segment = activations[bisect_left(activations, start) : bisect_left(activations, following)]
-        readers = [c for a in (t, *segment) for v in graph.views(a) for c in graph.consumers[v]]
+        readers = [c for a in (t, *segment) for c in graph.readers(a)]
         backward = [position[c] for c in readers if c in graph.backward]
-        forward = [
-            position[c] for v in graph.views(t) for c in graph.consumers[v] if c in graph.forward
-        ]
+        forward = [position[c] for c in graph.readers(t) if c in graph.forward]
         last = max(forward, default=position[graph.tensors[t].op])
         gap = finished[min(backward)] - finished[last + 1] if backward else 0.0
         gaps[t] = max(0.0, gap)

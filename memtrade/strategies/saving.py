@@ -60,16 +60,13 @@ class Peaks:
 
     def __init__(self, graph: StepGraph, target: Target):
         self.clock = clock_of(graph, target)
-        self._found: dict[int, tuple[Any, int]] = {}  # by the plan's id: the plan, its peak
 
     @cached_property
     def original(self) -> int:
         return self.of(())
 
     def of(self, plan: Plan | Sequence[Any]) -> int:
-        if id(plan) not in self._found:
-            self._found[id(plan)] = plan, self.clock.needed(plan).peak_bytes
-        return self._found[id(plan)][1]
+        return self.clock.needed(plan).peak_bytes
 
     def seconds(self, plan: Plan) -> float:
         return self.clock.step_seconds(plan)
@@ -143,7 +140,7 @@ class _Choice:
     def plan(self) -> Plan:
         return self.assembled(self.fates, self.actions)
 
-    @property
+    @cached_property
     def peak_bytes(self) -> int:
         return self.peaks.of(self.plan)
 

@@ -148,11 +148,9 @@ class _Chain:
         self.frontiers = frontiers(graph, wide=wide)
         activations = worth_deciding(graph)
         producers = [graph.tensors[t].op for t in activations]
-        sums = [0]
-        for t in activations:
-            sums.append(sums[-1] + graph.tensors[t].size_bytes)
-        self.total = sums[-1]
         sizes = [graph.tensors[t].size_bytes for t in activations]
+        sums = [0, *itertools.accumulate(sizes)]
+        self.total = sums[-1]
         ends = [0, *(bisect_right(producers, f.op) for f in self.frontiers), len(activations)]
         largest = [0] + [max(sizes[a:b], default=0) for a, b in itertools.pairwise(ends)]
         scratch = self._scratch(activations, ends)
@@ -166,9 +164,7 @@ class _Chain:
         self.later_bytes: list[list[int]] = [[0]]
         for f in self.frontiers:
             made_by = sorted((graph.tensors[t].op, graph.tensors[t].size_bytes) for t in f.tensors)
-            later = [0]
-            for _, size_bytes in reversed(made_by):
-                later.append(later[-1] + size_bytes)
+            later = [0, *itertools.accumulate(size_bytes for _, size_bytes in reversed(made_by))]
             self.producers.append([op_id for op_id, _ in made_by])
             self.later_bytes.append(later[::-1])
         nodes = range(len(self.made))
@@ -254,8 +250,7 @@ def useful(graph: StepGraph, checkpoints: Sequence[int]) -> list[int]:
     def feeds_a_clone(tensor: int) -> bool:
         return any(
             graph.root[output] not in chosen
-            for view in graph.views(tensor)
-            for reader in graph.consumers[view]
+            for reader in graph.readers(tensor)
             if reader in graph.forward
             for output in graph.ops[reader].outputs
             if graph.root[output] != tensor

@@ -68,7 +68,6 @@ class _Unrolled:
         self.made = GraphWriter()
         self.values: dict[int, tuple[int, ...]] = {}
         self.inputs: list[int] = []
-        self.captures: list[int] = []
         self.actions: list[Action] = []
         self.shared: dict[int, int] = {}  # own tensor -> new one, of what all micro-batches read
         self.latest: dict[tuple[int, int], int] = {}  # (micro-batch, own tensor) -> new one
@@ -96,7 +95,6 @@ class _Unrolled:
                     self.shared[t] = new
                     if op.type == "Const":
                         self.inputs.append(new)
-        self.captures = [self.shared[t] for t in own.data.captures]
         for t in self.batch:
             self._add_batch(t)
         for task in self.schedule.tasks[self.index]:
@@ -108,7 +106,7 @@ class _Unrolled:
                 ops=tuple(self.made.ops),
                 tensors=tuple(self.made.tensors),
                 inputs=tuple(self.inputs),
-                captures=tuple(self.captures),
+                captures=tuple(self.shared[t] for t in own.data.captures),
                 capture_bytes=own.data.capture_bytes,
                 outputs=(),
                 control_outputs=(),

@@ -67,19 +67,17 @@ def stage_memory(work: StageBytes, schedule: Schedule, stage: int) -> StageMemor
     in_flight = host = 0
     for task in schedule.tasks[stage]:
         i = task.micro_batch
-        keeps_nothing = task.kind == "forward" and schedule.recomputes(i)
         left.pop(i, None)
+        lying = always + sum(left.values())
         if task.kind == "backward":
-            taken = work.backward
-        else:
-            once = work.bare_forward if keeps_nothing else work.forward
-            taken = work.received + once
-        peaks.append((always + sum(left.values()) + taken, task))
-        if task.kind == "backward":
+            peaks.append((lying + work.backward, task))
             outside.pop(i, None)
+        elif task.kind == "forward" and schedule.recomputes(i):
+            peaks.append((lying + work.received + work.bare_forward, task))
+            left[i], outside[i] = work.received, 0
         else:
-            left[i] = work.received if keeps_nothing else work.held
-            outside[i] = 0 if keeps_nothing else work.swapped
+            peaks.append((lying + work.received + work.forward, task))
+            left[i], outside[i] = work.held, work.swapped
         in_flight = max(in_flight, len(left))
         host = max(host, sum(outside.values()))
     most, peak_task = max(peaks, key=lambda peak: peak[0])

@@ -192,18 +192,23 @@ class Partitioner:
             if handle in read and any(c in graph.backward for c in graph.consumers[handle])
         )
 
-    def _segment(self, op_id: int) -> int | None:
+    def _part(self, op_id: int, ends: Sequence[int]) -> int | None:
+        """Where the op belongs, of the parts of the line that end with the ops `ends`."""
         place = self.anchors.at[op_id]
-        return None if place is None else bisect_left(self.places, place)
+        return None if place is None else bisect_left(ends, place)
+
+    def _totals(self, costs: list[int], ends: Sequence[int]) -> list[int]:
+        """The cost of each part of the line."""
+        totals = [0] * (len(ends) + 1)
+        for op_id, cost in enumerate(costs):
+            part = self._part(op_id, ends)
+            if part is not None:
+                totals[part] += cost
+        return totals
 
     def _prefix_sums(self, costs: list[int]) -> np.ndarray:
         """[segments + 1]: the cost of all segments before each cut, the start and the end."""
-        sums = np.zeros(len(self.places) + 2, dtype=np.int64)
-        for op_id, cost in enumerate(costs):
-            segment = self._segment(op_id)
-            if cost and segment is not None:
-                sums[segment + 1] += cost
-        return np.cumsum(sums)
+        return np.cumsum([0, *self._totals(costs, self.places)], dtype=np.int64)
 
     def _arriving(self) -> np.ndarray:
         """[i, j]: bytes made before segment i and read in the segments i to j - 1."""
@@ -269,11 +274,6 @@ class Partitioner:
         """The partition whose stages end with the ops `ends` of the line, and the line's end."""
         graph = self.graph
         stage_of = self._stages_of(ends)
-        totals = [0] * (len(ends) + 1)
-        for op_id, cost in enumerate(costs):
-            stage = self._stage(op_id, ends)
-            if stage is not None:
-                totals[stage] += cost
         crossings = []
         for t, producer, readers in self._forward_edges():
             source = bisect_left(ends, producer)
@@ -298,19 +298,15 @@ class Partitioner:
             stage_of=tuple(stage_of),
             stages=tuple(
                 self._stage_data(stage, stage_of, ends, crossings, cost)
-                for stage, cost in enumerate(totals)
+                for stage, cost in enumerate(self._totals(costs, ends))
             ),
             crossings=tuple(crossings),
         )
 
-    def _stage(self, op_id: int, ends: list[int]) -> int | None:
-        place = self.anchors.at[op_id]
-        return None if place is None else bisect_left(ends, place)
-
     def _stages_of(self, ends: list[int]) -> list[int | None]:
         outside = {self.graph.tensors[t].op for t in self.graph.data.inputs}
         outside |= self.anchors.constants
-        return [None if op.id in outside else self._stage(op.id, ends) for op in self.graph.ops]
+        return [None if op.id in outside else self._part(op.id, ends) for op in self.graph.ops]
 
     def _stage_data(
         self,

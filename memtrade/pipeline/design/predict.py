@@ -94,13 +94,11 @@ class PipelinePredictor:
         self.graph, self.partition, self.target = graph, partition, target
         self.plans = plans or [()] * len(partition.stages)
         self.stages = tuple(stages or stage_graphs(graph, partition))
-        timers: list[Timer] = []
-        needs: list[StageBytes] = []
-        for stage, plan in zip(self.stages, self.plans, strict=True):
-            timer, needed = kernels(stage, graph, target, plan)
-            timers.append(timer)
-            needs.append(needed)
-        self.bytes, self._timers = tuple(needs), tuple(timers)
+        made = [
+            kernels(stage, graph, target, plan)
+            for stage, plan in zip(self.stages, self.plans, strict=True)
+        ]
+        self._timers, self.bytes = zip(*made, strict=True)
         self.set_device(target.device)
 
     def set_device(self, device: Device) -> None:

@@ -28,13 +28,13 @@ A clock is a count, not a time: forward and backward take one each. `timing.py` 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal, get_args
 
 import msgspec
 
 from memtrade.errors import MemtradeError, UnknownNameError
-from memtrade.pipeline.design.partition import Crossing, Partition
+from memtrade.pipeline.design.partition import Partition
 
 TaskKind = Literal["forward", "recompute", "backward"]
 ScheduleName = Literal["gpipe", "1f1b"]
@@ -177,47 +177,23 @@ def micro_batch_size(batch_size: int, micro_batches: int) -> int:
 
 def receives(partition: Partition, stage: int, task: StageTask) -> list[Message]:
     """What must have arrived at `stage` before `task` may start."""
-    if task.kind == "forward":
-        return [
-            _message(task, crossing, crossing.source, stage)
-            for crossing in partition.receives(stage)
-        ]
-    if task.kind == "backward":
-        return [
-            _message(task, crossing, target, stage)
-            for crossing in partition.sends(stage)
-            if crossing.has_gradient
-            for target in crossing.targets
-        ]
-    return []
+    return [message for message in _messages(partition, task) if message.target == stage]
 
 
 def sends(partition: Partition, stage: int, task: StageTask) -> list[Message]:
     """What leaves `stage` once `task` has run."""
-    if task.kind == "forward":
-        return [
-            _message(task, crossing, stage, target)
-            for crossing in partition.sends(stage)
-            for target in crossing.targets
-        ]
-    if task.kind == "backward":
-        return [
-            _message(task, crossing, stage, crossing.source)
-            for crossing in partition.receives(stage)
-            if crossing.has_gradient
-        ]
-    return []
+    return [message for message in _messages(partition, task) if message.source == stage]
 
 
-def _message(task: StageTask, crossing: Crossing, source: int, target: int) -> Message:
-    return Message(
-        micro_batch=task.micro_batch,
-        tensor=crossing.tensor,
-        kind="activation" if task.kind == "forward" else "gradient",
-        source=source,
-        target=target,
-        size_bytes=crossing.size_bytes,
-    )
+def _messages(partition: Partition, task: StageTask) -> Iterator[Message]:
+    """What goes between any two stages for tasks such as this one."""
+    i = task.micro_batch
+    for each in partition.crossings:
+        for reader in each.targets:
+            if task.kind == "forward":
+                yield Message(i, each.tensor, "activation", each.source, reader, each.size_bytes)
+            elif task.kind == "backward" and each.has_gradient:
+                yield Message(i, each.tensor, "gradient", reader, each.source, each.size_bytes)
 
 
 Work = tuple[Literal["forward", "backward"], int]

@@ -92,8 +92,6 @@ def plan_stages(
     Raises UnknownNameError, or MemtradeError where a strategy makes no plans or finds none.
     """
     planned = find_planned(strategy)
-    if planned.name == KEEP:
-        return ((),) * len(stages)
     return tuple(
         tuple(
             action
@@ -131,14 +129,14 @@ class _Builder:
         arriving = [t for t in elsewhere if whole.tensors[t].op in whole.backward]
         for t in (*batch, *received, *captures):
             self.made.add(whole.label(t), "Placeholder", (), self._tensors([t]))
-        accumulators = [self._add_accumulator(t) for t in stage.trainable]
+        accumulators = {t: self._add_accumulator(t) for t in stage.trainable}
         for op_id in sorted(self.forward):
             self._copy(op_id)
         loss = self._end_forward()
         if arriving:
             self.made.add("receive", RECEIVE, (loss,), self._tensors(arriving))
         for op_id in sorted(self.backward):
-            self._copy_backward(op_id, dict(zip(stage.trainable, accumulators, strict=True)))
+            self._copy_backward(op_id, accumulators)
         sizes = whole.capture_bytes
         values = [t for t in stage.variables if t in read]
         late = {t for op_id in self.backward for t in self._inputs(op_id)}
@@ -146,7 +144,7 @@ class _Builder:
             graph=self._graph(
                 loss,
                 inputs=tuple(self.made.new[t] for t in (*batch, *received)),
-                captures=(*(self.made.new[t] for t in captures), *accumulators),
+                captures=(*(self.made.new[t] for t in captures), *accumulators.values()),
                 capture_bytes=tuple(sizes[t] for t in (*captures, *stage.trainable)),
             ),
             batch_bytes=self._bytes(batch),

@@ -167,23 +167,17 @@ class StageTimer:
         ends = self._timer.clocked(self._program).ends
         turn = max(ends[: self._split], default=0.0)
         forward, backward = self._program[: self._split], self._program[self._split :]
-        per_op = device.dispatch_seconds
-        return StageSeconds(
-            forward=TaskSeconds(device=turn, host=self._started(forward) * per_op),
-            bare_forward=TaskSeconds(
-                device=max(self._timer.clocked(self._bare).ends, default=0.0),
-                host=self._started(self._bare) * per_op,
-            ),
-            backward=TaskSeconds(
-                device=max(ends, default=0.0) - turn, host=self._started(backward) * per_op
-            ),
-            update=update_seconds(self._updates, device),
-        )
 
-    def _started(self, actions: Sequence[Action]) -> int:
-        """How many kernels a host has to start."""
-        return sum(
-            action.kind in ("run", "recompute") and self._kernels[action.id] for action in actions
+        def task(seconds: float, actions: Sequence[Action]) -> TaskSeconds:
+            runs = (action.id for action in actions if action.kind in ("run", "recompute"))
+            started = sum(self._kernels[op_id] for op_id in runs)
+            return TaskSeconds(device=seconds, host=started * device.dispatch_seconds)
+
+        return StageSeconds(
+            forward=task(turn, forward),
+            bare_forward=task(max(self._timer.clocked(self._bare).ends, default=0.0), self._bare),
+            backward=task(max(ends, default=0.0) - turn, backward),
+            update=update_seconds(self._updates, device),
         )
 
 

@@ -262,10 +262,8 @@ class _Builder:
             self._copy(stage, i, op_id, scope)
             return
         variable = self.state.trainable_of(stage, op_id)
-        total, value = (
-            self.state.accumulator(stage, variable),
-            self._read(stage, i, gradient, scope),
-        )
+        total = self.state.accumulator(stage, variable)
+        value = self._read(stage, i, gradient, scope)
         name = f"{scope}/accumulate/{self.state.flat(variable)}"
         self._add_up(stage, name, total, value, gradient)
 
@@ -281,8 +279,8 @@ class _Builder:
             self.state.constant(stage, op_id)
             return
         inputs = [self._read(stage, i, t, scope) for t in op.inputs]
-        like = self.state.sources[op.name]
-        node = self.writer.add(stage, f"{scope}/{op.name}", "", inputs, like=like)
+        source = self.state.sources[op.name]
+        node = self.writer.add(stage, f"{scope}/{op.name}", source, inputs)
         if has_state(op) and "seed2" in node.attr:
             node.attr["seed2"].i += i * _SEED_STRIDE  # each micro-batch draws its own numbers
         self.writer.pin(stage, node)

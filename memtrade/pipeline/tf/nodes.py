@@ -30,20 +30,19 @@ class NodeWriter:
         self,
         stage: int,
         name: str,
-        op: str,
+        op: str | NodeDef,
         inputs: Iterable[str],
         attrs: dict[str, Any] | None = None,
         *,
-        like: NodeDef = None,
         on_host: bool = False,
     ) -> NodeDef:
-        """A node on the stage or its host, outside its order; a copy of `like`, whatever `op`
-        says."""
+        """A node on the stage or its host, outside its order: of an op type, or a copy of a node
+        of another graph."""
         node = tf.compat.v1.NodeDef()
-        if like is None:
+        if isinstance(op, str):
             node.op = op
         else:
-            node.CopyFrom(like)
+            node.CopyFrom(op)
             node.attr.pop("_class", None)  # colocation with ops by their old names
             del node.input[:]
         node.name = name

@@ -61,7 +61,7 @@ class StageState:
         op = self.graph.ops[op_id]
         name = f"stage{stage}/constant/{op.name}"
         if name not in self.writer.nodes:
-            self.writer.add(stage, name, "", [], like=self.sources[op.name])
+            self.writer.add(stage, name, self.sources[op.name], [])
         return name
 
     def batch_part(self, stage: int, i: int, tensor: int, scope: str) -> str:
@@ -111,12 +111,11 @@ class StageState:
 
     def sum_of(self, stage: int, average: MovingAverage) -> str:
         """The sum, over the micro-batches of a step, of what a moving average will move by."""
-        name, shape = (
-            f"stage{stage}/average/{average.update}",
-            self.graph.tensors[average.mean].shape,
-        )
+        mean, name = average.mean, f"stage{stage}/average/{average.update}"
         place = (_SUM, len(self.graph.tensors) + average.update)
-        return self.zeros(stage, name, shape or (), self.dtype(average.mean), place)
+        return self.zeros(
+            stage, name, self.graph.tensors[mean].shape or (), self.dtype(mean), place
+        )
 
     # Names and types
 
@@ -230,7 +229,7 @@ class StageState:
                 control = "^" if each.startswith("^") else ""
                 inputs.append(control + prefix + each.removeprefix("^"))
                 stack.append(each.removeprefix("^").partition(":")[0])
-            node = self.writer.add(stage, prefix + at, "", inputs, like=source)
+            node = self.writer.add(stage, prefix + at, source, inputs)
             if "shared_name" in node.attr:
                 node.attr["shared_name"].s = node.name.encode()
         return output(prefix + name, int(index or 0))

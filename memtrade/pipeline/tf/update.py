@@ -109,5 +109,5 @@ class StepEnd:
                 self._copy(stage, producer.id, scope, given)
                 reference = output(f"{scope}/{producer.name}", graph.tensors[t].index)
             inputs.append(reference)
-        like = state.sources[op.name]
-        self.writer.pin(stage, self.writer.add(stage, f"{scope}/{op.name}", "", inputs, like=like))
+        source = state.sources[op.name]
+        self.writer.pin(stage, self.writer.add(stage, f"{scope}/{op.name}", source, inputs))

@@ -25,7 +25,6 @@ from memtrade.plan import Action, Plan
 from memtrade.strategies.base import Strategy, assemble
 from memtrade.strategies.baselines.chain import Chain
 from memtrade.strategies.baselines.dag import (
-    Bits,
     Recomputation,
     Relaxed,
     relax,
@@ -85,8 +84,9 @@ class _Planner:
         """The program with the smallest simulated peak, among those for the smallest budgets."""
         self.relaxed = relax(self.dag, None)
         assert self.relaxed is not None
-        low, high = self.relaxed.budget, schedule_of(self.dag, self._everything()).peak
-        found = [self.nodes.program(schedule_of(self.dag, self._everything()))]
+        everything = schedule_of(self.dag, np.ones((len(self.dag), len(self.dag)), bool))
+        low, high = self.relaxed.budget, everything.peak
+        found = [self.nodes.program(everything)]
         for _ in range(MOVES):
             if high - low <= CLOSE * high:
                 break
@@ -145,9 +145,6 @@ class _Planner:
         if found is None and self.relaxed is not None:
             found = round_schedule(self.dag, self.relaxed, budget)
         return found
-
-    def _everything(self) -> Bits:
-        return np.ones((len(self.dag), len(self.dag)), bool)
 
 
 STRATEGY = Strategy(

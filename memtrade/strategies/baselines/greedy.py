@@ -31,7 +31,7 @@ from memtrade.schedule import lower
 from memtrade.simulate.overlap import overlap
 from memtrade.simulate.timeline import TimeSimulator
 from memtrade.strategies.base import Strategy, assemble, decisions, worth_deciding
-from memtrade.strategies.baselines.stages import droppable
+from memtrade.strategies.baselines.stages import droppable, phases
 from memtrade.strategies.budget import BudgetJudge, Ladder, fit
 from memtrade.strategies.budget import BudgetOptions as Options
 from memtrade.target import Target
@@ -71,43 +71,37 @@ def _fates(graph: StepGraph, chosen: Iterable[Fate]) -> list[Fate]:
 def choose(graph: StepGraph, times: TimeSimulator) -> list[Fate]:
     """All that may leave the device, in the order in which it is taken."""
     candidates = accesses(graph, times)
-    hidden = _hidden(candidates, times)
-    chosen = [
-        Fate(t, "swap", f"hidden, {1e3 * _free_seconds(t, candidates, times):.1f} ms to spare")
-        for t in hidden
-    ]
+    free = {
+        t: back - evicted - times.out_seconds[t] - times.in_seconds[t]
+        for t, (evicted, back) in candidates.items()
+    }
+    hidden = _hidden(candidates, free, times)
+    chosen = [Fate(t, "swap", f"hidden, {1e3 * free[t]:.1f} ms to spare") for t in hidden]
     rest = [t for t in candidates if t not in set(hidden)]
     return chosen + _by_saving_per_second(graph, rest, times)
 
 
 def accesses(graph: StepGraph, times: TimeSimulator) -> dict[int, tuple[float, float]]:
     """For each activation, when its last forward reader ends and its first backward one starts."""
-    order = [action.id for action in lower(graph, {}) if action.kind == "run"]
-    turn = max(i for i, op_id in enumerate(order) if op_id in graph.forward)
-    wanted = set(worth_deciding(graph))
+    candidates = worth_deciding(graph)
+    forward, backward = phases(graph, candidates)
     evicted: dict[int, float] = {}
     back: dict[int, float] = {}
     now = 0.0
-    for i, op_id in enumerate(order):
-        read = {graph.root[t] for t in graph.ops[op_id].inputs} & wanted
-        if i > turn:
-            for t in read:
-                back.setdefault(t, now)
+    for op_id in forward:
+        op = graph.ops[op_id]
         now += times.op_seconds[op_id]
-        if i <= turn:
-            made = wanted.intersection(graph.ops[op_id].outputs)
-            evicted.update(dict.fromkeys(read | made, now))
-    return {t: (evicted[t], back[t]) for t in worth_deciding(graph) if t in back}
+        evicted.update(dict.fromkeys((*op.outputs, *(graph.root[t] for t in op.inputs)), now))
+    for op_id in backward:
+        for t in graph.ops[op_id].inputs:
+            back.setdefault(graph.root[t], now)
+        now += times.op_seconds[op_id]
+    return {t: (evicted[t], back[t]) for t in candidates if t in back}
 
 
-def _free_seconds(
-    t: int, candidates: dict[int, tuple[float, float]], times: TimeSimulator
-) -> float:
-    evicted, back = candidates[t]
-    return back - evicted - times.out_seconds[t] - times.in_seconds[t]
-
-
-def _hidden(candidates: dict[int, tuple[float, float]], times: TimeSimulator) -> list[int]:
+def _hidden(
+    candidates: dict[int, tuple[float, float]], free: dict[int, float], times: TimeSimulator
+) -> list[int]:
     """The tensors whose copies nobody waits for, by descending free time.
 
     Copies out run one after the other in the order in which the tensors are ready, copies in in
@@ -117,7 +111,6 @@ def _hidden(candidates: dict[int, tuple[float, float]], times: TimeSimulator) ->
     if times.device.blocking_transfers:
         return []
     taken: list[int] = []
-    free = {t: _free_seconds(t, candidates, times) for t in candidates}
     for t in sorted(candidates, key=lambda t: (-free[t], t)):
         if free[t] > 0 and _all_in_time([*taken, t], candidates, times):
             taken.append(t)

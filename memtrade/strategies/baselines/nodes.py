@@ -9,8 +9,9 @@ normalization's in front of its ReLU), belongs to that op's node. Node i runs in
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from memtrade.facts import reuse
@@ -74,8 +75,7 @@ def _backward_nodes(graph: StepGraph, backward: Sequence[int], tensors: set[int]
 def _readers(graph: StepGraph, tensor: int) -> set[int]:
     """The ops that read a root tensor, or a view of it, and make something else."""
     views = set(graph.views(tensor))
-    readers = {c for v in views for c in graph.consumers[v]}
-    return {c for c in readers if not views.intersection(graph.ops[c].outputs)}
+    return {c for c in graph.readers(tensor) if views.isdisjoint(graph.ops[c].outputs)}
 
 
 def _is_overwritten(graph: StepGraph, tensor: int, may_drop: frozenset[int]) -> bool:
@@ -96,17 +96,12 @@ def nodes_of_chain(chain: Chain) -> list[Node]:
     """For each segment a node for what is made in it and one for the frontier at its end."""
     graph = chain.graph
     position = {op_id: i for i, op_id in enumerate(chain.forward_ops)}
-    ends = [set(chain.nodes[s + 1]) if s + 1 < len(chain) else set() for s in range(len(chain))]
+    ends = [*map(frozenset, chain.nodes[1:]), frozenset[int]()]
     groups: list[list[int]] = []
-    for s, segment in enumerate(chain.segments):
+    for segment, end in zip(chain.segments, ends, strict=True):
+        # In the order in which they are made, so that no two groups need each other.
         in_order = sorted(segment.stash, key=lambda t: (position[graph.tensors[t].op], t))
-        previous: bool | None = None
-        for t in in_order:
-            # In the order in which they are made, so that no two groups need each other.
-            if (t in ends[s]) != previous:
-                groups.append([])
-            previous = t in ends[s]
-            groups[-1].append(t)
+        groups += [list(own) for _, own in itertools.groupby(in_order, end.__contains__)]
     nodes: list[Node] = []
     start = 0
     for group in groups:
@@ -132,14 +127,13 @@ class NodeGraph:
         """Costs in seconds, sizes in bytes besides what always is (`always_bytes`)."""
         closures = [self._closure(i) for i in range(len(self.nodes))]
         edges = [(u, v) for v, (_, parents) in enumerate(closures) for u in parents]
-        sizes = [self._size(i) for i in range(len(self.nodes))]
         dag = Dag.of(
             [sum(self.times.op_seconds[op_id] for op_id in ops) for ops, _ in closures],
-            sizes,
+            [self._size(i) for i in range(len(self.nodes))],
             edges,
             once=[not node.tensors for node in self.nodes],
         )
-        return Dag.of(dag.costs, sizes, edges, scratch=self._scratch(dag), once=dag.once)
+        return replace(dag, scratch=tuple(self._scratch(dag)))
 
     @cached_property
     def _in_use(self) -> list[int]:
@@ -172,12 +166,7 @@ class NodeGraph:
         """Forward tensors of no node, and the last forward stage that reads each."""
         found: list[tuple[int, int]] = []
         for t in sorted(self.droppable.difference(self.node_of)):
-            readers = [
-                self.stage_of[c]
-                for v in self.graph.views(t)
-                for c in self.graph.consumers[v]
-                if c in self.graph.forward
-            ]
+            readers = [self.stage_of[c] for c in self.graph.readers(t) if c in self.graph.forward]
             if readers:
                 found.append((t, max(readers)))
         return found
@@ -213,8 +202,7 @@ class NodeGraph:
             graph.tensors[t].size_bytes
             for op_id in node.ops
             for t in graph.ops[op_id].outputs
-            if graph.root[t] == t
-            and any(self.stage_of[c] > i for v in graph.views(t) for c in graph.consumers[v])
+            if graph.root[t] == t and any(self.stage_of[c] > i for c in graph.readers(t))
         )
 
     def _scratch(self, dag: Dag) -> list[int]:

@@ -44,17 +44,13 @@ def droppable(graph: StepGraph) -> frozenset[int]:
     large = set(worth_deciding(graph))
     return frozenset(
         t
-        for t in dict.fromkeys(
-            graph.root[output] for op_id in graph.forward for output in graph.ops[op_id].outputs
-        )
-        if graph.is_intermediate(t)
-        and not graph.ops[graph.tensors[t].op].stateful
-        and (t in large or not _is_read_later(graph, t))
+        for op_id in graph.forward
+        for t in graph.ops[op_id].outputs
+        if graph.root[t] == t
+        and graph.is_intermediate(t)
+        and not graph.ops[op_id].stateful
+        and (t in large or graph.forward.issuperset(graph.readers(t)))
     )
-
-
-def _is_read_later(graph: StepGraph, tensor: int) -> bool:
-    return any(c not in graph.forward for v in graph.views(tensor) for c in graph.consumers[v])
 
 
 def phases(graph: StepGraph, kept: Iterable[int]) -> tuple[list[int], list[int]]:

@@ -22,15 +22,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import numpy as np
 
 from memtrade.graph import Op, StepGraph
 from memtrade.graph_writer import GraphWriter
 from memtrade.op_types import GIVEN_TYPES
-
-T = TypeVar("T")
+from memtrade.plan import Decision
 
 # So many periods stay: the two at the ends have other neighbours, those between are alike.
 KEPT = 4
@@ -52,7 +51,7 @@ class Folded:
     of: Sequence[int]
     blocks: int
 
-    def unfolded(self, chosen: Mapping[int, T]) -> dict[int, T]:
+    def unfolded(self, chosen: Mapping[int, Decision]) -> dict[int, Decision]:
         """What was chosen for tensors here, for all that they stand for."""
         return {t: chosen[here] for t, here in enumerate(self.of) if here in chosen}
 

@@ -17,9 +17,9 @@ from memtrade.graph import StepGraph
 from memtrade.plan import Decision
 from memtrade.strategies.base import worth_deciding
 from memtrade.strategies.deadline import Deadline
+from memtrade.strategies.optimal import rules
 from memtrade.strategies.optimal.judge import Finished, Judge, Verdict
 from memtrade.strategies.optimal.problem import Problem, make_problem, reference_order
-from memtrade.strategies.optimal.rules import Rules, early_swaps, exact_program
 from memtrade.strategies.spill import least_bytes
 from memtrade.target import Target
 from memtrade.units import megabytes
@@ -72,7 +72,6 @@ class Candidates:
         self.host_limit_bytes = host_limit_bytes
         self.deadline = Deadline(seconds)
         self.judge = Judge(graph, target, self.deadline)
-        self.rules = Rules(self.judge, swap=swap)
         self.original_seconds = self.judge.times.step_seconds(())
         self.best: Finished | None = None
         self.holed: Finished | None = None
@@ -87,6 +86,10 @@ class Candidates:
     @cached_property
     def problem(self) -> Problem:
         return self._problem(None)
+
+    @cached_property
+    def _ruled(self) -> list[Mapping[int, Decision]]:
+        return rules.whatever_budget(self.judge, swap=self.swap)
 
     @property
     def smallest_bytes(self) -> int | None:
@@ -138,11 +141,14 @@ class Candidates:
         found = [self.judge.judge({})]
         if self.swap:
             found.append(self.judge.judge(dict.fromkeys(worth_deciding(self.graph), "swap")))
-            found.append(early_swaps(self.judge))
+            found.append(rules.early_swaps(self.judge))
         return [each for each in found if each.host_bytes <= self.host_limit_bytes]
 
     def _by_rules(self, budget: int) -> list[Verdict]:
-        verdicts = [self.judge.judge(decisions) for decisions in self.rules.choices(budget)]
+        choices = [*self._ruled]
+        if self.swap:
+            choices.append(rules.for_budget(self.judge, budget))
+        verdicts = [self.judge.judge(decisions) for decisions in choices]
         return [each for each in verdicts if each.host_bytes <= self.host_limit_bytes]
 
     def _consider_rules(self, budget: int) -> None:
@@ -157,7 +163,7 @@ class Candidates:
             far = self.best is None or self.gap is None or self.gap > FAR
             if len(self.problem.items) > MORE_ITEMS or not far:
                 return []
-        found = exact_program(self.judge, budget)
+        found = rules.exact_program(self.judge, budget)
         return [] if found is None else [found]
 
     def _offer(self, verdict: Verdict, budget: int) -> Finished | None:

@@ -38,9 +38,9 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Literal
 
 from memtrade.devices import Device
@@ -118,7 +118,7 @@ class Chooser:
             self.per_second = STEP_SHARE * sizes / self.problem.step_seconds
         awaited = awaited or minimize == "memory" or device.blocking_transfers
         self.overlapping = not awaited
-        self._decide(copies_cost=not self.overlapping)
+        self._decide()
         self._presence()
         self.peak = self._column(cost=1.0 if minimize == "memory" else 0.0)
         out_forward: list[int] = []
@@ -173,12 +173,12 @@ class Chooser:
     def _column(self, *, cost: float = 0.0, upper: float = math.inf) -> int:
         return int(self.model.columns(1, cost=cost, upper=upper)[0])
 
-    def _decide(self, *, copies_cost: bool) -> None:
+    def _decide(self) -> None:
         items, model = self.items, self.model
         count = len(items)
         sizes = [item.size for item in items]
         copies = [10 * TIE * size for size in sizes]
-        if copies_cost:
+        if not self.overlapping:
             copies = [self.per_second * (item.out_seconds + item.in_seconds) for item in items]
         kept = [TIE * size for size in sizes]
         self.keep = model.columns(count, cost=kept, upper=1, integer=True).tolist()
@@ -192,6 +192,10 @@ class Chooser:
                     cost=item.again_seconds * self.per_second, upper=float(item.may_recompute)
                 )
         self.again = [op_column[item.op] for item in items]
+        # Recomputations by backward interval: columns of ops and their seconds.
+        self.again_in: dict[int, dict[int, float]] = defaultdict(dict)
+        for column, item in zip(self.again, items, strict=True):
+            self.again_in[item.first][column] = item.again_seconds
         for i, item in enumerate(items):
             there = [(self.keep[i], 1.0), (self.swap[i], 1.0), (self.again[i], 1.0)]
             if item.read:
@@ -262,7 +266,7 @@ class Chooser:
         backward: list[int] = []
         for a, seconds in enumerate(problem.backward_seconds):
             previous = backward[-1] if backward else forward[-1]
-            longer = [(column, -rate * value) for column, value in self._again_in(a)]
+            longer = [(column, -rate * value) for column, value in self.again_in[a].items()]
             longer += [(stall, -rate) for stall in self._stalls_in(a)]
             backward.append(self._backlog([(previous, 1.0), *longer], -rate * seconds))
         return forward, backward
@@ -280,7 +284,7 @@ class Chooser:
         last = len(self.problem.backward_seconds) - 1
         for a in range(last, -1, -1):
             terms = [(self.backward_stall[a + 1], -rate)]
-            terms += [(c, -rate * v) for c, v in self._again_in(a)]
+            terms += [(c, -rate * v) for c, v in self.again_in[a].items()]
             if a < last:
                 following = needed.get(a + 1, ())
                 terms += [(self.swap[i], self.items[i].size) for i in following]
@@ -312,17 +316,6 @@ class Chooser:
                 row += [(turn, rate), (self.forward_stalls[item.made], -rate)]
                 row.append((self.backward_stalls[item.first], rate))
                 self.model.row(row, at_least=-rate * gap - free)
-
-    def _again_in(self, interval: int) -> list[tuple[int, float]]:
-        """The recomputations of an interval: columns of ops and their seconds."""
-        return list(self._by_interval.get(interval, {}).items())
-
-    @cached_property
-    def _by_interval(self) -> dict[int, dict[int, float]]:
-        found: dict[int, dict[int, float]] = {}
-        for column, item in zip(self.again, self.items, strict=True):
-            found.setdefault(item.first, {})[column] = item.again_seconds
-        return found
 
     def _forward_memory(self, backlog: Sequence[int]) -> None:
         """After each point: all else, kept items that the forward part is done with, backlog."""

@@ -107,10 +107,8 @@ def reference_order(
 
 def make_problem(simulator: Simulator, times: TimeSimulator, order: Sequence[Action]) -> Problem:
     """`order` runs every op once (`reference_order`). O(ops + edges)."""
-    uses = _uses(simulator.graph, order)
-    seconds = [0.0]
-    for action in order:
-        seconds.append(seconds[-1] + times.op_seconds[action.id])
+    uses = _Uses(simulator.graph, order)
+    seconds = [0.0, *itertools.accumulate(times.op_seconds[action.id] for action in order)]
     extra = _beside_items(uses, simulator.live_bytes(order))
 
     def most(start: int, end: int) -> float:
@@ -133,7 +131,6 @@ def make_problem(simulator: Simulator, times: TimeSimulator, order: Sequence[Act
     )
 
 
-@dataclass(frozen=True)
 class _Uses:
     """Where the reference program makes and reads the chosen tensors, by position in it.
 
@@ -145,17 +142,22 @@ class _Uses:
         points: where the forward points begin. cuts: where the backward intervals do.
     """
 
-    graph: StepGraph
-    turn: int
-    position: Mapping[int, int]
-    chosen: Sequence[int]
-    needs: Mapping[int, set[int]]
-    backward: Mapping[int, list[int]]
-    forward_end: Mapping[int, int]
-    first: Mapping[int, int]
-    last: Mapping[int, int]
-    points: Sequence[int]
-    cuts: Sequence[int]
+    def __init__(self, graph: StepGraph, order: Sequence[Action]):
+        self.graph = graph
+        self.turn = turn = max(i for i, action in enumerate(order) if action.id in graph.forward)
+        self.position = {action.id: i for i, action in enumerate(order)}
+        among = _chosen(graph)
+        self.needs = _needs(graph, among)
+        reads = {t: [self.position[c] for c in graph.readers(t)] for t in among}
+        self.backward = {t: [p for p in reads[t] if p > turn] for t in among}
+        self.forward_end = {
+            t: max((p for p in reads[t] if p <= turn), default=self.made_at(t)) for t in among
+        }
+        self.first, self.last = _when_needed(among, self.needs, self.backward)
+        self.chosen = [t for t in among if t in self.first]
+        self.points = sorted({self.made_at(t) for t in self.chosen}) or [0]
+        cuts = {turn + 1, *self.first.values(), *(p + 1 for p in self.last.values())} - {len(order)}
+        self.cuts = sorted(cut for cut in cuts if cut > turn)
 
     def made_at(self, tensor: int) -> int:
         return self.position[self.graph.tensors[tensor].op]
@@ -167,34 +169,6 @@ class _Uses:
     def interval(self, place: int) -> int:
         """The backward interval that a position lies in."""
         return bisect_right(self.cuts, place) - 1
-
-
-def _uses(graph: StepGraph, order: Sequence[Action]) -> _Uses:
-    turn = max(i for i, action in enumerate(order) if action.id in graph.forward)
-    position = {action.id: i for i, action in enumerate(order)}
-    among = _chosen(graph)
-    needs = _needs(graph, among)
-    reads = {t: [position[c] for v in graph.views(t) for c in graph.consumers[v]] for t in among}
-    backward = {t: [p for p in reads[t] if p > turn] for t in among}
-    first, last = _when_needed(among, needs, backward)
-    chosen = [t for t in among if t in first]
-    cuts = {turn + 1, *first.values(), *(p + 1 for p in last.values())} - {len(order)}
-    return _Uses(
-        graph=graph,
-        turn=turn,
-        position=position,
-        chosen=chosen,
-        needs=needs,
-        backward=backward,
-        forward_end={
-            t: max((p for p in reads[t] if p <= turn), default=position[graph.tensors[t].op])
-            for t in among
-        },
-        first=first,
-        last=last,
-        points=sorted({position[graph.tensors[t].op] for t in chosen}) or [0],
-        cuts=sorted(cut for cut in cuts if cut > turn),
-    )
 
 
 def _beside_items(uses: _Uses, live_bytes: Sequence[int]) -> list[float]:
@@ -264,8 +238,7 @@ def _needs(graph: StepGraph, chosen: Sequence[int]) -> dict[int, set[int]]:
             if root in among:
                 found.add(root)
             elif graph.is_intermediate(root) and not (
-                producer.stateful
-                or any(c in graph.backward for v in graph.views(root) for c in graph.consumers[v])
+                producer.stateful or any(c in graph.backward for c in graph.readers(root))
             ):
                 found |= through[producer.id]
         through[op_id] = found

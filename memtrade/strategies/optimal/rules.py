@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 from bisect import bisect_left
 from collections.abc import Mapping
-from functools import cached_property
 
 from memtrade.errors import InfeasibleBudgetError, UnsupportedGraphError
 from memtrade.plan import Decision
@@ -41,31 +40,21 @@ def early_swaps(judge: Judge) -> Verdict:
     return judge.judge_program(program, chosen)
 
 
-class Rules:
-    """Those of `checkpoints` and `ome`, whatever the budget, and of `greedy`, for a budget. What a
-    graph has no place for is left out."""
-
-    def __init__(self, judge: Judge, *, swap: bool):
-        self.judge, self.swap = judge, swap
-
-    @cached_property
-    def always(self) -> list[Decisions]:
-        graph, target = self.judge.graph, self.judge.target
-        found: list[Decisions] = []
+def whatever_budget(judge: Judge, *, swap: bool) -> list[Decisions]:
+    """What `checkpoints` and `ome` choose. What a graph has no place for is left out."""
+    graph, target = judge.graph, judge.target
+    found: list[Decisions] = []
+    with contextlib.suppress(UnsupportedGraphError):
+        kept = checkpoints.choose(graph, checkpoints.Options(), target)
+        found.append(decisions(checkpoints.fates(graph, kept)))
+    if swap:
         with contextlib.suppress(UnsupportedGraphError):
-            kept = checkpoints.choose(graph, checkpoints.Options(), target)
-            found.append(decisions(checkpoints.fates(graph, kept)))
-        if self.swap:
-            with contextlib.suppress(UnsupportedGraphError):
-                found.append(decisions(ome.fates(graph, ome.Options(), target)))
-        return found
-
-    def choices(self, budget_bytes: int) -> list[Decisions]:
-        return [*self.always, _greedy(self.judge, budget_bytes)] if self.swap else self.always
+            found.append(decisions(ome.fates(graph, ome.Options(), target)))
+    return found
 
 
-def _greedy(judge: Judge, budget_bytes: int) -> Decisions:
-    """As few of its candidates as fit the budget, or all."""
+def for_budget(judge: Judge, budget_bytes: int) -> Decisions:
+    """What `greedy` chooses: as few of its candidates as fit the budget, or all."""
     chosen = greedy.choose(judge.graph, judge.times)
 
     def fits(count: int) -> bool:
