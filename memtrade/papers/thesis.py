@@ -24,6 +24,7 @@ from memtrade.results.words import (
     beside,
     beside_note,
     device_label,
+    from_to,
     ratio,
     seconds,
     status_text,
@@ -311,8 +312,7 @@ def _row_name(figure: Figure) -> str:
 
 def conditions(records: Sequence[Record]) -> str:
     """Where and how `records` were measured, in one line."""
-    counts = sorted({record.spec.steps for record in records})
-    steps = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+    steps = from_to(sorted(record.spec.steps for record in records))
     at_a_time = max(record.jobs for record in records)
     beside = f", up to {at_a_time} trials at a time" if at_a_time > 1 else ""
     return f"{machines_text(records)}; step s is the median of {steps} steps{beside}"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 import pandas as pd
@@ -24,6 +24,7 @@ from memtrade.results.words import (
     beside,
     beside_note,
     device_label,
+    from_to,
     joined,
     percent,
     ratio,
@@ -180,7 +181,7 @@ def _conditions(records: Sequence[Record]) -> str:
     machine, spec = records[-1].machine, records[-1].spec
     versions = sorted({str(record.machine.tensorflow_version) for record in records})
     return (
-        f"step s: median of {_range(r.spec.steps for r in records)} steps after "
+        f"step s: median of {from_to(sorted(r.spec.steps for r in records))} steps after "
         f"{spec.warmup} of warm-up; {machine.cpu_model}, {machine.cores} cores, "
         f"TensorFlow {', '.join(versions)}"
     )
@@ -200,8 +201,3 @@ def _prediction(records: Sequence[Record]) -> str:
     if unfit:
         note += f"; what it would take, beyond the limit: {', '.join(unfit)}"
     return note
-
-
-def _range(numbers: Iterable[int]) -> str:
-    found = sorted(set(numbers))
-    return f"{found[0]} to {found[-1]}" if len(found) > 1 else f"{found[0]}"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from memtrade.measure.flags import OWN_OPTIMIZER
 from memtrade.measure.protocol import TrialSpec
 from memtrade.measure.records import (
@@ -77,6 +79,15 @@ def device_label(device: str, limit_bytes: int | None) -> str:
 
 def status_text(status: str) -> str:
     return status.replace("_", " ")
+
+
+def from_to(ordered: Sequence[object]) -> str:
+    """The first and the last of them; one, where they are alike.
+
+    >>> from_to([18, 34, 50]), from_to([18, 18])
+    ('18 to 50', '18')
+    """
+    return " to ".join(dict.fromkeys(map(str, (ordered[0], ordered[-1]))))
 
 
 def number(value: float | None) -> str:
