@@ -179,7 +179,7 @@ class _Search:
         target = self.settings.target.replace(limit_bytes=limit_bytes)
         rebatcher = self._rebatcher([self.unit * each for each in _TRACED])
         targets = BatchTargets(target, rebatcher, environment=os.environ, unit=self.unit)
-        start = self._start(rebatcher, targets, limit_bytes)
+        start = self._start(targets, limit_bytes)
         if rebatcher.grows_constants and start > self.unit * _TRACED[-1]:
             size = min(start // self.unit, _LARGER) * self.unit
             rebatcher = self._rebatcher([size, size - self.unit])
@@ -187,7 +187,7 @@ class _Search:
         chosen, options = self.settings.strategy.name, self._options()
         if self.settings.automatic and start == self.most:
             chosen, options = ORIGINAL, {}  # all that may be asked for fits as it is
-        guess = self._guess(rebatcher, targets, chosen, start)
+        guess = self._guess(targets, limit_bytes, chosen, start)
         search = BatchSearch(
             TrialSpec(
                 model_options={"batch_size": self.unit},
@@ -215,7 +215,7 @@ class _Search:
         found = search.run()
         if not found.batch:
             self._refuse_trials(search)
-            raise self._none_fits(rebatcher, targets, limit_bytes)
+            raise self._none_fits(targets, limit_bytes)
         return self._outcome(search, found, limit_bytes)
 
     def _whole(self, limit_bytes: int) -> int:
@@ -252,32 +252,32 @@ class _Search:
             )
         return Rebatcher(first, sizes[0], second, sizes[1])
 
-    def _start(self, rebatcher: Rebatcher, targets: BatchTargets, limit_bytes: int) -> int:
+    def _start(self, targets: BatchTargets, limit_bytes: int) -> int:
         """The largest batch of the step as it is, on a line through its peaks at two sizes."""
         sizes = [self.unit * 8, self.unit * 16]
-        low, high = (
-            Peaks(graph, targets.at(size, graph)).original
-            for size, graph in ((size, rebatcher.at(size)) for size in sizes)
-        )
-        slope = max((high - low) / (sizes[1] - sizes[0]), 1.0)
-        most = self.most or int(limit_bytes)
-        return min(max(int((limit_bytes - low) / slope) + sizes[0], self.unit), most)
+        peaks = [Peaks(*targets.step(size)).original for size in sizes]
+        return self._on_line(sizes, peaks, limit_bytes)
+
+    def _on_line(self, sizes: Sequence[int], peaks: Sequence[float], limit_bytes: int) -> int:
+        """The batch whose peak is at the limit, on a line through two."""
+        each_bytes = max((peaks[1] - peaks[0]) / (sizes[1] - sizes[0]), 1.0)
+        batch = sizes[0] + int((limit_bytes - peaks[0]) / each_bytes)
+        return min(max(batch, self.unit), self.most or sys.maxsize)
 
     def _guess(
-        self, rebatcher: Rebatcher, targets: BatchTargets, strategy: str, start: int
+        self, targets: BatchTargets, limit_bytes: int, strategy: str, start: int
     ) -> int | None:
         """Where a strategy that tells its smallest peak soon has it at the limit, on a line through
         two sizes; None where nothing tells it."""
         about = find_planned(strategy).about
-        low, high = (self.unit * (start // self.unit) * factor for factor in (1, 2))
+        low = start // self.unit * self.unit
         if about is None or not low:
             return None
         options = make_options(strategy, self._options())
-        graphs = {size: rebatcher.at(size) for size in (low, high)}
-        peaks = [about(graph, options, targets.at(size, graph)) for size, graph in graphs.items()]
-        room = targets.at(low, graphs[low]).limit_bytes - peaks[0]
-        slope = max((peaks[1] - peaks[0]) / (high - low), 1.0)
-        return min(max(low + int(room / slope), self.unit), self.most or sys.maxsize)
+        sizes = low, 2 * low
+        steps = map(targets.step, sizes)
+        peaks = [about(graph, options, target) for graph, target in steps]
+        return self._on_line(sizes, peaks, limit_bytes)
 
     def _can_try(self, limit_bytes: int) -> bool:
         name = self.settings.device_name
@@ -341,12 +341,9 @@ class _Search:
                 f"not even {batch} ran: {last.reason}. Give a smaller budget or more trials"
             )
 
-    def _none_fits(
-        self, rebatcher: Rebatcher, targets: BatchTargets, limit_bytes: int
-    ) -> NoBatchFitsError:
+    def _none_fits(self, targets: BatchTargets, limit_bytes: int) -> NoBatchFitsError:
         """What the smallest batch needs at least, and for whom."""
-        graph = rebatcher.at(self.unit)
-        target = targets.at(self.unit, graph)
+        graph, target = targets.step(self.unit)
         strategy = self.settings.strategy
         options = make_options(strategy.name, self._options())
         usage = use_of_memory(TimeSimulator(graph, target), strategy.plan(graph, options, target))

@@ -39,7 +39,7 @@ from memtrade.models import MODELS
 from memtrade.models.target import OwnStep
 from memtrade.plan import Plan
 from memtrade.results.explanation import Page
-from memtrade.results.words import step_text
+from memtrade.results.words import status_text, step_text
 from memtrade.simulate.by_layer import By
 from memtrade.strategies import NATIVE, find_planned
 from memtrade.target import ARENA, Target, profile_target
@@ -113,7 +113,7 @@ def _of_record(record: Record, by: By, verbose: bool) -> Page:
     spec = record.spec
     if record.status != "out_of_memory":
         raise MemtradeError(
-            f"this trial did not run out of memory: {record.status.replace('_', ' ')}. "
+            f"this trial did not run out of memory: {status_text(record.status)}. "
             "`memtrade table` shows what it measured"
         )
     try:

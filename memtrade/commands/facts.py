@@ -14,6 +14,7 @@ from memtrade.measure.flags import Flag
 from memtrade.measure.here import surroundings_of
 from memtrade.measure.protocol import TrialSpec
 from memtrade.results.sheets import NONE, Sheet, cell
+from memtrade.results.words import from_to
 from memtrade.target import ARENA
 from memtrade.units import megabytes
 
@@ -84,8 +85,7 @@ def _sources(table: Mapping[str, Learned]) -> str:
 
 
 def _days(table: Mapping[str, Learned]) -> str:
-    days = sorted({each.on for each in table.values()})
-    return " to ".join(dict.fromkeys((days[0], days[-1]))) if days else NONE
+    return from_to(sorted(each.on for each in table.values())) if table else NONE
 
 
 def _kernels(known: Mapping[str, Learned]) -> Sheet:

@@ -14,13 +14,13 @@ from memtrade.commands.reading import picture_format, write_output
 from memtrade.commands.screen import Form, show
 from memtrade.errors import InfeasibleBudgetError, MemtradeError, UnsupportedGraphError
 from memtrade.measure.flags import CommandLine, StepFlags, Verbose
-from memtrade.measure.protocol import Progress, TrialSpec
+from memtrade.measure.protocol import TrialSpec
 from memtrade.plan import Plan
 from memtrade.results.paper import render
 from memtrade.results.pareto import Pareto, Point, pareto_plot, to_html
 from memtrade.results.series import front
 from memtrade.results.sheets import Sheet
-from memtrade.results.words import counted, seconds, step_text
+from memtrade.results.words import counted, seconds, step_text, strategy_label
 from memtrade.simulate.memory import ROOMY_BYTES
 from memtrade.simulate.predict import Predicted, Predictor
 from memtrade.units import megabytes
@@ -70,16 +70,14 @@ def pareto(
 
 def _points(foresight: Foresight, budgets: int) -> tuple[Point, ...]:
     predictor = Predictor(foresight.graph, foresight.target)
-    nothing = Plan("original", {}, foresight.graph.fingerprint, "pinned", (), ())
-    original = predictor.predict(nothing, limit_bytes=ROOMY_BYTES)
-    assert original.step_seconds is not None
+    original = predictor.clock.timeline((), limit_bytes=ROOMY_BYTES)
     points: list[Point] = []
     with reporting() as reporter:
-        for position, spec in enumerate(foresight.specs):
-            label = foresight.labels[position]
-            reporter.trial(position + 1, len(foresight.specs), label)
-            reporter.event(Progress("plan"))
-            for budget, predicted in _plans(foresight, spec, predictor, original, budgets):
+        for spec in foresight.in_turn(reporter):
+            label = strategy_label(spec)
+            for budget, predicted in _plans(
+                foresight, spec, predictor, original.peak_bytes, budgets
+            ):
                 assert predicted.step_seconds is not None
                 points.append(
                     Point(
@@ -100,10 +98,10 @@ def _points(foresight: Foresight, budgets: int) -> tuple[Point, ...]:
 
 
 def _plans(
-    foresight: Foresight, spec: TrialSpec, predictor: Predictor, original: Predicted, budgets: int
+    foresight: Foresight, spec: TrialSpec, predictor: Predictor, most_bytes: int, budgets: int
 ) -> list[tuple[int | None, Predicted]]:
-    """The plan as asked for and, where the strategy takes a budget and none was given, more: each
-    with those known that were made for less memory."""
+    """The plan as asked for and, where the strategy takes a budget and none was given, more, up to
+    `most_bytes`: each with those known that were made for less memory."""
     known: list[Plan] = []
 
     def predict(chosen: TrialSpec) -> Predicted | None:
@@ -118,7 +116,7 @@ def _plans(
         return []
     made: list[tuple[int | None, Predicted]] = [(None, least)]
     if spec.strategy_options.get("budget") == "":
-        step = (original.peak_bytes - least.peak_bytes) / budgets
+        step = (most_bytes - least.peak_bytes) / budgets
         for i in range(1, budgets):
             budget = int(least.peak_bytes + i * step)
             options = {**spec.strategy_options, "budget": f"{budget}B"}

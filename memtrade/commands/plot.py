@@ -60,7 +60,30 @@ def _by_depth_command(quantity: Quantity, what: str) -> Callable[..., int]:
         source: DepthSources = None,
         no_caption: NoCaption = False,
     ) -> int:
-        return _by_depth(quantity, results, output, batch_size, source, no_caption)
+        kind = picture_format(output)
+        sources = source or ["published", "measured"]
+        records = read_records(results)
+        chosen = by_depth(figures_beside(records), batch_size=batch_size)
+        panels = depth_panels(chosen, quantity, sources=sources)
+        if missing := [each for each in sources if each not in {panel.source for panel in panels}]:
+            if missing[0] == "published":
+                raise MemtradeError(
+                    f"nothing was published of the steps in {str(results)!r}: --source measured "
+                    "plots them alone"
+                )
+            raise MemtradeError(
+                f"there is nothing {missing[0]} to plot by depth in {str(results)!r}: "
+                "make it: memtrade run --layers 18; or choose with --source"
+            )
+        step = chosen[0]
+        plotted = [
+            record
+            for record in records
+            if record.spec.model == step.family
+            and record.spec.model_options.get("batch_size") == step.batch_size
+        ]
+        caption = "" if no_caption else _caption(plotted, sources, batch_size=step.batch_size)
+        return _write(output, depth_plot(panels, quantity, caption=caption), kind)
 
     return command
 
@@ -123,40 +146,6 @@ def max_batch(
     measured = [f"measured: {machines_text(searches)}"] if searches else []
     caption = "" if no_caption else _sentences([_PUBLISHED, *measured])
     return _write(output, max_batch_plot(batches, caption=caption), kind)
-
-
-def _by_depth(
-    quantity: Quantity,
-    results: Path,
-    output: Path,
-    batch_size: int | None,
-    source: Sequence[Source] | None,
-    no_caption: bool,
-) -> int:
-    kind = picture_format(output)
-    sources = source or ["published", "measured"]
-    records = read_records(results)
-    chosen = by_depth(figures_beside(records), batch_size=batch_size)
-    panels = depth_panels(chosen, quantity, sources=sources)
-    if missing := [each for each in sources if each not in {panel.source for panel in panels}]:
-        if missing[0] == "published":
-            raise MemtradeError(
-                f"nothing was published of the steps in {str(results)!r}: --source measured plots "
-                "them alone"
-            )
-        raise MemtradeError(
-            f"there is nothing {missing[0]} to plot by depth in {str(results)!r}: "
-            "make it: memtrade run --layers 18; or choose with --source"
-        )
-    step = chosen[0]
-    plotted = [
-        record
-        for record in records
-        if record.spec.model == step.family
-        and record.spec.model_options.get("batch_size") == step.batch_size
-    ]
-    caption = "" if no_caption else _caption(plotted, sources, batch_size=step.batch_size)
-    return _write(output, depth_plot(panels, quantity, caption=caption), kind)
 
 
 def _caption(

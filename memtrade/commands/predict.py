@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 
 import msgspec
@@ -16,12 +16,12 @@ from memtrade.commands.screen import Form, check_form, show, show_json
 from memtrade.errors import InfeasibleBudgetError, UnsupportedGraphError
 from memtrade.facts.surroundings import usable_cores
 from memtrade.measure.flags import DEFAULT_STRATEGIES, CommandLine, Flag, StepFlags, Verbose
-from memtrade.measure.protocol import PlanSummary, Progress
-from memtrade.plan import Plan
+from memtrade.measure.protocol import PlanSummary, TrialSpec
 from memtrade.results.predictions import Prediction, to_sheet
-from memtrade.results.words import seconds
+from memtrade.results.words import seconds, strategy_label
 from memtrade.simulate.memory import Simulator
 from memtrade.simulate.predict import Predictor
+from memtrade.simulate.timeline import TimeSimulator
 
 
 def predict(
@@ -59,17 +59,13 @@ def predict(
 
 def _predict_all(foresight: Foresight, *, apart: bool) -> tuple[Prediction, ...]:
     """`apart`: in processes, as many as there are cores; their logs are not seen."""
-    predictor = Predictor(foresight.graph, foresight.target)
-    untouched = Plan("original", {}, foresight.graph.fingerprint, "pinned", (), ())
-    original = predictor.predict(untouched)
+    original = TimeSimulator(foresight.graph, foresight.target).timeline(()).step_seconds
     predictions = []
     with reporting() as reporter, _made(foresight, apart=apart) as made:
-        for position, label in enumerate(foresight.labels):
-            reporter.trial(position + 1, len(foresight.labels), label)
-            reporter.event(Progress("plan"))
-            prediction = made(position)
-            if prediction.predicted is not None and original.step_seconds:
-                relative = (prediction.predicted.step_seconds or 0.0) / original.step_seconds
+        for _ in foresight.in_turn(reporter):
+            prediction = next(made)
+            if prediction.predicted is not None and original:
+                relative = (prediction.predicted.step_seconds or 0.0) / original
                 prediction = msgspec.structs.replace(prediction, relative_time=relative)
             predictions.append(prediction)
             reporter.ended(_in_short(prediction))
@@ -77,22 +73,22 @@ def _predict_all(foresight: Foresight, *, apart: bool) -> tuple[Prediction, ...]
 
 
 @contextlib.contextmanager
-def _made(foresight: Foresight, *, apart: bool) -> Iterator[Callable[[int], Prediction]]:
-    """The prediction of a strategy, by its position."""
-    positions = range(len(foresight.labels))
-    if not apart or len(positions) == 1:
-        yield partial(_predict, foresight)
+def _made(foresight: Foresight, *, apart: bool) -> Iterator[Iterator[Prediction]]:
+    """The predictions, in the order of the strategies."""
+    predict, specs = partial(_predict, foresight), foresight.specs
+    if not apart or len(specs) == 1:
+        yield map(predict, specs)
         return
-    children = min(len(positions), usable_cores())
+    children = min(len(specs), usable_cores())
     alone = signal.SIGINT, signal.SIG_IGN  # Ctrl-C is the parent's: it ends its children
     with multiprocessing.get_context("spawn").Pool(children, signal.signal, alone) as pool:
         # Exact programmes, which take longest, stand last among the strategies.
-        made = {k: pool.apply_async(_predict, (foresight, k)) for k in reversed(positions)}
-        yield lambda position: made[position].get()
+        made = [pool.apply_async(predict, (spec,)) for spec in reversed(specs)]
+        yield (each.get() for each in reversed(made))
 
 
-def _predict(foresight: Foresight, position: int) -> Prediction:
-    label, spec = foresight.labels[position], foresight.specs[position]
+def _predict(foresight: Foresight, spec: TrialSpec) -> Prediction:
+    label = strategy_label(spec)
     try:
         plan = foresight.plan(spec)
     except InfeasibleBudgetError as error:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from memtrade.commands.progress import asking, extract_graph, reporting
+from memtrade.commands.progress import Reporter, asking, extract_graph, reporting
 from memtrade.graph import StepGraph
 from memtrade.measure.flags import DeviceFlags, StepFlags, make_specs
 from memtrade.measure.here import learned_target
@@ -28,16 +28,18 @@ from memtrade.units import megabytes
 
 @dataclass(frozen=True)
 class Foresight:
-    """A traced step, the strategies asked for, and the target that they plan for.
-
-    Attributes:
-        labels: of the strategies, with the options that were asked for.
-    """
+    """A traced step, the strategies asked for, and the target that they plan for."""
 
     graph: StepGraph
     target: Target
     specs: tuple[TrialSpec, ...]
-    labels: tuple[str, ...]
+
+    def in_turn(self, reporter: Reporter) -> Iterator[TrialSpec]:
+        """The strategies asked for, one by one; the reporter says which is planned."""
+        for position, spec in enumerate(self.specs, start=1):
+            reporter.trial(position, len(self.specs), strategy_label(spec))
+            reporter.event(Progress("plan"))
+            yield spec
 
     def plan(self, spec: TrialSpec, known: Sequence[Plan] = ()) -> Plan:
         """Raises what the strategy raises. `known`: plans that were made for other budgets."""
@@ -46,12 +48,7 @@ class Foresight:
         return plan_with_known(strategy, self.graph, options, self.target, known)
 
 
-def foresee(
-    step: StepFlags,
-    *,
-    default: Sequence[str],
-    verbose: bool,
-) -> Foresight:
+def foresee(step: StepFlags, *, default: Sequence[str], verbose: bool) -> Foresight:
     """Checks all flags, then traces the step. `default`: the strategies if none are named."""
     chosen = step.strategy.names(default, everything=PLANNED)
     names = [find_planned(name).name for name in chosen]
@@ -65,7 +62,7 @@ def foresee(
         msgspec.structs.replace(spec, device=target.name, memory_limit_bytes=target.limit_bytes)
         for spec in specs
     )
-    return Foresight(graph, target, planned, tuple(map(strategy_label, specs)))
+    return Foresight(graph, target, planned)
 
 
 def simulate_all(
@@ -74,11 +71,8 @@ def simulate_all(
     """The step under each strategy, with progress on stderr."""
     clock = clock or TimeSimulator(foresight.graph, foresight.target)
     with reporting() as reporter:
-        for position, label in enumerate(foresight.labels):
-            reporter.trial(position + 1, len(foresight.labels), label)
-            reporter.event(Progress("plan"))
-            plan = foresight.plan(foresight.specs[position])
-            usage = use_of_memory(clock, plan)
+        for spec in foresight.in_turn(reporter):
+            usage = use_of_memory(clock, foresight.plan(spec))
             peak, took = megabytes(usage.peak_bytes), seconds(usage.timeline.step_seconds)
             reporter.ended(f"predicted peak {peak} MB, {took} s a step")
-            yield SimulatedStep(label, foresight.graph, usage)
+            yield SimulatedStep(strategy_label(spec), foresight.graph, usage)

@@ -62,13 +62,11 @@ class LiveReporter(Reporter):
         self._task = live.add_task("", total=None)
 
     def event(self, event: Event) -> None:
-        if isinstance(event, Progress):
-            self._phase(event)
-        elif isinstance(event, Corrected):
-            self._live.console.print(f"{self._head}: {_correction(event)}")
+        if not isinstance(event, StepDone):  # the phases count steps
+            super().event(event)
 
-    def ended(self, text: str) -> None:
-        self._live.console.print(f"{self._head}: {text}")
+    def _line(self, text: str) -> None:
+        self._live.console.print(text)
 
     def _phase(self, phase: Progress) -> None:
         where = f"{phase.phase} {phase.step} of {phase.of}" if phase.of else phase.phase

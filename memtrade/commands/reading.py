@@ -12,7 +12,7 @@ from tempfile import TemporaryFile
 from memtrade.errors import MemtradeError
 from memtrade.measure.max_batch_records import MaxBatchRecord, load_max_batches
 from memtrade.measure.records import DamagedRecordWarning, Record, load_records
-from memtrade.results.paper import format_of
+from memtrade.results.paper import FORMATS
 
 HOW_TO_MAKE_SOME = "make some: memtrade run, or memtrade sweep thesis"
 
@@ -61,14 +61,20 @@ def check_folder(path: Path) -> None:
 
 
 def picture_format(path: Path | None, what: str = "a plot", *, pages: bool = False) -> str:
-    """The format that a picture's suffix asks for; "" where none is wanted.
+    """The format that a picture's suffix asks for: one of `FORMATS` or, where there are `pages`,
+    html; "" where none is wanted.
 
     Raises:
-        MemtradeError: a suffix that `format_of` refuses, or the folder is not there.
+        MemtradeError: none of these, and `what` is the file's; or the folder is not there.
     """
     if path is None:
         return ""
-    kind = format_of(path, what, pages=pages)
+    kind = path.suffix.removeprefix(".").lower()
+    if kind not in (*FORMATS, *["html"] * pages):
+        raise MemtradeError(
+            f"{what} is a file in {'.html, ' * pages}.pdf, .svg or .png, not {path.name!r}: "
+            "name another"
+        )
     check_folder(path)
     return kind
 

@@ -77,9 +77,7 @@ def run(
         with reporting() as reporter:
             for position, spec in enumerate(specs, start=1):
                 reporter.trial(position, len(specs), spec.strategy)
-                outcome = watched(
-                    spec, reporter, timeout_seconds=step.device.timeout, verbose=verbose
-                )
+                outcome = watched(spec, reporter, timeout_seconds=timeout, verbose=verbose)
                 record = make_record(spec, outcome, command=command_line)
                 if record.status != "ok" and record.plan is None and step.device.memory_limit:
                     check_limit(spec, timeout_seconds=timeout)
@@ -141,8 +139,7 @@ def in_short(record: Record) -> str:
 def _show(records: Sequence[Record], json: bool, log: str | None) -> None:
     if log:
         print(thesis_log.thesis_log(records), end="")
-        return
-    if json:
+    elif json:
         show_json(records)
-        return
-    show(compare(records))
+    else:
+        show(compare(records))

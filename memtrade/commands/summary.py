@@ -7,7 +7,7 @@ from memtrade.commands.screen import Form, show
 from memtrade.errors import MemtradeError
 from memtrade.measure.flags import CommandLine, StepFlags, Verbose
 from memtrade.results.layers import summarize
-from memtrade.results.words import step_text
+from memtrade.results.words import step_text, strategy_label
 from memtrade.simulate.by_layer import By
 
 
@@ -38,9 +38,9 @@ def summary(
         raise MemtradeError(f"--top must be at least 1, not {top}")
     foresight = foresee(step, default=("original",), verbose=verbose)
     sheets = []
-    for label, spec in zip(foresight.labels, foresight.specs, strict=True):
+    for spec in foresight.specs:
         plan = foresight.plan(spec)
-        name = f"{step_text(spec)}, {label}"
+        name = f"{step_text(spec)}, {strategy_label(spec)}"
         found = summarize(name, foresight.graph, foresight.target, plan, by)
         sheets.append(found.sheet(top, command=command_line))
     show(sheets, format)

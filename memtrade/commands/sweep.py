@@ -279,7 +279,7 @@ def _show(
     todo: Container[str],
 ) -> None:
     """One row per trial of the sweep, and how many became what."""
-    rows: list[tuple[Trial, str, Record | NoRecord | None]] = [
+    rows: list[tuple[Trial, str, End | None]] = [
         (trial, *_became(ends.get(trial.id), records.get(trial.id), will_run=trial.id in todo))
         for trial in trials
     ]
@@ -307,13 +307,11 @@ def _show(
     show([sheet])
 
 
-def _measured(end: Record | NoRecord | None) -> Measured | None:
+def _measured(end: End | None) -> Measured | None:
     return end.measured if isinstance(end, Record) else None
 
 
-def _became(
-    end: End | None, before: Record | None, *, will_run: bool
-) -> tuple[str, Record | NoRecord | None]:
+def _became(end: End | None, before: Record | None, *, will_run: bool) -> tuple[str, End | None]:
     """What became of a trial, and the end that tells more."""
     if isinstance(end, NoRecord):
         return end.kind, end

@@ -65,11 +65,11 @@ _INSTALLED = re.compile(
 _OURS = str(Path(memtrade.__file__).parent) + os.sep
 _FREE = re.compile(r"Free +at \w+ of size (?P<size>\d+)")
 _POOL = re.compile(
-    r"Total bytes in pool: (?P<pool>\d+) memory_limit_: (?P<limit>\d+) "
+    r"Total bytes in pool: \d+ memory_limit_: (?P<limit>\d+) "
     r"available bytes: (?P<left>\d+)"
 )
 _IN_USE = re.compile(r"^.*\bInUse:\s+(?P<size>\d+)\s*$", re.MULTILINE)
-_LIMIT = re.compile(r"^.*\bLimit:\s+(?P<size>\d+)\s*$", re.MULTILINE)
+_LIMIT = re.compile(r"^.*\bLimit:\s+(?P<limit>\d+)\s*$", re.MULTILINE)
 
 
 class Dump(msgspec.Struct, frozen=True, kw_only=True):
@@ -220,17 +220,15 @@ def _source(text: str) -> str:
 def _dump(text: str) -> Dump | None:
     text = text[max(text.rfind("BFCAllocator dump for"), 0) :]
     pool, limit, in_use = (_last(each.finditer(text)) for each in (_POOL, _LIMIT, _IN_USE))
-    if in_use is None or (pool is None and limit is None):
-        return None
-    limit_bytes = int(pool["limit"]) if pool is not None else int(limit["size"]) if limit else 0
+    limited = pool or limit
     free = [int(each["size"]) for each in _FREE.finditer(text)]
     left_bytes = int(pool["left"]) if pool is not None else 0
     if pool is not None:
         free.append(left_bytes)
-    if not free:
+    if in_use is None or limited is None or not free:
         return None
     return Dump(
-        limit_bytes=limit_bytes,
+        limit_bytes=int(limited["limit"]),
         in_use_bytes=int(in_use["size"]),
         largest_free_bytes=max(free),
         left_bytes=left_bytes,

@@ -78,7 +78,8 @@ def nearest_plan(graph: StepGraph, target: Target, limit_bytes: int) -> Remedy |
             if plan.actions and predicted.fits:
                 found.append(_remedy(plan, predicted, original, budget_bytes=0))
             else:
-                floors.append(NoRemedy(floor_bytes=predicted.peak_bytes, op=_op(predictor, plan)))
+                by = predictor.clock.needed(plan).peak_op
+                floors.append(NoRemedy(floor_bytes=predicted.peak_bytes, op=by))
     if found:
         return min(found, key=lambda each: each.relative_time)
     try:
@@ -101,7 +102,3 @@ def _remedy(plan: Plan, predicted: Predicted, original: float, *, budget_bytes: 
         relative_time=seconds / original if original else 1.0,
         host_bytes=predicted.host_bytes,
     )
-
-
-def _op(predictor: Predictor, plan: Plan) -> str:
-    return predictor.clock.needed(plan).peak_op

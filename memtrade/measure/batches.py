@@ -57,6 +57,11 @@ class BatchTargets:
             least_bytes=1,
         )
 
+    def step(self, batch: int) -> tuple[StepGraph, Target]:
+        """The step at `batch`, and its target."""
+        graph = self._rebatcher.at(batch)
+        return graph, self.at(batch, graph)
+
     def at(self, batch: int, graph: StepGraph) -> Target:
         """The target for `graph`, which is the step at `batch`."""
         facts = self._learned.facts

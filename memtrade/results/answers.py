@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from memtrade.results.figures import Figure
-from memtrade.results.words import joined
+from memtrade.results.words import from_to, joined
 
 # Peaks this close count as the same: of them, the fastest is the answer.
 _SAME_PEAK = 0.01
@@ -100,7 +100,5 @@ def _tally(variant: str, figures: Sequence[Figure], steps: int) -> str:
 
 
 def _range(ratios: Sequence[float | None]) -> str:
-    known = sorted(ratio for ratio in ratios if ratio is not None)
-    return (
-        " to ".join(dict.fromkeys(f"{each:.2f}" for each in (known[0], known[-1]))) if known else ""
-    )
+    known = [f"{each:.2f}" for each in sorted(ratio for ratio in ratios if ratio is not None)]
+    return from_to(known) if known else ""

@@ -14,6 +14,7 @@ from memtrade.explain.cause import Explanation
 from memtrade.explain.remedy import NoRemedy, Remedy
 from memtrade.results.layers import REST
 from memtrade.results.sheets import Sheet
+from memtrade.simulate.by_layer import LayerRow
 from memtrade.units import megabytes
 
 # Rows of what held memory; the others are added up.
@@ -246,9 +247,8 @@ def _holders(found: Explanation) -> Sheet:
     )
 
 
-def _parts_of(row: object) -> str:
-    named = (("weight_bytes", "weights"), ("slot_bytes", "slots"))
-    parts = [(name, getattr(row, field)) for field, name in named]
+def _parts_of(row: LayerRow) -> str:
+    parts = (("weights", row.weight_bytes), ("slots", row.slot_bytes))
     return ", ".join(f"{megabytes(size)} {name}" for name, size in parts if size >= _SHOWN_BYTES)
 
 

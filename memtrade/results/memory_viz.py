@@ -15,7 +15,7 @@ from typing import Any
 
 from memtrade.graph import StepGraph
 from memtrade.simulate.history import History, MemoryEvent
-from memtrade.simulate.regions import GRAIN_BYTES
+from memtrade.simulate.regions import round_up
 
 # The viewer reads pickles of protocols 2 to 4.
 _PROTOCOL = 4
@@ -40,7 +40,7 @@ def _trace(graph: StepGraph, history: History) -> list[dict[str, Any]]:
             {
                 "action": action,
                 "addr": event.address,
-                "size": _chunk_bytes(event),
+                "size": round_up(event.size_bytes),
                 "stream": 0,
                 "time_us": round(event.seconds * 1e6),
                 "frames": _frames(graph, history, event),
@@ -52,7 +52,7 @@ def _trace(graph: StepGraph, history: History) -> list[dict[str, Any]]:
 
 def _segments(graph: StepGraph, history: History, device: int) -> list[dict[str, Any]]:
     left: dict[int, MemoryEvent] = {}
-    ends = [event.address + _chunk_bytes(event) for event in history.events]
+    ends = [event.address + round_up(event.size_bytes) for event in history.events]
     for event in history.events:
         if event.is_free:
             del left[event.address]
@@ -68,7 +68,7 @@ def _segments(graph: StepGraph, history: History, device: int) -> list[dict[str,
             event = left[address]
             if address > at:
                 blocks.append(_block(at, address - at))
-            chunk = _chunk_bytes(event)
+            chunk = round_up(event.size_bytes)
             blocks.append(_block(address, chunk, event.size_bytes, _frames(graph, history, event)))
             at = address + chunk
         if at < end:
@@ -103,10 +103,6 @@ def _block(
         "state": "inactive" if frames is None else "active_allocated",
         "frames": frames or [],
     }
-
-
-def _chunk_bytes(event: MemoryEvent) -> int:
-    return -(-event.size_bytes // GRAIN_BYTES) * GRAIN_BYTES
 
 
 def _frames(graph: StepGraph, history: History, event: MemoryEvent) -> list[dict[str, Any]]:

@@ -10,14 +10,12 @@ import io
 import textwrap
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
 
-from memtrade.errors import MemtradeError
 from memtrade.results.series import INK, style_of
 
 FORMATS = ("pdf", "svg", "png")
@@ -81,21 +79,6 @@ def render(canvas: Canvas, kind: str, *, dots_per_inch: int = 300) -> bytes:
     with in_style():
         canvas.savefig(stream, format=kind, dpi=dots_per_inch, metadata=_METADATA[kind])
     return stream.getvalue()
-
-
-def format_of(path: Path, what: str = "a plot", *, pages: bool = False) -> str:
-    """The format that a file's suffix asks for: one of `FORMATS` or, where there are `pages`, html.
-
-    Raises:
-        MemtradeError: none of these; `what` is the file's.
-    """
-    suffix = path.suffix.removeprefix(".").lower()
-    if suffix not in (*FORMATS, *["html"] * pages):
-        raise MemtradeError(
-            f"{what} is a file in {'.html, ' * pages}.pdf, .svg or .png, not {path.name!r}: "
-            "name another"
-        )
-    return suffix
 
 
 def canvas_of(panels: int, *, height: float, share_y: bool = False) -> tuple[Canvas, list[Axes]]:

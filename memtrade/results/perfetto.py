@@ -6,10 +6,11 @@ the bytes in use on the device and on the host. Slices are named after the op or
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import (  # pyright: ignore[reportMissingImports]
     CounterDescriptor,
+    ProcessDescriptor,
     TracePacket,
     TrackDescriptor,
     TrackEvent,
@@ -22,6 +23,7 @@ from memtrade.simulate.usage import Usage
 # Of whoever writes packets; there is one.
 _SEQUENCE = 1
 _TRACKS_EACH = 8  # numbers of tracks set aside for each strategy
+_NAMES = (*CHANNELS, DEVICE_COUNTER, HOST_COUNTER)
 
 
 def to_trace(steps: Sequence[SimulatedStep]) -> bytes:
@@ -29,9 +31,10 @@ def to_trace(steps: Sequence[SimulatedStep]) -> bytes:
     builder = TraceProtoBuilder()
     packets: list[tuple[int, int, TracePacket]] = []  # (nanoseconds, rank, packet)
     for position, step in enumerate(steps):
-        tracks = _Tracks(position)
-        for packet in tracks.descriptors(step.label):
-            _add(builder, packet)
+        process = 1 + position * _TRACKS_EACH
+        tracks = {name: process + rank for rank, name in enumerate(_NAMES, start=1)}
+        for descriptor in _descriptors(step.label, position + 1, process, tracks):
+            _add(builder, TracePacket(track_descriptor=descriptor))
         packets += _slices(step, tracks)
         packets += _counters(step.usage, tracks)
     for _, _, packet in sorted(packets, key=lambda each: each[:2]):
@@ -44,39 +47,28 @@ def _add(builder: TraceProtoBuilder, packet: TracePacket) -> None:
     builder.add_packet().CopyFrom(packet)
 
 
-class _Tracks:
-    """The numbers of one strategy's tracks."""
-
-    def __init__(self, position: int):
-        self.pid = position + 1
-        self.process = 1 + position * _TRACKS_EACH
-        self.channel = {name: self.process + 1 + i for i, name in enumerate(CHANNELS)}
-        self.device = self.process + 1 + len(CHANNELS)
-        self.host = self.device + 1
-
-    def descriptors(self, label: str) -> list[TracePacket]:
-        packets = [TracePacket(track_descriptor=TrackDescriptor(uuid=self.process))]
-        process = packets[0].track_descriptor.process
-        process.pid, process.process_name = self.pid, label
-        for rank, (name, uuid) in enumerate(self.channel.items()):
-            track = TrackDescriptor(uuid=uuid, parent_uuid=self.process, name=name)
+def _descriptors(
+    label: str, pid: int, process: int, tracks: Mapping[str, int]
+) -> Iterator[TrackDescriptor]:
+    """Of one strategy's process, whose track has the number `process`, and of those in it."""
+    yield TrackDescriptor(uuid=process, process=ProcessDescriptor(pid=pid, process_name=label))
+    for rank, (name, uuid) in enumerate(tracks.items()):
+        track = TrackDescriptor(uuid=uuid, parent_uuid=process, name=name)
+        if name in CHANNELS:
             track.sibling_order_rank = rank
-            packets.append(TracePacket(track_descriptor=track))
-        for name, uuid in ((DEVICE_COUNTER, self.device), (HOST_COUNTER, self.host)):
-            counter = CounterDescriptor(unit=CounterDescriptor.UNIT_SIZE_BYTES)
-            track = TrackDescriptor(uuid=uuid, parent_uuid=self.process, name=name, counter=counter)
-            packets.append(TracePacket(track_descriptor=track))
-        return packets
+        else:
+            track.counter.unit = CounterDescriptor.UNIT_SIZE_BYTES
+        yield track
 
 
-def _slices(step: SimulatedStep, tracks: _Tracks) -> list[tuple[int, int, TracePacket]]:
+def _slices(step: SimulatedStep, tracks: Mapping[str, int]) -> list[tuple[int, int, TracePacket]]:
     """Begin and end of each action that takes time; ends go before begins of the same moment."""
     found = []
     for each in step.slices:
         start, end = _ns(each.start_seconds), _ns(each.end_seconds)
         if end <= start:
             continue
-        track = tracks.channel[each.channel]
+        track = tracks[each.channel]
         begin = TrackEvent(type=TrackEvent.TYPE_SLICE_BEGIN, track_uuid=track, name=each.name)
         begin.categories.append(each.kind)
         for name, value in each.notes.items():
@@ -87,12 +79,12 @@ def _slices(step: SimulatedStep, tracks: _Tracks) -> list[tuple[int, int, TraceP
     return found
 
 
-def _counters(usage: Usage, tracks: _Tracks) -> list[tuple[int, int, TracePacket]]:
+def _counters(usage: Usage, tracks: Mapping[str, int]) -> list[tuple[int, int, TracePacket]]:
     """A value wherever it changes."""
     found = []
     for track, values in (
-        (tracks.device, [(m.seconds, m.in_use_bytes) for m in usage.moments]),
-        (tracks.host, [(m.seconds, m.host_bytes) for m in usage.moments]),
+        (tracks[DEVICE_COUNTER], [(m.seconds, m.in_use_bytes) for m in usage.moments]),
+        (tracks[HOST_COUNTER], [(m.seconds, m.host_bytes) for m in usage.moments]),
     ):
         last = None
         for seconds, value in values:

@@ -30,7 +30,7 @@ from memtrade.results.series import (
 )
 from memtrade.results.sheets import DASH, Sheet, templates
 from memtrade.results.tables import compare
-from memtrade.results.words import counted, device_label, joined, status_text
+from memtrade.results.words import counted, device_label, from_to, joined, status_text
 
 _DASHES = ("solid", "dash", "dot", "dashdot")
 # The page's plots: the name and the title of each, and which `memtrade plot` makes it for paper.
@@ -240,6 +240,5 @@ def _environment(records: Sequence[Record]) -> Sheet:
 
 
 def _subtitle(records: Sequence[Record], folder: str) -> str:
-    days = sorted({record.created[:10] for record in records})
-    when = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
-    return f"{counted([len(records)], 'trial')} in {folder}, run on {when}"
+    days = sorted(record.created[:10] for record in records)
+    return f"{counted([len(records)], 'trial')} in {folder}, run on {from_to(days)}"

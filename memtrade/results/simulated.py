@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from memtrade.graph import StepGraph
+from memtrade.plan import Action
 from memtrade.simulate.by_layer import owners
 from memtrade.simulate.timeline import COMPUTE, COPY_IN, COPY_OUT
 from memtrade.simulate.usage import GROUPS, Moment, Usage
@@ -17,6 +18,8 @@ DEVICE_COUNTER, HOST_COUNTER = "device memory in use", "host memory in use"
 
 # A step has thousands of actions and a page about a thousand pixels.
 THINNED = 1000
+
+_RUNS = ("run", "recompute")
 
 
 class Slice(NamedTuple):
@@ -60,20 +63,20 @@ class SimulatedStep:
             start, end = timeline.start_seconds[i], timeline.end_seconds[i]
             if end <= start:
                 continue
+            kind = action.kind.replace("_", " ")
+            if kind == "run":
+                kind = "forward" if action.id in self.graph.forward else "backward"
             notes: dict[str, str | int]
-            if action.kind in ("run", "recompute"):
+            if action.kind in _RUNS:
                 op = self.graph.ops[action.id]
-                part = "forward" if op.id in self.graph.forward else "backward"
-                kind, name = "recompute" if action.kind == "recompute" else part, op.name
                 notes = {"op type": op.type, "layer": op.layer, "source": op.source}
             else:
-                kind, name = action.kind.replace("_", " "), self.graph.label(action.id)
                 notes = {"bytes": self.graph.tensors[action.id].size_bytes}
             if i in moments:
                 held = zip(GROUPS, moments[i].by_group, strict=True)
                 notes |= {f"{group} bytes": size for group, size in held}
             said = {key: value for key, value in notes.items() if value or key == "bytes"}
-            yield Slice(start, end, timeline.channels[i], kind, name, said)
+            yield Slice(start, end, timeline.channels[i], kind, self._named(action), said)
 
     @cached_property
     def kept(self) -> list[int]:
@@ -93,6 +96,11 @@ class SimulatedStep:
         """Those that are kept."""
         return [self.usage.moments[i] for i in self.kept]
 
+    @property
+    def edges(self) -> list[float]:
+        """When each of them begins and the last one ends, in seconds."""
+        return [moment.seconds for moment in self.moments] + [self.step_seconds]
+
     @cached_property
     def places(self) -> list[str]:
         """The layer of each op, and its line of the program."""
@@ -104,7 +112,7 @@ class SimulatedStep:
         action = self.usage.actions[moment.action]
         if action.kind == "reserve":
             return ""
-        runs = action.kind in ("run", "recompute")
+        runs = action.kind in _RUNS
         return self.places[action.id if runs else self.graph.tensors[action.id].op]
 
     def busy(self, channel: str) -> list[tuple[float, float]]:
@@ -123,10 +131,12 @@ class SimulatedStep:
     def name_of(self, moment: Moment) -> str:
         """What runs then."""
         action = self.usage.actions[moment.action]
-        if action.kind == "run":
-            return self.graph.ops[action.id].name
         if action.kind == "reserve":
             return "reserve"
-        again = action.kind == "recompute"
-        what = self.graph.ops[action.id].name if again else self.graph.label(action.id)
-        return f"{action.kind.replace('_', ' ')} {what}"
+        what = self._named(action)
+        return what if action.kind == "run" else f"{action.kind.replace('_', ' ')} {what}"
+
+    def _named(self, action: Action) -> str:
+        """The op that runs, or the tensor that is copied."""
+        runs = action.kind in _RUNS
+        return self.graph.ops[action.id].name if runs else self.graph.label(action.id)

@@ -106,11 +106,8 @@ def _around(strip: SimulatedStep) -> list[float]:
 
 
 def drawing(timelines: Timelines) -> Any:
-    """Memory over time, with the channels underneath, a strip per strategy: all on the same axes.
-
-    Args:
-        timelines: of one step and device.
-    """
+    """Memory over time, with the channels underneath, a strip per strategy: all on the same
+    axes."""
     from plotly.subplots import make_subplots  # slow to import, and only the page needs it
 
     strips = timelines.strips
@@ -143,10 +140,7 @@ def drawing(timelines: Timelines) -> Any:
 
 def _add_memory(figure: Any, strip: SimulatedStep, timelines: Timelines, *, row: int) -> None:
     """An area per band, stacked, and what runs at each moment; over it the outline of the first."""
-    moments = [*strip.moments, strip.moments[-1]]
-    ends = [moment.seconds for moment in strip.moments] + [strip.step_seconds]
     names = [_said(strip, moment) for moment in strip.moments] + [""]
-    in_use = [moment.in_use_bytes / 1e6 for moment in moments]
     hollow = {"color": "white", "size": 8, "line": {"color": "#1A1A1A", "width": 1.5}}
     stacks = timelines.stacks(strip)
     kept = [stacks[i] for i in (*strip.kept, strip.kept[-1])]
@@ -155,7 +149,7 @@ def _add_memory(figure: Any, strip: SimulatedStep, timelines: Timelines, *, row:
         name = html.escape(band, quote=False)
         if any(sizes):
             figure.add_scatter(
-                x=ends,
+                x=strip.edges,
                 y=sizes,
                 name=name,
                 legendgroup=name,
@@ -170,8 +164,9 @@ def _add_memory(figure: Any, strip: SimulatedStep, timelines: Timelines, *, row:
             )
     about = {"showlegend": False, "row": row, "col": 1}
     figure.add_scatter(
-        x=ends, y=in_use, name="in use", mode="lines", line={"shape": "hv", "width": 0},
-        customdata=names, hovertemplate="%{y:,.1f} MB in<br>%{customdata}", **about,
+        x=strip.edges, y=_in_use(strip), name="in use", mode="lines",
+        line={"shape": "hv", "width": 0}, customdata=names,
+        hovertemplate="%{y:,.1f} MB in<br>%{customdata}", **about,
     )  # fmt: skip
     figure.add_scatter(
         x=[strip.peak.seconds], y=[strip.peak.in_use_bytes / 1e6], name="peak", mode="markers",
@@ -192,12 +187,16 @@ def _add_memory(figure: Any, strip: SimulatedStep, timelines: Timelines, *, row:
 
 def _add_outline(figure: Any, first: SimulatedStep, about: dict[str, Any]) -> None:
     figure.add_scatter(
-        x=[moment.seconds for moment in first.moments] + [first.step_seconds],
-        y=[moment.in_use_bytes / 1e6 for moment in (*first.moments, first.moments[-1])],
+        x=first.edges, y=_in_use(first),
         name=f"{html.escape(first.label, quote=False)}, for comparison", mode="lines",
         line={"shape": "hv", "width": 1, "dash": "dot", "color": _OUTLINE},
         hoverinfo="skip", **about,
     )  # fmt: skip
+
+
+def _in_use(strip: SimulatedStep) -> list[float]:
+    """In MB, at each of the edges."""
+    return [moment.in_use_bytes / 1e6 for moment in (*strip.moments, strip.moments[-1])]
 
 
 def _said(strip: SimulatedStep, moment: Moment) -> str:
@@ -317,13 +316,12 @@ def timeline_plot(timelines: Timelines) -> Canvas:
 
 
 def _memory(axis: Axes, strip: SimulatedStep, timelines: Timelines) -> None:
-    edges = [moment.seconds for moment in strip.moments] + [strip.step_seconds]
     below = [0.0] * len(strip.moments)
     stacks = timelines.stacks(strip)
     for position, colour in enumerate(timelines.bands.values()):
         held = [stacks[i][position] / 1e6 for i in strip.kept]
         above = [low + more for low, more in zip(below, held, strict=True)]
-        axis.stairs(above, edges, baseline=below, fill=True, color=colour, linewidth=0)
+        axis.stairs(above, strip.edges, baseline=below, fill=True, color=colour, linewidth=0)
         below = above
     axis.set_title(title_of(strip), loc="right")
     axis.plot(

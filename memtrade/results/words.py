@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from memtrade.measure.flags import OWN_OPTIMIZER
 from memtrade.measure.protocol import TrialSpec
@@ -81,6 +81,15 @@ def status_text(status: str) -> str:
     return status.replace("_", " ")
 
 
+def from_to(ordered: Sequence[object]) -> str:
+    """The first and the last of them; one, where they are alike.
+
+    >>> from_to([18, 34, 50]), from_to([18, 18])
+    ('18 to 50', '18')
+    """
+    return " to ".join(dict.fromkeys(map(str, (ordered[0], ordered[-1]))))
+
+
 def number(value: float | None) -> str:
     return "no number" if value is None else f"{value:.3g}"
 
@@ -95,8 +104,7 @@ def counted(counts: Iterable[int], what: str) -> str:
     ('1 step', '3 steps', '1 to 5 steps')
     """
     found = sorted(set(counts))
-    many = f"{found[0]} to {found[-1]}" if len(found) > 1 else f"{found[0]}"
-    return f"{many} {what}{'' if found == [1] else 's'}"
+    return f"{from_to(found)} {what}{'' if found == [1] else 's'}"
 
 
 def percent(share: float) -> str:

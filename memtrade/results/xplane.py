@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from memtrade.results.simulated import CHANNELS, SimulatedStep
 from memtrade.simulate.history import History
-from memtrade.simulate.regions import GRAIN_BYTES
+from memtrade.simulate.regions import round_up
 
 Stat = int | float | str
 
@@ -56,7 +56,7 @@ def _requests(
     """What is there before the step is asked for at its beginning."""
     in_use = 0
     for event in history.events:
-        chunk = -(-event.size_bytes // GRAIN_BYTES) * GRAIN_BYTES
+        chunk = round_up(event.size_bytes)
         in_use += -chunk if event.is_free else chunk
         notes: dict[str, Stat] = {
             "allocator_name": step.label,

@@ -17,6 +17,7 @@ blocks make is one trial. What only some of a block's strategies know, such as a
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import re
 import tomllib
@@ -128,7 +129,8 @@ def read_sweep(path: Path, *, resolve: Resolve = DeviceFlags.resolve) -> list[Tr
         raise MemtradeError(f"cannot read the sweep {path}: {error.strerror}") from error
     except ValueError as error:  # UnicodeDecodeError and TOMLDecodeError, which names the line
         raise MemtradeError(f"{path} is not TOML: {error}") from error
-    reader = _Reader(path, Positions(text, name=GRID), _resolve_once(resolve))
+    # A default limit follows from the memory that is free, and holds for all trials of a sweep.
+    reader = _Reader(path, Positions(text, name=GRID), functools.cache(resolve))
     blocks = document.pop(GRID, None)
     reader.check_keys(0, document)
     if not isinstance(blocks, list) or not all(isinstance(block, dict) for block in blocks):
@@ -153,19 +155,6 @@ class _Resolved(DeviceFlags):
 
     def resolve(self) -> tuple[str, int]:
         return self.on
-
-
-def _resolve_once(resolve: Resolve) -> Resolve:
-    """The same for the same flags: a default limit follows from the memory that is free, and must
-    not change between the trials of one sweep."""
-    known: dict[DeviceFlags, tuple[str, int]] = {}
-
-    def resolved(flags: DeviceFlags) -> tuple[str, int]:
-        if flags not in known:
-            known[flags] = resolve(flags)
-        return known[flags]
-
-    return resolved
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,11 @@ from matplotlib.figure import Figure as Canvas
 from matplotlib.text import Text
 from PIL import Image
 
+from memtrade.commands.reading import picture_format
 from memtrade.errors import MemtradeError
 from memtrade.measure.records import Record
 from memtrade.papers.thesis_figures import figures_beside, max_batches_beside
-from memtrade.results.paper import FORMATS, format_of, render
+from memtrade.results.paper import FORMATS, render
 from memtrade.results.plots import depth_plot, max_batch_plot, trade_plot
 from memtrade.results.series import by_depth, depth_panels, trade_panels
 from tests.results.conftest import MODEL_OPTIONS
@@ -132,7 +133,7 @@ def test_numbers_below_narrow_panels_do_not_touch(make_record: MakeRecord) -> No
         assert all(a.x1 + 3 < b.x0 for a, b in itertools.pairwise(seen))
 
 
-def test_the_suffix_says_the_format() -> None:
-    assert format_of(Path("a/figure.PDF")) == "pdf"
+def test_the_suffix_says_the_format(tmp_path: Path) -> None:
+    assert picture_format(tmp_path / "figure.PDF") == "pdf"
     with pytest.raises(MemtradeError, match=r"a plot is a file in .pdf, .svg or .png, not 'f.jpg'"):
-        format_of(Path("f.jpg"))
+        picture_format(Path("f.jpg"))
