@@ -16,6 +16,7 @@ from memtrade.simulate.memory import ROOMY_BYTES, Simulator
 from memtrade.target import ARENA, profile_target
 from memtrade.tf.bodies import Body
 from memtrade.tf.definitions import Definitions
+from memtrade.tf.nodes import awaited, reached
 from memtrade.tf.values import equal_constants, known_numbers
 
 
@@ -113,13 +114,9 @@ def handed_bytes(body: Body, learned: BodyBytes) -> int:
 
 def leading_to(body: Body) -> list[tf.Operation]:
     """The ops that make the body's results, or have effects."""
-    alive = {t.op.name for t in body.results}
     operations = body.graph.get_operations()
-    for operation in reversed(operations):
-        if operation.name in alive or operation.op_def.is_stateful:
-            alive.add(operation.name)
-            alive.update(t.op.name for t in operation.inputs)
-            alive.update(each.name for each in operation.control_inputs)
+    effects = [operation for operation in operations if operation.op_def.is_stateful]
+    alive = reached([*(t.op for t in body.results), *effects], awaited)
     return [each for each in operations if each.name in alive]
 
 

@@ -29,6 +29,7 @@ from memtrade.tf.graft import graft
 from memtrade.tf.inline import HANDED, Inlined, opens
 from memtrade.tf.loss import Named, candidates, find_loss
 from memtrade.tf.meetings import refuse_elsewhere
+from memtrade.tf.nodes import awaited, reached
 from memtrade.tf.origins import with_origins
 from memtrade.tf.step import CHECKPOINTS, TrainStep
 from memtrade.tf.sums import in_groups, parts_of
@@ -257,18 +258,12 @@ def _alive(func_graph: Any) -> list[tf.Operation]:
     """
     roots = [t.op for t in (*func_graph.outputs, *func_graph.inputs)]
     roots.extend(func_graph.control_outputs)
-    alive = {operation.name for operation in roots}
-    stack = list(roots)
-    while stack:
-        for before in _before(stack.pop()):
-            if before.name not in alive:
-                alive.add(before.name)
-                stack.append(before)
+    alive = reached(roots, awaited)
     ordered: dict[str, tf.Operation] = {}
     for operation in func_graph.get_operations():
         stack = [operation] if operation.name in alive else []
         while stack:
-            missing = [before for before in _before(stack[-1]) if before.name not in ordered]
+            missing = [each for each in awaited(stack[-1]) if each.name not in ordered]
             if missing and len(stack) <= len(alive):  # a longer way would go in circles
                 stack.append(missing[0])
             else:
@@ -283,10 +278,6 @@ def _gathered(operation: tf.Operation) -> list[tf.Tensor]:
         return list(operation.inputs)
     graph: Any = operation.graph
     return [graph.get_tensor_by_name(name) for name in parts_of(operation)]
-
-
-def _before(operation: tf.Operation) -> list[tf.Operation]:
-    return [*(t.op for t in operation.inputs), *operation.control_inputs]
 
 
 def _read_tensor(

@@ -273,6 +273,29 @@ def is_few(t: tf.Tensor) -> bool:
     return known and t.shape.num_elements() <= MOST_VALUES
 
 
+def readers(operation: tf.Operation) -> list[tf.Operation]:
+    return [each for t in operation.outputs for each in t.consumers()]
+
+
+def awaited(operation: tf.Operation) -> list[tf.Operation]:
+    """What it reads, and what it waits for."""
+    return [*(t.op for t in operation.inputs), *operation.control_inputs]
+
+
+def reached(
+    start: Iterable[tf.Operation], following: Callable[[tf.Operation], Iterable[tf.Operation]]
+) -> set[str]:
+    """The names of the ops `start`, of those that follow on these, and so on."""
+    stack = list(start)
+    found = {operation.name for operation in stack}
+    while stack:
+        for operation in following(stack.pop()):
+            if operation.name not in found:
+                found.add(operation.name)
+                stack.append(operation)
+    return found
+
+
 def known_values(operations: Sequence[tf.Operation]) -> dict[str, list[Constant]]:
     """By ops, what their outputs are where tracing knows all of them: few whole numbers."""
     known = {}

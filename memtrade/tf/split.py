@@ -40,6 +40,7 @@ from memtrade.options import PARTS, REORDERED
 from memtrade.tf.by_example import chosen_ways, split_by_example
 from memtrade.tf.extract import opened
 from memtrade.tf.graft import graft
+from memtrade.tf.nodes import reached, readers
 from memtrade.tf.rows import RULES
 from memtrade.tf.step import TrainStep
 
@@ -175,12 +176,8 @@ def _masked(op: tf.Operation) -> list[tf.Operation]:
 
 def _is_read_behind(op: tf.Operation, x: tf.Tensor) -> bool:
     """Whether anybody reads x who needs the output of `op`: then x cannot be written over."""
-    behind, waiting = set(), [op]
-    while waiting:
-        readers = {each for t in waiting.pop().outputs for each in t.consumers()}
-        waiting += readers - behind
-        behind |= readers
-    return any(each in behind for each in x.consumers())
+    others = {each.name for each in x.consumers()} - {op.name}
+    return not others.isdisjoint(reached([op], readers))
 
 
 def _in_rows(op: tf.Operation) -> bool:

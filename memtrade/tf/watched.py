@@ -7,7 +7,7 @@ not watched.
 from __future__ import annotations
 
 import gc
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -17,7 +17,7 @@ from memtrade.op_types import DRAWING_TYPES, HARMLESS_TYPES
 from memtrade.tf.body_bytes import BodyBytes
 from memtrade.tf.graft import called_as_it_is, grafted
 from memtrade.tf.inline import functions_named, functions_with, op_defs
-from memtrade.tf.nodes import make_node
+from memtrade.tf.nodes import make_node, reached, readers
 from memtrade.tf.sizes import learn_sizes
 
 Shapes = dict[str, tuple[int, ...]]
@@ -56,7 +56,7 @@ def constant_shapes(concrete: Any, names: Collection[str]) -> Shapes:
         for operation in concrete.graph.get_operations()
         if operation.type == "Placeholder" or operation.op_def.is_stateful
     ]
-    return _shapes(concrete, _tensors(concrete, names, but=_behind(varying)), None)
+    return _shapes(concrete, _tensors(concrete, names, but=reached(varying, readers)), None)
 
 
 def watched_shapes(concrete: Any, batch: Sequence[Any], names: Collection[str]) -> Shapes:
@@ -69,7 +69,7 @@ def watched_shapes(concrete: Any, batch: Sequence[Any], names: Collection[str]) 
     """
     if any(map(tf.is_symbolic_tensor, (*concrete.captured_inputs, *batch))):
         return {}
-    changing = _behind(_changing(concrete.graph))
+    changing = reached(_changing(concrete.graph), readers)
     return _shapes(concrete, _tensors(concrete, names, but=changing), batch)
 
 
@@ -111,7 +111,7 @@ def _asking(concrete: Any, wanted: Sequence[tf.Tensor], *, reads: bool) -> Any:
     inputs = list(concrete.inputs) if reads else []
     given = inputs[: len(inputs) - len(concrete.captured_inputs)]
     names = [t.op.name for t in inputs]
-    needed = _leading_to(wanted)
+    needed = reached((t.op for t in wanted), lambda op: [t.op for t in op.inputs])
     nodes = [node for node in graph_def.node if node.name in needed and node.name not in names]
     for node in nodes:
         node.input[:] = [each for each in node.input if not each.startswith("^")]
@@ -149,26 +149,3 @@ def _changing(graph: Any) -> list[tf.Operation]:
         for node in graph_def.node
         if changes(node) or not changing.isdisjoint(functions_named(node))
     ]
-
-
-def _behind(operations: Iterable[tf.Operation]) -> set[str]:
-    """The names of the ops and of all that read what they make, and so on."""
-    stack = list(operations)
-    found = {operation.name for operation in stack}
-    while stack:
-        for t in stack.pop().outputs:
-            new = [each for each in t.consumers() if each.name not in found]
-            found.update(each.name for each in new)
-            stack.extend(new)
-    return found
-
-
-def _leading_to(tensors: Iterable[tf.Tensor]) -> set[str]:
-    """The names of the ops that make the tensors, of those that make what these read, and so on."""
-    stack = [t.op for t in tensors]
-    found = {operation.name for operation in stack}
-    while stack:
-        new = [t.op for t in stack.pop().inputs if t.op.name not in found]
-        found.update(each.name for each in new)
-        stack.extend(new)
-    return found
