@@ -4,39 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 from memtrade.facts.kernel import END
-from memtrade.graph import GraphData, Op, StepGraph, Tensor
+from memtrade.graph import GraphData, StepGraph
 from memtrade.op_types import ALIAS_TYPES
 from memtrade.plan import Action
 from memtrade.simulate.memory import ROOMY_BYTES, Simulator
 from memtrade.target import ARENA, profile_target
 from memtrade.tf.bodies import Body
-from memtrade.tf.definitions import Definitions
+from memtrade.tf.definitions import Definitions, read_ops
 from memtrade.tf.nodes import awaited, reached
 from memtrade.tf.values import equal_constants, known_numbers
 
 
 @dataclass
 class BodyBytes:
-    """Of tensors by name: bytes, how they are known, and what lists hold; of ops, their scratch,
-    what their bodies keep for good and compute before the first step, what other iterations
-    of a loop take that TensorFlow may run at once, and which of a loop's outputs are its inputs;
-    of branches, what they take as arguments go (`Request.relief`).
+    """Of tensors by name: bytes, how they are known, and what lists hold.
+
+    Attributes:
+        attrs: of loops and branches by name, what a StepGraph says of them: their scratch, what
+            their bodies keep for good and compute before the first step, which of a loop's outputs
+            are its inputs, and what other iterations take that TensorFlow may run at once; of
+            branches, what they take as arguments go (`Request.relief`).
     """
 
     sizes: dict[str, int] = field(default_factory=dict)
     how: dict[str, str] = field(default_factory=dict)
     contents: dict[str, tf.TensorSpec] = field(default_factory=dict)
-    scratch: dict[str, int] = field(default_factory=dict)
-    kept: dict[str, int] = field(default_factory=dict)
-    folding: dict[str, int] = field(default_factory=dict)
-    ahead: dict[str, int] = field(default_factory=dict)
-    handed: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    relief: dict[str, tuple[tuple[int, int], ...]] = field(default_factory=dict)
+    attrs: dict[str, dict[str, Any]] = field(default_factory=dict)
     unsized: list[str] = field(default_factory=list)
 
 
@@ -150,11 +148,13 @@ def body_bytes(operations: Sequence[tf.Operation], body: Body, learned: BodyByte
         for each, ahead in zip(walked, ahead_bytes, strict=True)
     ]
     kept = walked[0].persistent_bytes - walked[0].given_bytes
-    linker = simulator.linker
+    linker, inner = simulator.linker, learned.attrs.values()
     return Taken(
         max(map(max, in_use)),
-        kept + sum(learned.kept.values()),
-        sum(linker.folding_bytes) + linker.constants_bytes + sum(learned.folding.values()),
+        kept + sum(each["kept_bytes"] for each in inner),
+        sum(linker.folding_bytes)
+        + linker.constants_bytes
+        + sum(each["folding_bytes"] for each in inner),
         tuple(
             each
             for order, series in zip(orders, in_use, strict=True)
@@ -167,13 +167,11 @@ def _relief(
     order: Sequence[Action], in_use: Sequence[int], body: Body, graph: StepGraph
 ) -> Iterator[tuple[int, int]]:
     """See `Taken.relief`. What nobody reads goes last."""
-    last = [-1] * len(graph.tensors)
-    for index, action in enumerate(order):
-        for t in graph.ops[action.id].inputs:
-            last[graph.root[t]] = index
+    reads = ((index, graph.ops[action.id].inputs) for index, action in enumerate(order))
+    last = {graph.root[t]: index for index, inputs in reads for t in inputs}
     ids = {graph.label(t.id): t.id for t in graph.tensors}
-    read = [(number, ids.get(each.name)) for number, each in enumerate(body.arguments)]
-    ends = sorted((last[t], number) for number, t in read if t is not None and last[t] >= 0)
+    read = [(last.get(ids.get(each.name, -1)), i) for i, each in enumerate(body.arguments)]
+    ends = sorted((end, number) for end, number in read if end is not None)
     begin = 0
     for end, number in ends:
         yield max(in_use[begin : end + 1], default=0), number
@@ -183,35 +181,18 @@ def _relief(
 
 def _as_step(operations: Sequence[tf.Operation], body: Body, learned: BodyBytes) -> StepGraph:
     """The body as a little step, its arguments as the batch."""
-    number = {operation.name: i for i, operation in enumerate(operations)}
     graph_def = body.graph.as_graph_def()
     definitions = Definitions(graph_def)
-    ops: list[Op] = []
-    tensors: list[Tensor] = []
-    ids: dict[str, int] = {}
-    for op_id, operation in enumerate(operations):
-        first = len(tensors)
-        for index, t in enumerate(operation.outputs):
-            taken = operation.name in body.contents.values() or operation.type == "OptionalGetValue"
-            hidden = t.dtype == tf.variant or taken
-            size = 0 if hidden else learned.sizes[t.name]
-            shape = tuple(n or 0 for n in t.shape.as_list()) if t.shape.is_fully_defined() else None
-            ids[t.name] = len(tensors)
-            tensors.append(Tensor(len(tensors), op_id, index, t.dtype.name, shape, size))
-        scratch = learned.scratch.get(operation.name)
-        ops.append(
-            Op(
-                op_id,
-                operation.name,
-                operation.type,
-                tuple(ids[t.name] for t in operation.inputs),
-                tuple(sorted(number[each.name] for each in operation.control_inputs)),
-                tuple(range(first, len(tensors))),
-                False,
-                {} if scratch is None else {"scratch_bytes": scratch},
-                definitions.place_of(operation.name),
-            )
-        )
+    attrs: dict[str, dict[str, Any]] = {}
+    sizes: dict[str, int] = {}
+    hidden = set(body.contents.values())
+    for operation in operations:
+        taken = learned.attrs.get(operation.name)
+        attrs[operation.name] = {"scratch_bytes": taken["scratch_bytes"]} if taken else {}
+        held = operation.name in hidden or operation.type == "OptionalGetValue"
+        for t in operation.outputs:
+            sizes[t.name] = 0 if held or t.dtype == tf.variant else learned.sizes[t.name]
+    ops, tensors, ids = read_ops(operations, definitions, attrs, sizes, {})
     arguments = tuple(ids[t.name] for t in body.arguments if t.name in ids)
     results = tuple(ids[_content(t).name] for t in body.results)
     return StepGraph(

@@ -8,7 +8,7 @@ The second one is the first where it calls nothing and its shapes are known.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,12 +18,12 @@ import tensorflow as tf
 from memtrade.collection import without_collection
 from memtrade.errors import UnsupportedGraphError
 from memtrade.findings import Finding
-from memtrade.graph import GraphData, Op, StepGraph, Tensor
+from memtrade.graph import GraphData, StepGraph
 from memtrade.tf.assigned import branches_in_place
 from memtrade.tf.body_bytes import BodyBytes
 from memtrade.tf.calls import Calls
 from memtrade.tf.captured import captures, variable_spec
-from memtrade.tf.definitions import Definitions, simple_attrs
+from memtrade.tf.definitions import Definitions, read_ops, simple_attrs
 from memtrade.tf.findings import meeting_nodes, of_trace, refusals
 from memtrade.tf.graft import graft
 from memtrade.tf.inline import HANDED, Inlined, opens
@@ -33,10 +33,9 @@ from memtrade.tf.nodes import awaited, reached
 from memtrade.tf.origins import with_origins
 from memtrade.tf.step import CHECKPOINTS, TrainStep
 from memtrade.tf.sums import in_groups, parts_of
-from memtrade.tf.swap import MAX_SLICE_BYTES
 from memtrade.tf.unroll import shapes_kept, unrolled
 from memtrade.tf.values import equal_constants, known_numbers
-from memtrade.tf.watched import Shapes, learned_sizes
+from memtrade.tf.watched import learned_sizes
 
 
 @dataclass(frozen=True)
@@ -136,16 +135,16 @@ def read_graph(
     operations = _alive(func_graph)
     graph_def = func_graph.as_graph_def()
     closed_over = captures(concrete)
-    batch = len(func_graph.inputs) - len(closed_over)
     held = {inner.name: (0, spec) for inner, outer in closed_over if (spec := variable_spec(outer))}
     calls = Calls(graph_def, {name.partition(":")[0]: spec for name, (_, spec) in held.items()})
     definitions = Definitions(graph_def, calls)
     learned, watched = learned_sizes(concrete, operations, graph_def.library, held, example)
-    op_ids = {operation.name: i for i, operation in enumerate(operations)}
+    attrs, stateful = _attrs(graph_def, calls, learned), _stateful(operations, calls)
     given = {inner.op.name for inner, _ in closed_over}
-    ops, tensors, tensor_ids = _read_ops(
-        operations, op_ids, given, graph_def, calls, definitions, learned, watched
+    ops, tensors, tensor_ids = read_ops(
+        operations, definitions, attrs, learned.sizes, watched, captured=given, stateful=stateful
     )
+    effects = {operation.name for operation in func_graph.control_outputs}
     place = {id(variable.handle): i for i, variable in enumerate(laid)}
     captured = sorted(closed_over, key=lambda pair: place.get(id(pair[1]), len(place)))
 
@@ -155,7 +154,9 @@ def read_graph(
     def living(made: Iterable[tf.Tensor]) -> tuple[int, ...]:
         return ids(t for t in made if t.name in tensor_ids)
 
-    inputs, outputs = ids(func_graph.inputs[:batch]), ids(func_graph.outputs)
+    batch = func_graph.inputs[: len(func_graph.inputs) - len(closed_over)]
+    inputs, outputs = ids(batch), ids(func_graph.outputs)
+    returned = [ids(group) for group in candidates(concrete.structured_outputs, loss)]
     return GraphData(
         name=name,
         ops=tuple(ops),
@@ -164,14 +165,9 @@ def read_graph(
         captures=ids(inner for inner, _ in captured),
         capture_bytes=tuple(_captured_bytes(outer) for _, outer in captured),
         outputs=outputs,
-        control_outputs=_op_ids(func_graph.control_outputs, op_ids),
+        control_outputs=tuple(op.id for op in ops if op.name in effects),
         loss=find_loss(
-            ops,
-            tensors,
-            batch=inputs,
-            returned=list(map(list, map(ids, candidates(concrete.structured_outputs, loss)))),
-            outputs=outputs,
-            named=loss is not None,
+            ops, tensors, batch=inputs, returned=returned, outputs=outputs, named=loss is not None
         ),
         collection=living(func_graph.get_collection(CHECKPOINTS)),
         nodes=tuple(node for node, _ in definitions.places),
@@ -188,65 +184,25 @@ def _identities(node: Any) -> dict[str, list[int]]:
     return {"identities": list(node.attr[HANDED].list.i)} if HANDED in node.attr else {}
 
 
-def _read_ops(
-    operations: Sequence[tf.Operation],
-    op_ids: Mapping[str, int],
-    captured: Container[str],
-    graph_def: Any,
-    calls: Calls,
-    definitions: Definitions,
-    learned: BodyBytes,
-    watched: Shapes,
-) -> tuple[list[Op], list[Tensor], dict[str, int]]:
-    """The ops and their outputs as plain data, and the tensors' ids by name.
-
-    Small tensors that a step captured look like constants in the function's graph; the runtime
-    hands them over as arguments, and computes with them in each step.
-    """
+def _attrs(graph_def: Any, calls: Calls, learned: BodyBytes) -> dict[str, dict[str, Any]]:
     meeting = meeting_nodes(graph_def)
-    attrs = {
+    return {
         node.name: {
             **simple_attrs(node),
             **calls.about(node),
             **meeting.get(node.name, {}),
             **_identities(node),
+            **learned.attrs.get(node.name, {}),
         }
         for node in graph_def.node
     }
+
+
+def _stateful(operations: Sequence[tf.Operation], calls: Calls) -> set[str]:
     # Of a call, it depends on what is called, which the type says, too; but see `Calls.pure`.
     one_of = {operation.type: operation for operation in operations}
-    stateful = {kind for kind, one in one_of.items() if one.op_def.is_stateful}
-    ops: list[Op] = []
-    tensors: list[Tensor] = []
-    tensor_ids: dict[str, int] = {}
-    for op_id, operation in enumerate(operations):
-        outputs = []
-        for index, output in enumerate(operation.outputs):
-            name, size_bytes = output.name, learned.sizes[output.name]
-            shape = watched.get(name) if size_bytes <= MAX_SLICE_BYTES else None
-            tensor = _read_tensor(len(tensors), op_id, index, output, size_bytes, shape)
-            tensor_ids[name] = tensor.id
-            tensors.append(tensor)
-            outputs.append(tensor.id)
-        ops.append(
-            Op(
-                id=op_id,
-                name=operation.name,
-                type="Placeholder" if operation.name in captured else operation.type,
-                inputs=tuple(tensor_ids[t.name] for t in operation.inputs),
-                controls=_op_ids(operation.control_inputs, op_ids),
-                outputs=tuple(outputs),
-                stateful=operation.type in stateful and operation.name not in calls.pure,
-                attrs=attrs[operation.name] | _scratch(learned, operation),
-                node=definitions.place_of(operation.name),
-            )
-        )
-    return ops, tensors, tensor_ids
-
-
-def _op_ids(operations: Iterable[tf.Operation], op_ids: Mapping[str, int]) -> tuple[int, ...]:
-    """Sorted, so that the same step is the same data: TensorFlow keeps them in sets."""
-    return tuple(sorted(op_ids[operation.name] for operation in operations))
+    kinds = {kind for kind, one in one_of.items() if one.op_def.is_stateful}
+    return {each.name for each in operations if each.type in kinds} - calls.pure
 
 
 def _alive(func_graph: Any) -> list[tf.Operation]:
@@ -278,36 +234,6 @@ def _gathered(operation: tf.Operation) -> list[tf.Tensor]:
         return list(operation.inputs)
     graph: Any = operation.graph
     return [graph.get_tensor_by_name(name) for name in parts_of(operation)]
-
-
-def _read_tensor(
-    tensor_id: int,
-    op_id: int,
-    index: int,
-    output: tf.Tensor,
-    size_bytes: int,
-    shape: tuple[int, ...] | None,
-) -> Tensor:
-    """`shape`: where it was watched. Another batch's is another, so nothing is sliced by it."""
-    if output.shape.is_fully_defined():
-        shape = tuple(size for size in output.shape.as_list() if size is not None)
-    return Tensor(tensor_id, op_id, index, output.dtype.name, shape, size_bytes)
-
-
-def _scratch(learned: BodyBytes, operation: tf.Operation) -> dict[str, Any]:
-    """What the body of a loop or a branch takes while it runs, for good, and where more of them
-    run at once."""
-    taken = learned.scratch.get(operation.name)
-    if taken is None:
-        return {}
-    return {
-        "scratch_bytes": taken,
-        "kept_bytes": learned.kept[operation.name],
-        "folding_bytes": learned.folding[operation.name],
-        "handed": learned.handed.get(operation.name, ()),
-        "ahead_bytes": learned.ahead.get(operation.name, 0),
-        "relief": learned.relief.get(operation.name, ()),
-    }
 
 
 def _captured_bytes(captured: tf.Tensor) -> int:

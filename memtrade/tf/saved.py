@@ -21,6 +21,7 @@ from memtrade.tf.captured import variable_spec
 from memtrade.tf.graft import grafted
 from memtrade.tf.loss import NAME, Named, candidates
 from memtrade.tf.structure import named_leaves
+from memtrade.tf.variables import static_shape
 
 # The variable of a child's environment that says where the file is, and the target to run there.
 STEP_FILE = "MEMTRADE_STEP_FILE"
@@ -63,7 +64,7 @@ def save_step(concrete: Any, specs: Sequence[tf.TensorSpec], path: Path, loss: N
         returned[NAME] = candidates(concrete.structured_outputs, loss)[0][0]
     step = _Step(
         graph=graph.as_graph_def().SerializeToString(),
-        specs=tuple((_shape(spec), spec.dtype.name) for spec in specs),
+        specs=tuple((static_shape(spec), spec.dtype.name) for spec in specs),
         names=tuple(t.op.name for t in graph.inputs),
         captured=tuple(map(_captured, concrete.captured_inputs)),
         results={path: leaf.name for path, leaf in returned.items()},
@@ -103,16 +104,11 @@ def _captured(outer: tf.Tensor) -> _Captured:
             "or an iterator, and cannot be tried in another process: take it out of the step"
         )
     if spec is None:
-        return _Captured(_shape(outer), outer.dtype.name, False, _encoded(outer))
+        return _Captured(static_shape(outer), outer.dtype.name, False, _encoded(outer))
     small = spec.shape.num_elements() * spec.dtype.size <= _SMALL_BYTES
     value = tf.raw_ops.ReadVariableOp(resource=outer, dtype=spec.dtype) if small else None
     encoded = None if value is None else _encoded(value)
-    return _Captured(_shape(spec), spec.dtype.name, True, encoded)
-
-
-def _shape(spec: Any) -> tuple[int, ...]:
-    """Of what has all sizes."""
-    return tuple(spec.shape.as_list())
+    return _Captured(static_shape(spec), spec.dtype.name, True, encoded)
 
 
 def _encoded(value: tf.Tensor) -> bytes:

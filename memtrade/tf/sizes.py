@@ -146,7 +146,7 @@ class _Sizes:
             elements = self._elements(inputs[0])
             return None if rank is None or elements is None else rank * elements
         if operation.type in ("TensorListStack", "TensorListConcatV2", "TensorListGather"):
-            return self._elements_of_list(inputs[0], t)
+            return self._elements(inputs[0], t.dtype)
         if operation.type in _SHAPED:
             return self._elements_shaped_as(operation.type, inputs)
         if operation.type == "Reshape" or operation.type in ALIAS_TYPES:
@@ -167,14 +167,17 @@ class _Sizes:
         few = all(count is not None and count <= _FEW for count in elements)
         return _FEW if inputs and few and t.dtype in (tf.int32, tf.int64) else None
 
-    def _elements(self, t: tf.Tensor) -> int | None:
-        if t.name in self.found.unsized or t.name not in self.found.sizes or not t.dtype.size:
+    def _bytes(self, *tensors: tf.Tensor) -> int | None:
+        """Of all of them; None where one has no size."""
+        names = [t.name for t in tensors]
+        if any(n in self.found.unsized or n not in self.found.sizes for n in names):
             return None
-        return self.found.sizes[t.name] // t.dtype.size
+        return sum(self.found.sizes[n] for n in names)
 
-    def _elements_of_list(self, source: tf.Tensor, t: tf.Tensor) -> int | None:
-        unsized = source.name in self.found.unsized
-        return None if unsized else self.found.sizes[source.name] // t.dtype.size
+    def _elements(self, t: tf.Tensor, dtype: tf.DType | None = None) -> int | None:
+        """`dtype`: of what is in a list."""
+        size_bytes, each_bytes = self._bytes(t), (dtype or t.dtype).size
+        return size_bytes // each_bytes if size_bytes is not None and each_bytes else None
 
     def _elements_shaped_as(self, kind: str, inputs: Sequence[tf.Tensor]) -> int | None:
         """Where the shape is another tensor's; in the gradient of a sum, divided by the sum's."""
@@ -212,32 +215,23 @@ class _Sizes:
 
     def _list(self, operation: tf.Operation, t: tf.Tensor) -> None:
         inputs: Sequence[tf.Tensor] = operation.inputs
-        sizes, contents = self.found.sizes, self.found.contents
         if operation.type in ("EmptyTensorList", "OptionalNone", "TensorListReserve"):
             self._set(t, 0, "")
         elif operation.type == "TensorListFromTensor":
-            content = (
-                tf.TensorSpec(inputs[0].shape[1:], inputs[0].dtype)
-                if inputs[0].shape.rank
-                else None
-            )
-            self._set(t, sizes[inputs[0].name], BOUND, content)
+            shape = inputs[0].shape
+            content = tf.TensorSpec(shape[1:], inputs[0].dtype) if shape.rank else None
+            self._set(t, self.found.sizes[inputs[0].name], BOUND, content)
         elif operation.type in ("TensorListPushBack", "TensorListSetItem"):
             item = inputs[1 if operation.type == "TensorListPushBack" else 2]
-            sized = not {item.name, inputs[0].name} & set(self.found.unsized)
-            size = sizes[inputs[0].name] + sizes[item.name]
             shape = tf.TensorShape([None]) if item.op.type in _SHAPES else item.shape
-            self._set(t, size if sized else None, TRIP_COUNT, tf.TensorSpec(shape, item.dtype))
+            content = tf.TensorSpec(shape, item.dtype)
+            self._set(t, self._bytes(inputs[0], item), TRIP_COUNT, content)
         elif operation.type == "OptionalFromValue":
-            sized = not {each.name for each in inputs} & set(self.found.unsized)
-            size = sum(sizes[each.name] for each in inputs)
-            self._set(
-                t, size if sized else None, BOUND, tf.TensorSpec(inputs[0].shape, inputs[0].dtype)
-            )
+            content = tf.TensorSpec(inputs[0].shape, inputs[0].dtype)
+            self._set(t, self._bytes(*inputs), BOUND, content)
         elif inputs and inputs[0].dtype == tf.variant:  # PopBack, Identity, ZerosLike, AddN
-            sized = inputs[0].name not in self.found.unsized
-            size, content = sizes[inputs[0].name], contents.get(inputs[0].name)
-            self._set(t, size if sized else None, BOUND, content)
+            content = self.found.contents.get(inputs[0].name)
+            self._set(t, self._bytes(inputs[0]), BOUND, content)
         else:
             self._set(t, None, "")
 
@@ -249,21 +243,12 @@ class _Sizes:
 
     def _body(self, function: str, inputs: Sequence[tf.Tensor]) -> _Drawn:
         body = draw_body(self.library, function, self._arguments(inputs))
-        contents = self.found.contents
-        known = (
-            {
-                inner.name: (0, contents.get(outer.name))
-                for inner, outer in zip(body.arguments, inputs, strict=True)
-                if outer.dtype in (tf.variant, tf.resource)
-            }
-            | {
-                inner.name: (self.found.sizes[outer.name], None)
-                for inner, outer in zip(body.arguments, inputs, strict=True)
-                if not outer.shape.is_fully_defined()
-                and outer.dtype not in (tf.variant, tf.resource)
-            }
-            | dict.fromkeys(body.contents, (0, None))
-        )
+        known: dict[str, tuple[int, tf.TensorSpec | None]] = dict.fromkeys(body.contents, (0, None))
+        for inner, outer in zip(body.arguments, inputs, strict=True):
+            if outer.dtype in (tf.variant, tf.resource):
+                known[inner.name] = 0, self.found.contents.get(outer.name)
+            elif not outer.shape.is_fully_defined():
+                known[inner.name] = self.found.sizes[outer.name], None
         operations = leading_to(body)
         learned = learn_sizes(operations, self.library, known)
         return _Drawn(body, learned, body_bytes(operations, body, learned))
@@ -274,11 +259,14 @@ class _Sizes:
         body, learned = drawn.body, drawn.learned
         trips = self._trip_count(operation, inputs)
         asked = self._body(operation.get_attr("cond").name, inputs)
-        self._takes(operation, max(drawn.taken.peak_bytes, asked.taken.peak_bytes), [drawn, asked])
         abreast = operation.get_attr("parallel_iterations")
-        self.found.handed[operation.name] = handed_on(body)
         abreast = abreast if trips is None else min(abreast, trips)
-        self.found.ahead[operation.name] = drawn.taken.peak_bytes * max(0, abreast - 1)
+        self.found.attrs[operation.name] = _attrs(
+            [drawn, asked],
+            max(drawn.taken.peak_bytes, asked.taken.peak_bytes),
+            handed=handed_on(body),
+            ahead_bytes=drawn.taken.peak_bytes * max(0, abreast - 1),
+        )
         self.found.unsized.extend(f"{operation.name}/{name}" for name in learned.unsized)
         held: set[str] = set()
         for before, after, result in zip(inputs, outputs, body.results, strict=True):
@@ -295,11 +283,6 @@ class _Sizes:
                 self._set(after, size, TRIP_COUNT, content)
             else:
                 self._set(after, max(start, growth), "")
-
-    def _takes(self, operation: tf.Operation, peak_bytes: int, bodies: Sequence[_Drawn]) -> None:
-        self.found.scratch[operation.name] = peak_bytes
-        self.found.kept[operation.name] = sum(each.taken.kept_bytes for each in bodies)
-        self.found.folding[operation.name] = sum(each.taken.folding_bytes for each in bodies)
 
     def _trip_count(self, operation: tf.Operation, inputs: Sequence[tf.Tensor]) -> int | None:
         """From the condition `counter < limit`, or for a loop's gradient, from the loop."""
@@ -336,12 +319,12 @@ class _Sizes:
         # What a branch hands on is asked for as the op's own outputs.
         handed = [handed_bytes(each.body, each.learned) for each in drawn]
         peaks = (each.taken.peak_bytes - own for each, own in zip(drawn, handed, strict=True))
-        self._takes(operation, max(0, *peaks), drawn)
-        self.found.relief[operation.name] = tuple(
+        relief = tuple(
             (most_bytes - own, END if number == END else number + 1)  # behind the predicate
             for each, own in zip(drawn, handed, strict=True)
             for most_bytes, number in each.taken.relief
         )
+        self.found.attrs[operation.name] = _attrs(drawn, max(0, *peaks), relief=relief)
         twice = [held_twice(each.body) for each in drawn]
         for i, t in enumerate(operation.outputs):
             results = [(each.learned, each.body.results[i].name) for each in drawn]
@@ -354,6 +337,25 @@ class _Sizes:
                 self._set(t, math.prod(self.watched[t.name]) * t.dtype.size, WATCHED, content)
             else:
                 self._set(t, size if sized else None, BOUND, content)
+
+
+def _attrs(
+    bodies: Sequence[_Drawn],
+    scratch_bytes: int,
+    *,
+    handed: tuple[int, ...] = (),
+    ahead_bytes: int = 0,
+    relief: tuple[tuple[int, int], ...] = (),
+) -> dict[str, Any]:
+    """See `BodyBytes.attrs`."""
+    return {
+        "scratch_bytes": scratch_bytes,
+        "kept_bytes": sum(each.taken.kept_bytes for each in bodies),
+        "folding_bytes": sum(each.taken.folding_bytes for each in bodies),
+        "handed": handed,
+        "ahead_bytes": ahead_bytes,
+        "relief": relief,
+    }
 
 
 def _product(dims: Sequence[int | None]) -> int:

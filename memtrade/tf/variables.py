@@ -37,7 +37,7 @@ def normal(shape: Sequence[int], *, seed: tuple[int, int], stddev: float = 1.0) 
     )
 
 
-def static_shape(x: tf.Tensor | tf.Variable) -> tuple[int, ...]:
+def static_shape(x: tf.Tensor | tf.Variable | tf.TensorSpec) -> tuple[int, ...]:
     """The shape, all of which is known when the graph is drawn."""
     return cast(tuple[int, ...], tuple(x.shape.as_list()))
 

@@ -19,6 +19,7 @@ from memtrade.tf.graft import called_as_it_is, grafted
 from memtrade.tf.inline import functions_named, functions_with, op_defs
 from memtrade.tf.nodes import make_node, reached, readers
 from memtrade.tf.sizes import learn_sizes
+from memtrade.tf.swap import MAX_SLICE_BYTES
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -30,7 +31,8 @@ def learned_sizes(
     held: Mapping[str, tuple[int, tf.TensorSpec | None]],
     example: Sequence[Any] | None,
 ) -> tuple[BodyBytes, Shapes]:
-    """What is known of sizes, and the shapes that had to be watched for that."""
+    """What is known of sizes, and the shapes that had to be watched for that, but for those of what
+    swaps slice: another batch's is another."""
     learned = learn_sizes(operations, library, held)
     vague = _vague(learned)
     constant = constant_shapes(concrete, vague) if vague else {}
@@ -39,7 +41,8 @@ def learned_sizes(
     if not learned.unsized or example is None:
         return learned, {}
     watched = watched_shapes(concrete, example, _vague(learned))
-    return learn_sizes(operations, library, held, watched, constant), watched
+    learned = learn_sizes(operations, library, held, watched, constant)
+    return learned, {t: each for t, each in watched.items() if learned.sizes[t] <= MAX_SLICE_BYTES}
 
 
 def _vague(learned: BodyBytes) -> set[str]:
