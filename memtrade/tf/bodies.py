@@ -7,10 +7,9 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from memtrade.tf.inline import Inlined
-from memtrade.tf.nodes import NodeDef, make_call, make_node
+from memtrade.tf.functions import opened_body
+from memtrade.tf.nodes import NodeDef, make_node
 
-_CALL = "body"
 # Ops that take an element out of a list, and which of their outputs that is.
 _TAKES = {"TensorListPopBack": 1, "TensorListGetItem": 0}
 
@@ -39,24 +38,16 @@ def draw_body(library: Any, function: str, arguments: Sequence[Argument]) -> Bod
     A variable's shape and a list's element are known to the caller alone, so what reads them
     becomes a placeholder of that shape.
     """
-    signature = next(f.signature for f in library.function if f.signature.name == function)
-    graph_def = tf.compat.v1.GraphDef()
-    graph_def.versions.producer = tf.version.GRAPH_DEF_VERSION
-    graph_def.library.CopyFrom(library)
-    names = [f"argument{i}" for i in range(len(arguments))]
-    for name, argument in zip(names, arguments, strict=True):
-        graph_def.node.append(_placeholder(name, argument))
-    call = make_call("PartitionedCall", _CALL, signature)
-    call.input.extend(names)
-    graph_def.node.append(call)
-    inlined = Inlined(graph_def)
+    known = {f"argument{i}": argument for i, argument in enumerate(arguments)}
+    placeholders = [_placeholder(name, argument) for name, argument in known.items()]
+    functions = {each.signature.name: each for each in library.function}
+    inlined, results = opened_body(functions, function, placeholders)
+    opened = inlined.graph_def
+    drawn = tf.compat.v1.GraphDef(versions=opened.versions, library=opened.library)
     renamed: dict[str, str] = {}
-    drawn = tf.compat.v1.GraphDef(versions=graph_def.versions)
-    drawn.library.CopyFrom(inlined.graph_def.library)
-    known = dict(zip(names, arguments, strict=True))
     contents: dict[str, str] = {}
-    behind: dict[str, str] = {name: name for name in names}  # through identities
-    for node in inlined.graph_def.node:
+    behind: dict[str, str] = {name: name for name in known}  # through identities
+    for node in opened.node:
         source = behind.get(node.input[0].removesuffix(":0")) if node.input else None
         if source and node.op in ("Identity", "TensorListPopBack", "TensorListPushBack"):
             behind[node.name] = source
@@ -74,12 +65,11 @@ def draw_body(library: Any, function: str, arguments: Sequence[Argument]) -> Bod
         drawn.node.append(node)
     for node in drawn.node:
         node.input[:] = [renamed.get(each.removesuffix(":0"), each) for each in node.input]
-    results = [f"{_CALL}:{i}" if i else _CALL for i in range(len(signature.output_arg))]
-    wanted = [renamed.get(each, each) for each in map(inlined.reference, results)]
+    wanted = [renamed.get(each, each) for each in results]
     with tf.Graph().as_default() as graph:
         tf.graph_util.import_graph_def(drawn, name="")
-    tensors = [graph.get_tensor_by_name(n if ":" in n else f"{n}:0") for n in (*names, *wanted)]
-    return Body(graph, tensors[: len(names)], tensors[len(names) :], contents)
+    tensors = [graph.get_tensor_by_name(n if ":" in n else f"{n}:0") for n in (*known, *wanted)]
+    return Body(graph, tensors[: len(known)], tensors[len(known) :], contents)
 
 
 def _placeholder(name: str, like: Any) -> NodeDef:

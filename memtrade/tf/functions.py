@@ -9,7 +9,15 @@ import tensorflow as tf
 
 from memtrade.op_types import READ_TYPES
 from memtrade.tf.inline import Inlined, functions_named, op_defs, still_called
-from memtrade.tf.nodes import KNOWN_TYPES, MOST_VALUES, Constant, NodeDef, copied, make_call
+from memtrade.tf.nodes import (
+    KNOWN_TYPES,
+    MOST_VALUES,
+    Constant,
+    NodeDef,
+    copied,
+    make_call,
+    make_node,
+)
 
 # The NoOp in a body that stands for what its ops with a state wait for.
 START = "start"
@@ -38,12 +46,11 @@ class Functions:
     def __init__(self, graph_def: Any):
         self.library: dict[str, Any] = {f.signature.name: f for f in graph_def.library.function}
         self.op_defs = op_defs(graph_def)
-        self._versions = graph_def.versions
         self._templates: dict[str, Template] = {}
 
     def template(self, function: str) -> Template:
         if function not in self._templates:
-            self._templates[function] = _opened(function, self.library, self._versions)
+            self._templates[function] = _opened(function, self.library)
         return self._templates[function]
 
     def counts_on(self, node: NodeDef) -> bool:
@@ -80,23 +87,34 @@ def chosen_functions(node: NodeDef) -> list[Any]:
     return [node.attr[f"{which}_branch"].func for which in ("then", "else")]
 
 
-def _opened(function: str, library: Mapping[str, Any], versions: Any) -> Template:
+def opened_body(
+    library: Mapping[str, Any], function: str, arguments: Sequence[NodeDef], start: str = ""
+) -> tuple[Inlined, list[str]]:
+    """The body of a function, calls in it opened, that reads `arguments` and waits for the NoOp
+    `start`, if it is given one; and what its results are called."""
     signature = library[function].signature
     call = make_call("PartitionedCall", _BODY, signature)
-    around = tf.compat.v1.GraphDef(versions=versions)
+    call.input.extend(each.name for each in arguments)
+    waits = [make_node("NoOp", start)] if start else []
+    call.input.extend(f"^{each.name}" for each in waits)
+    around = tf.compat.v1.GraphDef(node=[*waits, *arguments, call])
+    around.versions.producer = tf.version.GRAPH_DEF_VERSION
     around.library.function.extend(still_called([call], library))
-    around.node.add(op="NoOp", name=START)
-    arguments = [f"argument{i}" for i in range(len(signature.input_arg))]
-    for name, each in zip(arguments, signature.input_arg, strict=True):
-        around.node.add(op="Placeholder", name=name).attr["dtype"].type = each.type
-    call.input.extend([*arguments, f"^{START}"])
-    around.node.append(call)
     inlined = Inlined(around)
     results = [f"{_BODY}:{i}" if i else _BODY for i in range(len(signature.output_arg))]
+    return inlined, [inlined.reference(each) for each in results]
+
+
+def _opened(function: str, library: Mapping[str, Any]) -> Template:
+    arguments = [
+        make_node("Placeholder", f"argument{i}", dtype=tf.as_dtype(each.type))
+        for i, each in enumerate(library[function].signature.input_arg)
+    ]
+    inlined, results = opened_body(library, function, arguments, START)
     nodes = ordered(inlined.graph_def.node)
     constants = {node.name: found for node in nodes if (found := _constant(node))}
-    references = [inlined.reference(each) for each in results]
-    return Template(nodes, arguments, references, inlined.effect(_BODY), constants)
+    names = [each.name for each in arguments]
+    return Template(nodes, names, results, inlined.effect(_BODY), constants)
 
 
 def kernel_function(node: NodeDef, definition: Any) -> Any:
