@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from memtrade.tf.functions import opened_body
-from memtrade.tf.nodes import NodeDef, make_node
+from memtrade.tf.nodes import NodeDef, make_node, tensor_name
 
 # Ops that take an element out of a list, and which of their outputs that is.
 _TAKES = {"TensorListPopBack": 1, "TensorListGetItem": 0}
@@ -68,7 +68,7 @@ def draw_body(library: Any, function: str, arguments: Sequence[Argument]) -> Bod
     wanted = [renamed.get(each, each) for each in results]
     with tf.Graph().as_default() as graph:
         tf.graph_util.import_graph_def(drawn, name="")
-    tensors = [graph.get_tensor_by_name(n if ":" in n else f"{n}:0") for n in (*known, *wanted)]
+    tensors = [graph.get_tensor_by_name(tensor_name(each)) for each in (*known, *wanted)]
     return Body(graph, tensors[: len(known)], tensors[len(known) :], contents)
 
 

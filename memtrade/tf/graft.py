@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from memtrade.tf.nodes import tensor_name
 from memtrade.tf.structure import packed
 
 
@@ -77,7 +78,7 @@ def grafted(
         values = [*arguments, *map(graph.capture, captured())]
         given = dict(zip(names, values, strict=True))
         inputs = {name: value for name, value in given.items() if name in read}
-        wanted = [*(_tensor_name(name) for name in made), *effects]
+        wanted = [*(tensor_name(name) for name in made), *effects]
         fetched = tf.graph_util.import_graph_def(graph_def, inputs, wanted, name="") or ()
         on_import(graph)
         given.update(zip(made, fetched, strict=False))
@@ -111,7 +112,3 @@ def called_as_it_is(concrete: Any, values: Sequence[tf.Tensor], config: Any = No
     for result, known in zip(results, concrete.outputs, strict=True):
         result.set_shape(known.shape)
     return packed(concrete.structured_outputs, results)
-
-
-def _tensor_name(name: str) -> str:
-    return name if ":" in name else f"{name}:0"

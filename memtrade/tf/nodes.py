@@ -267,6 +267,11 @@ def output_count(argument: Any, node: NodeDef) -> int:
     return 1
 
 
+def tensor_name(reference: str) -> str:
+    """What a graph calls the tensor that a node reads as "op" or "op:1"."""
+    return reference if ":" in reference else f"{reference}:0"
+
+
 def is_few(t: tf.Tensor) -> bool:
     """Whether a tensor has a few whole numbers or truth values."""
     known = t.dtype in KNOWN_TYPES and t.shape.is_fully_defined()

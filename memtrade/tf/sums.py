@@ -18,7 +18,7 @@ from typing import Any
 import tensorflow as tf
 
 from memtrade.tf.graft import graft
-from memtrade.tf.nodes import NodeDef, copied, make_node
+from memtrade.tf.nodes import NodeDef, copied, make_node, tensor_name
 from memtrade.tf.unroll import shapes_kept
 
 # How many inputs TensorFlow's kernel adds to its output at a time.
@@ -72,7 +72,5 @@ def _groups(node: NodeDef) -> list[NodeDef]:
         total = made[-1].name
     made[-1].name = node.name
     made[-1].input.extend(each for each in node.input if each.startswith("^"))
-    made[-1].attr[_PARTS].list.s.extend(
-        (each if ":" in each else f"{each}:0").encode() for each in parts
-    )
+    made[-1].attr[_PARTS].list.s.extend(tensor_name(each).encode() for each in parts)
     return made
