@@ -28,7 +28,6 @@ from memtrade.tf.swap import const_node
 from memtrade.tf.unroll import shapes_kept
 
 _HARMLESS = READING_TYPES | {"AssignVariableOp", "ResourceStridedSliceAssign"}
-_FUNCTIONS = "memtrade/branches"
 
 
 def write_in_place(assign: NodeDef, rank: int) -> list[NodeDef]:
@@ -75,14 +74,8 @@ def branches_in_place(concrete: Any, specs: Sequence[tf.TensorSpec]) -> Any:
     graph_def.library.function.extend(each.function_def for each in made)
     if not made:
         return concrete
-    keep = shapes_kept(concrete.graph)
-
-    def imported(graph: Any) -> None:
-        keep(graph)
-        for function in made:  # TensorFlow forgets a function that nobody holds
-            graph.add_to_collection(_FUNCTIONS, function)
-
-    return graft(concrete, graph_def, specs, on_import=imported).get_concrete_function()
+    keep = shapes_kept(concrete.graph, made)
+    return graft(concrete, graph_def, specs, on_import=keep).get_concrete_function()
 
 
 def _read_by_alone(branches: Sequence[NodeDef], graph_def: Any) -> set[str]:

@@ -23,7 +23,7 @@ list of n elements costs to change, n in C.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -57,7 +57,7 @@ _FEW_WAITS = 8
 
 # Functions with one random kernel each, by the loop's body and the op.
 RandomKernels = dict[tuple[str, str], Any]
-_KERNELS = "memtrade_kernels"  # a graph's collection of them
+_CALLED = "memtrade_called"  # a graph's collection of functions
 
 
 def unrolled(concrete: Any, specs: Sequence[tf.TensorSpec]) -> Any:
@@ -107,21 +107,18 @@ def _one_round(concrete: Any, specs: Sequence[tf.TensorSpec], kernels: RandomKer
         effects=list(
             dict.fromkeys(n for op in func_graph.control_outputs for n in top.waits[op.name])
         ),
-        on_import=lambda graph: _imported(graph, func_graph, kernels),
+        on_import=shapes_kept(func_graph, kernels.values()),
     ).get_concrete_function()
 
 
-def _imported(graph: Any, before: Any, kernels: RandomKernels) -> None:
-    shapes_kept(before)(graph)
-    for kernel in kernels.values():  # TensorFlow forgets a function that nobody holds
-        graph.add_to_collection(_KERNELS, kernel)
-
-
-def shapes_kept(func_graph: Any) -> Callable[[Any], None]:
-    """For `graft`: the program may have said more of a shape than the ops do."""
+def shapes_kept(func_graph: Any, called: Iterable[Any] = ()) -> Callable[[Any], None]:
+    """For `graft`: the program may have said more of a shape than the ops do. With the graph go the
+    functions `called` that are new in it: TensorFlow forgets one that nobody holds."""
     traced = {operation.name: operation for operation in func_graph.get_operations()}
 
     def keep(graph: Any) -> None:
+        for function in called:
+            graph.add_to_collection(_CALLED, function)
         for operation in graph.get_operations():
             known = traced.get(operation.name)
             if known is not None and known.type == operation.type:
