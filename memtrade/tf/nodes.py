@@ -26,13 +26,15 @@ MOST_VALUES = 64
 def make_node(
     op: str, name: str = "", inputs: Iterable[str] = (), *, device: str = "", **attrs: Any
 ) -> NodeDef:
-    """A node with these attributes: dtypes and shapes of TensorFlow, arrays, numbers, texts."""
+    """A node with these attributes: dtypes or their names, TensorFlow's shapes, arrays, numbers."""
     node = tf.compat.v1.NodeDef(op=op, name=name, device=device, input=inputs)
-    set_attributes(node, attrs)
+    typed = {k: tf.as_dtype(each) if isinstance(each, str) else each for k, each in attrs.items()}
+    set_attributes(node, typed)
     return node
 
 
 def set_attributes(node: NodeDef, attrs: Mapping[str, Any]) -> None:
+    """As in `make_node`, but that words are texts."""
     for key, value in attrs.items():
         made = node.attr[key]
         if isinstance(value, tf.DType):

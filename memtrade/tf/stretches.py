@@ -5,7 +5,7 @@ in `memtrade.tf.ask`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from memtrade.facts.signature import Operand, Signature
 from memtrade.tf.calls import Alone, body_of, is_compiled, values_read
-from memtrade.tf.nodes import set_attributes
+from memtrade.tf.nodes import make_node
 
 # Of floats, whole numbers and truth values: what an input holds. Nothing overflows, and an index
 # of 0 is always there.
@@ -67,24 +67,21 @@ class Stretches:
             # What a step's kernel writes to was in use a moment ago, and is still in the cache.
             dtype, shape = max(signature.outputs, key=lambda each: math.prod(each[1]))
             before = [*inputs, self._input(f"{name}/was", Operand(dtype, shape))]
-        begin = self._node("Timestamp", f"{name}/begin")
-        begin.input.extend(dict.fromkeys(f"^{each.partition(':')[0]}" for each in before))
-        self._wait(begin)
+        ready = dict.fromkeys(f"^{each.partition(':')[0]}" for each in before)
+        begin = self._node("Timestamp", f"{name}/begin", [*ready, *self._waits()])
         run = self.graph_def.node.add()
         run.ParseFromString(signature.node)
         if signature.functions:
             run.attr["f"].func.name = self._function(signature, given)
         run.name = f"{name}/run"
-        run.input.extend([*inputs, f"^{begin.name}"])
-        end = self._node("Timestamp", f"{name}/end")
-        end.input.append(f"^{run.name}")
-        self.previous = end.name
-        self.timed += [begin.name, end.name]
+        run.input.extend([*inputs, f"^{begin}"])
+        self.previous = self._node("Timestamp", f"{name}/end", [f"^{run.name}"])
+        self.timed += [begin, self.previous]
         for i, operand in enumerate(given):
             if i not in free:
-                reader = self._node("Size", f"{name}/held{i}", T=operand.dtype, out_type="int32")
-                reader.input.extend([inputs[i], f"^{self.previous}"])
-                self.previous = reader.name
+                read = [inputs[i], *self._waits()]
+                types = {"T": operand.dtype, "out_type": "int32"}
+                self.previous = self._node("Size", f"{name}/held{i}", read, **types)
         if not free:
             for i, (_, shape) in enumerate(signature.outputs):
                 self.wanted[f"{run.name}:{i}"] = shape
@@ -139,17 +136,15 @@ class Stretches:
         if operand.values is not None:
             dtype = tf.as_dtype(operand.dtype)
             values = np.asarray(operand.values, dtype.as_numpy_dtype).reshape(operand.shape)
-            return self._const(name, values, operand.dtype)
+            return self._const(name, values)
         whole = tf.as_dtype(operand.dtype).is_integer
         filling = _FILLINGS.get(operand.dtype, _WHOLE if whole else _FLOAT)
         return self._filled(name, operand, filling)
 
     def _filled(self, name: str, operand: Operand, filling: float) -> str:
-        dims = self._const(f"{name}/dims", np.asarray(operand.shape, np.int64), "int64")
-        fill = self._node("Fill", name, T=operand.dtype, index_type="int64")
-        fill.input.extend([dims, self._value(operand.dtype, filling)])
-        self._wait(fill)
-        return name
+        dims = self._const(f"{name}/dims", np.asarray(operand.shape, np.int64))
+        inputs = [dims, self._value(operand.dtype, filling), *self._waits()]
+        return self._node("Fill", name, inputs, T=operand.dtype, index_type="int64")
 
     def _ones(self, name: str, operand: Operand) -> str:
         """No number is divided by 0."""
@@ -158,34 +153,26 @@ class Stretches:
     def _diagonal(self, name: str, operand: Operand) -> str:
         """Matrices that have an inverse."""
         diagonals = Operand(operand.dtype, operand.shape[:-1])
-        matrix = self._node("MatrixDiag", name, T=operand.dtype)
-        matrix.input.append(self._filled(f"{name}/diagonal", diagonals, 1))
-        return name
+        ones = self._ones(f"{name}/diagonal", diagonals)
+        return self._node("MatrixDiag", name, [ones], T=operand.dtype)
 
     def _counted(self, name: str, operand: Operand) -> str:
         """0, 1, 2, ...: each number once, and they rise."""
-        dtype, (count,) = tf.as_dtype(operand.dtype), operand.shape
-        counted = self._node("Range", name, Tidx=operand.dtype)
-        counted.input.append(self._value(operand.dtype, 0))
-        for what, number in (("limit", count), ("step", 1)):
-            held = np.asarray(number, dtype.as_numpy_dtype)
-            counted.input.append(self._const(f"{name}/{what}", held, operand.dtype))
-        self._wait(counted)
-        return name
+        dtype, (count,) = tf.as_dtype(operand.dtype).as_numpy_dtype, operand.shape
+        limit = self._const(f"{name}/limit", np.asarray(count, dtype))
+        step = self._const(f"{name}/step", np.asarray(1, dtype))
+        inputs = [self._value(operand.dtype, 0), limit, step, *self._waits()]
+        return self._node("Range", name, inputs, Tidx=operand.dtype)
 
     def _places(self, name: str, operand: Operand, dims: str) -> str:
         """The first places in a tensor of `dims`, each once and in order."""
         counted = self._counted(f"{name}/counted", Operand(operand.dtype, operand.shape[:1]))
-        columns = self._node("UnravelIndex", f"{name}/columns", Tidx=operand.dtype)
-        columns.input.extend([counted, dims])
-        turned = self._const(f"{name}/turned", np.asarray([1, 0], np.int32), "int32")
-        rows = self._node("Transpose", name, T=operand.dtype, Tperm="int32")
-        rows.input.extend([columns.name, turned])
-        return name
+        columns = self._node("UnravelIndex", f"{name}/columns", [counted, dims], Tidx=operand.dtype)
+        turned = self._const(f"{name}/turned", np.asarray([1, 0], np.int32))
+        return self._node("Transpose", name, [columns, turned], T=operand.dtype, Tperm="int32")
 
-    def _wait(self, node: Any) -> None:
-        if self.previous:
-            node.input.append(f"^{self.previous}")
+    def _waits(self) -> list[str]:
+        return [f"^{self.previous}"] if self.previous else []
 
     def _value(self, dtype: str, filling: float) -> str:
         """A placeholder for the filling: a constant would be folded, and the kernel with it."""
@@ -195,29 +182,22 @@ class Stretches:
             self._node("Placeholder", name, dtype=dtype)
         return name
 
-    def _const(self, name: str, values: np.ndarray, dtype: str) -> str:
-        node = self._node("Const", name, dtype=dtype)
-        set_attributes(node, {"value": values})
+    def _const(self, name: str, values: np.ndarray) -> str:
+        return self._node("Const", name, dtype=tf.as_dtype(values.dtype), value=values)
+
+    def _node(self, op: str, name: str, inputs: Iterable[str] = (), **attrs: Any) -> str:
+        self.graph_def.node.append(make_node(op, name, inputs, **attrs))
         return name
 
-    def _node(self, op: str, name: str, **types: str) -> Any:
-        node = self.graph_def.node.add(op=op, name=name)
-        set_attributes(node, {key: tf.as_dtype(dtype) for key, dtype in types.items()})
-        return node
-
     def _stamp(self, name: str) -> None:
-        stamp = self._node("Timestamp", name)
-        stamp.input.append(f"^{self.previous}")
-        self.previous = name
+        self.previous = self._node("Timestamp", name, self._waits())
         self.timed.append(name)
 
     def _ruler(self) -> None:
-        axis = self._const("ruler/axis", np.asarray(0, np.int32), "int32")
-        whole = self._const("ruler/whole", np.zeros(RULER, np.float32), "float32")
-        split = self._node("Split", "ruler/run", T="float32")
-        split.attr["num_split"].i = RULER
-        split.input.extend([axis, whole, f"^{self.previous}"])
-        self.previous = split.name
+        axis = self._const("ruler/axis", np.asarray(0, np.int32))
+        whole = self._const("ruler/whole", np.zeros(RULER, np.float32))
+        inputs = [axis, whole, *self._waits()]
+        self.previous = self._node("Split", "ruler/run", inputs, T="float32", num_split=RULER)
 
     def function(self) -> Callable[[], list[float]]:
         """Runs all stretches; returns the seconds of each, then of one with many tiny outputs, and

@@ -11,8 +11,8 @@ last one is what others wait for and, on the way in, read.
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
@@ -47,52 +47,52 @@ class SerializeTransfer:
         self.max_slice_bytes = max_slice_bytes
 
     def swap_out(self, name: str, source: str, tensor: Tensor) -> list[NodeDef]:
-        starts = self._slice_starts(tensor)
-        if len(starts) == 1:
-            return [_node("SerializeTensor", name, [source], T=tensor.dtype)]
+        ranges = self._ranges(tensor)
+        if len(ranges) == 1:
+            return [make_node("SerializeTensor", name, [source], T=tensor.dtype)]
         # A slice of the first dimension is a view: only one slice's copy is in flight at a time.
         nodes = []
         rank = len(tensor.shape or ())
-        for k, (start, end) in enumerate(_ranges(starts, tensor)):
+        for k, (start, end) in enumerate(ranges):
             begin = const_node(f"{name}/begin{k}", [start] + [0] * (rank - 1))
             size = const_node(f"{name}/size{k}", [end - start] + [-1] * (rank - 1))
-            view = _node(
+            view = make_node(
                 "Slice", f"{name}/slice{k}", [source, begin.name, size.name],
                 T=tensor.dtype, Index="int32",
             )  # fmt: skip
-            out = _node("SerializeTensor", f"{name}/{k}", [view.name], T=tensor.dtype)
+            out = make_node("SerializeTensor", f"{name}/{k}", [view.name], T=tensor.dtype)
             if nodes:
                 view.input.append("^" + nodes[-1].name)
             nodes += [view, begin, size, out]
         return nodes
 
     def swap_in(self, name: str, out_name: str, tensor: Tensor) -> list[NodeDef]:
-        starts = self._slice_starts(tensor)
-        if len(starts) == 1:
-            return [_node("ParseTensor", name, [out_name], out_type=tensor.dtype)]
+        ranges = self._ranges(tensor)
+        if len(ranges) == 1:
+            return [make_node("ParseTensor", name, [out_name], out_type=tensor.dtype)]
         # The whole is allocated once and filled in place, so only one slice is there twice.
         shape = const_node(f"{name}/shape", list(tensor.shape or ()))
-        whole = _node("Empty", f"{name}/empty", [shape.name], dtype=tensor.dtype)
+        whole = make_node("Empty", f"{name}/empty", [shape.name], dtype=tensor.dtype)
         nodes, filled = [whole, shape], whole
-        for k, (start, end) in enumerate(_ranges(starts, tensor)):
-            part = _node("ParseTensor", f"{name}/{k}", [f"{out_name}/{k}"], out_type=tensor.dtype)
+        for k, (start, end) in enumerate(ranges):
+            part = make_node(
+                "ParseTensor", f"{name}/{k}", [f"{out_name}/{k}"], out_type=tensor.dtype
+            )
             part.input.append("^" + filled.name)
             rows = const_node(f"{name}/rows{k}", list(range(start, end)))
-            last = k == len(starts) - 1
-            filled = _node(
+            last = k == len(ranges) - 1
+            filled = make_node(
                 "InplaceUpdate", name if last else f"{name}/filled{k}",
                 [filled.name, rows.name, part.name], T=tensor.dtype,
             )  # fmt: skip
             nodes += [part, rows, filled]
         return nodes
 
-    def _slice_starts(self, tensor: Tensor) -> list[int]:
-        """The first row of each slice of the first dimension."""
-        if not tensor.shape:
-            return [0]
-        rows = tensor.shape[0]
-        count = min(rows, math.ceil(tensor.size_bytes / self.max_slice_bytes))
-        return [rows * k // count for k in range(count)]
+    def _ranges(self, tensor: Tensor) -> list[tuple[int, int]]:
+        """First and last row, exclusive, of each slice of the first dimension."""
+        rows = tensor.shape[0] if tensor.shape else 1
+        count = max(1, min(rows, math.ceil(tensor.size_bytes / self.max_slice_bytes)))
+        return list(itertools.pairwise(rows * k // count for k in range(count + 1)))
 
 
 class DeviceCopyTransfer:
@@ -104,13 +104,13 @@ class DeviceCopyTransfer:
         self.device, self.host = device, host
 
     def swap_out(self, name: str, source: str, tensor: Tensor) -> list[NodeDef]:
-        return [_node("Identity", name, [source], device=self.host, T=tensor.dtype)]
+        return [make_node("Identity", name, [source], device=self.host, T=tensor.dtype)]
 
     def swap_in(self, name: str, out_name: str, tensor: Tensor) -> list[NodeDef]:
         # What triggers the copy must hold a node on the host: TensorFlow sends a tensor to the
         # other device as soon as its producer has run, whatever its reader waits for.
-        host = _node("Identity", f"{name}/host", [out_name], device=self.host, T=tensor.dtype)
-        return [host, _node("Identity", name, [host.name], device=self.device, T=tensor.dtype)]
+        host = make_node("Identity", f"{name}/host", [out_name], device=self.host, T=tensor.dtype)
+        return [host, make_node("Identity", name, [host.name], device=self.device, T=tensor.dtype)]
 
 
 def transfer_from(device: str) -> HostTransfer:
@@ -139,17 +139,7 @@ def empty_node(name: str, size_bytes: int) -> NodeDef:
 
 def size_node(name: str, source: str, dtype: str = "float32") -> NodeDef:
     """Reads a tensor, of more than 2 GiB too, without touching it."""
-    return _node("Size", name, [source], T=dtype, out_type="int64")
-
-
-def _ranges(starts: Sequence[int], tensor: Tensor) -> list[tuple[int, int]]:
-    rows = tensor.shape[0] if tensor.shape else 1
-    return list(zip(starts, [*starts[1:], rows], strict=True))
-
-
-def _node(op: str, name: str, inputs: list[str], *, device: str = "", **types: str) -> NodeDef:
-    dtypes = {key: tf.as_dtype(dtype) for key, dtype in types.items()}
-    return make_node(op, name, inputs, device=device, **dtypes)
+    return make_node("Size", name, [source], T=dtype, out_type="int64")
 
 
 def const_node(name: str, values: list[int]) -> NodeDef:
