@@ -23,7 +23,7 @@ import re
 import statistics
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 import psutil
@@ -64,37 +64,28 @@ def main(request: bytes, say: Callable[[msgspec.Struct], None]) -> int:
     device = make_device(question.device, question.limit_bytes)
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
     device.start()
-    _Asker(device, say).ask(question)
+    if question.rates:
+        say(_rates(device))
+    with _Log() as log:
+        for group in question.groups:
+            say(Asking(tuple(each.key for each in group)))
+            for told in _told(group, log):
+                say(told)
     return 0
 
 
-class _Asker:
-    def __init__(self, device: LocalDevice, say: Callable[[Said], None]):
-        self.device, self._say = device, say
-
-    def ask(self, question: Question) -> None:
-        if question.rates:
-            self._say(_rates(self.device))
-        with _Log() as log:
-            for group in question.groups:
-                self._say(Asking(tuple(each.key for each in group)))
-                self._group(group, log)
-
-    def _group(self, group: Sequence[Signature], log: _Log) -> None:
-        """Asks all at once, or one by one where one of them cannot be run."""
-        try:
-            answers = _answers(group, log)
-        except (tf.errors.OpError, ValueError, TypeError, OtherShapeError) as error:
-            if len(group) > 1:
-                for each in group:
-                    self._group([each], log)
-            else:
-                said = str(getattr(error, "message", error)).splitlines()
-                telling = [line for line in map(str.strip, said) if line and not _NOISE.match(line)]
-                self._say(Refused(group[0].key, (telling or ["it failed"])[0][:200]))
-            return
-        for answer in answers:
-            self._say(answer)
+def _told(group: Sequence[Signature], log: _Log) -> Iterator[Said]:
+    """Asks all at once, or one by one where one of them cannot be run."""
+    try:
+        yield from _answers(group, log)
+    except (tf.errors.OpError, ValueError, TypeError, OtherShapeError) as error:
+        if len(group) > 1:
+            for each in group:
+                yield from _told([each], log)
+        else:
+            said = str(getattr(error, "message", error)).splitlines()
+            telling = [line for line in map(str.strip, said) if line and not _NOISE.match(line)]
+            yield Refused(group[0].key, (telling or ["it failed"])[0][:200])
 
 
 class _Log:
