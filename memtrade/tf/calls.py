@@ -36,10 +36,10 @@ class Calls:
         variables: what lies behind the handles that the graph takes, by these inputs' names.
     """
 
-    def __init__(self, graph_def: Any, variables: Mapping[str, tf.TensorSpec] | None = None):
+    def __init__(self, graph_def: Any, variables: Mapping[str, tf.TensorSpec]):
         self._graph_def = graph_def
         self._library = {each.signature.name: each for each in graph_def.library.function}
-        self._variables = variables or {}
+        self._variables = variables
 
     def about(self, node: NodeDef) -> dict[str, Any]:
         """Attributes for cost models: which inputs are the filter and the images of a convolution
@@ -62,7 +62,8 @@ class Calls:
     def pure(self) -> frozenset[str]:
         """The names of calls whose functions do nothing but compute, all the way down. TensorFlow
         takes any function that XLA compiles for a stateful one."""
-        return frozenset(node.name for node in self._calls if self._computes(node))
+        calls = (node for node in self._graph_def.node if node.op in CALL_TYPES)
+        return frozenset(node.name for node in calls if self._computes(node))
 
     def alone(self, node: NodeDef) -> Alone | None:
         """A call that another process can run, the same bytes in every process; None where it does
@@ -100,10 +101,6 @@ class Calls:
             for each in function.node_def
             if each.op == "ReadVariableOp" and each.input[0] in given
         }
-
-    @cached_property
-    def _calls(self) -> list[NodeDef]:
-        return [node for node in self._graph_def.node if node.op in CALL_TYPES]
 
     @cached_property
     def _defined(self) -> dict[str, Any]:

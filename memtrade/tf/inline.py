@@ -115,7 +115,7 @@ class Inlined:
 
         waits = [each for each in call.input if each.startswith("^")]
         if waits:
-            self._nodes.append(_no_op(prefix + "enter", waits))
+            self._nodes.append(make_node("NoOp", prefix + "enter", waits))
         for node in function.node_def:
             copy = copied(node, prefix + node.name, map(inside, node.input))
             if waits and self._definition(node).is_stateful:
@@ -126,7 +126,7 @@ class Inlined:
         effects = [f"^{prefix}{function.control_ret[n]}" for n in function.signature.control_output]
         ends = effects or [f"^{_op_of(result)}" for result in results]
         self._leaves[call.name] = prefix + "leave"
-        self._nodes.append(_no_op(prefix + "leave", list(dict.fromkeys([*ends, *waits]))))
+        self._nodes.append(make_node("NoOp", prefix + "leave", dict.fromkeys([*ends, *waits])))
 
     def _stand_for(self, name: str, results: Iterable[str]) -> None:
         """Op `name`'s outputs are `results`, one after the other."""
@@ -236,10 +236,6 @@ def functions_with(library: Iterable[Any], is_meant: Callable[[NodeDef], bool]) 
     while new := {n for n, body in bodies.items() if n not in found and any(map(holds, body))}:
         found |= new
     return found
-
-
-def _no_op(name: str, waits: list[str]) -> NodeDef:
-    return make_node("NoOp", name, waits)
 
 
 def _op_of(reference: str) -> str:

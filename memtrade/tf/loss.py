@@ -104,8 +104,8 @@ def find_loss(
     *,
     batch: Sequence[int],
     returned: Sequence[Sequence[int]],
-    outputs: Sequence[int] = (),
-    named: bool = False,
+    outputs: Sequence[int],
+    named: bool,
 ) -> int:
     """The tensor that the gradients descend from.
 
