@@ -8,6 +8,7 @@ import os
 import random
 import sys
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,10 +51,10 @@ def make_target_step(model: OwnStep) -> TrainStep:
     with laid_down() as laid:
         function, example = _made(model)
     arguments = arguments_of(function, example)
-    specs = specs_of(arguments)
+    specs, parts = specs_of(arguments), given_in(arguments)
     check_shapes(function, specs, {})
-    _check_size(model, tensors_of(specs))
-    parts = given_in(arguments)
+    of_parts = tuple(tensors_of(specs))
+    _check_size(model, of_parts)
     try:
         with laid_down() as laid_later:
             concrete = function.get_concrete_function(*released(specs))
@@ -62,19 +63,19 @@ def make_target_step(model: OwnStep) -> TrainStep:
     except Exception as error:  # whatever the user's code raises
         raise MemtradeError(_said(f"tracing the step of {model.target} failed", error)) from error
 
-    @tf.function(autograph=False, input_signature=tuple(tensors_of(specs)))
+    @tf.function(autograph=False, input_signature=of_parts)
     def train_step(*batch: tf.Tensor) -> tf.Tensor:
         return returned_loss(function(*packed(specs, batch)))
 
     return TrainStep(
         name=model.name,
         function=train_step,
-        specs=tuple(tensors_of(specs)),
-        make_batch=lambda: _batch(arguments),
+        specs=of_parts,
+        make_batch=lambda: _batch(parts),
         variables=lambda: tuple(captured_variables(concrete)),
         laid=[*laid, *laid_later],
-        repeated=_repeated(arguments),
-        behind=_behind(arguments, laid),
+        repeated=repeats((i, id(part)) for i, part in enumerate(parts) if tf.is_tensor(part)),
+        behind=_behind(parts, laid),
         example=None if any(map(_is_spec, parts)) else parts,
     )
 
@@ -83,18 +84,12 @@ def _is_spec(part: Any) -> bool:
     return isinstance(part, tf.TensorSpec)
 
 
-def _repeated(arguments: tuple[Any, ...]) -> dict[int, int]:
-    """Places of the example's tensors that stand there for the second time -> the first place."""
-    parts = enumerate(given_in(arguments))
-    return repeats((place, id(part)) for place, part in parts if tf.is_tensor(part))
-
-
-def _behind(arguments: tuple[Any, ...], laid: LaidVariables) -> list[int]:
+def _behind(parts: Sequence[Any], laid: LaidVariables) -> list[int]:
     """How many variables lie before each of the example's tensors; arrays become tensors later."""
-    tensors = {id(part): part for part in given_in(arguments) if tf.is_tensor(part)}
+    tensors = {id(part): part for part in parts if tf.is_tensor(part)}
     sizes = [part.shape.num_elements() * (part.dtype.size or 0) for part in tensors.values()]
     found = dict(zip(tensors, laid.behind(sizes), strict=True))
-    return [found.get(id(part), sys.maxsize) for part in given_in(arguments)]
+    return [found.get(id(part), sys.maxsize) for part in parts]
 
 
 def _made(model: OwnStep) -> tuple[Any, Any]:
@@ -130,7 +125,7 @@ def _made(model: OwnStep) -> tuple[Any, Any]:
     return function, example
 
 
-def _check_size(model: OwnStep, specs: list[tf.TensorSpec]) -> None:
+def _check_size(model: OwnStep, specs: Sequence[tf.TensorSpec]) -> None:
     """Records say the batch size, so it must be the one that was asked for."""
     sizes: set[Any] = {spec.shape[0] for spec in specs if spec.shape.rank}
     if model.batch_size not in sizes:
@@ -141,11 +136,11 @@ def _check_size(model: OwnStep, specs: list[tf.TensorSpec]) -> None:
         )
 
 
-def _batch(arguments: tuple[Any, ...]) -> tuple[tf.Tensor, ...]:
+def _batch(parts: Sequence[Any]) -> tuple[tf.Tensor, ...]:
     """The example's tensors; zeros where it has only their specs."""
     return tuple(
         tf.zeros(part.shape, part.dtype) if _is_spec(part) else tf.convert_to_tensor(part)  # pyright: ignore[reportArgumentType]
-        for part in given_in(arguments)
+        for part in parts
     )
 
 
