@@ -30,19 +30,15 @@ class LocalDevice(ABC):
     Attributes:
         name: TensorFlow's ("CPU:0").
         limit_bytes: the allocator's hard limit.
+        transfer: how tensors leave for host memory.
     """
 
-    def __init__(self, name: str, limit_bytes: int):
-        self.name, self.limit_bytes = name, limit_bytes
+    def __init__(self, name: str, limit_bytes: int, transfer: HostTransfer):
+        self.name, self.limit_bytes, self.transfer = name, limit_bytes, transfer
 
     @abstractmethod
     def start(self) -> None:
         """Sets the device up. The first use of TensorFlow in the process."""
-
-    @property
-    @abstractmethod
-    def transfer(self) -> HostTransfer:
-        """How tensors leave for host memory."""
 
     @abstractmethod
     def resident_bytes(self) -> int:
@@ -74,7 +70,7 @@ class Arena(LocalDevice):
     started: ClassVar[Arena | None] = None
 
     def __init__(self, limit_bytes: int):
-        super().__init__("CPU:0", limit_bytes)
+        super().__init__("CPU:0", limit_bytes, SerializeTransfer())
         self._starts = (0, 0)  # addresses of its regions: of one of 2 MiB, and of all the rest
         self._rest_bytes = 0
 
@@ -121,10 +117,6 @@ class Arena(LocalDevice):
         del made, images, filters
         self.reset_peak()
         return scratch_bytes > 0
-
-    @property
-    def transfer(self) -> HostTransfer:
-        return SerializeTransfer()
 
     def offset(self, tensor: tf.Tensor) -> int:
         """Where a tensor lies, counted through the regions."""
@@ -200,7 +192,7 @@ class GpuDevice(LocalDevice):
     """A GPU under a limit of its own."""
 
     def __init__(self, limit_bytes: int):
-        super().__init__("GPU:0", limit_bytes)
+        super().__init__("GPU:0", limit_bytes, DeviceCopyTransfer("/device:GPU:0", "/device:CPU:0"))
 
     def start(self) -> None:
         gpus = tf.config.list_physical_devices("GPU")
@@ -214,10 +206,6 @@ class GpuDevice(LocalDevice):
 
     def runs_onednn(self) -> bool:
         return False
-
-    @property
-    def transfer(self) -> HostTransfer:
-        return DeviceCopyTransfer(device="/device:GPU:0", host="/device:CPU:0")
 
     def resident_bytes(self) -> int:
         return 0

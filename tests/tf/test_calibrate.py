@@ -16,7 +16,7 @@ from memtrade.tf.build import make_step
 from memtrade.tf.calibrate import Kernel, kernels, measure_rates
 from memtrade.tf.device import LocalDevice
 from memtrade.tf.extract import trace
-from memtrade.tf.swap import HostTransfer, SerializeTransfer
+from memtrade.tf.swap import SerializeTransfer
 
 CLASSES = {each for each in OpClass if each is not OpClass.FREE}
 
@@ -26,10 +26,6 @@ class PlainCpu(LocalDevice):
 
     def start(self) -> None:
         pass
-
-    @property
-    def transfer(self) -> HostTransfer:
-        return SerializeTransfer()
 
     def resident_bytes(self) -> int:
         return 0
@@ -90,7 +86,9 @@ def test_shares_are_of_the_highest_rate_of_their_kind() -> None:
 def test_rates_make_a_profile() -> None:
     seen: list[tuple[int, int]] = []
     rates = measure_rates(
-        PlainCpu("CPU:0", 20 << 20), on_step=lambda i, of: seen.append((i, of)), seconds_each=0.0
+        PlainCpu("CPU:0", 20 << 20, SerializeTransfer()),
+        on_step=lambda i, of: seen.append((i, of)),
+        seconds_each=0.0,
     )
     assert [i for i, _ in seen] == list(range(1, seen[0][1] + 1))
     assert set(rates.efficiency) == {each.value for each in CLASSES}
