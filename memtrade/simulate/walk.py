@@ -27,7 +27,8 @@ from memtrade.simulate.regions import round_up
 HANDLE_BYTES = 200  # the scalar tensor that holds a variable's resource handle
 SHAPE_BYTES, SEED_BYTES = 16, 8  # what is there while a variable or the batch gets its values
 STRING_BYTES = 24  # what a swapped tensor leaves in the arena: a string scalar
-MAX_SLICE_BYTES = (1 << 31) - (1 << 20)  # as in memtrade/tf/swap.py
+# Of a string that is one message: below protobuf's limit of 2 GiB, with room for the header.
+MAX_SLICE_BYTES = (1 << 31) - (1 << 20)
 _GRAPHS = 3  # of functions: the rewritten one, and those that the step came from
 _FOREVER = 1 << 40  # references of what outlives the step
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from memtrade.tf.swap import MAX_SLICE_BYTES
+from memtrade.simulate.walk import MAX_SLICE_BYTES
 
 
 def captures(concrete: Any) -> list[tuple[tf.Tensor, tf.Tensor]]:

@@ -18,7 +18,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from memtrade.tf.swap import MAX_SLICE_BYTES
+from memtrade.simulate.walk import MAX_SLICE_BYTES
 
 
 class LaidVariables(list[tf.Variable]):

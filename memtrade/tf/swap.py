@@ -20,11 +20,9 @@ import tensorflow as tf
 
 from memtrade.errors import UnsupportedGraphError
 from memtrade.graph import Tensor
+from memtrade.simulate.walk import MAX_SLICE_BYTES
 from memtrade.target import ARENA
 from memtrade.tf.nodes import NodeDef, make_node
-
-# Below protobuf's 2 GiB limit on a message, with room for the header.
-MAX_SLICE_BYTES = (1 << 31) - (1 << 20)
 
 
 class HostTransfer(Protocol):

@@ -14,12 +14,12 @@ import tensorflow as tf
 
 from memtrade.graph import BOUND
 from memtrade.op_types import DRAWING_TYPES, HARMLESS_TYPES
+from memtrade.simulate.walk import MAX_SLICE_BYTES
 from memtrade.tf.body_bytes import BodyBytes
 from memtrade.tf.graft import called_as_it_is, grafted
 from memtrade.tf.inline import functions_named, functions_with, op_defs
 from memtrade.tf.nodes import make_node, reached, readers
 from memtrade.tf.sizes import learn_sizes
-from memtrade.tf.swap import MAX_SLICE_BYTES
 
 Shapes = dict[str, tuple[int, ...]]
 
