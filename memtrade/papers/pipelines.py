@@ -20,7 +20,7 @@ from memtrade.graph import StepGraph
 from memtrade.options import Value
 from memtrade.papers.fused import Fusion, fused_kernels
 from memtrade.papers.pipeline_rates import Parameter, calibrate
-from memtrade.papers.published import load_published
+from memtrade.papers.published import published_lines
 from memtrade.pipeline.design.partitioner import Partitioner
 from memtrade.pipeline.design.predict import (
     Kernels,
@@ -232,50 +232,52 @@ def checkpoint_of(implementation: str, strategy: str) -> CheckpointMode:
 
 def _rows_of_grid(grid: Grid) -> list[PublishedRow]:
     """The rows of the GPT-2 logs."""
-    found = []
-    for line in load_published(grid.published).to_dict("records"):
-        found.append(
-            PublishedRow(
-                published=grid.published,
-                run=line["run"],
-                model=grid.model,
-                options=grid.options,
-                optimizer=grid.optimizer,
-                partitions=int(line["partitions"]),
-                micro_batches=int(line["micro_batches"]),
-                micro_batch_size=int(line["batch_size"]) // int(line["micro_batches"]),
-                checkpoint=checkpoint_of(line["implementation"], line["strategy"]),
-                calibrate=line["run"] in grid.calibrate,
-                implementation=line["implementation"],
-            )
+    return [
+        PublishedRow(
+            published=grid.published,
+            run=line["run"],
+            model=grid.model,
+            options=grid.options,
+            optimizer=grid.optimizer,
+            partitions=line["partitions"],
+            micro_batches=line["micro_batches"],
+            micro_batch_size=line["batch_size"] // line["micro_batches"],
+            checkpoint=checkpoint_of(line["implementation"], line["strategy"]),
+            calibrate=line["run"] in grid.calibrate,
+            implementation=line["implementation"],
         )
-    return found
+        for line in published_lines(grid.published)
+    ]
 
 
 def figures_of(row: PublishedRow) -> Figures:
-    """What the table says of the row.
+    """What the table says of the row."""
+    return published_run(row.published, row.run, row.model, row.implementation)
+
+
+def published_run(published: str, run: str, model: str, implementation: str) -> Figures:
+    """What a published table says of one run of one of our models.
 
     Raises MemtradeError where the table has no such row, or is none that can be read here.
     """
-    if row.published not in _READERS:
+    if published not in _READERS:
         raise MemtradeError(
-            f"rows of the published table {row.published!r} cannot be compared: "
+            f"rows of the published table {published!r} cannot be compared: "
             f"those of {', '.join(_READERS)} can"
         )
-    column, read = _READERS[row.published]
-    wanted = {column: row.run, "implementation": row.implementation, "model": _SOURCES[row.model]}
-    lines = load_published(row.published).to_dict("records")
+    column, read = _READERS[published]
+    wanted = {column: run, "implementation": implementation, "model": _SOURCES[model]}
     found = [
         line
-        for line in lines
+        for line in published_lines(published)
         if all(line.get(key, value) == value for key, value in wanted.items())
     ]
     if len(found) != 1:
         raise MemtradeError(
-            f"{row.published}.csv has {len(found)} rows {row.run!r} of {row.model} by "
-            f"{row.implementation}: name one"
+            f"{published}.csv has {len(found)} rows {run!r} of {model} by {implementation}: "
+            "name one"
         )
-    return read({key: None if pd.isna(value) else value for key, value in found[0].items()})
+    return read(found[0])
 
 
 def _gpt2(line: dict[Any, Any]) -> Figures:
