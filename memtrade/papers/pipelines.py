@@ -2,11 +2,12 @@
 
 A TOML file says which step each published row was (`memtrade/sweeps/published_pipelines.toml`); the
 figures come from `published/`. The rates of a comparison's device are fitted once, to the rows that
-say `calibrate`. Of those rows' speed nothing is predicted, so they are marked.
+say `calibrate` (`fit.py`). Of those rows' speed nothing is predicted, so they are marked.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -18,8 +19,8 @@ from memtrade.devices import Device
 from memtrade.errors import MemtradeError, UnknownNameError
 from memtrade.graph import StepGraph
 from memtrade.options import Value
+from memtrade.papers.fit import fit_ratios
 from memtrade.papers.fused import Fusion, fused_kernels
-from memtrade.papers.pipeline_rates import Parameter, calibrate
 from memtrade.papers.published import published_lines
 from memtrade.pipeline.design.partitioner import Partitioner
 from memtrade.pipeline.design.predict import (
@@ -33,6 +34,8 @@ from memtrade.pipeline.design.timing import Hosts
 from memtrade.target import Target
 
 SLACK = 0.1
+# Where the search for `dispatch` begins at the earliest.
+SMALLEST_SECONDS = 1e-7
 
 # Traces a model: (family, options with the batch size, optimizer) -> the step's graph.
 Tracer = Callable[[str, dict[str, Value], str], StepGraph]
@@ -74,7 +77,7 @@ class PublishedPipelines(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     device: str
     hosts: Hosts
     balance: Literal["time", "memory"]
-    fit: list[Parameter] = []
+    fit: list[Literal["compute", "memory", "dispatch"]] = []
     relative: Literal["fused_activation_bytes", "samples_per_second"] | None = None
     notes: list[str] = []
     grid: Grid | None = None
@@ -220,7 +223,10 @@ def _calibrate(
             oracle.predict(row, fused_kernels).samples_per_second / speed for row, speed in chosen
         )
 
-    return calibrate(oracle.target.device, ratios, parameters=oracle.comparison.fit)
+    device = oracle.target.device
+    dispatch = math.log(max(device.dispatch_seconds, SMALLEST_SECONDS))
+    start = {name: dispatch if name == "dispatch" else 0.0 for name in oracle.comparison.fit}
+    return fit_ratios(device, ratios, start, pairs=False)
 
 
 def checkpoint_of(implementation: str, strategy: str) -> CheckpointMode:
