@@ -20,7 +20,7 @@ from memtrade.measure.records import Record, load_records
 from memtrade.papers.pages import save_page, write_pages
 from memtrade.papers.published import published_lines
 from memtrade.papers.thesis_log import STEPS
-from memtrade.papers.thesis_nets import ORDER
+from memtrade.papers.thesis_nets import ORDER, net_name
 from memtrade.results.sheets import NONE, Sheet, cell
 
 COMMAND = "python -m memtrade.papers.thesis_rest results/predicted"
@@ -104,11 +104,11 @@ def runs_sheet(predicted: dict[Key, Any]) -> Sheet:
         last = published_lines("thesis_log_memory", **same)[-1]
         costs = [line["memory_cost_mb"] for line in published_lines("thesis_log_steps", **same)]
         own = last["mem_used_mb"] + max(costs) if costs else None
-        layers, ours = run["layers"], predicted[_key(run)]
+        ours = predicted[_key(run)]
         fits = "ok" if ours["fits"] else "out of memory"
         rows.append(
             (
-                f"{run['strategy']}, " + ("InceptionV4" if layers is None else f"ResNet-{layers}"),
+                f"{run['strategy']}, {net_name(run['layers'])}",
                 run["status"].replace("_", " "),
                 fits,
                 f"{run['memory_lines']} / {run['steps']}",

@@ -23,6 +23,7 @@ from memtrade.options import Value
 from memtrade.papers.executor import run_order, tasks_of
 from memtrade.papers.pages import save_csv, write_pages
 from memtrade.papers.published import published_lines
+from memtrade.papers.thesis_nets import net_name
 from memtrade.papers.thesis_predictor import CARD, plan_of
 from memtrade.papers.thesis_trace import trace_step
 from memtrade.plan import CHECKPOINT
@@ -146,7 +147,7 @@ def inceptions() -> list[Variant]:
 
 
 def resnets() -> dict[int, Variant]:
-    return {layers: Variant(f"ResNet-{layers}", trace_step(layers, BATCH)) for layers in BLOCKS}
+    return {layers: Variant(net_name(layers), trace_step(layers, BATCH)) for layers in BLOCKS}
 
 
 @dataclass(frozen=True)
