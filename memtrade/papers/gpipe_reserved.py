@@ -100,11 +100,7 @@ def hypotheses_sheet(runs: Sequence[PublishedRun], errors: Errors) -> Sheet:
         )
         return tuple(f"{statistics.median(map(abs, found)):.1%}" for found in each)
 
-    rows = [
-        (implementation, checkpoint, str(k), *medians(lambda run, g=g: run.group == g))
-        for g in groups
-        for implementation, checkpoint, k in [g]
-    ]
+    rows = [(*map(str, g), *medians(lambda run, g=g: run.group == g)) for g in groups]
     rows.append(("all", "", "", *medians(lambda run: True)))
     return Sheet(
         title=f"Activations of {len(runs)} runs: median error by what is counted",

@@ -132,9 +132,8 @@ def thesis_report(
     )
 
 
-def _of_the_thesis(batches: Iterable[Figure]) -> list[Figure]:
+def _of_the_thesis(batches: Sequence[Figure]) -> list[Figure]:
     """Those of the models for which the thesis has any."""
-    batches = list(batches)
     models = {batch.model for batch in batches if batch.source == "published"}
     return [batch for batch in batches if batch.model in models and not batch.conditions]
 

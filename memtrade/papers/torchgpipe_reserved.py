@@ -259,7 +259,7 @@ def measured_sheet(records: Sequence[PipelineRecord]) -> Sheet:
             "allocator, beside what was predicted of it before it ran",
             "a stage ran at a time, with zeros for what others would send, as all of them together "
             "take more than this machine has",
-            *(f"not run: {', '.join(missing)}" for _ in missing[:1]),
+            *([f"not run: {', '.join(missing)}"] if missing else []),
         ),
         command="\n".join(dict.fromkeys(record.command for record in ordered)),
     )
