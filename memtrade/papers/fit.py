@@ -1,10 +1,11 @@
-"""Fitting a device profile to measured step times: at most three parameters.
+"""Fitting a device profile to step times or throughputs: at most three parameters.
 
     compute    one factor on the efficiencies of convolutions and matrix products
     memory     one factor on the shares of the memory bandwidth, of all other classes
     launch     seconds per op, besides its work
     trace      seconds per op and copy, once the step is over
     step       seconds per step
+    dispatch   seconds for the host to start an op, which bounds pipelines of small micro-batches
 
 A pattern search on their logarithms minimizes the squared log ratio of predicted to measured, plus
 `prior` times the squared log of each factor: training steps of one kind of network, at one batch
@@ -36,9 +37,12 @@ SECONDS = {
     "launch": "launch_overhead_seconds",
     "trace": "trace_seconds",
     "step": "step_overhead_seconds",
+    "dispatch": "dispatch_seconds",
 }
-_ALL_SECONDS = SECONDS | {"dispatch": "dispatch_seconds"}  # of pipelines, whose host bounds them
 MOST_PARAMETERS = 3
+PRIOR = 0.05
+# Of the search, in logarithms: its first step, and where it ends.
+FIRST_STEP, PRECISION = 0.5, 0.004
 
 
 class Sample(NamedTuple):
@@ -61,7 +65,7 @@ def fit_device(
     samples: Sequence[Sample],
     *,
     parameters: Sequence[str] = ("compute", "memory", "launch"),
-    prior: float = 0.05,
+    prior: float = PRIOR,
 ) -> Fit:
     """The target's device with `parameters` fitted to `samples`; the others stay as they are.
 
@@ -101,7 +105,7 @@ def fit_ratios(
     ratios: Callable[[Device], tuple[float, ...]],
     start: Mapping[str, float],
     *,
-    prior: float,
+    prior: float = PRIOR,
     pairs: bool = True,
 ) -> Device:
     """The device with parameters so that `ratios`, predicted over given, come close to 1.
@@ -134,7 +138,7 @@ def _start(device: Device, name: str, samples: Sequence[Sample]) -> float:
 def _changed(device: Device, parameters: Sequence[str], point: tuple[float, ...]) -> Device:
     """The device with the logarithms in `point`: of factors, or of seconds."""
     values = {name: math.exp(x) for name, x in zip(parameters, point, strict=True)}
-    seconds = {_ALL_SECONDS[name]: value for name, value in values.items() if name not in FACTORS}
+    seconds = {SECONDS[name]: value for name, value in values.items() if name not in FACTORS}
     efficiency = {
         name: min(
             MOST.get(name, 1.0),
@@ -146,12 +150,7 @@ def _changed(device: Device, parameters: Sequence[str], point: tuple[float, ...]
 
 
 def _search(
-    loss: Callable[[tuple[float, ...]], float],
-    point: tuple[float, ...],
-    *,
-    pairs: bool,
-    step: float = 0.5,
-    precision: float = 0.004,
+    loss: Callable[[tuple[float, ...]], float], point: tuple[float, ...], *, pairs: bool
 ) -> tuple[float, ...]:
     """Steps along axes, and along `pairs` of them one against the other, while that helps; then
     halves the step."""
@@ -159,8 +158,8 @@ def _search(
     unit = [tuple(float(i == axis) for i in range(size)) for axis in range(size)]
     between = itertools.combinations(unit, 2) if pairs else ()
     directions = [*unit, *(tuple(a - b for a, b in zip(*pair, strict=True)) for pair in between)]
-    lowest = loss(point)
-    while step > precision:
+    lowest, step = loss(point), FIRST_STEP
+    while step > PRECISION:
         moved = False
         for direction, sign in itertools.product(directions, (step, -step)):
             tried = tuple(x + sign * d for x, d in zip(point, direction, strict=True))

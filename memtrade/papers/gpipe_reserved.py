@@ -17,7 +17,7 @@ import pandas as pd
 from memtrade.papers.gpipe_torch import RECOMPUTE_SHARE, STEPS, Implementation, reserved
 from memtrade.papers.pages import save_csv, save_page, write_pages
 from memtrade.papers.pipelines import checkpoint_of
-from memtrade.papers.published import load_published
+from memtrade.papers.published import load_published, published_lines
 from memtrade.papers.torch_allocator import MIB, CachingAllocator
 from memtrade.pipeline.design.schedule import CheckpointMode
 from memtrade.results.sheets import Sheet
@@ -55,12 +55,12 @@ def published_runs() -> list[PublishedRun]:
             line["run"],
             line["implementation"],
             checkpoint_of(line["implementation"], line["strategy"]),
-            int(line["partitions"]),
-            int(line["micro_batches"]),
-            int(line["parameter_bytes"]),
+            line["partitions"],
+            line["micro_batches"],
+            line["parameter_bytes"],
             peaks[line["run"]],
         )
-        for line in load_published("gpipe_gpt2_runs").to_dict("records")
+        for line in published_lines("gpipe_gpt2_runs")
     ]
 
 
@@ -100,11 +100,7 @@ def hypotheses_sheet(runs: Sequence[PublishedRun], errors: Errors) -> Sheet:
         )
         return tuple(f"{statistics.median(map(abs, found)):.1%}" for found in each)
 
-    rows = [
-        (implementation, checkpoint, str(k), *medians(lambda run, g=g: run.group == g))
-        for g in groups
-        for implementation, checkpoint, k in [g]
-    ]
+    rows = [(*map(str, g), *medians(lambda run, g=g: run.group == g)) for g in groups]
     rows.append(("all", "", "", *medians(lambda run: True)))
     return Sheet(
         title=f"Activations of {len(runs)} runs: median error by what is counted",

@@ -28,7 +28,7 @@ from memtrade.graph import StepGraph
 from memtrade.models import make_model
 from memtrade.papers.fused import Fusion
 from memtrade.papers.pages import save_page, trace_model, write_pages
-from memtrade.papers.published import load_published
+from memtrade.papers.published import published_lines
 from memtrade.pipeline.design.partition import Partition
 from memtrade.pipeline.design.partitioner import Partitioner
 from memtrade.pipeline.design.report import (
@@ -184,15 +184,10 @@ def _outputs(graph: StepGraph, made: Partition, stage: int) -> tuple[int, ...]:
 def fields(line: dict[Any, Any], ours: OurStages) -> Iterator[Field]:
     """All that a published report prints."""
     name = line["report"]
-    yield Field(name, "edges", "cutting edges", int(line["cutting_edges"]), ours.cutting_edges)
-    theirs = load_published("gpt2_partition_stages")
-    stages: Any = theirs[theirs["report"] == name]
-    for stage in stages.to_dict("records"):
-        i = int(stage["partition"])
-        yield from _stage(name, i, stage, ours)
-    even = load_published("gpt2_partition_imbalance")
-    ratios: Any = even[even["report"] == name]
-    for each in ratios.to_dict("records"):
+    yield Field(name, "edges", "cutting edges", line["cutting_edges"], ours.cutting_edges)
+    for stage in published_lines("gpt2_partition_stages", report=name):
+        yield from _stage(name, stage["partition"], stage, ours)
+    for each in published_lines("gpt2_partition_imbalance", report=name):
         balance = _balances(ours)[each["times"]]
         scope = "imbalance" if each["scope"] == "all" else "topology_aware"
         mine = getattr(getattr(balance, scope), each["phase"])
@@ -262,8 +257,8 @@ def main(folder: Path) -> None:
     graph = trace_model(make_model("gpt2", MODEL), "sgd")
     found = [
         field
-        for line in load_published("gpt2_partition_reports").to_dict("records")
-        for field in fields(line, stages_of(graph, line["device"], int(line["partitions"])))
+        for line in published_lines("gpt2_partition_reports")
+        for field in fields(line, stages_of(graph, line["device"], line["partitions"]))
     ]
     page = (_INTRODUCTION, summary_sheet(found), fields_sheet(found))
     save_page(folder / "gpt2_partitions.md", *page)

@@ -64,7 +64,7 @@ class FitOutcome:
 
     obstacle: str | None
     peak_bytes: int | None
-    losses: tuple[float, ...]
+    losses: list[float]
 
 
 @dataclass(frozen=True)
@@ -119,8 +119,8 @@ def train(fit: FitRun) -> FitOutcome:
     try:
         model.fit(pictures(fit.batch_size, fit.steps), verbose=0, callbacks=[each])
     except tf.errors.ResourceExhaustedError:
-        return FitOutcome(OUT_OF_MEMORY, None, tuple(seen))
-    return FitOutcome(None, arena.peak_bytes(), tuple(seen))
+        return FitOutcome(OUT_OF_MEMORY, None, seen)
+    return FitOutcome(None, arena.peak_bytes(), seen)
 
 
 def pictures(batch_size: int, steps: int):
@@ -160,10 +160,9 @@ def attempt(fit: FitRun) -> FitOutcome:
         check=False,
     )
     if done.returncode == 0:
-        found = json.loads(done.stdout.splitlines()[-1])
-        ran = FitOutcome(found["obstacle"], found["peak_bytes"], tuple(found["losses"]))
+        ran = FitOutcome(**json.loads(done.stdout.splitlines()[-1]))
     elif "ran out of memory" in done.stderr or "OOM" in done.stderr:
-        ran = FitOutcome(OUT_OF_MEMORY, None, ())
+        ran = FitOutcome(OUT_OF_MEMORY, None, [])
     else:
         raise RuntimeError(f"{fit}: {done.stderr[-2000:]}")
     print(fit.model, fit.label, f"{fit.steps} steps:", ran.obstacle or "ran", file=sys.stderr)

@@ -81,7 +81,7 @@ def small(spec: TrialSpec) -> TrialSpec:
 def verify(records: Sequence[Record]) -> None:
     """Appends a row for each comparison that has none yet."""
     FOLDER.mkdir(parents=True, exist_ok=True)
-    known = set(verified()) if VERIFIED.exists() else set()
+    known = verified()
     specs = {key_of(record.spec): record.spec for record in records}
     with VERIFIED.open("a", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
@@ -112,7 +112,9 @@ def verdict(outcome: Outcome) -> tuple[str, ...]:
 
 
 def verified() -> dict[Key, dict[str, str]]:
-    """The rows of the comparisons' file by what they compare."""
+    """The rows of the comparisons' file, if there is one, by what they compare."""
+    if not VERIFIED.exists():
+        return {}
     with VERIFIED.open(newline="") as file:
         return {(r["model"], r["strategy"], r["options"]): r for r in csv.DictReader(file)}
 
@@ -263,12 +265,11 @@ def frame(every: Sequence[Sequence[Way]]) -> pd.DataFrame:
                 "record": record.filename,
             }
         )
-    made = pd.DataFrame(rows)
-    return made.astype({"peak_bytes": "Int64"})
+    return pd.DataFrame(rows).astype({"peak_bytes": "Int64"})
 
 
 def table(records: Sequence[Record], folder: str) -> None:
-    checks = verified() if VERIFIED.exists() else {}
+    checks = verified()
     groups: dict[str, list[Record]] = {}
     for record in records:
         groups.setdefault(step_text(record.spec), []).append(record)

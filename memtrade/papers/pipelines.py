@@ -2,11 +2,12 @@
 
 A TOML file says which step each published row was (`memtrade/sweeps/published_pipelines.toml`); the
 figures come from `published/`. The rates of a comparison's device are fitted once, to the rows that
-say `calibrate`. Of those rows' speed nothing is predicted, so they are marked.
+say `calibrate` (`fit.py`). Of those rows' speed nothing is predicted, so they are marked.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -18,9 +19,9 @@ from memtrade.devices import Device
 from memtrade.errors import MemtradeError, UnknownNameError
 from memtrade.graph import StepGraph
 from memtrade.options import Value
+from memtrade.papers.fit import fit_ratios
 from memtrade.papers.fused import Fusion, fused_kernels
-from memtrade.papers.pipeline_rates import Parameter, calibrate
-from memtrade.papers.published import load_published
+from memtrade.papers.published import published_lines
 from memtrade.pipeline.design.partitioner import Partitioner
 from memtrade.pipeline.design.predict import (
     Kernels,
@@ -33,6 +34,8 @@ from memtrade.pipeline.design.timing import Hosts
 from memtrade.target import Target
 
 SLACK = 0.1
+# Where the search for `dispatch` begins at the earliest.
+SMALLEST_SECONDS = 1e-7
 
 # Traces a model: (family, options with the batch size, optimizer) -> the step's graph.
 Tracer = Callable[[str, dict[str, Value], str], StepGraph]
@@ -74,7 +77,7 @@ class PublishedPipelines(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     device: str
     hosts: Hosts
     balance: Literal["time", "memory"]
-    fit: list[Parameter] = []
+    fit: list[Literal["compute", "memory", "dispatch"]] = []
     relative: Literal["fused_activation_bytes", "samples_per_second"] | None = None
     notes: list[str] = []
     grid: Grid | None = None
@@ -220,7 +223,10 @@ def _calibrate(
             oracle.predict(row, fused_kernels).samples_per_second / speed for row, speed in chosen
         )
 
-    return calibrate(oracle.target.device, ratios, parameters=oracle.comparison.fit)
+    device = oracle.target.device
+    dispatch = math.log(max(device.dispatch_seconds, SMALLEST_SECONDS))
+    start = {name: dispatch if name == "dispatch" else 0.0 for name in oracle.comparison.fit}
+    return fit_ratios(device, ratios, start, pairs=False)
 
 
 def checkpoint_of(implementation: str, strategy: str) -> CheckpointMode:
@@ -232,50 +238,52 @@ def checkpoint_of(implementation: str, strategy: str) -> CheckpointMode:
 
 def _rows_of_grid(grid: Grid) -> list[PublishedRow]:
     """The rows of the GPT-2 logs."""
-    found = []
-    for line in load_published(grid.published).to_dict("records"):
-        found.append(
-            PublishedRow(
-                published=grid.published,
-                run=line["run"],
-                model=grid.model,
-                options=grid.options,
-                optimizer=grid.optimizer,
-                partitions=int(line["partitions"]),
-                micro_batches=int(line["micro_batches"]),
-                micro_batch_size=int(line["batch_size"]) // int(line["micro_batches"]),
-                checkpoint=checkpoint_of(line["implementation"], line["strategy"]),
-                calibrate=line["run"] in grid.calibrate,
-                implementation=line["implementation"],
-            )
+    return [
+        PublishedRow(
+            published=grid.published,
+            run=line["run"],
+            model=grid.model,
+            options=grid.options,
+            optimizer=grid.optimizer,
+            partitions=line["partitions"],
+            micro_batches=line["micro_batches"],
+            micro_batch_size=line["batch_size"] // line["micro_batches"],
+            checkpoint=checkpoint_of(line["implementation"], line["strategy"]),
+            calibrate=line["run"] in grid.calibrate,
+            implementation=line["implementation"],
         )
-    return found
+        for line in published_lines(grid.published)
+    ]
 
 
 def figures_of(row: PublishedRow) -> Figures:
-    """What the table says of the row.
+    """What the table says of the row."""
+    return published_run(row.published, row.run, row.model, row.implementation)
+
+
+def published_run(published: str, run: str, model: str, implementation: str) -> Figures:
+    """What a published table says of one run of one of our models.
 
     Raises MemtradeError where the table has no such row, or is none that can be read here.
     """
-    if row.published not in _READERS:
+    if published not in _READERS:
         raise MemtradeError(
-            f"rows of the published table {row.published!r} cannot be compared: "
+            f"rows of the published table {published!r} cannot be compared: "
             f"those of {', '.join(_READERS)} can"
         )
-    column, read = _READERS[row.published]
-    wanted = {column: row.run, "implementation": row.implementation, "model": _SOURCES[row.model]}
-    lines = load_published(row.published).to_dict("records")
+    column, read = _READERS[published]
+    wanted = {column: run, "implementation": implementation, "model": _SOURCES[model]}
     found = [
         line
-        for line in lines
+        for line in published_lines(published)
         if all(line.get(key, value) == value for key, value in wanted.items())
     ]
     if len(found) != 1:
         raise MemtradeError(
-            f"{row.published}.csv has {len(found)} rows {row.run!r} of {row.model} by "
-            f"{row.implementation}: name one"
+            f"{published}.csv has {len(found)} rows {run!r} of {model} by {implementation}: "
+            "name one"
         )
-    return read({key: None if pd.isna(value) else value for key, value in found[0].items()})
+    return read(found[0])
 
 
 def _gpt2(line: dict[Any, Any]) -> Figures:

@@ -16,12 +16,13 @@ from __future__ import annotations
 import difflib
 import io
 from importlib import resources
+from typing import Any
 
 import pandas as pd
 
 from memtrade.errors import MemtradeError
 
-__all__ = ["UnknownPublishedError", "load_published", "published_names"]
+__all__ = ["UnknownPublishedError", "load_published", "published_lines", "published_names"]
 
 _FOLDER = resources.files("memtrade.papers") / "published"
 
@@ -90,6 +91,14 @@ def load_published(name: str) -> pd.DataFrame:
         na_values=[""],
     )
     return frame.fillna({"note": ""})
+
+
+def published_lines(name: str, **wanted: object) -> list[dict[Any, Any]]:
+    """The rows of a published table one by one, in the order of the source; what it does not print
+    is None. `wanted`: only those whose columns say so."""
+    rows = load_published(name).to_dict("records")
+    lines = [{key: None if pd.isna(value) else value for key, value in row.items()} for row in rows]
+    return [line for line in lines if all(line[key] == value for key, value in wanted.items())]
 
 
 def _dtype(column: str) -> str | None:

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 from memtrade.measure.max_batch_records import MaxBatchRecord
 from memtrade.measure.records import Record
@@ -25,6 +26,7 @@ from memtrade.results.words import (
     beside_note,
     counted,
     device_label,
+    joined,
     ratio,
     seconds,
     status_text,
@@ -41,8 +43,7 @@ _MAX_BATCHES_IN = "the thesis, memtrade/papers/published/thesis_max_batch.csv"
 _STATUS = {"out_of_memory": "OOM", "out_of_host_memory": "host OOM"}
 
 
-@dataclass(frozen=True, kw_only=True)
-class ThesisStep:
+class ThesisStep(NamedTuple):
     """A training step of the thesis: one table. `title` is of its table."""
 
     name: str
@@ -52,40 +53,20 @@ class ThesisStep:
     published_in: str
 
     def includes(self, figure: Figure) -> bool:
-        return (figure.family, figure.batch_size, figure.conditions) == (
-            self.family,
-            self.batch_size,
-            "",
-        )
+        of_figure = figure.family, figure.batch_size, figure.conditions
+        return of_figure == (self.family, self.batch_size, "")
 
 
 STEPS = (
+    ThesisStep("resnet-32", "ResNet by depth, batch 32", "resnet", 32, "thesis_resnet.csv"),
+    ThesisStep("resnet-128", "ResNet by depth, batch 128", "resnet", 128, "thesis_resnet.csv"),
     ThesisStep(
-        name="resnet-32",
-        title="ResNet by depth, batch 32",
-        family="resnet",
-        batch_size=32,
-        published_in="thesis_resnet.csv",
-    ),
-    ThesisStep(
-        name="resnet-128",
-        title="ResNet by depth, batch 128",
-        family="resnet",
-        batch_size=128,
-        published_in="thesis_resnet.csv",
-    ),
-    ThesisStep(
-        name="inception-v4",
-        title="InceptionV4, batch 32",
-        family="inception-v4",
-        batch_size=32,
-        published_in="thesis_inception_v4.csv",
+        "inception-v4", "InceptionV4, batch 32", "inception-v4", 32, "thesis_inception_v4.csv"
     ),
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class ColumnGroup:
+class ColumnGroup(NamedTuple):
     """A group of columns: how a figure's attribute is written, and who can have it.
 
     Predicted ratios are left out: they follow from the columns beside them, and the table has to
@@ -98,27 +79,13 @@ class ColumnGroup:
     sources: tuple[Source, ...] = SOURCES
 
 
+_SEEN: tuple[Source, ...] = ("published", "measured")
 QUANTITIES = (
-    ColumnGroup(name="peak MB", attribute="peak_bytes", text=megabytes),
-    ColumnGroup(
-        name="host MB",
-        attribute="host_bytes",
-        text=lambda size_bytes: f"{size_bytes / 1e6:,.0f}",
-        sources=("published", "measured"),
-    ),
-    ColumnGroup(name="step s", attribute="step_seconds", text=seconds),
-    ColumnGroup(
-        name="relative peak",
-        attribute="relative_peak",
-        text=ratio,
-        sources=("published", "measured"),
-    ),
-    ColumnGroup(
-        name="relative time",
-        attribute="relative_time",
-        text=ratio,
-        sources=("published", "measured"),
-    ),
+    ColumnGroup("peak MB", "peak_bytes", megabytes),
+    ColumnGroup("host MB", "host_bytes", lambda size_bytes: f"{size_bytes / 1e6:,.0f}", _SEEN),
+    ColumnGroup("step s", "step_seconds", seconds),
+    ColumnGroup("relative peak", "relative_peak", ratio, _SEEN),
+    ColumnGroup("relative time", "relative_time", ratio, _SEEN),
 )
 
 
@@ -166,9 +133,8 @@ def thesis_report(
     )
 
 
-def _of_the_thesis(batches: Iterable[Figure]) -> list[Figure]:
+def _of_the_thesis(batches: Sequence[Figure]) -> list[Figure]:
     """Those of the models for which the thesis has any."""
-    batches = list(batches)
     models = {batch.model for batch in batches if batch.source == "published"}
     return [batch for batch in batches if batch.model in models and not batch.conditions]
 
@@ -225,20 +191,13 @@ def _variants(figures: Sequence[Figure]) -> dict[str, list[Figure]]:
 
     The published figures stand beside each place of ours that has the same strategy.
     """
-    ours = [figure for figure in figures if figure.source != "published"]
-    published = [figure for figure in figures if figure.source == "published"]
-    wheres: dict[str, list[str]] = {}
-    for figure in sorted([*ours, *published], key=lambda f: (strategy_rank(f.strategy), f.variant)):
-        wheres.setdefault(figure.variant, [])
-        if figure.source != "published" and figure.where not in wheres[figure.variant]:
-            wheres[figure.variant].append(figure.where)
+    ordered = sorted(figures, key=lambda f: (strategy_rank(f.strategy), f.variant))
     sections = {}
-    for variant, places in wheres.items():
-        beside = [figure for figure in published if figure.variant == variant]
-        for where in places or [""]:
-            title = f"{variant}, {where}" if where else variant
-            own = [f for f in ours if f.variant == variant and f.where == where]
-            sections[title] = beside + own
+    for variant in dict.fromkeys(figure.variant for figure in ordered):
+        published = [f for f in figures if f.variant == variant and f.source == "published"]
+        ours = [f for f in figures if f.variant == variant and f.source != "published"]
+        for where in dict.fromkeys(figure.where for figure in ours) or [""]:
+            sections[joined(variant, where)] = published + [f for f in ours if f.where == where]
     return sections
 
 

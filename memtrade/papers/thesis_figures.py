@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import pandas as pd
-
 from memtrade.measure.max_batch_records import MaxBatchRecord
 from memtrade.measure.records import Record
 from memtrade.models import make_model
-from memtrade.papers.published import load_published
+from memtrade.papers.published import published_lines
 from memtrade.results.figures import Figure, make_figures, make_max_batches
 
 # Where they were measured, as plots and tables title it.
@@ -33,49 +31,42 @@ def max_batches_beside(
 
 def published_figures() -> list[Figure]:
     """The thesis's figures, without ratios."""
-    tables = map(load_published, _PUBLISHED_TABLES)
-    return [_figure(row) for table in tables for row in table.to_dict("records")]
+    return [_figure(line) for table in _PUBLISHED_TABLES for line in published_lines(table)]
 
 
 def published_max_batches() -> list[Figure]:
     """The thesis's."""
-    table = load_published("thesis_max_batch")
-    return [_max_batch(row) for row in table.to_dict("records")]
+    return [_max_batch(line) for line in published_lines("thesis_max_batch")]
 
 
-def _figure(row: dict[Any, Any]) -> Figure:
-    host_gb = _number(row, "host_gb")
+def _figure(line: dict[Any, Any]) -> Figure:
+    host_gb = line["host_gb"]
     return Figure(
-        **_base(row),
-        batch_size=int(row["batch_size"]),
-        status=row["status"],
+        **_base(line),
+        batch_size=line["batch_size"],
+        status=line["status"],
         host_bytes=None if host_gb is None else round(host_gb * 1e9),
     )
 
 
-def _max_batch(row: dict[Any, Any]) -> Figure:
-    return Figure(**_base(row), batch_size=int(row["max_batch"]), searched=True)
+def _max_batch(line: dict[Any, Any]) -> Figure:
+    return Figure(**_base(line), batch_size=line["max_batch"], searched=True)
 
 
-def _base(row: dict[Any, Any]) -> dict[str, Any]:
-    """What a row says in whichever table."""
-    layers, peak_mb = _number(row, "layers"), _number(row, "peak_mb")
-    model = make_model(row["model"], {} if layers is None else {"layers": int(layers)})
+def _base(line: dict[Any, Any]) -> dict[str, Any]:
+    """What a line says in whichever table."""
+    layers, peak_mb = line.get("layers"), line["peak_mb"]
+    model = make_model(line["model"], {} if layers is None else {"layers": layers})
     return {
         "source": "published",
         "where": THESIS,
         "model": model.name,
         "family": model.family,
-        "layers": None if layers is None else int(layers),
-        "strategy": row["strategy"],
-        "variant": row["strategy"],
+        "layers": layers,
+        "strategy": line["strategy"],
+        "variant": line["strategy"],
         "peak_bytes": None if peak_mb is None else round(peak_mb * 1e6),
-        "step_seconds": _number(row, "step_seconds"),
-        "origin": row["provenance"],
-        "note": row["note"],
+        "step_seconds": line["step_seconds"],
+        "origin": line["provenance"],
+        "note": line["note"],
     }
-
-
-def _number(row: dict[Any, Any], name: str) -> Any:
-    value: Any = row.get(name)
-    return value if pd.notna(value) else None

@@ -7,7 +7,7 @@ Writes thesis_inception.md into the folder. The net is traced by TensorFlow; not
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,8 +22,7 @@ from memtrade.papers.thesis_predictor import (
     actions_of,
     published,
 )
-from memtrade.papers.thesis_trace import trace_step
-from memtrade.rebatch import Rebatcher
+from memtrade.papers.thesis_trace import step_at
 from memtrade.results.sheets import Sheet
 from memtrade.simulate.timeline import TimeSimulator
 from memtrade.target import Target, profile_target
@@ -33,9 +32,8 @@ COMMAND = "python -m memtrade.papers.thesis_inception results/predicted"
 # Height and width of the filters that InceptionV4 has and the ResNets have not.
 LONG_FILTERS = frozenset({(1, 7), (7, 1), (1, 3), (3, 1)})
 
-# Of LMS's steps, up to the largest that is predicted to fit; traced at two sizes.
+# Of LMS's steps, up to the largest that is predicted to fit.
 BATCHES = (87, 90, 93, 96, 111, 160, 221)
-TRACED = (32, 128)
 
 
 @dataclass(frozen=True)
@@ -67,11 +65,11 @@ class TriedRow:
     long_seconds: float
 
 
-def try_all(graph: StepGraph, target: Target) -> list[TriedRow]:
+def try_all(target: Target) -> list[TriedRow]:
+    graph = step_at(None, 32)
     rows = [row for row in published() if row.table == "InceptionV4"]
-    usual = ThesisPredictor(lambda layers, batch_size: graph, target)
-    copying = target.replace(facts=WithCopies(target.facts))
-    copied = ThesisPredictor(lambda layers, batch_size: graph, copying)
+    usual = ThesisPredictor(step_at, target)
+    copied = ThesisPredictor(step_at, target.replace(facts=WithCopies(target.facts)))
     simulator = TimeSimulator(graph, target)
     seconds = target.op_seconds(graph)
     long = {op.id for op in graph.ops if is_long(op, graph)}
@@ -135,13 +133,13 @@ def tried_sheet(tried: Sequence[TriedRow]) -> Sheet:
     )  # fmt: skip
 
 
-def waiting_sheet(step_at: Callable[[int], StepGraph], target: Target) -> Sheet:
+def waiting_sheet(target: Target) -> Sheet:
     """LMS on ResNet-50 by batch: how long the host waits for memory that copies still hold."""
     tables = (row for row in published() if row.table == "max batch")
     largest = next(row for row in tables if row.strategy == "lms")
     rows = []
     for batch in BATCHES:
-        simulator = TimeSimulator(step_at(batch), target)
+        simulator = TimeSimulator(step_at(largest.layers, batch), target)
         timeline = simulator.timeline(actions_of(simulator, largest))
         rows.append(
             (
@@ -184,10 +182,8 @@ largest that fits. That it does; which requests the thesis' TensorFlow let wait 
 
 def main(folder: Path) -> None:
     target = profile_target(FITTED)
-    inception = tried_sheet(try_all(trace_step(None, 32), target))
-    first, second = (trace_step(50, batch) for batch in TRACED)
-    waiting = waiting_sheet(Rebatcher(first, TRACED[0], second, TRACED[1]).at, target)
-    save_page(folder / "thesis_inception.md", _INTRODUCTION, inception, _LMS, waiting)
+    page = (_INTRODUCTION, tried_sheet(try_all(target)), _LMS, waiting_sheet(target))
+    save_page(folder / "thesis_inception.md", *page)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from memtrade.errors import MemtradeError
 from memtrade.measure.protocol import NamedCheckpoint
 from memtrade.measure.records import Record, load_records
 from memtrade.papers.pages import write_pages
-from memtrade.papers.published import load_published
+from memtrade.papers.published import published_lines
 from memtrade.papers.thesis_log import (
     HEADS,
     NO_DEPTH,
@@ -41,9 +41,7 @@ MODEL, STRATEGY = "inception_v4", "ome"
 
 
 def _lines_of(name: str, strategy: str = STRATEGY) -> list[dict[Any, Any]]:
-    frame: Any = load_published(name)
-    chosen = (frame["model"] == MODEL) & (frame["strategy"] == strategy)
-    return frame[chosen].to_dict("records")
+    return published_lines(name, model=MODEL, strategy=strategy)
 
 
 def published_log() -> str:

@@ -54,6 +54,11 @@ def rules_of(layers: int | None) -> dict[str, dict[str, Value]]:
     return {**RULES, "ome": {"rule": "openai", "select": "hidable"}}
 
 
+def net_name(layers: int | None) -> str:
+    """As the thesis names the ResNet of so many layers, or (None) InceptionV4."""
+    return "InceptionV4" if layers is None else f"ResNet-{layers}"
+
+
 def make_net(layers: int | None, batch_size: int, **given: Value) -> Model:
     """The ResNet of so many layers, or (None) InceptionV4; `given` options go first."""
     if layers is None:

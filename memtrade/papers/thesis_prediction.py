@@ -17,7 +17,6 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from typing import Literal
 
@@ -26,14 +25,13 @@ import pandas as pd
 
 from memtrade import devices
 from memtrade.devices import Device
-from memtrade.graph import StepGraph
 from memtrade.papers.pages import save_csv, write_pages
+from memtrade.papers.thesis_nets import net_name
 from memtrade.papers.thesis_predictor import (
     AGED,
     CARD,
     FITTED,
     TABLES,
-    Graphs,
     PredictedRow,
     Published,
     ThesisPredictor,
@@ -41,11 +39,9 @@ from memtrade.papers.thesis_predictor import (
     lms_otherwise,
     published,
 )
-from memtrade.rebatch import Rebatcher
+from memtrade.papers.thesis_trace import step_at
 from memtrade.target import Target, profile_target
 
-# Batch sizes of the tables.
-TRACED = (32, 128)
 # Two published times this close to each other have no order.
 TIE = 0.01
 
@@ -72,7 +68,7 @@ def orders(
     for row in rows:
         given, said = (getattr(row, f"{side}_{quantity}") for side in ("published", "predicted"))
         if given is not None and row.table != "max batch":
-            step = f"{_network(row)}, batch {row.batch_size}"
+            step = f"{net_name(row.layers)}, batch {row.batch_size}"
             groups.setdefault(step, []).append((row.strategy, given, said))
     return {
         step: [
@@ -83,10 +79,6 @@ def orders(
         ]
         for step, group in groups.items()
     }
-
-
-def _network(row: PredictedRow) -> str:
-    return "InceptionV4" if row.layers is None else f"ResNet-{row.layers}"
 
 
 _MISSED = (
@@ -203,7 +195,7 @@ def _table(rows: Sequence[PredictedRow], table: str) -> list[str]:
         peak = "" if row.published_peak_mb is None else f"{row.published_peak_mb:,.0f}"
         roomy = "" if row.fits else " (does not fit)"
         cells = [
-            _network(row), row.strategy, seconds, f"{row.predicted_seconds:.3f}",
+            net_name(row.layers), row.strategy, seconds, f"{row.predicted_seconds:.3f}",
             _percent(row.time_error, sign=True), peak, f"{row.predicted_peak_mb:,.0f}{roomy}",
             _percent(row.peak_error, sign=True),
         ]  # fmt: skip
@@ -251,9 +243,9 @@ def scaled(card: Target, factor: float) -> Target:
     return card.replace(device=msgspec.structs.replace(card.device, efficiency=efficiency))
 
 
-def _again(graph: Graphs, target: Target, rows: Sequence[Published]) -> list[PredictedRow]:
+def _again(target: Target, rows: Sequence[Published]) -> list[PredictedRow]:
     """All rows with another profile; their largest batches are not looked for."""
-    predictor = ThesisPredictor(graph, target)
+    predictor = ThesisPredictor(step_at, target)
     return [predictor.row(row, largest=False) for row in rows]
 
 
@@ -272,37 +264,24 @@ def _shifted(
 
 
 def main(folder: Path) -> None:
-    from memtrade.papers.thesis_trace import trace_step
-
-    @cache
-    def graph(layers: int | None, batch_size: int) -> StepGraph:
-        """Traced at the batch sizes of the tables, and from there taken to others."""
-        if batch_size in TRACED:
-            return trace_step(layers, batch_size)
-        first, second = (graph(layers, traced) for traced in TRACED)
-        return Rebatcher(first, TRACED[0], second, TRACED[1]).at(batch_size)
-
     card = profile_target(CARD)
     rows = published()
-    fitted = fit(graph, rows, card)
-    predictor = ThesisPredictor(graph, fitted)
+    fitted = fit(step_at, rows, card)
+    predictor = ThesisPredictor(step_at, fitted)
     predicted = [predictor.row(row) for row in rows]
-    slow, fast = (fit(graph, rows, scaled(card, factor)) for factor in (0.9, 1.1))
-    nothing_else = fit(graph, rows, card, ("compute", "memory", "trace"))
+    slow, fast = (fit(step_at, rows, scaled(card, factor)) for factor in (0.9, 1.1))
+    nothing_else = fit(step_at, rows, card, ("compute", "memory", "trace"))
     strategies = frozenset(row.strategy for row in rows)
     overhead = fitted.device.step_overhead_seconds
     others = {
         "a step's overhead with every strategy": _shifted(predicted, overhead, strategies),
         "a step's overhead with none": _shifted(predicted, overhead, frozenset()),
-        "the card's rates a tenth lower": _again(graph, slow, rows),
-        "the card's rates a tenth higher": _again(graph, fast, rows),
-        "its rates fitted to `original`, too; no step's overhead": _again(
-            graph, nothing_else, rows
-        ),
+        "the card's rates a tenth lower": _again(slow, rows),
+        "the card's rates a tenth higher": _again(fast, rows),
+        "its rates fitted to `original`, too; no step's overhead": _again(nothing_else, rows),
     }
     lms = {
-        name: lms_otherwise(graph(layers, 32), fitted)
-        for name, layers in (("ResNet-50", 50), ("ResNet-152", 152), ("InceptionV4", None))
+        net_name(layers): lms_otherwise(step_at(layers, 32), fitted) for layers in (50, 152, None)
     }
     save_csv(folder / "thesis.csv", pd.DataFrame(predicted), "%.4g")
     (folder / "thesis.md").write_text(

@@ -6,10 +6,10 @@ predicted with that profile.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import msgspec
 
@@ -17,7 +17,7 @@ from memtrade.graph import StepGraph
 from memtrade.options import Value
 from memtrade.papers.executor import run_order, tasks_of
 from memtrade.papers.fit import Sample, fit_device
-from memtrade.papers.published import load_published
+from memtrade.papers.published import load_published, published_lines
 from memtrade.papers.thesis_nets import rules_of
 from memtrade.plan import Action, Order, Plan
 from memtrade.simulate.timeline import TimeSimulator
@@ -82,30 +82,31 @@ class Published:
 
 def published() -> list[Published]:
     """The thesis' tables, in its order. A time or peak that it does not print is None."""
-    rows = [
-        Published(
-            f"batch {row.batch_size}", int(row.layers), int(row.batch_size), row.strategy,
-            _number(row.step_seconds), _number(row.peak_mb),
-        )
-        for row in load_published("thesis_resnet").itertuples()
-    ]  # fmt: skip
-    # The table's times of two strategies are swapped against the log: the log's means count.
+    # InceptionV4's times of two strategies are swapped against the log: the log's means count.
     steps = load_published("thesis_log_steps")
     means = steps[steps["model"] == "inception_v4"].groupby("strategy")["step_seconds_unrounded"]
     seconds: dict[str, float] = means.mean().to_dict()
-    rows += [
-        Published("InceptionV4", None, 32, row.strategy, seconds[row.strategy], row.peak_mb)
-        for row in load_published("thesis_inception_v4").itertuples()
+    return [
+        *(
+            _of_line(f"batch {line['batch_size']}", line)
+            for line in published_lines("thesis_resnet")
+        ),
+        *(
+            _of_line("InceptionV4", line | {"step_seconds": seconds[line["strategy"]]})
+            for line in published_lines("thesis_inception_v4")
+        ),
+        *(
+            _of_line("max batch", line | {"batch_size": line["max_batch"]})
+            for line in published_lines("thesis_max_batch")
+        ),
     ]
-    rows += [
-        Published("max batch", 50, int(row.max_batch), row.strategy, row.step_seconds, row.peak_mb)
-        for row in load_published("thesis_max_batch").itertuples()
-    ]
-    return rows
 
 
-def _number(value: float) -> float | None:
-    return None if math.isnan(value) else float(value)
+def _of_line(table: str, line: dict[Any, Any]) -> Published:
+    return Published(
+        table, line.get("layers"), line["batch_size"], line["strategy"], line["step_seconds"],
+        line["peak_mb"],
+    )  # fmt: skip
 
 
 class ThesisPredictor:

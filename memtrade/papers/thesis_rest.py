@@ -18,10 +18,10 @@ import pandas as pd
 
 from memtrade.measure.records import Record, load_records
 from memtrade.papers.pages import save_page, write_pages
-from memtrade.papers.published import load_published
+from memtrade.papers.published import published_lines
 from memtrade.papers.thesis_log import STEPS
-from memtrade.papers.thesis_nets import ORDER
-from memtrade.results.sheets import NONE, Sheet
+from memtrade.papers.thesis_nets import ORDER, net_name
+from memtrade.results.sheets import NONE, Sheet, cell
 
 COMMAND = "python -m memtrade.papers.thesis_rest results/predicted"
 RESULTS = Path("results")
@@ -35,12 +35,15 @@ Key = tuple[int | None, int, str]  # layers, batch size, strategy
 def predicted_rows(path: Path) -> dict[Key, Any]:
     """The rows of thesis.csv but those of largest batches."""
     frame: Any = pd.read_csv(path)
-    rows = frame[frame["table"] != "max batch"].to_dict("records")
-    return {(_layers(row), int(row["batch_size"]), row["strategy"]): row for row in rows}
+    rows = frame[frame["table"] != "max batch"].astype({"layers": "Int64"}).to_dict("records")
+    return {
+        (None if pd.isna(row["layers"]) else row["layers"], row["batch_size"], row["strategy"]): row
+        for row in rows
+    }
 
 
-def _layers(row: dict[str, Any]) -> int | None:
-    return None if pd.isna(row["layers"]) else int(row["layers"])
+def _key(line: dict[Any, Any]) -> Key:
+    return line["layers"], line["batch_size"], line["strategy"]
 
 
 def host_bytes(records: Sequence[Record]) -> dict[Key, int]:
@@ -56,27 +59,25 @@ def host_bytes(records: Sequence[Record]) -> dict[Key, int]:
 
 def lists_sheet(predicted: dict[Key, Any], hosts: dict[Key, int], idle_gb: float) -> Sheet:
     """The plain lists below the thesis' tables."""
-    tables: Any = load_published("thesis_resnet").to_dict("records")
-    beside = {(_layers(row), row["batch_size"], row["strategy"]): row for row in tables}
+    beside = {_key(line): line for line in published_lines("thesis_resnet")}
     rows = []
-    for row in load_published("thesis_resnet_lists").to_dict("records"):
-        key = _layers(row), int(row["batch_size"]), row["strategy"]
-        table, ours, host = beside[key], predicted[key], hosts.get(key)
-        with_idle = row["host_with_idle_gb"]
+    for row in published_lines("thesis_resnet_lists"):
+        key = _key(row)
+        table, ours = beside[key], predicted[key]
         rows.append(
             (
                 f"{row['strategy']}, ResNet-{row['layers']}, batch {row['batch_size']}",
-                _text(row["peak_mb"], ",.2f"),
-                _text(table["peak_mb"], ",.2f"),
-                _text(ours["predicted_peak_mb"], ",.0f"),
+                cell("{:,.2f}".format, row["peak_mb"]),
+                cell("{:,.2f}".format, table["peak_mb"]),
+                f"{ours['predicted_peak_mb']:,.0f}",
                 _error(ours["predicted_peak_mb"], row["peak_mb"]),
-                _text(row["step_seconds"], ".3f"),
-                _text(ours["predicted_seconds"], ".3f"),
+                cell("{:.3f}".format, row["step_seconds"]),
+                f"{ours['predicted_seconds']:.3f}",
                 _error(ours["predicted_seconds"], row["step_seconds"]),
-                _text(with_idle, ".2f"),
-                _text(with_idle - idle_gb, ".2f"),
-                _text(table["host_gb"], ".2f"),
-                NONE if host is None else f"{host / 1e9:.2f}",
+                cell("{:.2f}".format, row["host_with_idle_gb"]),
+                cell(lambda gb: f"{gb - idle_gb:.2f}", row["host_with_idle_gb"]),
+                cell("{:.2f}".format, table["host_gb"]),
+                cell(lambda size: f"{size / 1e9:.2f}", hosts.get(key)),
             )
         )
     return Sheet(
@@ -97,26 +98,24 @@ def lists_sheet(predicted: dict[Key, Any], hosts: dict[Key, int], idle_gb: float
 
 def runs_sheet(predicted: dict[Key, Any]) -> Sheet:
     """The runs of the two logs: what their counter said, and what they took."""
-    memory: Any = load_published("thesis_log_memory")
-    costs: Any = load_published("thesis_log_steps")
     rows = []
-    for run in load_published("thesis_log_runs").to_dict("records"):
-        key = _layers(run), int(run["batch_size"]), run["strategy"]
-        lines, steps = (_of_run(frame, run) for frame in (memory, costs))
-        last = lines.iloc[-1]
-        own = last["mem_used_mb"] + steps["memory_cost_mb"].max() if len(steps) else None
-        ours = predicted[key]
+    for run in published_lines("thesis_log_runs"):
+        same = {name: run[name] for name in ("model", "layers", "strategy")}
+        last = published_lines("thesis_log_memory", **same)[-1]
+        costs = [line["memory_cost_mb"] for line in published_lines("thesis_log_steps", **same)]
+        own = last["mem_used_mb"] + max(costs) if costs else None
+        ours = predicted[_key(run)]
         fits = "ok" if ours["fits"] else "out of memory"
         rows.append(
             (
-                f"{run['strategy']}, " + ("InceptionV4" if key[0] is None else f"ResNet-{key[0]}"),
+                f"{run['strategy']}, {net_name(run['layers'])}",
                 run["status"].replace("_", " "),
                 fits,
                 f"{run['memory_lines']} / {run['steps']}",
                 f"{last['max_mem_mb']:,.1f}" + ("" if run["max_mem_is_own"] is True else "*"),
-                NONE if own is None else f"{own:,.1f}",
+                cell("{:,.1f}".format, own),
                 f"{ours['predicted_peak_mb']:,.0f}",
-                NONE if own is None else _error(ours["predicted_peak_mb"], own),
+                _error(ours["predicted_peak_mb"], own),
             )
         )
     return Sheet(
@@ -136,16 +135,8 @@ def runs_sheet(predicted: dict[Key, Any]) -> Sheet:
     )  # fmt: skip
 
 
-def _of_run(frame: Any, run: dict[str, Any]) -> Any:
-    same = (frame["model"] == run["model"]) & (frame["strategy"] == run["strategy"])
-    if not pd.isna(run["layers"]):
-        same &= frame["layers"] == run["layers"]
-    return frame[same]
-
-
 def single_figures() -> dict[str, str]:
-    lines = load_published("thesis_other").to_dict("records")
-    return {line["quantity"]: line["value"] for line in lines}
+    return {line["quantity"]: line["value"] for line in published_lines("thesis_other")}
 
 
 def figures_sheet(records: Sequence[Record], idle_bytes: int) -> Sheet:
@@ -187,12 +178,8 @@ def figures_sheet(records: Sequence[Record], idle_bytes: int) -> Sheet:
     )
 
 
-def _text(value: Any, form: str) -> str:
-    return NONE if pd.isna(value) else format(value, form)
-
-
-def _error(predicted: float, published: Any) -> str:
-    return NONE if pd.isna(published) else f"{100 * (predicted / published - 1):+.1f}"
+def _error(predicted: float, published: float | None) -> str:
+    return cell(lambda printed: f"{100 * (predicted / printed - 1):+.1f}", published)
 
 
 def idle_process_bytes() -> int:

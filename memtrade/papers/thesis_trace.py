@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import msgspec
 import tensorflow as tf
 
 from memtrade.graph import StepGraph
 from memtrade.options import Value
 from memtrade.papers.thesis_nets import OPTIMIZER, make_net
+from memtrade.rebatch import Rebatcher
 from memtrade.tf.build import make_step
 from memtrade.tf.extract import trace
+
+# Batch sizes of the tables.
+TRACED = (32, 128)
 
 
 def trace_step(layers: int | None, batch_size: int, **given: Value) -> StepGraph:
@@ -17,6 +23,15 @@ def trace_step(layers: int | None, batch_size: int, **given: Value) -> StepGraph
     with tf.Graph().as_default():
         graph = trace(make_step(make_net(layers, batch_size, **given), optimizer=OPTIMIZER)).graph
     return ungated(graph)
+
+
+@cache
+def step_at(layers: int | None, batch_size: int) -> StepGraph:
+    """The same, traced at the batch sizes of the tables, and from there taken to others."""
+    if batch_size in TRACED:
+        return trace_step(layers, batch_size)
+    first, second = (step_at(layers, traced) for traced in TRACED)
+    return Rebatcher(first, TRACED[0], second, TRACED[1]).at(batch_size)
 
 
 def ungated(graph: StepGraph) -> StepGraph:

@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
@@ -23,7 +22,8 @@ from memtrade.models.resnet import BLOCKS
 from memtrade.options import Value
 from memtrade.papers.executor import run_order, tasks_of
 from memtrade.papers.pages import save_csv, write_pages
-from memtrade.papers.published import load_published
+from memtrade.papers.published import published_lines
+from memtrade.papers.thesis_nets import net_name
 from memtrade.papers.thesis_predictor import CARD, plan_of
 from memtrade.papers.thesis_trace import trace_step
 from memtrade.plan import CHECKPOINT
@@ -49,21 +49,16 @@ class Logged:
 
     @classmethod
     def of(cls, layers: int | None) -> Logged:
-        def rows(name: str) -> Any:
-            table: Any = load_published(name)
-            chosen = table["layers"].isna() if layers is None else table["layers"] == layers
-            return table[chosen.fillna(False)]
-
-        memory, steps, edits = map(
-            rows, ("thesis_log_memory", "thesis_log_steps", "thesis_log_lms_edits")
+        memory, steps = (
+            published_lines(name, layers=layers, strategy="original")
+            for name in ("thesis_log_memory", "thesis_log_steps")
         )
-        original = memory[(memory["strategy"] == "original") & (memory["line"] > 0)]
-        cost = steps[steps["strategy"] == "original"]["memory_cost_mb"]
+        [edits] = published_lines("thesis_log_lms_edits", layers=layers)
         return cls(
-            persistent_mb=float(original["mem_used_mb"].iloc[0]),
-            cost_mb=float(cost.iloc[0]) if len(cost) else float("nan"),
-            tensors=int(edits["tensors_swapped"].item()),
-            ops=int(edits["ops_added"].item()),
+            persistent_mb=next(line["mem_used_mb"] for line in memory if line["line"] > 0),
+            cost_mb=steps[0]["memory_cost_mb"] if steps else float("nan"),
+            tensors=edits["tensors_swapped"],
+            ops=edits["ops_added"],
         )
 
 
@@ -129,8 +124,8 @@ def place(tensor: str) -> str:
 
 
 def printed_checkpoints() -> dict[str, str]:
-    rows = load_published("thesis_log_ome_tensors").to_dict("records")
-    return {place(row["tensor"]): row["action"] for row in rows}
+    lines = published_lines("thesis_log_ome_tensors")
+    return {place(line["tensor"]): line["action"] for line in lines}
 
 
 INCEPTIONS: dict[str, dict[str, Value]] = {
@@ -152,7 +147,7 @@ def inceptions() -> list[Variant]:
 
 
 def resnets() -> dict[int, Variant]:
-    return {layers: Variant(f"ResNet-{layers}", trace_step(layers, BATCH)) for layers in BLOCKS}
+    return {layers: Variant(net_name(layers), trace_step(layers, BATCH)) for layers in BLOCKS}
 
 
 @dataclass(frozen=True)

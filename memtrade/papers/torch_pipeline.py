@@ -46,7 +46,6 @@ class TapeStage:
         self.device = CachingAllocator(limit_bytes)
         self.events = events
         self.ops = [each for each in events if isinstance(each, TapeOp)]
-        self.made = {op.makes for op in self.ops}
         self.reads: dict[int, tuple[int, int]] = {}
         self.hands_on: set[int] = set()
         self.sizes = [size for op in self.ops for size in op.weights]
@@ -230,7 +229,7 @@ def _cut(tape: Tape, balance: Sequence[int], limit_bytes: int | None) -> list[Ta
         end = tape.ends[module - 1] if module < len(tape.ends) else len(tape.events)
         stages.append(TapeStage(tape.events[begin:end], limit_bytes))
         begin = end
-    maker = {tape.images: 0} | {t: j for j, stage in enumerate(stages) for t in stage.made}
+    maker = {tape.images: 0} | {op.makes: j for j, stage in enumerate(stages) for op in stage.ops}
     for j, stage in enumerate(stages):
         for op in stage.ops:
             for tensor, size in zip(op.inputs, op.sizes, strict=True):

@@ -14,7 +14,7 @@ import contextlib
 import math
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
 from memtrade.models.base import DataFormat, Model
@@ -209,8 +209,7 @@ def draw(model: Model, modules: Literal["blocks", "layers"]) -> Tape:
     net.tape.images, net.tape.image_bytes = images.number, images.size_bytes
     logits = model.logits(net, images)  # pyright: ignore[reportAttributeAccessIssue]  # of both
     net.tape.logits = logits.number
-    tape = Tape(**vars(net.tape))
-    tape.events = list(net.tape.events)
+    tape = replace(net.tape, events=list(net.tape.events))  # without the ends that follow
     if modules == "blocks":  # the classifier behind the last block
         tape.ends.append(len(tape.events))
     return tape

@@ -12,7 +12,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import pandas as pd
 
@@ -20,7 +20,7 @@ from memtrade.devices import load_device
 from memtrade.models import make_model
 from memtrade.options import Value
 from memtrade.papers.pages import save_csv, save_page, write_pages
-from memtrade.papers.published import load_published
+from memtrade.papers.pipelines import published_run
 from memtrade.papers.torch_allocator import MIB, CachingAllocator
 from memtrade.papers.torch_pipeline import Update, reserved
 from memtrade.papers.torch_tape import FLOAT, Tape, TapeOp, draw
@@ -149,20 +149,8 @@ def figures_of(row: ReservedRow) -> ReservedFigures:
         devices = reserved(tape, balance, row.micro_batches, row.update, limit_bytes=limit_bytes)
     except MemoryError:
         devices = None
-    published_bytes = _published_bytes(row)
+    published_bytes = published_run(row.table, row.run, row.model, "torchgpipe").total_bytes
     return ReservedFigures(row, sum(weights) // FLOAT, max(weights), published_bytes, devices)
-
-
-def _published_bytes(row: ReservedRow) -> float | None:
-    """In total."""
-    frame: Any = load_published(row.table)
-    if not row.is_unet:
-        frame = frame[frame["implementation"] == "torchgpipe"]
-    [line] = frame[frame["experiment"] == row.run].to_dict("records")
-    if row.is_unet:
-        return 1e6 * line["memory_mb"]
-    found = line["peak_activation_mb"]
-    return None if pd.isna(found) else 1e6 * (line["model_memory_mb"] + found)
 
 
 def rows_sheet(found: Sequence[ReservedFigures]) -> Sheet:
@@ -271,7 +259,7 @@ def measured_sheet(records: Sequence[PipelineRecord]) -> Sheet:
             "allocator, beside what was predicted of it before it ran",
             "a stage ran at a time, with zeros for what others would send, as all of them together "
             "take more than this machine has",
-            *(f"not run: {', '.join(missing)}" for _ in missing[:1]),
+            *([f"not run: {', '.join(missing)}"] if missing else []),
         ),
         command="\n".join(dict.fromkeys(record.command for record in ordered)),
     )

@@ -85,6 +85,7 @@ def is_same(one: TrainedRun, other: TrainedRun) -> bool:
 
 def ways_sheet(runs: Sequence[TrainedRun]) -> Sheet:
     plain = next(each for each in runs if each.way == "plain")
+    missing = [way for way in WAYS if way not in {each.way for each in runs}]
     promised = {"plain", *STRATEGIES}
     rows = tuple(
         (
@@ -111,14 +112,10 @@ def ways_sheet(runs: Sequence[TrainedRun]) -> Sheet:
             f"gpipe: {PARTITIONS} stages, {MICRO_BATCHES} micro-batches, all recomputed; its peak "
             "is that of both stages in one arena, with the examiner's weights, as in all ways",
             "micro-batches are normalized by themselves, so gpipe takes another course",
-            *(f"not run yet: {', '.join(missing)}" for missing in [_missing(runs)] if missing),
+            *([f"not run yet: {', '.join(missing)}"] if missing else []),
         ),
         command=COMMAND,
     )  # fmt: skip
-
-
-def _missing(runs: Sequence[TrainedRun]) -> list[str]:
-    return [way for way in WAYS if way not in {each.way for each in runs}]
 
 
 def published_sheet(runs: Sequence[TrainedRun]) -> Sheet:

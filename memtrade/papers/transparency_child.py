@@ -12,7 +12,6 @@ import hashlib
 import json
 import re
 import sys
-from abc import ABC, abstractmethod
 from collections.abc import Iterator
 
 import numpy as np
@@ -90,19 +89,7 @@ def model() -> ResNet:
     return made
 
 
-class TrainingWay(ABC):
-    """Trains step by step."""
-
-    @abstractmethod
-    def step(self, images: Images, labels: Images) -> float:
-        """Does a step. Returns its loss."""
-
-    @abstractmethod
-    def values(self) -> Values:
-        """All variables, by their names in the plain step."""
-
-
-class Unpipelined(TrainingWay):
+class Unpipelined:
     """The plain step, or what a strategy made of it."""
 
     def __init__(self, way: str, arena: Arena):
@@ -115,14 +102,16 @@ class Unpipelined(TrainingWay):
         self.variables = made.variables()
 
     def step(self, images: Images, labels: Images) -> float:
+        """Does a step. Returns its loss."""
         return float(self.run(tf.constant(images), tf.constant(labels)))
 
     def values(self) -> Values:
+        """All variables, by their names in the plain step."""
         return {each.name: each.numpy() for each in self.variables}
 
 
-class Pipelined(TrainingWay):
-    """GPipe, each stage on a logical device of this process."""
+class Pipelined:
+    """The same by GPipe, each stage on a logical device of this process."""
 
     def __init__(self) -> None:
         whole = model()

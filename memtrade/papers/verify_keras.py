@@ -1,5 +1,5 @@
 # pyright: reportArgumentType=false
-# (Keras and csv annotate less than they take.)
+# (Keras and pandas annotate less than they take.)
 """Is a Keras model still trained the same after memtrade.keras.optimize? On real models.
 
     python -m memtrade.papers.verify_keras results/keras [NAME ...]
@@ -13,7 +13,6 @@ and no measurement.
 Writes verify.csv and verify.md into the folder; with names, only these models' rows are made anew.
 """
 
-import csv
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -23,12 +22,14 @@ from typing import Any
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import keras
+import pandas as pd
 import tensorflow as tf
 
 import memtrade.keras
+from memtrade.papers.pages import save_csv
 from memtrade.results.sheets import Sheet
 from memtrade.simulate.memory import Simulator
-from memtrade.strategies import STRATEGIES, make_options
+from memtrade.strategies import find_planned, make_options
 from memtrade.target import profile_target
 from memtrade.tf.extract import trace_concrete
 from memtrade.tf.step import TrainStep
@@ -37,6 +38,7 @@ from memtrade.units import megabytes
 
 CaseRow = dict[str, Any]
 
+STRATEGY = "ome"
 BATCH, CLASSES, STEPS = 4, 10, 2
 ROOMY_BYTES = 1 << 42
 COLUMNS = (
@@ -50,8 +52,9 @@ def application(name: str, size: int) -> Callable[[], keras.Model]:
     return lambda: kind(weights=None, input_shape=(size, size, 3), classes=CLASSES)
 
 
-def transformer(length: int = 32, width: int = 64) -> keras.Model:
+def transformer() -> keras.Model:
     """Two blocks of attention and feed-forward, before each a norm, behind each dropout."""
+    length, width = 32, 64
     inputs = keras.Input([length, width])
     x = inputs
     for _ in range(2):
@@ -102,13 +105,13 @@ def state(model: keras.Model) -> list[tf.Variable]:
     return list(every.values())
 
 
-def verify(name: str, strategy: str = "ome") -> CaseRow:
+def verify(name: str) -> CaseRow:
     """One row of the table."""
     model = compiled(name)
     batch = batch_for(model)
     model.train_on_batch(*batch)  # makes the optimizer's slots and the metrics
     original = tf.function(model.train_step, autograph=False)
-    rewritten = memtrade.keras.optimize(model, strategy=strategy, example_batch=batch)
+    rewritten = memtrade.keras.optimize(model, strategy=STRATEGY, example_batch=batch)
     step = rewritten.train_function.step
     variables = state(model)
     comparison = compare_steps(
@@ -122,11 +125,11 @@ def verify(name: str, strategy: str = "ome") -> CaseRow:
     specs = tuple(tf.TensorSpec(part.shape, part.dtype) for part in batch)
     graph = trace_concrete(TrainStep(name, original, specs, lambda: batch, tuple), concrete).graph
     target = profile_target("arena")
-    plan = STRATEGIES[strategy].plan(graph, make_options(strategy), target)
+    plan = find_planned(STRATEGY).plan(graph, make_options(STRATEGY), target)
     simulator = Simulator(graph, target)
     row = (
         name, "x".join(map(str, model.input_shape[1:])), BATCH, len(graph.ops), len(variables),
-        strategy, len(plan.tensors("recompute")), len(plan.tensors("swap")), STEPS,
+        STRATEGY, len(plan.tensors("recompute")), len(plan.tensors("swap")), STEPS,
         comparison.verified(0.0).max_difference,
         simulator.memory((), limit_bytes=ROOMY_BYTES).peak_bytes,
         simulator.memory(plan, limit_bytes=ROOMY_BYTES).peak_bytes,
@@ -142,19 +145,19 @@ def sheet(rows: Sequence[CaseRow], folder: str) -> Sheet:
         return f"{size:.3g}" if size else "0 (to the bit)"
 
     def count(name: str) -> tuple[str, Callable[[CaseRow], str]]:
-        return name, lambda row: f"{int(row[name]):,}"
+        return name, lambda row: f"{row[name]:,}"
 
     return Sheet.of(
         rows,
         [
-            ("model", lambda row: str(row["model"])),
-            ("input", lambda row: str(row["input"])),
+            ("model", lambda row: row["model"]),
+            ("input", lambda row: row["input"]),
             *map(count, ("ops", "variables", "recomputed", "swapped")),
             (
                 "predicted peak MB: original",
-                lambda row: megabytes(int(row["predicted_original_bytes"])),
+                lambda row: megabytes(row["predicted_original_bytes"]),
             ),
-            ("ome", lambda row: megabytes(int(row["predicted_peak_bytes"]))),
+            (STRATEGY, lambda row: megabytes(row["predicted_peak_bytes"])),
             ("largest difference", difference),
         ],
         title="Keras models before and after memtrade.keras.optimize",
@@ -175,18 +178,14 @@ def main(folder: str, names: Sequence[str]) -> int:
     path = Path(folder, "verify.csv")
     known: dict[str, CaseRow] = {}
     if names and path.exists():
-        with path.open(newline="") as file:
-            known = {row["model"]: row for row in csv.DictReader(file)}
+        known = {row["model"]: row for row in pd.read_csv(path).to_dict("records")}
     for name in names or MODELS:
         known[name] = verify(name)
         print(name, known[name]["max_difference"], flush=True)
         keras.backend.clear_session()
     rows = [known[name] for name in MODELS if name in known]
     Path(folder).mkdir(parents=True, exist_ok=True)
-    with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
+    save_csv(path, pd.DataFrame(rows))
     Path(folder, "verify.md").write_text(sheet(rows, folder).to_markdown(), encoding="utf-8")
     return 0 if all(float(row["max_difference"]) == 0.0 for row in rows) else 1
 

@@ -13,12 +13,10 @@ from __future__ import annotations
 
 import random
 import sys
-from dataclasses import asdict
 from typing import Any
 
-from memtrade.measure.extract import extract_graph
-from memtrade.measure.protocol import TrialSpec
 from memtrade.models import MODELS
+from memtrade.papers.pages import trace_model
 from memtrade.simulate.predict import Predictor
 from memtrade.strategies import PLANNED, make_options
 from memtrade.target import profile_target
@@ -49,13 +47,7 @@ STEPS: list[dict[str, Any]] = [
 def original_peak(step: dict[str, Any]) -> int:
     """In bytes, predicted from the traced step."""
     options = {key: value for key, value in step.items() if key != "name"}
-    spec = TrialSpec(
-        task="extract",
-        model=step["name"],
-        model_options=asdict(MODELS[step["name"]](**options)),
-        memory_limit_bytes=4 << 30,
-    )
-    graph = extract_graph(spec, timeout_seconds=120.0)
+    graph = trace_model(MODELS[step["name"]](**options), "sgd")
     target = profile_target("arena")
     plan = PLANNED["original"].plan(graph, make_options("original"), target)
     return Predictor(graph, target).predict(plan).peak_bytes

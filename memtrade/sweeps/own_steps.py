@@ -35,9 +35,9 @@ def _step(model: tf.keras.Model, x: tf.Tensor, y: tf.Tensor, loss: Callable[...,
     return train_step, (x, y)
 
 
-def _classifier(blocks: list[Any], x: tf.Tensor, classes: int = 10) -> Step:
-    model = tf.keras.Sequential([*blocks, layers.Dense(classes)])
-    y = tf.random.uniform([x.shape[0]], maxval=classes, dtype=tf.int32)
+def _classifier(blocks: list[Any], x: tf.Tensor) -> Step:
+    model = tf.keras.Sequential([*blocks, layers.Dense(10)])
+    y = tf.random.uniform([x.shape[0]], maxval=10, dtype=tf.int32)
     loss = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     return _step(model, x, y, loss)
 
