@@ -257,9 +257,7 @@ class Linker:
                     lost.difference_update(outputs)
                     outputs = range(made, len(tensor_of))
                 if handed:
-                    rows.append(
-                        _views(index, [(latest[t], outputs[i]) for t, i in handed], readers)
-                    )
+                    rows.append(_views(index, handed, latest, outputs, readers))
                 rows.append(Row(index, spec.code, wanted, inputs, outputs, variables))
                 if assigned:
                     rows.append(Row(index, MOVE, (), (), (), assigned))
@@ -326,11 +324,18 @@ def _outputs_alone(wanted: Iterable[Request]) -> list[Request]:
     return [each._replace(forwarded=()) for each in wanted if each.output != SCRATCH]
 
 
-def _views(index: int, handed: Sequence[tuple[int, int]], readers: list[int]) -> Row:
-    """The row that has versions lie in the buffers of others: (of which, what lies there)."""
-    for version, _ in handed:
+def _views(
+    index: int,
+    handed: Sequence[tuple[int, int]],
+    latest: Sequence[int],
+    outputs: Sequence[int],
+    readers: list[int],
+) -> Row:
+    """The row that has outputs lie in the buffers of inputs; `handed`: see `Spec`."""
+    given = [latest[t] for t, _ in handed]
+    for version in given:
         readers[version] += 1
-    return Row(index, ALIAS, (), [of for of, _ in handed], [view for _, view in handed], ())
+    return Row(index, ALIAS, (), given, [outputs[i] for _, i in handed], ())
 
 
 def _handed(op: Op, graph: StepGraph) -> tuple[tuple[int, int], ...]:
