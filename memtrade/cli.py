@@ -64,7 +64,7 @@ COMMANDS = {
         "max-batch": "The largest batch that runs, per strategy",
         "sweep": "Many trials out of a file, resumed where they stopped, here or on a cluster",
         "pipeline.commands.pipeline:pipeline": (
-            "Pipelined training over several stages: run, sweep, serve, predict"
+            "Pipelined training over several stages: run, sweep, serve, predict, table, published"
         ),
         "watch": "A training script with its memory, peak and limit, live",
         "calibrate": "This device's own rates, as a profile for predictions",

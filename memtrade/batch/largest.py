@@ -128,13 +128,18 @@ def largest_batch(
         train_step: as `memtrade.apply` takes it.
         make_batch: from a number of examples to a batch, as `memtrade.apply` takes an example:
             tensors, arrays or, which costs nothing, `tf.TensorSpec`s.
-        strategy, loss, order, device, profile, options: see `memtrade.apply`. "auto" is `optimal`
-            here, for at the largest batch nothing else fits.
+        strategy: see `memtrade.apply`. "auto" is `optimal` here, for at the largest batch nothing
+            else fits.
         budget: what the step may take; by default the device's memory.
         most: the largest batch that may be asked for.
         multiple_of: only multiples of it are.
         trials: how many may be run; 0 takes the prediction. So does a profile, and with a warning a
             GPU of which this process holds the memory.
+        loss: see `memtrade.apply`; so for all that follow.
+        order: "pinned" or "dataflow".
+        device: that the step runs on.
+        profile: that plans are made for.
+        **options: the strategy's.
 
     Raises:
         NoBatchFitsError: not even the smallest batch fits; the message says what it needs.

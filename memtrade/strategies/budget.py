@@ -64,7 +64,7 @@ def check_sized(graph: StepGraph) -> None:
     """Raises UnsupportedGraphError where a tensor's size is known by nothing: no budget holds."""
     if graph.data.unsized:
         more = len(graph.data.unsized) - 1
-        others = f" and {more} others" if more else ""
+        others = f" and {more} other{'s' if more > 1 else ''}" if more else ""
         raise UnsupportedGraphError(
             f"a budget needs the size of every tensor, and nothing tells that of "
             f"{graph.data.unsized[0]}{others}: give it a fixed shape (tf.ensure_shape), or plan "
