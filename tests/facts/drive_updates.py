@@ -15,9 +15,9 @@ from memtrade.tf.device import Arena
 
 SHAPE, ROWS = (512, 64), 100
 VARIABLES = (
-    "var accum accum_update linear m v vhat mg ms mom gradient_accumulator "
-    "gradient_squared_accumulator resource ref"
-).split()
+    "var", "accum", "accum_update", "linear", "m", "v", "vhat", "mg", "ms", "mom",
+    "gradient_accumulator", "gradient_squared_accumulator", "resource", "ref",
+)  # fmt: skip
 
 
 def argument(name: str, op_type: str) -> Any:
