@@ -1,29 +1,29 @@
 """What stands before a predicted peak: how it may differ from what is measured.
 
 ≥   nothing tells the size of some tensors
-≈   some sizes are those of one batch; some are made in branches, or much is taken by loops, and
-    nobody knows who lies where in there; branches move variables or do not; or TensorFlow runs
-    loops in an order of its own
+≈   TensorFlow's own order decides, which differs from one process to the next; or some sizes are
+    those of one batch; some are made in branches, or much is taken by loops, and nobody knows who
+    lies where in there; or branches move variables or do not
 ≤   some sizes are only bounded from above
 """
 
 from __future__ import annotations
 
 from memtrade.graph import BOUND, WATCHED, StepGraph
-from memtrade.iterations import places_of
 from memtrade.op_types import LOOP_TYPES
+from memtrade.plan import Plan
 
 # A loop takes much if it takes so much of the largest tensor.
 _MUCH = 0.25
 
 
-def bound_of(graph: StepGraph, *, planned: bool) -> str:
+def bound_of(graph: StepGraph, plan: Plan | None) -> str:
     """Of the step by a plan, or as it is: one of the above, or nothing."""
     if graph.data.unsized:
         return "≥"
-    unrolled = not planned and places_of(graph)
+    pinned = plan is not None and plan.actions and plan.order == "pinned"
     moves = any(op.attrs.get("assigned") for op in graph.ops)
-    if unrolled or moves or graph.sized(WATCHED) or _in_branches(graph) or _in_loops(graph):
+    if not pinned or moves or graph.sized(WATCHED) or _in_branches(graph) or _in_loops(graph):
         return "≈"
     return "≤" if graph.sized(BOUND) else ""
 

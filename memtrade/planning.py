@@ -208,8 +208,8 @@ class Planner:
         found = clock.needed(plan)
         if log.isEnabledFor(logging.INFO):
             original = clock.simulator.memory((), limit_bytes=ROOMY_BYTES)
-            bound = bound_of(self.traced.graph, planned=bool(plan.actions))
-            about = bound_of(self.traced.graph, planned=False)
+            bound = bound_of(self.traced.graph, plan)
+            about = bound_of(self.traced.graph, None)
             log.info(
                 "%s of %s: predicted peak %s%s MB, original %s%s MB",
                 plan.strategy,

@@ -12,7 +12,7 @@
 from memtrade.devices import Device, load_device
 from memtrade.facts import CPU, OUTPUTS, ShippedFacts
 from memtrade.graph import GraphData, Op, StepGraph, Tensor
-from memtrade.plan import Order
+from memtrade.plan import Action, Order, Plan
 from memtrade.target import Target, profile_target
 
 
@@ -25,6 +25,7 @@ class HandMade(ShippedFacts):
 
 
 ARENA = profile_target("arena").replace(facts=HandMade(CPU))
+PINNED = Plan("original", {}, "", "pinned", (), (Action("run", 0),))  # all in one order
 
 
 def target(name: str, order: Order = "pinned") -> Target:

@@ -61,5 +61,5 @@ class Predictor:
             fits=fits,
             step_seconds=timeline.step_seconds,
             stall_seconds=timeline.stall_seconds,
-            bound=bound_of(self.clock.simulator.graph, planned=bool(plan.actions)),
+            bound=bound_of(self.clock.simulator.graph, plan),
         )

@@ -104,9 +104,9 @@ def test_a_profile_of_ones_own(run: Run) -> None:
 
 BAD = [
     ("predict --device gtx-107", "unknown device 'gtx-107': did you mean 'gtx-1070'?"),
-    ("predict --device nowhere.toml", "cannot read the device profile nowhere.toml"),
+    ("predict --device nowhere.toml", "cannot read the device profile 'nowhere.toml'"),
     ("predict --device missing.toml", "missing.toml has no flops_per_s"),
-    ("predict --device binary.toml", "cannot read the device profile binary.toml"),
+    ("predict --device binary.toml", "cannot read the device profile 'binary.toml'"),
     ("pipeline sweep binary.toml", "binary.toml is no grid of pipelines"),
     ("predict --device negative.toml", "memory_bytes must be positive, not -1"),
     ("predict --json --format csv", "--json prints no table, so --format csv says nothing"),

@@ -18,6 +18,7 @@ from memtrade.tf.captured import captured_variables
 from memtrade.tf.functions import chosen_functions
 from memtrade.tf.inline import still_called
 from memtrade.tf.verify import compare_steps
+from tests.graphs import PINNED
 from tests.tf.test_origins import graph_of
 
 WIDTH, BATCH = 32, 2048
@@ -113,7 +114,7 @@ def test_what_a_branch_assigns_and_others_read_lies_elsewhere_then():
         return loss
 
     graph = graph_of(step, tf.ones([BATCH, WIDTH]))
-    assert bound_of(graph, planned=True) == "≈"
+    assert bound_of(graph, PINNED) == "≈"
     [branch] = [op for op in graph.ops if op.attrs.get("assigned")]
     [handle] = {branch.inputs[i] for i in branch.attrs["assigned"]}
     updates = [op for op in graph.ops if op.type.startswith("AssignSub")]
@@ -197,7 +198,6 @@ def test_a_branch_gives_back_what_its_gradient_has_read():
     held, given_back = (
         relieved_bytes(scratch, each, each, [readers] * len(sizes), sizes) for readers in (2, 1)
     )
-    print(held / layer_bytes, given_back / layer_bytes)
     assert held >= 2 * layer_bytes
     assert given_back <= held - layer_bytes
-    assert bound_of(graph, planned=True) == "≈"
+    assert bound_of(graph, PINNED) == "≈"

@@ -18,6 +18,7 @@ from memtrade.graph import WATCHED
 from memtrade.tf import unroll
 from memtrade.tf.calling import step_to_read
 from memtrade.tf.extract import trace_concrete
+from tests.graphs import PINNED
 
 WIDTH, LAYERS = 32, 6
 
@@ -55,7 +56,7 @@ def test_shapes_of_a_ragged_batch_are_those_of_the_example():
     step, _ = ragged_step()
     graph = traced(step, batch_of(100, 7, 21))
     assert not graph.data.unsized
-    assert bound_of(graph, planned=True) == "≈"
+    assert bound_of(graph, PINNED) == "≈"
     shapes = {graph.tensors[t].shape for t, how in graph.data.sized.items() if how == WATCHED}
     assert (128, WIDTH) in shapes  # the rows of all three
 
@@ -94,7 +95,7 @@ def test_specs_tell_no_shapes():
     step, _ = ragged_step()
     graph = traced(step, tf.RaggedTensorSpec([3, None], tf.int32, 1))
     assert graph.data.unsized
-    assert bound_of(graph, planned=True) == "≥"
+    assert bound_of(graph, PINNED) == "≥"
 
 
 def test_a_ragged_step_is_planned_for_a_budget_and_other_batches_get_the_same():
