@@ -50,8 +50,9 @@ def predict_record(record: Record, graph: StepGraph) -> Record:
     today = PlanSummary.of(plan, graph)
     if record.plan is not None and today.known_to(record.plan) != record.plan:
         raise MemtradeError(f"{record.filename}: the plan is another one today: measure again")
-    predicted = Predictor(graph, target).predict(plan)
-    if predicted == record.newest_prediction:
+    predicted, last = Predictor(graph, target).predict(plan), record.newest_prediction
+    # Old records do not say how exact their predictions are.
+    if last is not None and predicted == msgspec.structs.replace(last, bound=predicted.bound):
         return record
     said = LaterPrediction(version=version(), created=now(), predicted=predicted)
     return msgspec.structs.replace(record, later=(*record.later, said))

@@ -84,6 +84,7 @@ def predict_anew(spec: TrialSpec) -> tuple[Predicted, PlanSummary]:
 @pytest.mark.parametrize("record", SMALL, ids=SMALL_IDS)
 def test_the_simulator_still_says_what_the_record_says(record: Record) -> None:
     predicted, summary = predict_anew(record.spec)
+    predicted = msgspec.structs.replace(predicted, bound="")  # which was not said then
     assert record.plan is not None
     known = summary.known_to(record.plan)
     if known == record.plan and predicted == record.newest_prediction:
