@@ -190,11 +190,10 @@ class Linker:
         if handles and op.type not in READING_TYPES | CALL_TYPES:
             wanted = _without(handles, op, self.known[op_id].requests)
             handed = _handed(op, graph)
+            moved = {op.inputs[i] for i in op.attrs.get("assigned", ())}
+            assigned = tuple(each for each in variables if each[0] in moved and each[1])
             if not op.type.startswith(UPDATE_TYPES):  # nothing copies what is read by copying
                 variables = tuple(each for each in variables if each[0] not in self.copied)
-            moved = [op.inputs[i] for i in op.attrs.get("assigned", ())]
-            known = graph.capture_bytes
-            assigned = tuple((t, known[t]) for t in moved if known.get(t))
             return Spec(Code.UPDATE, inputs, op.outputs, wanted, variables, None, handed, assigned)
         if op.type in ALIAS_TYPES:
             return Spec(Code.ALIAS, inputs, op.outputs)

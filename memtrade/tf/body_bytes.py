@@ -111,16 +111,17 @@ def handed_bytes(body: Body, learned: BodyBytes) -> int:
     )
 
 
-def assigned(body: Body, learned: BodyBytes) -> set[int]:
-    """Which of a body's arguments are variables that it assigns: they lie elsewhere then."""
+def _assigned(operations: Sequence[tf.Operation], body: Body, learned: BodyBytes) -> frozenset[int]:
+    """See `Taken.assigned`."""
     places = {each.op.name: i for i, each in enumerate(body.arguments)}
     handles: list[tf.Tensor] = []
-    for operation in leading_to(body):
+    for operation in operations:
         inner = learned.attrs.get(operation.name, {})
         handles.extend(operation.inputs[i] for i in inner.get("assigned", ()))
         if operation.type == "AssignVariableOp":
             handles.append(operation.inputs[0])
-    return {places[name] for name in (_original(t).op.name for t in handles) if name in places}
+    names = {_original(t).op.name for t in handles}
+    return frozenset(place for name, place in places.items() if name in names)
 
 
 def leading_to(body: Body) -> list[tf.Operation]:
@@ -141,12 +142,15 @@ class Taken(NamedTuple):
         folding_bytes: what the runtime computes of them before, merged or not.
         relief: order after order, most in use until an argument's last reader has run, and the
             number of that argument; last of each, what is in use after the last of them, and END.
+        assigned: the numbers of arguments that are variables which it assigns: they lie elsewhere
+            then.
     """
 
     peak_bytes: int
     kept_bytes: int
     folding_bytes: int
     relief: tuple[tuple[int, int], ...]
+    assigned: frozenset[int]
 
 
 def body_bytes(operations: Sequence[tf.Operation], body: Body, learned: BodyBytes) -> Taken:
@@ -173,6 +177,7 @@ def body_bytes(operations: Sequence[tf.Operation], body: Body, learned: BodyByte
             for order, series in zip(orders, in_use, strict=True)
             for each in _relief(order, series, body, graph)
         ),
+        _assigned(operations, body, learned),
     )
 
 

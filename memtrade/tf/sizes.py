@@ -25,7 +25,6 @@ from memtrade.tf.bodies import Argument, Body, draw_body
 from memtrade.tf.body_bytes import (
     BodyBytes,
     Taken,
-    assigned,
     body_bytes,
     handed_bytes,
     handed_on,
@@ -74,12 +73,11 @@ def learn_sizes(
 
 
 class _Drawn(NamedTuple):
-    """A body, its tensors' sizes, what it takes, and the arguments that it assigns."""
+    """A body, its tensors' sizes, and what it takes."""
 
     body: Body
     learned: BodyBytes
     taken: Taken
-    assigned: set[int]
 
 
 class _Sizes:
@@ -253,8 +251,7 @@ class _Sizes:
                 known[inner.name] = self.found.sizes[outer.name], None
         operations = leading_to(body)
         learned = learn_sizes(operations, self.library, known)
-        taken = body_bytes(operations, body, learned)
-        return _Drawn(body, learned, taken, assigned(body, learned))
+        return _Drawn(body, learned, body_bytes(operations, body, learned))
 
     def _loop(self, operation: tf.Operation) -> None:
         inputs, outputs = list(operation.inputs), list(operation.outputs)
@@ -353,15 +350,17 @@ def _attrs(
     relief: tuple[tuple[int, int], ...] = (),
 ) -> dict[str, Any]:
     """See `BodyBytes.attrs`. `first`: the input that bodies begin with."""
-    return {
+    assigned = sorted({first + i for each in bodies for i in each.taken.assigned})
+    made = {
         "scratch_bytes": scratch_bytes,
         "kept_bytes": sum(each.taken.kept_bytes for each in bodies),
         "folding_bytes": sum(each.taken.folding_bytes for each in bodies),
-        "assigned": tuple(sorted({first + i for each in bodies for i in each.assigned})),
         "handed": handed,
         "ahead_bytes": ahead_bytes,
         "relief": relief,
     }
+    # A graph's fingerprint has all of this: where none is assigned, plans saved before still fit.
+    return made | ({"assigned": tuple(assigned)} if assigned else {})
 
 
 def _product(dims: Sequence[int | None]) -> int:
