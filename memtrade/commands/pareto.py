@@ -20,7 +20,7 @@ from memtrade.results.paper import render
 from memtrade.results.pareto import Pareto, Point, pareto_plot, to_html
 from memtrade.results.series import front
 from memtrade.results.sheets import Sheet
-from memtrade.results.words import counted, seconds, step_text, strategy_label
+from memtrade.results.words import plural, seconds, step_text, strategy_label
 from memtrade.simulate.memory import ROOMY_BYTES
 from memtrade.simulate.predict import Predicted, Predictor
 from memtrade.units import megabytes
@@ -90,7 +90,7 @@ def _points(foresight: Foresight, budgets: int) -> tuple[Point, ...]:
                     )
                 )
             count = sum(point.strategy == label for point in points)
-            reporter.ended(counted([count], "plan"))
+            reporter.ended(plural([count], "plan"))
     chosen = front([(point.peak_bytes, point.seconds) for point in points])
     return tuple(
         dataclasses.replace(point, on_front=on) for point, on in zip(points, chosen, strict=True)

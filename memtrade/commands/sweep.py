@@ -20,7 +20,7 @@ from memtrade.measure.host import describe_machine
 from memtrade.measure.protocol import Event, Measured
 from memtrade.measure.records import Record, load_records, save_record, trial_id
 from memtrade.results.sheets import Sheet, cell
-from memtrade.results.words import counted, seconds, status_text
+from memtrade.results.words import plural, seconds, status_text
 from memtrade.strategies.known import KNOWN_FOLDER
 from memtrade.sweep.cluster import check_answers, resolve_on_cluster, run_on_cluster
 from memtrade.sweep.folder import sole_sweep
@@ -301,7 +301,7 @@ def _show(
         weak=lambda row: row[2] is not None and _measured(row[2]) is None,
         notes=(
             *(f"{trial.label}: {outcome_text(shown)}" for trial, shown in unmeasured),
-            f"{counted([len(trials)], 'trial')}: {many}",
+            f"{plural([len(trials)], 'trial')}: {many}",
         ),
     )
     show([sheet])

@@ -24,9 +24,9 @@ from memtrade.results.sheets import DASH, Sheet
 from memtrade.results.words import (
     beside,
     beside_note,
-    counted,
     device_label,
     joined,
+    plural,
     ratio,
     seconds,
     status_text,
@@ -271,7 +271,7 @@ def _row_name(figure: Figure) -> str:
 
 def conditions(records: Sequence[Record]) -> str:
     """Where and how `records` were measured, in one line."""
-    steps = counted((record.spec.steps for record in records), "step")
+    steps = plural((record.spec.steps for record in records), "step")
     at_a_time = max(record.jobs for record in records)
     beside = f", up to {at_a_time} trials at a time" if at_a_time > 1 else ""
     return f"{machines_text(records)}; step s is the median of {steps}{beside}"

@@ -12,7 +12,7 @@ from memtrade.measure.records import Record, options_text, unusual_strategy_opti
 from memtrade.models import make_model
 from memtrade.results.sheets import NONE, Sheet, cell
 from memtrade.results.tables import AFTERWARDS
-from memtrade.results.words import BESIDE, counted
+from memtrade.results.words import BESIDE, plural
 from memtrade.units import megabytes, parse_bytes
 
 
@@ -133,4 +133,4 @@ def _errors(errors: Sequence[float], digits: int) -> str:
     median, largest = (
         f"{100 * share:.{digits}f}%" for share in (statistics.median(sizes), max(sizes))
     )
-    return f"{counted([len(sizes)], 'trial')}: error in the median {median}, largest {largest}"
+    return f"{plural([len(sizes)], 'trial')}: error in the median {median}, largest {largest}"

@@ -36,7 +36,7 @@ from memtrade.measure.records import (
 from memtrade.results.figures import places
 from memtrade.results.machines import Hardware, hardware, machine_labels, unlike
 from memtrade.results.sheets import NONE, Sheet
-from memtrade.results.words import counted, joined, seconds, status_text, step_text, strategy_label
+from memtrade.results.words import joined, plural, seconds, status_text, step_text, strategy_label
 from memtrade.units import megabytes
 
 Judgement = Literal["same", "better", "worse"]
@@ -234,7 +234,7 @@ def changes_sheet(
         f"{sum(pair.verdict == verdict for pair in changes.pairs)} {name}"
         for verdict, name in (("worse", "worse"), ("better", "better"), ("same", "as before"))
     ]
-    notes = [f"{counted([len(changes.pairs)], 'trial')}: {', '.join(counts)}"]
+    notes = [f"{plural([len(changes.pairs)], 'trial')}: {', '.join(counts)}"]
     if not shown:
         notes.insert(0, "nothing changed beyond noise")
     for name, records in ((before, changes.only_before), (after, changes.only_after)):

@@ -30,7 +30,7 @@ from memtrade.results.series import (
 )
 from memtrade.results.sheets import DASH, Sheet, templates
 from memtrade.results.tables import compare
-from memtrade.results.words import counted, device_label, from_to, joined, status_text
+from memtrade.results.words import device_label, from_to, joined, plural, status_text
 
 _DASHES = ("solid", "dash", "dot", "dashdot")
 # The page's plots: the name and the title of each, and which `memtrade plot` makes it for paper.
@@ -241,4 +241,4 @@ def _environment(records: Sequence[Record]) -> Sheet:
 
 def _subtitle(records: Sequence[Record], folder: str) -> str:
     days = sorted(record.created[:10] for record in records)
-    return f"{counted([len(records)], 'trial')} in {folder}, run on {from_to(days)}"
+    return f"{plural([len(records)], 'trial')} in {folder}, run on {from_to(days)}"

@@ -23,10 +23,10 @@ from memtrade.results.words import (
     WAITING,
     beside,
     beside_note,
-    counted,
     device_label,
     joined,
     percent,
+    plural,
     ratio,
     seconds,
     shortened,
@@ -181,7 +181,7 @@ def _conditions(records: Sequence[Record]) -> str:
     machine, spec = records[-1].machine, records[-1].spec
     versions = sorted({str(record.machine.tensorflow_version) for record in records})
     return (
-        f"step s: median of {counted((r.spec.steps for r in records), 'step')} after "
+        f"step s: median of {plural((r.spec.steps for r in records), 'step')} after "
         f"{spec.warmup} of warm-up; {machine.cpu_model}, {machine.cores} cores, "
         f"TensorFlow {', '.join(versions)}"
     )

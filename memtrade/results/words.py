@@ -98,9 +98,9 @@ def seconds(value: float) -> str:
     return f"{value:,.2f}" if value >= 1 else f"{value:.3f}"
 
 
-def counted(counts: Iterable[int], what: str) -> str:
+def plural(counts: Iterable[int], what: str) -> str:
     """
-    >>> counted([1], "step"), counted([3, 3], "step"), counted([5, 1], "step")
+    >>> plural([1], "step"), plural([3, 3], "step"), plural([5, 1], "step")
     ('1 step', '3 steps', '1 to 5 steps')
     """
     found = sorted(set(counts))
