@@ -23,7 +23,7 @@ from typing import Any
 import msgspec
 
 from memtrade.costs import OpClass, OpCost
-from memtrade.errors import MemtradeError, UnknownNameError
+from memtrade.errors import MemtradeError, UnknownNameError, reason_of
 
 _RATES = (
     "flops_per_s",
@@ -117,8 +117,9 @@ def load_device(name_or_path: str | Path) -> Device:
         try:
             text = path.read_text()
         except (OSError, UnicodeDecodeError) as error:
-            why = error.strerror if isinstance(error, OSError) else error
-            raise MemtradeError(f"cannot read the device profile {str(path)!r}: {why}") from error
+            raise MemtradeError(
+                f"cannot read the device profile {str(path)!r}: {reason_of(error)}"
+            ) from error
         return parse_device(text, where=str(path))
     if str(name_or_path) not in device_names():
         raise UnknownNameError("device", str(name_or_path), device_names())

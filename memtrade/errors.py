@@ -85,10 +85,18 @@ class InfeasibleBudgetError(MemtradeError):
         )
 
 
+def reason_of(error: Exception) -> str:
+    """What an error says, without the path or the address that is told beside it.
+
+    >>> reason_of(FileNotFoundError(2, "No such file or directory", "a.toml"))
+    'No such file or directory'
+    >>> reason_of(ValueError("no number"))
+    'no number'
+    """
+    return str(getattr(error, "strerror", None) or error)
+
+
 def megabytes_apart(*sizes: int) -> list[str]:
     """Bytes as MB, with as many decimals as it takes for different ones to read so."""
-    for decimals in range(1, 6):
-        texts = [f"{size / 1e6:,.{decimals}f}" for size in sizes]
-        if len({*texts}) == len({*sizes}):
-            return texts
-    return [f"{size / 1e6:,.6f}" for size in sizes]
+    tried = ([f"{size / 1e6:,.{decimals}f}" for size in sizes] for decimals in range(1, 7))
+    return next(texts for texts in tried if len({*texts}) == len({*sizes}))  # six tell every byte

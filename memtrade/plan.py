@@ -23,7 +23,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from memtrade.errors import InvalidPlanError
+from memtrade.errors import InvalidPlanError, reason_of
 from memtrade.graph import StepGraph
 
 Decision = Literal["keep", "recompute", "swap"]
@@ -92,8 +92,9 @@ def load_plan(path: Path) -> Plan:
     try:
         return msgspec.json.decode(path.read_bytes(), type=Plan)
     except (OSError, msgspec.DecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else error
-        raise InvalidPlanError(f"cannot read a plan from {str(path)!r}: {why}") from error
+        raise InvalidPlanError(
+            f"cannot read a plan from {str(path)!r}: {reason_of(error)}"
+        ) from error
 
 
 def check_plan(plan: Plan, graph: StepGraph) -> None:

@@ -22,7 +22,7 @@ from typing import Any
 
 import msgspec
 
-from memtrade.errors import MemtradeError, UnknownNameError
+from memtrade.errors import MemtradeError, UnknownNameError, reason_of
 from memtrade.measure import host
 from memtrade.measure.children import signals_raise
 from memtrade.measure.environment import child_environment
@@ -336,7 +336,7 @@ def check_answers(address: str) -> None:
         socket.create_connection((name.strip("[]"), int(port)), _CONNECT_SECONDS).close()
     except OSError as error:
         raise MemtradeError(
-            f"there is no Ray cluster at {address}: {error.strerror or error}: start one there by "
+            f"there is no Ray cluster at {address}: {reason_of(error)}: start one there by "
             "`ray start --head`, or say --cluster auto"
         ) from error
 

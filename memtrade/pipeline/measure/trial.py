@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from memtrade.errors import MemtradeError
+from memtrade.errors import MemtradeError, reason_of
 from memtrade.measure import host
 from memtrade.measure.children import Child, children, start, supervise
 from memtrade.measure.environment import child_environment
@@ -186,7 +186,7 @@ def check_reachable(addresses: Sequence[str]) -> None:
             socket.create_connection(_host_and_port(address), timeout=_REACH_SECONDS).close()
         except OSError as error:
             raise MemtradeError(
-                f"no server answers at {address} ({error.strerror or error}): start it there by "
+                f"no server answers at {address} ({reason_of(error)}): start it there by "
                 "`memtrade pipeline serve`"
             ) from None
 
