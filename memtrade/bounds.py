@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+from memtrade.facts.variables import moved
 from memtrade.graph import BOUND, WATCHED, StepGraph
 from memtrade.op_types import LOOP_TYPES
 from memtrade.plan import Plan
@@ -22,7 +23,7 @@ def bound_of(graph: StepGraph, plan: Plan | None) -> str:
     if graph.data.unsized:
         return "≥"
     pinned = plan is not None and plan.actions and plan.order == "pinned"
-    moves = any(op.attrs.get("assigned") for op in graph.ops)
+    moves = any(map(moved, graph.ops))
     if not pinned or moves or graph.sized(WATCHED) or _in_branches(graph) or _in_loops(graph):
         return "≈"
     return "≤" if graph.sized(BOUND) else ""

@@ -14,11 +14,34 @@ read copy, for good.
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Iterator
+
 from memtrade.graph import Op, StepGraph, once_per_graph
-from memtrade.op_types import READ_TYPES, ROWS_OF_VARIABLES, UPDATE_TYPES
+from memtrade.op_types import (
+    BODY_TYPES,
+    READ_TYPES,
+    READING_TYPES,
+    ROWS_OF_VARIABLES,
+    UPDATE_TYPES,
+)
 
 # Values up to here are written in place though a read of the variable then copies it.
-_IN_PLACE_BYTES = 64 * 1024
+IN_PLACE_BYTES = 64 * 1024
+
+# How a value is written into the buffer that a variable has.
+_WRITE = "ResourceStridedSliceAssign"
+
+
+def touched(op: Op) -> Iterator[tuple[int, str]]:
+    """What the bodies of a loop or branch do with handles but to read: (tensor id, op type)."""
+    return ((op.inputs[place], type_) for place, type_ in op.attrs.get("touched", ()))
+
+
+def moved(op: Op) -> frozenset[int]:
+    """The handles of variables that lie elsewhere once `op`, a loop or a branch, has run: or not,
+    as its condition has it."""
+    return frozenset(t for t, type_ in touched(op) if type_ == "AssignVariableOp")
 
 
 def keeps_place(op: Op, graph: StepGraph) -> bool:
@@ -31,26 +54,47 @@ def keeps_place(op: Op, graph: StepGraph) -> bool:
     if op.type != "AssignVariableOp":
         return False
     value, users = graph.tensors[op.inputs[1]], graph.consumers[op.inputs[0]]
-    if any(graph.ops[user].type.startswith(UPDATE_TYPES) for user in users):
+    if any(type_.startswith(UPDATE_TYPES) for type_ in _done_with(graph)[op.inputs[0]]):
         return False
     if value.id in graph.data.sized or value.shape is None or not value.size_bytes:
         return False
-    return graph.forward.isdisjoint(users) or value.size_bytes <= _IN_PLACE_BYTES
+    return graph.forward.isdisjoint(users) or value.size_bytes <= IN_PLACE_BYTES
 
 
 @once_per_graph
 def placed(graph: StepGraph) -> frozenset[int]:
-    """The handles of variables that are written in place."""
-    return frozenset(op.inputs[0] for op in graph.ops if keeps_place(op, graph))
+    """The handles of variables that are written in place, in branches (see `tf/assigned.py`) or
+    outside of them."""
+    in_branches = {
+        t
+        for t, types in _done_with(graph).items()
+        if _WRITE in types and types <= READING_TYPES | {_WRITE}
+    }
+    return frozenset(in_branches).union(op.inputs[0] for op in graph.ops if keeps_place(op, graph))
+
+
+@once_per_graph
+def _done_with(graph: StepGraph) -> dict[int, set[str]]:
+    """Of each variable's handle, the types of the ops that it is given to, in bodies, too."""
+    found: defaultdict[int, set[str]] = defaultdict(set)
+    for op in graph.ops:
+        if op.type not in BODY_TYPES:
+            for t in op.inputs:
+                if graph.tensors[t].dtype == "resource":
+                    found[t].add(op.type)
+        for t, type_ in touched(op):
+            found[t].add(type_)
+    return dict(found)
 
 
 @once_per_graph
 def copied_variables(graph: StepGraph) -> frozenset[int]:
     """The handles of variables that each read copies: those that are written in place, and those
     of which ops read or write rows, as embeddings' are."""
-    by_rows = (op for op in graph.ops if op.type.startswith(ROWS_OF_VARIABLES))
-    handles = {t for op in by_rows for t in op.inputs if graph.tensors[t].dtype == "resource"}
-    return placed(graph) | handles
+    done = _done_with(graph).items()
+    return placed(graph).union(
+        t for t, types in done if any(type_.startswith(ROWS_OF_VARIABLES) for type_ in types)
+    )
 
 
 def reads_by_copying(op: Op, graph: StepGraph) -> bool:

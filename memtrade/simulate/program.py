@@ -22,7 +22,7 @@ import msgspec
 
 from memtrade.facts import SCRATCH, Facts, Request, reuse
 from memtrade.facts.kernel import END, NOTHING
-from memtrade.facts.variables import copied_variables, keeps_place, reads_by_copying
+from memtrade.facts.variables import copied_variables, keeps_place, moved, reads_by_copying
 from memtrade.facts.views import viewed
 from memtrade.graph import Op, StepGraph
 from memtrade.kernel_pairs import POOL_GRADIENTS
@@ -190,8 +190,8 @@ class Linker:
         if handles and op.type not in READING_TYPES | CALL_TYPES:
             wanted = _without(handles, op, self.known[op_id].requests)
             handed = _handed(op, graph)
-            moved = {op.inputs[i] for i in op.attrs.get("assigned", ())}
-            assigned = tuple(each for each in variables if each[0] in moved and each[1])
+            elsewhere = moved(op)
+            assigned = tuple(each for each in variables if each[0] in elsewhere and each[1])
             if not op.type.startswith(UPDATE_TYPES):  # nothing copies what is read by copying
                 variables = tuple(each for each in variables if each[0] not in self.copied)
             return Spec(Code.UPDATE, inputs, op.outputs, wanted, variables, None, handed, assigned)

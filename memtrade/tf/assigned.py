@@ -8,8 +8,9 @@ variable writes the same bits into the buffer that it has.
 
 An optimizer that accumulates gradients had its sums lie elsewhere after each step, in holes between
 the step's large tensors, as `memtrade/tf/in_place.py` says of what is assigned outside of branches.
-What branches alone read, and do no more with than to read and to assign it (see
-`memtrade/facts/variables.py`), they write in place, and so do the branches in them.
+What they do no more with than to read and to assign it, branches write in place, and so do the
+branches in them: what nobody else reads, and what is small, for each read of it then is a copy (see
+`memtrade/facts/variables.py`).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from memtrade.facts.variables import IN_PLACE_BYTES
 from memtrade.op_types import BRANCH_TYPES, READING_TYPES
 from memtrade.tf.captured import captures, variable_spec
 from memtrade.tf.functions import Functions, chosen_functions
@@ -57,11 +59,14 @@ def branches_in_place(concrete: Any, specs: Sequence[tf.TensorSpec]) -> Any:
     graph_def = concrete.graph.as_graph_def()
     branches = [node for node in graph_def.node if node.op in BRANCH_TYPES]
     functions = Functions(graph_def)
-    alone = _read_by_alone(branches, graph_def) - _updated(branches, functions.library)
+    alone, read = _not_written_elsewhere(branches, graph_def)
+    updated = _updated(branches, functions.library)
+    specs_of = {inner.op.name: variable_spec(outer) for inner, outer in captures(concrete)}
     ranks = {
-        inner.op.name: len(spec.shape)
-        for inner, outer in captures(concrete)
-        if inner.op.name in alone and (spec := variable_spec(outer)) and spec.shape.rank is not None
+        name: len(spec.shape)
+        for name, spec in specs_of.items()
+        if spec and spec.shape.rank is not None and name not in updated
+        if name in alone or (name in read and _is_small(spec))
     }
     made: list[Any] = []
     for node in branches:
@@ -78,13 +83,24 @@ def branches_in_place(concrete: Any, specs: Sequence[tf.TensorSpec]) -> Any:
     return graft(concrete, graph_def, specs, on_import=keep).get_concrete_function()
 
 
-def _read_by_alone(branches: Sequence[NodeDef], graph_def: Any) -> set[str]:
-    """The names of what these nodes read, and no other does."""
+def _not_written_elsewhere(
+    branches: Sequence[NodeDef], graph_def: Any
+) -> tuple[set[str], set[str]]:
+    """The names of what these nodes are given: what no other is, and what others no more than
+    read."""
     names = {node.name for node in branches}
-    others = (node for node in graph_def.node if node.name not in names)
-    return {each for node in branches for each in node.input} - {
-        each for node in others for each in node.input
-    }
+    others = [node for node in graph_def.node if node.name not in names]
+    writers = (node for node in others if node.op not in READING_TYPES)
+    given = {each for node in branches for each in node.input}
+    return (
+        given - {each for node in others for each in node.input},
+        given - {each for node in writers for each in node.input},
+    )
+
+
+def _is_small(spec: tf.TensorSpec) -> bool:
+    elements = spec.shape.num_elements()
+    return elements is not None and elements * spec.dtype.size <= IN_PLACE_BYTES
 
 
 def _updated(branches: Sequence[NodeDef], library: Mapping[str, Any]) -> set[str]:

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from memtrade.facts.kernel import END
 from memtrade.graph import GraphData, StepGraph
-from memtrade.op_types import ALIAS_TYPES
+from memtrade.op_types import ALIAS_TYPES, BODY_TYPES, READ_TYPES
 from memtrade.plan import Action
 from memtrade.simulate.memory import ROOMY_BYTES, Simulator
 from memtrade.target import ARENA, profile_target
@@ -26,10 +26,10 @@ class BodyBytes:
 
     Attributes:
         attrs: of loops and branches by name, what a StepGraph says of them: their scratch, what
-            their bodies keep for good and compute before the first step, which inputs are variables
-            that they assign, which of a loop's outputs are its inputs, and what other iterations
-            take that TensorFlow may run at once; of branches, what they take as arguments go
-            (`Request.relief`).
+            their bodies keep for good and compute before the first step, what they do with
+            variables (`memtrade.facts.variables.touched`), which of a loop's outputs are its
+            inputs, and what other iterations take that TensorFlow may run at once; of branches,
+            what they take as arguments go (`Request.relief`).
     """
 
     sizes: dict[str, int] = field(default_factory=dict)
@@ -111,17 +111,21 @@ def handed_bytes(body: Body, learned: BodyBytes) -> int:
     )
 
 
-def _assigned(operations: Sequence[tf.Operation], body: Body, learned: BodyBytes) -> frozenset[int]:
-    """See `Taken.assigned`."""
+def _touched(
+    operations: Sequence[tf.Operation], body: Body, learned: BodyBytes
+) -> frozenset[tuple[int, str]]:
+    """See `Taken.touched`."""
     places = {each.op.name: i for i, each in enumerate(body.arguments)}
-    handles: list[tf.Tensor] = []
+    done: list[tuple[tf.Tensor, str]] = []
     for operation in operations:
-        inner = learned.attrs.get(operation.name, {})
-        handles.extend(operation.inputs[i] for i in inner.get("assigned", ()))
-        if operation.type == "AssignVariableOp":
-            handles.append(operation.inputs[0])
-    names = {_original(t).op.name for t in handles}
-    return frozenset(place for name, place in places.items() if name in names)
+        if operation.type in BODY_TYPES:
+            inner = learned.attrs.get(operation.name, {}).get("touched", ())
+            done += ((operation.inputs[i], type_) for i, type_ in inner)
+        elif operation.type not in READ_TYPES:
+            handles = (t for t in operation.inputs if t.dtype == tf.resource)
+            done += ((t, operation.type) for t in handles)
+    known = ((places.get(_original(t).op.name), type_) for t, type_ in done)
+    return frozenset((place, type_) for place, type_ in known if place is not None)
 
 
 def leading_to(body: Body) -> list[tf.Operation]:
@@ -142,15 +146,15 @@ class Taken(NamedTuple):
         folding_bytes: what the runtime computes of them before, merged or not.
         relief: order after order, most in use until an argument's last reader has run, and the
             number of that argument; last of each, what is in use after the last of them, and END.
-        assigned: the numbers of arguments that are variables which it assigns: they lie elsewhere
-            then.
+        touched: the numbers of arguments that are handles, and the types of ops that they are
+            given to, but for reads.
     """
 
     peak_bytes: int
     kept_bytes: int
     folding_bytes: int
     relief: tuple[tuple[int, int], ...]
-    assigned: frozenset[int]
+    touched: frozenset[tuple[int, str]]
 
 
 def body_bytes(operations: Sequence[tf.Operation], body: Body, learned: BodyBytes) -> Taken:
@@ -177,7 +181,7 @@ def body_bytes(operations: Sequence[tf.Operation], body: Body, learned: BodyByte
             for order, series in zip(orders, in_use, strict=True)
             for each in _relief(order, series, body, graph)
         ),
-        _assigned(operations, body, learned),
+        _touched(operations, body, learned),
     )
 
 

@@ -8,12 +8,12 @@ the slice `[:]` of the variable writes the same bits into the buffer that it has
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import tensorflow as tf
 
-from memtrade.facts.variables import keeps_place, placed
+from memtrade.facts.variables import placed
 from memtrade.op_types import READING_TYPES
 from memtrade.tf.assigned import whole_slice
 from memtrade.tf.captured import captures, on_device, on_host, variable_spec
@@ -29,19 +29,30 @@ def settle(trace: Trace) -> None:
     added: an update copies a variable whose buffer is not its own (slots that are made in a
     tf.function begin as one constant, all of a shape together).
     """
-    captured = {inner.name: outer for inner, outer in captures(trace.concrete)}
+    graph = trace.graph
+    written = {t for op in graph.ops if op.type not in READING_TYPES for t in op.inputs}
     with tf.init_scope():
         if not tf.executing_eagerly():
             return
-        _own(trace, captured)
-        for op in (op for op in trace.graph.ops if keeps_place(op, trace.graph)):
-            handle, value = captured.get(trace.graph.label(op.inputs[0])), op.inputs[1]
-            if handle is None or tf.is_symbolic_tensor(handle):
-                continue  # it comes as an argument
-            held_as = trace.graph.tensors[value]
-            spec = tf.TensorSpec(held_as.shape or (), held_as.dtype)
+        for handle, spec in _there(trace, written - placed(graph)):
+            # In a branch or a loop, too: -0.0 leaves even 0.0 as it is.
+            if spec.dtype.is_floating or spec.dtype.is_integer:
+                nothing = tf.fill(spec.shape, tf.cast(-0.0, spec.dtype))
+                tf.raw_ops.AssignAddVariableOp(resource=handle, value=nothing)
+        for handle, spec in _there(trace, placed(graph)):
             # By way of the heap, or the variable would be read while it is assigned.
             put_in_place(handle, spec, on_host(handle, spec))
+
+
+def _there(trace: Trace, tensors: Iterable[int]) -> Iterator[tuple[tf.Tensor, tf.TensorSpec]]:
+    """Those of these tensors that are variables and do not come as arguments: handles, and what
+    lies behind."""
+    captured = {inner.name: outer for inner, outer in captures(trace.concrete)}
+    for handle in (captured.get(trace.graph.label(t)) for t in sorted(tensors)):
+        if handle is not None and not tf.is_symbolic_tensor(handle):
+            spec = variable_spec(handle)
+            if spec is not None and spec.shape.is_fully_defined():
+                yield handle, spec
 
 
 def put_in_place(handle: tf.Tensor, spec: tf.TensorSpec, held: Any) -> None:
@@ -57,18 +68,3 @@ def put_in_place(handle: tf.Tensor, spec: tf.TensorSpec, held: Any) -> None:
         begin_mask=mask,
         end_mask=mask,
     )
-
-
-def _own(trace: Trace, captured: Mapping[str, tf.Tensor]) -> None:
-    """Adds nothing to each variable that may be updated, in a branch or a loop, too: -0.0, which
-    leaves even 0.0 as it is."""
-    graph = trace.graph
-    written = {t for op in graph.ops if op.type not in READING_TYPES for t in op.inputs}
-    for t in sorted(written - placed(graph)):
-        handle = captured.get(graph.label(t))
-        spec = None if handle is None else variable_spec(handle)
-        if spec is None or tf.is_symbolic_tensor(handle) or not spec.shape.is_fully_defined():
-            continue
-        if spec.dtype.is_floating or spec.dtype.is_integer:
-            nothing = tf.fill(spec.shape, tf.cast(-0.0, spec.dtype))
-            tf.raw_ops.AssignAddVariableOp(resource=handle, value=nothing)

@@ -350,7 +350,7 @@ def _attrs(
     relief: tuple[tuple[int, int], ...] = (),
 ) -> dict[str, Any]:
     """See `BodyBytes.attrs`. `first`: the input that bodies begin with."""
-    assigned = sorted({first + i for each in bodies for i in each.taken.assigned})
+    touched = sorted({(first + i, type_) for each in bodies for i, type_ in each.taken.touched})
     made = {
         "scratch_bytes": scratch_bytes,
         "kept_bytes": sum(each.taken.kept_bytes for each in bodies),
@@ -359,8 +359,8 @@ def _attrs(
         "ahead_bytes": ahead_bytes,
         "relief": relief,
     }
-    # A graph's fingerprint has all of this: where none is assigned, plans saved before still fit.
-    return made | ({"assigned": tuple(assigned)} if assigned else {})
+    # A graph's fingerprint has all of this: where there is none, plans saved before still fit.
+    return made | ({"touched": tuple(touched)} if touched else {})
 
 
 def _product(dims: Sequence[int | None]) -> int:

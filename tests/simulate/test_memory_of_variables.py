@@ -137,7 +137,7 @@ def test_a_variable_that_a_branch_assigns_moves_behind_what_is_held_then():
     (made,) = b.op("cond", "If", [x, handle], sizes=[4], stateful=True)
     (end,) = b.op("end", "MatMul", [held, made], sizes=[4])
     branch = next(op for op in b.ops if op.type == "If")
-    b.ops[branch.id] = msgspec.structs.replace(branch, attrs={"assigned": (1,)})
+    b.ops[branch.id] = msgspec.structs.replace(branch, attrs={"touched": ((1, "AssignVariableOp"),)})
     graph = build_with_variable(b, handle, BIG, inputs=[x], outputs=[end], loss=end)
     simulator = Simulator(graph, ARENA)
     walk = simulator.begin(simulator.link(everything(graph)), places=simulator.layouts[0])

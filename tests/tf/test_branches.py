@@ -13,6 +13,7 @@ import tensorflow as tf
 import memtrade
 from memtrade.bounds import bound_of
 from memtrade.facts.calls import body_requests
+from memtrade.facts.variables import IN_PLACE_BYTES, moved, reads_by_copying
 from memtrade.simulate.program import relieved_bytes
 from memtrade.tf.captured import captured_variables
 from memtrade.tf.functions import chosen_functions
@@ -115,17 +116,16 @@ def test_what_a_branch_assigns_and_others_read_lies_elsewhere_then():
 
     graph = graph_of(step, tf.ones([BATCH, WIDTH]))
     assert bound_of(graph, PINNED) == "≈"
-    [branch] = [op for op in graph.ops if op.attrs.get("assigned")]
-    [handle] = {branch.inputs[i] for i in branch.attrs["assigned"]}
+    [handle] = {t for op in graph.ops for t in moved(op)}
     updates = [op for op in graph.ops if op.type.startswith("AssignSub")]
     assert [handle in op.inputs for op in updates].count(True) == 1
     assert graph.capture_bytes[handle] == WIDTH * WIDTH * 4
 
 
-@pytest.mark.parametrize("read", [True, False])
-def test_what_is_read_outside_of_branches_is_left_alone(read: bool):
+@pytest.mark.parametrize(("read", "rows"), [(True, BATCH), (True, WIDTH), (False, BATCH)])
+def test_what_is_large_and_read_outside_of_branches_is_left_alone(read: bool, rows: int):
     weights = [tf.Variable(tf.eye(WIDTH) * 0.9) for _ in range(9)]
-    best, rounds = tf.Variable(tf.eye(WIDTH)), tf.Variable(0.0)
+    best, rounds = tf.Variable(tf.eye(rows, WIDTH)), tf.Variable(0.0)
 
     @tf.function
     def step(x: tf.Tensor) -> Any:
@@ -133,13 +133,17 @@ def test_what_is_read_outside_of_branches_is_left_alone(read: bool):
         for weight, gradient in zip(weights, gradients, strict=True):
             weight.assign_sub(gradient)
         if loss < 0.5:
-            best.assign(x[:WIDTH] @ weights[0])
+            best.assign(x[:rows] @ weights[0])
             rounds.assign(rounds + 1.0)
         return loss, tf.reduce_sum(best) if read else 0.0
 
     x = tf.random.stateless_normal([BATCH, WIDTH], (1, 2))
     lean = memtrade.apply(step, x, "checkpoints", loss=0)
-    assert branch_ops(lean, x).count("AssignVariableOp") == read
+    moves = read and rows * WIDTH * 4 > IN_PLACE_BYTES
+    assert branch_ops(lean, x).count("AssignVariableOp") == moves
+    graph = graph_of(step, x)
+    assert any(map(moved, graph.ops)) == moves
+    assert any(reads_by_copying(op, graph) for op in graph.ops) == (read and not moves)
     variables = captured_variables(step.get_concrete_function(x))
     found = compare_steps(
         lambda x: tf.stack(step(x)), lambda x: tf.stack(lean(x)), variables, (x,), steps=3

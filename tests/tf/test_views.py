@@ -75,6 +75,11 @@ def rows(v: tf.Variable) -> tf.IndexedSlices:
     return tf.IndexedSlices(tf.ones([2, 32]), tf.constant([3, 5]))
 
 
+def written(v: tf.Variable, i: tf.Tensor) -> tf.Tensor:
+    with tf.control_dependencies([v[3:5].assign(tf.ones([2, 32]))]):
+        return i + 1
+
+
 # What is done with a variable, and whether reading it is copying it from then on.
 TOUCHED: dict[str, tuple[Callable[[tf.Variable], Any], bool]] = {
     "nothing": (lambda v: 0.0, False),
@@ -85,6 +90,20 @@ TOUCHED: dict[str, tuple[Callable[[tf.Variable], Any], bool]] = {
     "rows are added to": (lambda v: v.scatter_add(rows(v)), True),
     "numbers are written": (lambda v: v.scatter_nd_update([[3, 5]], [0.0]), True),
     "a part is assigned": (lambda v: v[3:5].assign(tf.ones([2, 32])), True),
+    "rows are gathered in a branch": (
+        lambda v: tf.cond(tf.timestamp() > 0.0, lambda: tf.gather(v, [3, 5]), lambda: v[:2]), True,
+    ),
+    "a branch in a loop writes a part": (
+        lambda v: tf.while_loop(
+            lambda i: i < tf.minimum(tf.cast(2.0, tf.float64), tf.timestamp()),
+            lambda i: tf.cond(i > 0, lambda: written(v, i), lambda: i + 1),
+            [tf.constant(0.0, tf.float64)],
+        )[0], True,
+    ),
+    "all is added to in a branch": (
+        lambda v: tf.cond(tf.timestamp() > 0.0, lambda: v.assign_add(v * 0.0), lambda: v + 0.0),
+        False,
+    ),
     "an optimizer takes rows": (
         lambda v: r.ResourceSparseApplyAdagradV2(
             var=v.handle, accum=v.handle, lr=0.1, epsilon=0.1, grad=rows(v).values,
