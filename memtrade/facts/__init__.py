@@ -6,9 +6,9 @@ Facts come from files that are shipped (`shipped.py`), or were learned where the
 """
 
 from memtrade.facts.kernel import SCRATCH, Fact, Facts, Request
-from memtrade.facts.shipped import CPU, OUTPUTS, ShippedFacts, reuse, shipped
+from memtrade.facts.shipped import CPU, OUTPUTS, ShippedFacts, looked_at, reuse, shipped
 
 __all__ = [
     "CPU", "OUTPUTS", "SCRATCH", "Fact", "Facts", "Request",
-    "ShippedFacts", "reuse", "shipped",
+    "ShippedFacts", "looked_at", "reuse", "shipped",
 ]  # fmt: skip

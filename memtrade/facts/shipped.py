@@ -67,6 +67,14 @@ def reuse() -> Reuse:
     return Reuse(table["source"], tried, frozenset(table["passing"]["types"].split()))
 
 
+@cache
+def looked_at() -> dict[str, tuple[int, ...]]:
+    """`shipped/shapes.toml`: of op types, the inputs whose values their shape functions ask for."""
+    table = _read("shapes")
+    none = dict.fromkeys(table["none"]["types"].split(), ())
+    return none | {name: tuple(each) for name, each in table["positions"].items()}
+
+
 class ShippedFacts:
     """Facts out of a file of rules; see its head for what a rule says.
 
@@ -78,7 +86,7 @@ class ShippedFacts:
         self.name = name
         table = _read(CPU)
         self.source: str = table["source"]
-        self._looked_at = frozenset((table["traced"] + table["updates"]).split())
+        self._looked_at = frozenset((table["traced"] + table["plain"] + table["updates"]).split())
         self._rules: dict[str, list[dict[str, Any]]] = {}
         for rule in table["rule"]:
             for op_type in rule["types"].split():

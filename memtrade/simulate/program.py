@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from memtrade.facts import SCRATCH, Facts, Request, reuse
+from memtrade.facts import SCRATCH, Facts, Request, looked_at, reuse
 from memtrade.facts.kernel import END, NOTHING
 from memtrade.facts.variables import copied_variables, keeps_place, moved, reads_by_copying
 from memtrade.facts.views import viewed
@@ -113,6 +113,8 @@ class Linker:
         walked: rows of programs that were walked so far: what simulating has cost, on any machine.
         looked_at: constants that TensorFlow infers shapes with: each graph keeps those that it has
             looked at. The runtime merges constants that hold the same, and graphs do not.
+        lasting: constants that the runtime holds, the first of those that hold the same: what it
+            has computed others of, it drops.
         copied: handles of variables that reads copy, and that whatever writes all of them copies.
     """
 
@@ -130,6 +132,7 @@ class Linker:
         self.copied = copied_variables(graph)
         self._add_workspaces()
         self._fold_constants()
+        self.lasting = self._lasting()
         self.specs = [self._spec(op_id) for op_id in range(len(graph.ops))]
 
     def _add_workspaces(self) -> None:
@@ -166,6 +169,16 @@ class Linker:
         if self.folding_bytes:
             held = (graph.tensors[op.outputs[0]] for op in graph.ops if op.type == "Const")
             self.constants_bytes = sum(round_up(each.size_bytes) for each in held)
+
+    def _lasting(self) -> frozenset[int]:
+        graph, read = self.graph, {*self.graph.data.outputs, *self.folded.values()}
+        return frozenset(
+            graph.data.equal.get(t, t)
+            for op in graph.ops
+            if op.type == "Const"
+            for t in op.outputs
+            if t in read or not all(graph.folded[c] for c in graph.consumers[t])
+        )
 
     def label(self, tensor: int) -> str:
         hidden = tensor - len(self.graph.tensors)
@@ -361,7 +374,9 @@ def _looked_at(graph: StepGraph) -> frozenset[int]:
     """Shapes, axes and the like. What updates read, and ops that compute with its like, are
     values."""
 
-    def looks(op: Op) -> bool:
+    def looks(op: Op, tensor: int) -> bool:
+        if (known := looked_at().get(op.type)) is not None:
+            return any(op.inputs[i] == tensor for i in known if i < len(op.inputs))
         alike = len({graph.tensors[t].dtype for t in op.inputs}) == 1
         return not (op.stateful or (alike and op.type in reuse().tried))
 
@@ -371,5 +386,5 @@ def _looked_at(graph: StepGraph) -> frozenset[int]:
         if op.type == "Const"
         for t in op.outputs
         if graph.tensors[t].dtype in ("int32", "int64")
-        and any(looks(graph.ops[c]) for c in graph.consumers[t])
+        and any(looks(graph.ops[c], t) for c in graph.consumers[t])
     )

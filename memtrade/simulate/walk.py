@@ -147,10 +147,10 @@ class Walk:
     def _constant_lies(self, made: Tensor) -> None:
         """Once for its kernel, if it holds what no other does, and in graphs that look at it."""
         first = self.linker.graph.data.equal.get(made.id)
-        if first is None:
-            self.sources[made.id] = self._always("constants", made.size_bytes)
-        else:
+        if first is not None:
             self.sources[made.id] = self.sources[first]
+        elif made.id in self.linker.lasting:
+            self.sources[made.id] = self._always("constants", made.size_bytes)
         if made.id in self.linker.looked_at:
             for _ in range(self._graphs):
                 self._always("constants", made.size_bytes)

@@ -33,8 +33,8 @@ ARENA_VARIABLE = "TF_CPU_BFC_MEM_LIMIT_IN_MB"
 COLUMNS: tuple[str, ...] = (
     "step", "strategy", "outcome", "equal", "original_bytes", "original_most_bytes", "rest_bytes",
     "peak_bytes",
-    "needed_bytes", "predicted_original_bytes", "predicted_bytes", "bound", "original_seconds",
-    "seconds", "trace_seconds", "apply_seconds", "said",
+    "needed_bytes", "predicted_original_bytes", "told_bytes", "predicted_bytes", "bound",
+    "original_seconds", "seconds", "trace_seconds", "apply_seconds", "said",
 )  # fmt: skip
 BUDGETED = "optimal"
 STRATEGIES = ("ome", BUDGETED)

@@ -9,6 +9,7 @@ import pytest
 import memtrade
 from memtrade.measure.environment import child_environment
 from memtrade.measure.protocol import TrialSpec
+from memtrade.simulate.regions import GRAIN_BYTES
 from tests import forks
 from tests.corpus import CORPUS
 from tests.corpus.__main__ import main as table
@@ -98,7 +99,18 @@ def test_a_rehearsal_leaves_nothing_behind(name, budget):
     assert row["outcome"] == "rewritten"
     assert row["equal"] is True
     assert row["peak_bytes"] <= budget
-    assert abs(row["predicted_bytes"] / row["peak_bytes"] - 1) < 0.005
+    assert abs(row["told_bytes"] / row["peak_bytes"] - 1) < 0.002
+    # What more is foreseen is of what might lie in holes, and hangs on single bytes.
+    assert -0.005 < row["predicted_bytes"] / row["peak_bytes"] - 1 < 0.015
+
+
+@pytest.mark.parametrize("name", ["training/ppo", "control/scanned"])
+def test_constants_lie_there_as_long_as_anybody_reads_them(name):
+    """Those that others were computed of are gone then, and graphs keep few: where large tensors
+    lie hangs on the rest."""
+    row = measured(name, "optimal", minimize="memory")
+    assert row["outcome"] == "rewritten"
+    assert abs(row["told_bytes"] - row["peak_bytes"]) <= GRAIN_BYTES
 
 
 def test_where_tensorflows_own_order_breaks_a_budget_another_one_holds_it():

@@ -70,6 +70,7 @@ def run(name: str, strategy: str, given: dict[str, Any], to: Any) -> None:
         row |= {
             "equal": _is_equal(step, lean, batch),
             "predicted_bytes": foreseen.peak_bytes,
+            "told_bytes": foreseen.told_peak_bytes,
             "predicted_original_bytes": foreseen.original_bytes,
             "bound": foreseen.bound,
         }
@@ -95,14 +96,16 @@ def _is_equal(step: Any, lean: Any, batch: tuple[Any, ...]) -> bool | str:
 
 
 class _Foreseen(logging.Handler):
-    """What `memtrade.apply` predicted last."""
+    """What `memtrade.apply` predicted last: between `told_peak_bytes` and `peak_bytes`."""
 
     peak_bytes: int | None = None
+    told_peak_bytes: int | None = None
     original_bytes: int | None = None
     bound = ""
 
     def emit(self, record: logging.LogRecord) -> None:
         self.peak_bytes = getattr(record, "peak_bytes", None)
+        self.told_peak_bytes = getattr(record, "told_peak_bytes", None)
         self.original_bytes = getattr(record, "original_bytes", None)
         self.bound = getattr(record, "bound", "")
 
