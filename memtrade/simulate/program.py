@@ -211,7 +211,8 @@ class Linker:
         if op.type in ALIAS_TYPES:
             return Spec(Code.ALIAS, inputs, op.outputs)
         if (place := viewed(op, graph)) is not None:
-            return Spec(Code.ALIAS, (inputs[place],) * len(op.outputs), op.outputs)
+            others = inputs[:place] + inputs[place + 1 :]  # where it begins: read all the same
+            return Spec(Code.ALIAS, (inputs[place],) * len(op.outputs) + others, op.outputs)
         fact = self.known[op_id]
         wanted = [*_without(handles, op, fact.requests)]
         if fact.margin_bytes:

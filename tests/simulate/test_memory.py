@@ -306,3 +306,17 @@ def test_what_a_branch_reads_last_goes_while_it_runs(read_later: bool, beside: i
     peak_bytes = result.live_peak_bytes - result.persistent_bytes
     assert peak_bytes == pytest.approx((1 + beside) * BIG, abs=2048)
     assert Simulator(graph, ARENA).peak_live_bytes(everything(graph)) == result.live_peak_bytes
+
+
+def test_where_a_view_begins_is_held_until_the_view_is_made():
+    """A slice of all rows copies nothing, and reads its bounds all the same: freed at once, a few
+    bytes would leave the end of a hole to a large tensor."""
+    b = Builder()
+    (x,) = b.op("x", "Placeholder", sizes=[BIG])
+    (bounds,) = b.op("bounds", "MatMul", [x], sizes=[BIG])
+    (y,) = b.op("y", "MatMul", [x], sizes=[BIG])
+    (rows,) = b.op("rows", "Slice", [y, bounds, bounds], sizes=[BIG])
+    (end,) = b.op("end", "MatMul", [rows], sizes=[BIG])
+    graph = b.build(inputs=[x], outputs=[end], loss=end)
+    in_use = simulate(graph, everything(graph), series=True).in_use_bytes
+    assert in_use == (BIG, 2 * BIG, 3 * BIG, 3 * BIG, 3 * BIG)
