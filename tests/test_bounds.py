@@ -18,8 +18,9 @@ SIZE = 4096
 def made(name: str = "loss", kind: str = "Sum", *, size: int = SIZE, **attrs: Any) -> StepGraph:
     """One op, whose output's size is bounded from above."""
     b = Builder()
-    (loss,) = b.op(name, kind, sizes=[size])
-    b.ops[0] = msgspec.structs.replace(b.ops[0], attrs=attrs)
+    handle = b.op("variable", "VarHandleOp", sizes=[8])
+    (loss,) = b.op(name, kind, handle, sizes=[size])
+    b.ops[1] = msgspec.structs.replace(b.ops[1], attrs=attrs)
     graph = b.build(inputs=[], outputs=[loss], loss=loss)
     return StepGraph(msgspec.structs.replace(graph.data, sized={loss: BOUND}))
 
@@ -38,7 +39,8 @@ def known(graph: StepGraph, **changes: Any) -> StepGraph:
         (known(made(), unsized=("loss:0",)), "≥"),
         (made(kind="If", relief=((SIZE, -1),)), "≈"),
         (known(made(kind="If", relief=((SIZE, -1),)), sized={}), ""),  # it updates variables
-        (known(made(kind="If", assigned=(1,)), sized={}), "≈"),
+        (known(made(kind="If", touched=((0, "AssignVariableOp"),)), sized={}), "≈"),
+        (known(made(kind="If", touched=((0, "ResourceApplyAdam"),)), sized={}), ""),
         (made(kind="While", scratch_bytes=SIZE), "≈"),
         (made(kind="While", scratch_bytes=SIZE // 8), "≤"),
     ],
