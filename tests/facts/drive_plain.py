@@ -1,4 +1,4 @@
-"""Child process of test_plain.py: runs ops, each alone in a graph, in an arena.
+"""Child process of test_shipped.py: runs ops, each alone in a graph, in an arena.
 
 Usage: drive_plain.py TYPE...
 Prints, as JSON, what each took of the arena beside its outputs.

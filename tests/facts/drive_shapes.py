@@ -1,4 +1,4 @@
-"""Child process of test_shapes.py: imports ops with constants into graphs, in an arena.
+"""Child process of test_shipped.py: imports ops with constants into graphs, in an arena.
 
 Prints, as JSON, of each op type the inputs whose constants the graph keeps.
 """

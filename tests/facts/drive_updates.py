@@ -1,4 +1,4 @@
-"""Child process of test_updates.py: runs updates of variables, each alone, in an arena.
+"""Child process of test_shipped.py: runs updates of variables, each alone, in an arena.
 
 Usage: drive_updates.py TYPE...
 Prints, as JSON, what each took of the arena beside what was there.
