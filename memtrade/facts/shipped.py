@@ -86,14 +86,14 @@ class ShippedFacts:
         self.name = name
         table = _read(CPU)
         self.source: str = table["source"]
-        self._looked_at = frozenset((table["traced"] + table["plain"] + table["updates"]).split())
+        self._known = frozenset((table["traced"] + table["plain"] + table["updates"]).split())
         self._rules: dict[str, list[dict[str, Any]]] = {}
         for rule in table["rule"]:
             for op_type in rule["types"].split():
                 self._rules.setdefault(op_type, []).append(rule)
 
     def is_known(self, op_type: str) -> bool:
-        return op_type in self._looked_at | CALL_TYPES | BODY_TYPES | HANDED_TYPES
+        return op_type in self._known | CALL_TYPES | BODY_TYPES | HANDED_TYPES
 
     def of(self, op: Op, graph: StepGraph) -> Fact:
         if "scratch_bytes" in op.attrs:

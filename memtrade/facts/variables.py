@@ -65,12 +65,12 @@ def keeps_place(op: Op, graph: StepGraph) -> bool:
 def placed(graph: StepGraph) -> frozenset[int]:
     """The handles of variables that are written in place, in branches (see `tf/assigned.py`) or
     outside of them."""
-    in_branches = {
+    in_branches = frozenset(
         t
         for t, types in _done_with(graph).items()
         if _WRITE in types and types <= READING_TYPES | {_WRITE}
-    }
-    return frozenset(in_branches).union(op.inputs[0] for op in graph.ops if keeps_place(op, graph))
+    )
+    return in_branches.union(op.inputs[0] for op in graph.ops if keeps_place(op, graph))
 
 
 @once_per_graph

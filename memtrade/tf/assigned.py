@@ -60,13 +60,14 @@ def branches_in_place(concrete: Any, specs: Sequence[tf.TensorSpec]) -> Any:
     branches = [node for node in graph_def.node if node.op in BRANCH_TYPES]
     functions = Functions(graph_def)
     alone, read = _not_written_elsewhere(branches, graph_def)
-    updated = _updated(branches, functions.library)
-    specs_of = {inner.op.name: variable_spec(outer) for inner, outer in captures(concrete)}
+    assigned = read - _updated(branches, functions.library)
     ranks = {
         name: len(spec.shape)
-        for name, spec in specs_of.items()
-        if spec and spec.shape.rank is not None and name not in updated
-        if name in alone or (name in read and _is_small(spec))
+        for inner, outer in captures(concrete)
+        if (name := inner.op.name) in assigned
+        and (spec := variable_spec(outer))
+        and spec.shape.rank is not None
+        and (name in alone or _is_small(spec))
     }
     made: list[Any] = []
     for node in branches:
