@@ -40,7 +40,7 @@ from memtrade.simulate.timeline import TimeSimulator
 from memtrade.strategies import find_planned, make_options
 from memtrade.strategies.base import clock_of, make_plan
 from memtrade.strategies.budget import check_sized
-from memtrade.strategies.saving import Peaks, no_worse
+from memtrade.strategies.saving import no_worse
 from memtrade.target import Target
 from memtrade.tf.calling import call_alone, call_unchanged
 from memtrade.tf.extract import Trace
@@ -138,7 +138,7 @@ class Planner:
             why = "has tensors whose size nothing tells, so whether it fits is not known"
             warn_as_it_is(self.name, why)
             return True
-        original_bytes = Peaks(graph, self._target).original
+        original_bytes = clock_of(graph, self._target).original_bytes
         log.info(
             "%s as it is: predicted peak %s MB of %s MB",
             self.traced.step.name,
@@ -184,21 +184,24 @@ class Planner:
         Raises InfeasibleBudgetError where none does.
         """
         graph, budget_bytes = self.traced.graph, self.settings.budget_bytes
-        peaks = Peaks(graph, target)
+        clock = clock_of(graph, target)
         made = self.settings.strategy.plan(graph, options, target)
-        plan = no_worse(made, peaks)
+        plan = no_worse(made, clock)
         if budget_bytes is not None and not plan.actions and not self._untouched.holds:
             # Whatever it is predicted to take as it is.
             one_order = make_plan(made.strategy, graph, options, target, ())
             plan = min(
                 (one_order, made) if made.actions else (one_order,),
-                key=lambda plan: (max(peaks.of(plan) - budget_bytes, 0), peaks.seconds(plan)),
+                key=lambda plan: (
+                    max(clock.needed(plan).peak_bytes - budget_bytes, 0),
+                    clock.step_seconds(plan),
+                ),
             )
         if budget_bytes is None and not log.isEnabledFor(logging.INFO):
             return plan, 0
         if budget_bytes is not None:
             check_sized(graph)
-        found = self._judge(plan, peaks.clock)
+        found = self._judge(plan, clock)
         if budget_bytes is not None and found.peak_bytes > budget_bytes:
             raise InfeasibleBudgetError(found.peak_bytes, budget_bytes, found.peak_op)
         return plan, found.given_bytes

@@ -35,7 +35,7 @@ from memtrade.settings import ORIGINAL, Settings, check_count, memory_bytes, set
 from memtrade.simulate.timeline import TimeSimulator
 from memtrade.simulate.usage import use_of_memory
 from memtrade.strategies import find_planned, make_options
-from memtrade.strategies.saving import Peaks
+from memtrade.strategies.base import clock_of
 from memtrade.target import ARENA
 from memtrade.tf.calling import as_function, step_to_read
 from memtrade.tf.extract import trace_concrete
@@ -260,7 +260,7 @@ class _Search:
     def _start(self, targets: BatchTargets, limit_bytes: int) -> int:
         """The largest batch of the step as it is, on a line through its peaks at two sizes."""
         sizes = [self.unit * 8, self.unit * 16]
-        peaks = [Peaks(*targets.step(size)).original for size in sizes]
+        peaks = [clock_of(*targets.step(size)).original_bytes for size in sizes]
         return self._on_line(sizes, peaks, limit_bytes)
 
     def _on_line(self, sizes: Sequence[int], peaks: Sequence[float], limit_bytes: int) -> int:

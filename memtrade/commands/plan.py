@@ -19,7 +19,8 @@ from memtrade.plan import Decision, Plan
 from memtrade.results.sheets import NONE, Sheet
 from memtrade.simulate.by_layer import By, owners
 from memtrade.strategies import PLANNED, find_planned
-from memtrade.strategies.saving import Peaks, saves_nothing
+from memtrade.strategies.base import clock_of
+from memtrade.strategies.saving import saves_nothing
 from memtrade.units import megabytes
 
 DEFAULT = ("ome",)
@@ -70,9 +71,9 @@ def plan(
     if json:
         show_json(plans)
         return 0
-    peaks = Peaks(foresight.graph, foresight.target)
+    clock = clock_of(foresight.graph, foresight.target)
     for made in plans:
-        _show(made, foresight.graph, saves_nothing(made, peaks), by)
+        _show(made, foresight.graph, saves_nothing(made, clock), by)
     return 0
 
 

@@ -15,7 +15,8 @@ from memtrade.plan import Order
 from memtrade.settings import settings_of
 from memtrade.simulate.usage import use_of_memory
 from memtrade.strategies import find_planned
-from memtrade.strategies.saving import Peaks, no_worse
+from memtrade.strategies.base import clock_of
+from memtrade.strategies.saving import no_worse
 from memtrade.tf.calling import as_function, made_from, step_to_read
 from memtrade.tf.extract import trace_concrete
 from memtrade.tf.loss import Named
@@ -72,10 +73,10 @@ def peak_of(
     settings = settings_of(strategy, order=order, device="arena", profile=profile, **options)
     step, concrete = step_to_read(function, arguments_of(function, example_batch), loss)
     graph = trace_concrete(step, concrete).graph
-    peaks = Peaks(graph, settings.target)
-    plan = no_worse(settings.strategy.plan(graph, settings.options, settings.target), peaks)
-    usage = use_of_memory(peaks.clock, plan)
-    size_bytes = peaks.of(plan)
+    clock = clock_of(graph, settings.target)
+    plan = no_worse(settings.strategy.plan(graph, settings.options, settings.target), clock)
+    usage = use_of_memory(clock, plan)
+    size_bytes = clock.needed(plan).peak_bytes
     if measure:
         spec = TrialSpec(
             strategy=settings.strategy.name,

@@ -60,7 +60,7 @@ def defragment(
     most_bytes: int = sys.maxsize,
 ) -> tuple[Action, ...]:
     """`actions` with reservations where they lower the peak simulated on the clock's target; else
-    as they came.
+    as they came, and where the order is not pinned: nobody knows then what is free when.
 
     In room enough for every program; and, where that does not run there, in the target's own limit.
 
@@ -71,7 +71,7 @@ def defragment(
         most_bytes: a higher peak is of no use: a program that needs more stays, too.
     """
     asked = clock.simulator.peak_live_bytes(actions)
-    if asked > enough_bytes > 0:
+    if clock.target.order != "pinned" or asked > enough_bytes > 0:
         return tuple(actions)
     trial = _Trial(clock, actions)
     if trial.needed_bytes > (enough_bytes or most_bytes):

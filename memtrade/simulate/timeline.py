@@ -23,6 +23,7 @@ takes what its kernel was seen to take (`memtrade.facts`), else the roofline's (
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import NamedTuple
 
 import msgspec
@@ -183,6 +184,11 @@ class TimeSimulator:
     def needed(self, plan: Plan | Sequence[Action]) -> MemoryResult:
         """What a step takes, whatever the limit."""
         return self.timeline(plan, limit_bytes=ROOMY_BYTES).memory
+
+    @cached_property
+    def original_bytes(self) -> int:
+        """The peak of the step as it is."""
+        return self.needed(()).peak_bytes
 
     def step_seconds(self, plan: Plan | Sequence[Action]) -> float:
         """Only the step's time, if no memory is waited for: fast, for comparing plans."""

@@ -101,15 +101,12 @@ def assemble(
     fates: Iterable[Fate],
     actions: tuple[Action, ...],
 ) -> Plan:
-    """A plan of finished actions, in which the same kernels run as in the original; in a pinned
-    order, where it is known what is free when, with reservations against the allocator's
-    padding."""
+    """A plan of finished actions, in which the same kernels run as in the original, with
+    reservations against the allocator's padding."""
     clock = clock_of(graph, target)
     pooled = clock.simulator.linker.hidden_of
     actions = as_kernels(graph, actions, pooled)
     copied = {action.id for action in actions if action.kind == "swap_out"}
-    if target.order == "pinned":
-        actions = defragment(clock, actions)
     return Plan(
         strategy=strategy,
         options=dataclasses.asdict(options),
@@ -121,6 +118,6 @@ def assemble(
             else fate
             for fate in fates
         ),
-        actions=actions,
+        actions=defragment(clock, actions),
         target=target.name,
     )

@@ -18,7 +18,6 @@ from memtrade.plan import Action
 from memtrade.simulate.defragment import defragment
 from memtrade.simulate.memory import MemoryResult
 from memtrade.simulate.timeline import TimeSimulator
-from memtrade.target import Target
 from memtrade.units import parse_bytes
 
 # The ladder is looked at in so many places before the search goes into detail.
@@ -72,33 +71,21 @@ def check_sized(graph: StepGraph) -> None:
         )
 
 
-class BudgetJudge:
-    """Peak and time of programs of one graph on one target."""
+def live_bytes(clock: TimeSimulator, actions: tuple[Action, ...]) -> int:
+    """The peak without padding: close to what `peak_of` says, and sooner."""
+    copies = any(action.kind == "swap_out" for action in actions)
+    if copies and not clock.target.copies_in_line:
+        return clock.needed(actions).live_peak_bytes
+    return clock.simulator.peak_live_bytes(actions)
 
-    def __init__(self, graph: StepGraph, target: Target):
-        self.graph, self.target = graph, target
-        self.clock = TimeSimulator(graph, target)
-        self.memory = self.clock.simulator
 
-    def live_bytes(self, actions: tuple[Action, ...]) -> int:
-        """The peak without padding: close to what `peak` says, and sooner."""
-        copies = any(action.kind == "swap_out" for action in actions)
-        if copies and not self.target.copies_in_line:
-            return self.clock.needed(actions).live_peak_bytes
-        return self.memory.peak_live_bytes(actions)
-
-    def peak(self, actions: tuple[Action, ...]) -> MemoryResult:
-        """Of the plan that `assemble` makes of `actions`."""
-        if self.target.order == "pinned":
-            actions = defragment(self.clock, actions)
-        return self.clock.needed(actions)
-
-    def seconds(self, actions: tuple[Action, ...]) -> float:
-        return self.clock.step_seconds(actions)
+def peak_of(clock: TimeSimulator, actions: tuple[Action, ...]) -> MemoryResult:
+    """Of the plan that `assemble` makes of `actions`."""
+    return clock.needed(defragment(clock, actions))
 
 
 def fit(
-    judge: BudgetJudge,
+    clock: TimeSimulator,
     ladders: Iterable[Ladder],
     budget_bytes: int | None,
     *,
@@ -116,7 +103,7 @@ def fit(
     refused: list[InfeasibleBudgetError] = []
     for ladder in ladders:
         try:
-            found.append(_climb(judge, ladder, budget_bytes))
+            found.append(_climb(clock, ladder, budget_bytes))
             if first:
                 break
         except InfeasibleBudgetError as error:
@@ -126,14 +113,16 @@ def fit(
     if len(found) == 1:
         return found[0]
     if budget_bytes is None:
-        return min(found, key=lambda each: (judge.peak(each).peak_bytes, judge.seconds(each)))
-    return min(found, key=judge.seconds)
+        return min(
+            found, key=lambda each: (peak_of(clock, each).peak_bytes, clock.step_seconds(each))
+        )
+    return min(found, key=clock.step_seconds)
 
 
-def _climb(judge: BudgetJudge, ladder: Ladder, budget_bytes: int | None) -> tuple[Action, ...]:
+def _climb(clock: TimeSimulator, ladder: Ladder, budget_bytes: int | None) -> tuple[Action, ...]:
     program = cache(ladder.program)
-    live = cache(lambda rung: judge.live_bytes(program(rung)))
-    seconds = cache(lambda rung: judge.seconds(program(rung)))
+    live = cache(lambda rung: live_bytes(clock, program(rung)))
+    seconds = cache(lambda rung: clock.step_seconds(program(rung)))
     spread = sorted({round(i * (ladder.rungs - 1) / (PLACES - 1)) for i in range(PLACES)})
     leanest = _leanest(live, spread)
     if budget_bytes is None:
@@ -145,12 +134,12 @@ def _climb(judge: BudgetJudge, ladder: Ladder, budget_bytes: int | None) -> tupl
             break
         fitting.append(_higher(live, max(fitting), spread, limit))
         rung = min(fitting, key=lambda rung: (seconds(rung), -rung))
-        peak = judge.peak(program(rung)).peak_bytes
+        peak = peak_of(clock, program(rung)).peak_bytes
         if peak <= budget_bytes:
             return program(rung)
         # The next one must spare what padding and lagging copies add.
         limit = min(live(rung) - 1, limit - (peak - budget_bytes))
-    found = judge.peak(program(leanest))
+    found = peak_of(clock, program(leanest))
     if found.peak_bytes > budget_bytes:
         raise InfeasibleBudgetError(found.peak_bytes, budget_bytes, found.peak_op)
     return program(leanest)

@@ -23,6 +23,7 @@ from memtrade.errors import UnsupportedGraphError
 from memtrade.graph import StepGraph
 from memtrade.plan import Action, Fate, Plan
 from memtrade.schedule import Lowering, lower
+from memtrade.simulate.timeline import TimeSimulator
 from memtrade.strategies.base import assemble, clock_of, decisions
 from memtrade.strategies.spill import leaving, spilled
 from memtrade.target import Target
@@ -55,23 +56,6 @@ class NoCutError(UnsupportedGraphError):
         )
 
 
-class Peaks:
-    """Predicted peaks of one step on one target, in bytes."""
-
-    def __init__(self, graph: StepGraph, target: Target):
-        self.clock = clock_of(graph, target)
-
-    @cached_property
-    def original(self) -> int:
-        return self.of(())
-
-    def of(self, plan: Plan | Sequence[Any]) -> int:
-        return self.clock.needed(plan).peak_bytes
-
-    def seconds(self, plan: Plan) -> float:
-        return self.clock.step_seconds(plan)
-
-
 def that_saves(
     strategy: str,
     graph: StepGraph,
@@ -89,8 +73,8 @@ def that_saves(
     Args:
         swaps: whether what rests at the peak may leave for host memory.
     """
-    peaks = Peaks(graph, target)
-    wanted_bytes = enough * peaks.original
+    clock = clock_of(graph, target)
+    wanted_bytes = enough * clock.original_bytes
     assembled = functools.partial(assemble, strategy, graph, options, target)
     choices: list[_Choice] = []
     own: _Choice | None = None
@@ -99,7 +83,7 @@ def that_saves(
             fates = decide()
             for lean in (False, True):
                 actions = lower(graph, decisions(fates), Lowering(lean_forward=lean))
-                choices.append(_Choice(peaks, assembled, fates, actions))
+                choices.append(_Choice(clock, assembled, fates, actions))
                 if decide is rule and not lean:
                     own = choices[0]
                     if own.is_below(wanted_bytes):
@@ -108,12 +92,12 @@ def that_saves(
     found = choices[:_JUDGED]
     if swaps and not any(choice.is_below(wanted_bytes) for choice in found):
         best = choices[0]
-        actions = spilled(peaks.clock, best.actions, int(_HOLES * wanted_bytes))
+        actions = spilled(clock, best.actions, int(_HOLES * wanted_bytes))
         fates = _with_sent(graph, best.fates, actions)
-        found.append(_Choice(peaks, assembled, fates, actions))
+        found.append(_Choice(clock, assembled, fates, actions))
     leanest = _leanest(found)
-    if own and own.is_below(min(peaks.original, leanest.peak_bytes / _WORTH)):
-        return min(leanest.plan, own.plan, key=peaks.seconds)
+    if own and own.is_below(min(clock.original_bytes, leanest.peak_bytes / _WORTH)):
+        return min(leanest.plan, own.plan, key=clock.step_seconds)
     return leanest.plan
 
 
@@ -127,14 +111,14 @@ class _Choice:
 
     def __init__(
         self,
-        peaks: Peaks,
+        clock: TimeSimulator,
         assembled: Callable[[Sequence[Fate], tuple[Action, ...]], Plan],
         fates: Sequence[Fate],
         actions: tuple[Action, ...],
     ):
-        self.peaks, self.assembled = peaks, assembled
+        self.clock, self.assembled = clock, assembled
         self.fates, self.actions = fates, actions
-        self.live_bytes = peaks.clock.simulator.peak_live_bytes(actions)
+        self.live_bytes = clock.simulator.peak_live_bytes(actions)
 
     @cached_property
     def plan(self) -> Plan:
@@ -142,7 +126,7 @@ class _Choice:
 
     @cached_property
     def peak_bytes(self) -> int:
-        return self.peaks.of(self.plan)
+        return self.clock.needed(self.plan).peak_bytes
 
     def is_below(self, limit_bytes: float) -> bool:
         return self.live_bytes < limit_bytes and self.peak_bytes < limit_bytes
@@ -167,27 +151,28 @@ def _with_sent(
     return [made[t] for t in sorted(made)]
 
 
-def no_worse(plan: Plan, peaks: Peaks) -> Plan:
+def no_worse(plan: Plan, clock: TimeSimulator) -> Plan:
     """The plan, or where its peak is hardly below the original's, one that leaves the step alone
     and says so."""
-    remark = saves_nothing(plan, peaks)
+    remark = saves_nothing(plan, clock)
     if not remark:
         return plan
     return msgspec.structs.replace(plan, actions=(), remarks=(*plan.remarks, remark))
 
 
-def saves_nothing(plan: Plan, peaks: Peaks) -> str:
+def saves_nothing(plan: Plan, clock: TimeSimulator) -> str:
     """A line that says so where the plan's predicted peak is hardly below the original's, or, where
     nothing tells the size of some tensors, not far below; or ""."""
     if not plan.actions:
         return ""
-    planned = peaks.of(plan)
-    unsized = peaks.clock.graph.data.unsized
+    planned = clock.needed(plan).peak_bytes
+    unsized = clock.graph.data.unsized
     share = _SURE if unsized else _LESS
-    if planned < share * peaks.original:
+    if planned < share * clock.original_bytes:
         return ""
     why = ", which must be for tensors that nothing sizes" if unsized else ""
     return (
         f"its predicted peak of {megabytes(planned)} MB is not {1 - share:.0%} below the "
-        f"original's {megabytes(peaks.original)} MB{why}: memtrade.apply leaves the step as it is"
+        f"original's {megabytes(clock.original_bytes)} MB{why}: memtrade.apply leaves the step "
+        "as it is"
     )

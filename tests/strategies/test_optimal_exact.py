@@ -13,9 +13,10 @@ import pytest
 
 from memtrade.order import base_order
 from memtrade.plan import Action
+from memtrade.simulate.timeline import TimeSimulator
 from memtrade.strategies.baselines.dag import solve
 from memtrade.strategies.baselines.nodes import NodeGraph, nodes_of_ops
-from memtrade.strategies.budget import BudgetJudge
+from memtrade.strategies.budget import live_bytes, peak_of
 from memtrade.strategies.optimal.strategy import Options, plan
 from tests.graphs import ARENA
 from tests.strategies.brute_force import random_step_graph
@@ -31,23 +32,24 @@ TOLERANCE = 0.03
 def compared(seed: int) -> list[tuple[float, float]]:
     """Seconds of optimal's plan and of the exact schedule, for each budget that has a schedule."""
     graph = random_step_graph(seed, 11)
-    judge = BudgetJudge(graph, ARENA)
-    nodes = NodeGraph(judge.clock, nodes_of_ops(graph))
+    clock = TimeSimulator(graph, ARENA)
+    nodes = NodeGraph(clock, nodes_of_ops(graph))
     # Small ops that belong to no node's output run once, whatever is decided.
-    always_seconds = judge.seconds(()) - sum(nodes.dag.costs)
-    floor = judge.peak(plan(graph, Options(swap=False, tolerance=0.0), ARENA).actions).peak_bytes
+    always_seconds = clock.step_seconds(()) - sum(nodes.dag.costs)
+    leanest = plan(graph, Options(swap=False, tolerance=0.0), ARENA)
+    floor = peak_of(clock, leanest.actions).peak_bytes
     kept = tuple(Action("run", op_id) for op_id in base_order(graph))
-    roof = judge.peak(kept).peak_bytes  # of everything kept, in a pinned order
+    roof = peak_of(clock, kept).peak_bytes  # of everything kept, in a pinned order
     found: list[tuple[float, float]] = []
     for share in SHARES:
         budget = int(floor + (roof - floor) * share)
         made = plan(graph, Options(budget=f"{budget}B", swap=False, time_limit=60.0), ARENA)
-        exact = solve(nodes.dag, judge.live_bytes(made.actions) - nodes.always_bytes)
+        exact = solve(nodes.dag, live_bytes(clock, made.actions) - nodes.always_bytes)
         if exact is None:
             continue
         assert exact.bound == pytest.approx(exact.cost)
-        if judge.peak(nodes.program(exact)).peak_bytes <= budget:
-            found.append((judge.seconds(made.actions), exact.cost + always_seconds))
+        if peak_of(clock, nodes.program(exact)).peak_bytes <= budget:
+            found.append((clock.step_seconds(made.actions), exact.cost + always_seconds))
     return found
 
 
@@ -62,7 +64,8 @@ def test_for_most_budgets_it_is_as_fast_as_the_exact_schedule():
     """And on most steps something has to be recomputed, or that would be no feat."""
     pairs = [pair for seed in SEEDS for pair in compared(seed)]
     equal = sum(ours <= exact * (1 + 1e-6) for ours, exact in pairs)
-    originals = [BudgetJudge(random_step_graph(seed, 11), ARENA).seconds(()) for seed in SEEDS]
+    clocks = [TimeSimulator(random_step_graph(seed, 11), ARENA) for seed in SEEDS]
+    originals = [clock.step_seconds(()) for clock in clocks]
     slower = sum(
         max(ours for ours, _ in compared(seed)) > 1.001 * original
         for seed, original in zip(SEEDS, originals, strict=True)

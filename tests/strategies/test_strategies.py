@@ -8,8 +8,8 @@ from memtrade.plan import Decision, Fate, Order, check_plan
 from memtrade.schedule import Lowering, lower
 from memtrade.simulate.memory import Simulator
 from memtrade.strategies import PLANNED, STRATEGIES, find_strategy, make_options
-from memtrade.strategies.base import assemble
-from memtrade.strategies.saving import Peaks, no_worse, that_saves
+from memtrade.strategies.base import assemble, clock_of
+from memtrade.strategies.saving import no_worse, that_saves
 from memtrade.strategies.segments import cuts
 from tests.graphs import ARENA, Builder, chain, target
 
@@ -114,9 +114,9 @@ def test_ome_says_what_it_swaps_and_why(graph):
 def test_ome_takes_another_rule_where_its_own_leaves_much():
     """In a short chain, checkpoints and one segment are most of it; what is swapped is gone."""
     short = chain(4)
-    peaks = Peaks(short, target("arena", "pinned"))
-    found = {name: peaks.of(plan(short, name)) for name in ("ome", "lms")}
-    assert found["ome"] <= max(0.6 * peaks.original, found["lms"] / 0.85)
+    clock = clock_of(short, target("arena", "pinned"))
+    found = {name: clock.needed(plan(short, name)).peak_bytes for name in ("ome", "lms")}
+    assert found["ome"] <= max(0.6 * clock.original_bytes, found["lms"] / 0.85)
 
 
 def test_ome_swaps_what_cannot_be_recomputed():
@@ -154,20 +154,20 @@ def test_a_short_graph_has_nothing_to_cut_and_is_left_alone():
     for strategy in ("checkpoints", "ome"):
         made = plan(graph, strategy)
         check_plan(made, graph)
-        left = no_worse(made, Peaks(graph, ARENA))
+        left = no_worse(made, clock_of(graph, ARENA))
         assert left.actions == ()
         assert left.remarks[-1].startswith("its predicted peak of")
-        assert no_worse(left, Peaks(graph, ARENA)) == left
+        assert no_worse(left, clock_of(graph, ARENA)) == left
 
 
 @pytest.mark.parametrize(("unsized", "kept"), [((), True), (("op:0",), False)])
 def test_a_plan_must_save_a_third_where_nothing_tells_some_sizes(unsized, kept):
     graph = chain(6)
     graph = StepGraph(msgspec.structs.replace(graph.data, unsized=unsized))
-    peaks = Peaks(graph, ARENA)
+    clock = clock_of(graph, ARENA)
     made = plan(graph, "lms", n_tensors=1)
-    assert 2 / 3 * peaks.original < peaks.of(made) < peaks.original
-    assert bool(no_worse(made, peaks).actions) == kept
+    assert 2 / 3 * clock.original_bytes < clock.needed(made).peak_bytes < clock.original_bytes
+    assert bool(no_worse(made, clock).actions) == kept
 
 
 @pytest.mark.parametrize(
@@ -193,10 +193,10 @@ def test_of_two_rules_a_little_leaner_counts_where_it_is_no_slower(graph, own, o
 @pytest.mark.parametrize("swaps", [False, True])
 def test_what_rests_at_the_peak_leaves_where_rules_leave_too_much(graph, swaps):
     options = make_options("ome", {})
-    peaks = Peaks(graph, ARENA)
+    clock = clock_of(graph, ARENA)
     made = that_saves("ome", graph, options, ARENA, list, [], enough=0.6, swaps=swaps)
     check_plan(made, graph)
-    assert (peaks.of(made) < 0.65 * peaks.original) == swaps
+    assert (clock.needed(made).peak_bytes < 0.65 * clock.original_bytes) == swaps
     assert {fate.tensor for fate in made.fates} == set(made.tensors("swap"))
 
 
@@ -221,7 +221,7 @@ def test_without_any_place_to_cut_other_rules_save():
         made = plan(graph, strategy)
         check_plan(made, graph)
         assert made.tensors("recompute") or made.tensors("swap")
-        assert no_worse(made, Peaks(graph, ARENA)) == made
+        assert no_worse(made, clock_of(graph, ARENA)) == made
 
 
 def test_the_forward_part_may_run_in_another_order():

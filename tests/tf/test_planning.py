@@ -9,7 +9,7 @@ import tensorflow as tf
 from memtrade import planning
 from memtrade.planning import Planner
 from memtrade.settings import settings_of
-from memtrade.strategies.saving import Peaks
+from memtrade.strategies.base import clock_of
 from memtrade.tf.extract import trace_concrete
 from memtrade.tf.step import TrainStep
 from tests.graphs import ARENA
@@ -34,21 +34,21 @@ def planned(budget_share: float) -> tuple[float, bool]:
 
     concrete = step.get_concrete_function(*BATCH)  # pyright: ignore[reportFunctionMemberAccess]
     traced = trace_concrete(TrainStep("step", step, BATCH, tuple, lambda: (w,)), concrete)
-    peaks = Peaks(traced.graph, ARENA)
-    settings = settings_of("optimal", budget=int(budget_share * peaks.original))
+    clock = clock_of(traced.graph, ARENA)
+    settings = settings_of("optimal", budget=int(budget_share * clock.original_bytes))
     planner = Planner("step", traced, settings, None, lambda: concrete)
     planner.__dict__["_untouched"] = planning._AsItIs(False)
     plan, _ = planner._foresee(settings.options, ARENA)
     saving = {"recompute", "swap_out"} & {action.kind for action in plan.actions}
     assert plan.actions
-    return peaks.of(plan) / peaks.original, bool(saving)
+    return clock.needed(plan).peak_bytes / clock.original_bytes, bool(saving)
 
 
 @pytest.mark.parametrize("share", [1.5, 0.5])
 def test_the_fastest_that_holds_the_budget(share: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the original is foreseen below what the strategy comes down to."""
 
-    def left(plan, peaks):
+    def left(plan, clock):
         return msgspec.structs.replace(plan, actions=())
 
     monkeypatch.setattr(planning, "no_worse", left)

@@ -22,7 +22,8 @@ import numpy as np
 from memtrade.errors import InfeasibleBudgetError
 from memtrade.graph import StepGraph
 from memtrade.plan import Action, Plan
-from memtrade.strategies.base import Strategy, assemble
+from memtrade.simulate.timeline import TimeSimulator
+from memtrade.strategies.base import Strategy, assemble, clock_of
 from memtrade.strategies.baselines.chain import Chain
 from memtrade.strategies.baselines.dag import (
     Recomputation,
@@ -34,8 +35,8 @@ from memtrade.strategies.baselines.dag import (
 from memtrade.strategies.baselines.nodes import NodeGraph, nodes_of_chain, nodes_of_ops
 from memtrade.strategies.baselines.rounding import round_schedule
 from memtrade.strategies.baselines.stages import fates
-from memtrade.strategies.budget import BudgetJudge
 from memtrade.strategies.budget import BudgetOptions as Options
+from memtrade.strategies.budget import live_bytes, peak_of
 from memtrade.target import Target
 
 OP_NODES = 240
@@ -53,31 +54,31 @@ CLOSE = 0.005
 
 
 def plan(graph: StepGraph, options: Options, target: Target) -> Plan:
-    judge = BudgetJudge(graph, target)
-    planner = _Planner(judge, choose_nodes(graph, judge))
+    clock = clock_of(graph, target)
+    planner = _Planner(clock, choose_nodes(graph, clock))
     budget_bytes = options.budget_for(graph)
     actions = planner.leanest() if budget_bytes is None else planner.fastest(budget_bytes)
     return assemble("checkmate", graph, options, target, fates(graph, actions), actions)
 
 
-def choose_nodes(graph: StepGraph, judge: BudgetJudge) -> NodeGraph:
+def choose_nodes(graph: StepGraph, clock: TimeSimulator) -> NodeGraph:
     """The finest view of the step that is small enough."""
     fine = nodes_of_ops(graph)
     if len(fine) <= OP_NODES:
-        return NodeGraph(judge.clock, fine)
+        return NodeGraph(clock, fine)
     segments = CHAIN_NODES // 2
     while True:
-        coarse = nodes_of_chain(Chain(graph, judge.clock, segments))
+        coarse = nodes_of_chain(Chain(graph, clock, segments))
         if len(coarse) <= CHAIN_NODES or segments <= 2:
-            return NodeGraph(judge.clock, coarse)
+            return NodeGraph(clock, coarse)
         segments = min(segments - 1, segments * CHAIN_NODES // len(coarse))
 
 
 class _Planner:
     """Looks for the program's budget that brings the simulated peak to where it should be."""
 
-    def __init__(self, judge: BudgetJudge, nodes: NodeGraph):
-        self.judge, self.nodes, self.dag = judge, nodes, nodes.dag
+    def __init__(self, clock: TimeSimulator, nodes: NodeGraph):
+        self.clock, self.nodes, self.dag = clock, nodes, nodes.dag
         self.relaxed: Relaxed | None = None
 
     def leanest(self) -> tuple[Action, ...]:
@@ -100,7 +101,9 @@ class _Planner:
         schedule = self._schedule(high)
         if schedule is not None:
             found.append(self.nodes.program(schedule))
-        return min(found, key=lambda each: (self.judge.live_bytes(each), self.judge.seconds(each)))
+        return min(
+            found, key=lambda each: (live_bytes(self.clock, each), self.clock.step_seconds(each))
+        )
 
     def fastest(self, budget_bytes: int) -> tuple[Action, ...]:
         """Raises InfeasibleBudgetError where no program found fits."""
@@ -113,10 +116,10 @@ class _Planner:
             if schedule is None:
                 break
             actions = self.nodes.program(schedule)
-            room = budget_bytes - self.judge.peak(actions).peak_bytes
+            room = budget_bytes - peak_of(self.clock, actions).peak_bytes
             if room >= 0:
                 low = max(low, target)
-                if best is None or self.judge.seconds(actions) < self.judge.seconds(best):
+                if best is None or self.clock.step_seconds(actions) < self.clock.step_seconds(best):
                     best = actions
                 if (
                     room <= CLOSE * budget_bytes
@@ -132,7 +135,7 @@ class _Planner:
 
     def _leanest_within(self, budget_bytes: int) -> tuple[Action, ...]:
         actions = self.leanest()
-        found = self.judge.peak(actions)
+        found = peak_of(self.clock, actions)
         if found.peak_bytes > budget_bytes:
             raise InfeasibleBudgetError(found.peak_bytes, budget_bytes, found.peak_op)
         return actions

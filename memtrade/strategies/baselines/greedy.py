@@ -30,10 +30,10 @@ from memtrade.plan import Action, Decision, Fate, Plan
 from memtrade.schedule import lower
 from memtrade.simulate.overlap import overlap
 from memtrade.simulate.timeline import TimeSimulator
-from memtrade.strategies.base import Strategy, assemble, decisions, worth_deciding
+from memtrade.strategies.base import Strategy, assemble, clock_of, decisions, worth_deciding
 from memtrade.strategies.baselines.stages import droppable, phases
-from memtrade.strategies.budget import BudgetJudge, Ladder, fit
 from memtrade.strategies.budget import BudgetOptions as Options
+from memtrade.strategies.budget import Ladder, fit
 from memtrade.target import Target
 
 # Of the budget, how much is planned with where copies run beside compute: the rest is for the
@@ -42,23 +42,23 @@ SHARES = (1.0, 0.9, 0.8, 0.0)
 
 
 def plan(graph: StepGraph, options: Options, target: Target) -> Plan:
-    judge = BudgetJudge(graph, target)
-    chosen = choose(graph, judge.clock)
+    clock = clock_of(graph, target)
+    chosen = choose(graph, clock)
     made: dict[tuple[Action, ...], list[Fate]] = {}
 
     def ladder(limit_bytes: float) -> Ladder:
         def program(rung: int) -> tuple[Action, ...]:
             fates = _fates(graph, chosen[: len(chosen) - rung])
-            actions = overlap(judge.clock, lower(graph, decisions(fates)), limit_bytes)
+            actions = overlap(clock, lower(graph, decisions(fates)), limit_bytes)
             made[actions] = fates
             return actions
 
         return Ladder(program, len(chosen) + 1)
 
     budget_bytes = options.budget_for(graph)
-    shares = SHARES if budget_bytes and not judge.target.copies_in_line else (0.0,)
+    shares = SHARES if budget_bytes and not target.copies_in_line else (0.0,)
     actions = fit(
-        judge, (ladder((budget_bytes or 0) * share) for share in shares), budget_bytes, first=True
+        clock, (ladder((budget_bytes or 0) * share) for share in shares), budget_bytes, first=True
     )
     return assemble("greedy", graph, options, target, made[actions], actions)
 

@@ -36,11 +36,12 @@ from numpy.typing import NDArray
 
 from memtrade.graph import StepGraph
 from memtrade.plan import Action, Plan
-from memtrade.strategies.base import Strategy, assemble
+from memtrade.simulate.timeline import TimeSimulator
+from memtrade.strategies.base import Strategy, assemble, clock_of
 from memtrade.strategies.baselines.chain import Chain
 from memtrade.strategies.baselines.stages import fates
-from memtrade.strategies.budget import BudgetJudge, Ladder, fit
 from memtrade.strategies.budget import BudgetOptions as Options
+from memtrade.strategies.budget import Ladder, fit
 from memtrade.target import Target
 
 # Memory is counted in this many slots, of which the whole step without recomputation takes all.
@@ -52,16 +53,16 @@ Table = NDArray[np.float32]
 
 
 def plan(graph: StepGraph, options: Options, target: Target) -> Plan:
-    judge = BudgetJudge(graph, target)
-    actions = fit(judge, ladders(graph, judge), options.budget_for(graph))
+    clock = clock_of(graph, target)
+    actions = fit(clock, ladders(graph, clock), options.budget_for(graph))
     return assemble("rotor", graph, options, target, fates(graph, actions), actions)
 
 
-def ladders(graph: StepGraph, judge: BudgetJudge) -> list[Ladder]:
+def ladders(graph: StepGraph, clock: TimeSimulator) -> list[Ladder]:
     """The schedules of each chain, by the memory that they are made for."""
     made: dict[int, Ladder] = {}
     for most in SEGMENTS:
-        chain = Chain(graph, judge.clock, most)
+        chain = Chain(graph, clock, most)
         if len(chain) not in made:
             made[len(chain)] = _ladder(chain)
     return list(made.values())

@@ -135,11 +135,12 @@ class Judge:
         self.deadline.check()
         key = (verdict.actions, copies_bytes, enough_bytes)
         if key not in self._finished:
-            actions = self._overlap(verdict, copies_bytes)
-            if self.target.order == "pinned":
-                actions = defragment(
-                    self.times, actions, enough_bytes=enough_bytes, most_bytes=most_bytes
-                )
+            actions = defragment(
+                self.times,
+                self._overlap(verdict, copies_bytes),
+                enough_bytes=enough_bytes,
+                most_bytes=most_bytes,
+            )
             self._finished[key] = self._measure(verdict, actions)
         return self._finished[key]
 

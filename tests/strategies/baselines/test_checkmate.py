@@ -8,7 +8,7 @@ from memtrade.strategies.baselines import checkmate, rotor, sqrt_n
 from memtrade.strategies.baselines.chain import Chain
 from memtrade.strategies.baselines.dag import schedule_of, solve
 from memtrade.strategies.baselines.nodes import NodeGraph, nodes_of_chain, nodes_of_ops
-from memtrade.strategies.budget import BudgetJudge
+from memtrade.strategies.budget import live_bytes
 from tests.graphs import ARENA, chain
 from tests.strategies.baselines.simulated import peak_bytes, seconds
 from tests.strategies.brute_force import random_step_graph
@@ -34,20 +34,20 @@ def test_every_op_runs_in_one_node_and_edges_lead_forward(graph):
 
 @pytest.mark.parametrize("graph", GRAPHS, ids=IDS)
 def test_with_everything_held_cost_and_peak_are_the_original_s(graph):
-    judge = BudgetJudge(graph, ARENA)
+    clock = TimeSimulator(graph, ARENA)
     for nodes in views(graph):
         count = len(nodes.dag)
         schedule = schedule_of(nodes.dag, np.ones((count, count), bool))
         actions = nodes.program(schedule)
         assert {action.kind for action in actions} == {"run"}
-        assert schedule.cost == pytest.approx(judge.seconds(()), rel=0.02)
+        assert schedule.cost == pytest.approx(clock.step_seconds(()), rel=0.02)
         counted = schedule.peak + nodes.always_bytes
-        assert counted == pytest.approx(judge.live_bytes(actions), rel=0.02)
+        assert counted == pytest.approx(live_bytes(clock, actions), rel=0.02)
 
 
 @pytest.mark.parametrize("graph", GRAPHS, ids=IDS)
 def test_cost_and_peak_of_schedules_are_close_to_the_simulated(graph):
-    judge = BudgetJudge(graph, ARENA)
+    clock = TimeSimulator(graph, ARENA)
     for nodes in views(graph):
         count = len(nodes.dag)
         most = schedule_of(nodes.dag, np.ones((count, count), bool)).peak
@@ -56,9 +56,9 @@ def test_cost_and_peak_of_schedules_are_close_to_the_simulated(graph):
             if schedule is None:
                 continue
             actions = nodes.program(schedule)
-            assert judge.seconds(actions) == pytest.approx(schedule.cost, rel=0.05)
+            assert clock.step_seconds(actions) == pytest.approx(schedule.cost, rel=0.05)
             counted = schedule.peak + nodes.always_bytes
-            assert judge.live_bytes(actions) <= 1.15 * counted
+            assert live_bytes(clock, actions) <= 1.15 * counted
 
 
 def plan(graph, **options):
@@ -91,12 +91,12 @@ def test_on_a_long_chain_of_equal_layers_the_rounding_is_not_far_off():
 
 def test_a_large_step_is_planned_by_segments(monkeypatch):
     graph = chain(24)
-    judge = BudgetJudge(graph, ARENA)
-    fine = checkmate.choose_nodes(graph, judge)
+    clock = TimeSimulator(graph, ARENA)
+    fine = checkmate.choose_nodes(graph, clock)
     monkeypatch.setattr(checkmate, "OP_NODES", 20)
     monkeypatch.setattr(checkmate, "CHAIN_NODES", 40)
     monkeypatch.setattr(checkmate, "EXACT_NODES", 20)
-    coarse = checkmate.choose_nodes(graph, judge)
+    coarse = checkmate.choose_nodes(graph, clock)
     assert len(coarse.nodes) <= 40 < len(fine.nodes)
     most = Simulator(graph, ARENA).memory((), limit_bytes=1 << 42).peak_bytes * 6 // 10
     assert peak_bytes(graph, plan(graph, budget=f"{most}B")) <= most

@@ -4,7 +4,7 @@ from memtrade.plan import Decision, check_plan
 from memtrade.simulate.overlap import overlap
 from memtrade.simulate.timeline import TimeSimulator
 from memtrade.strategies.baselines import greedy
-from memtrade.strategies.budget import BudgetJudge
+from memtrade.strategies.budget import peak_of
 from tests.graphs import ARENA, Builder, chain, target
 
 MIB = 1 << 20
@@ -35,13 +35,13 @@ def test_hidden_swaps_come_first_and_by_free_time():
 
 def test_hidden_swaps_cost_no_time():
     graph = chain(40, size=8 * MIB)
-    judge = BudgetJudge(graph, target("gtx-1070"))
-    one = greedy.choose(graph, judge.clock)[:1]
+    clock = TimeSimulator(graph, target("gtx-1070"))
+    one = greedy.choose(graph, clock)[:1]
     decisions: dict[int, Decision] = {fate.tensor: fate.decision for fate in one}
-    actions = overlap(judge.clock, greedy.lower(graph, decisions), 1 << 40)
+    actions = overlap(clock, greedy.lower(graph, decisions), 1 << 40)
     assert any(action.kind == "swap_in" for action in actions)
     # But for the host's time to start the copies' neighbours.
-    assert judge.seconds(actions) == pytest.approx(judge.seconds(()), rel=1e-3)
+    assert clock.step_seconds(actions) == pytest.approx(clock.step_seconds(()), rel=1e-3)
 
 
 def test_copies_block_in_the_arena_so_none_is_hidden():
@@ -98,15 +98,15 @@ def test_a_dropped_source_makes_what_is_made_from_it_dearer():
 
 def test_on_a_device_with_its_own_copy_channels_the_host_waits_where_memory_is_short():
     graph = chain(40, size=8 * MIB)
-    judge = BudgetJudge(graph, target("gtx-1070"))
-    budget = judge.peak(()).peak_bytes * 6 // 10
-    made = plan(graph, judge.target, budget=f"{budget}B")
+    clock = TimeSimulator(graph, target("gtx-1070"))
+    budget = peak_of(clock, ()).peak_bytes * 6 // 10
+    made = plan(graph, clock.target, budget=f"{budget}B")
     kinds = {action.kind for action in made.actions}
     assert {"swap_out", "swap_in", "wait"} <= kinds
-    memory = judge.clock.timeline(made, limit_bytes=1 << 42).memory
+    memory = clock.timeline(made, limit_bytes=1 << 42).memory
     assert memory is not None
     assert memory.peak_bytes <= budget
     without = tuple(action for action in made.actions if action.kind != "wait")
-    ahead = judge.clock.timeline(without, limit_bytes=1 << 42).memory
+    ahead = clock.timeline(without, limit_bytes=1 << 42).memory
     assert ahead is not None
     assert ahead.peak_bytes > budget

@@ -6,10 +6,10 @@ import pytest
 
 from memtrade.errors import MemtradeError
 from memtrade.plan import check_plan
+from memtrade.simulate.timeline import TimeSimulator
 from memtrade.strategies.baselines import rotor, sqrt_n
 from memtrade.strategies.baselines.chain import Chain
 from memtrade.strategies.baselines.rotor import Costs, costs_of, distinct, program, solve
-from memtrade.strategies.budget import BudgetJudge
 from tests.graphs import ARENA, chain
 from tests.strategies.baselines.simulated import peak_bytes, seconds
 from tests.strategies.brute_force import random_step_graph
@@ -97,15 +97,15 @@ def plan(graph, **options):
 )
 def test_the_time_of_the_table_is_the_simulated_one(graph, tolerance):
     """Where branches join, what one segment recomputed may serve the next, which no table sees."""
-    judge = BudgetJudge(graph, ARENA)
-    found = Chain(graph, judge.clock, 100)
+    clock = TimeSimulator(graph, ARENA)
+    found = Chain(graph, clock, 100)
     costs = costs_of(found)
     table = solve(costs)
     memory = distinct(table)
     assert len(memory) > 5
-    base = judge.seconds(()) - table[0, -1, memory[-1]]
+    base = clock.step_seconds(()) - table[0, -1, memory[-1]]
     for m in memory:
-        simulated = judge.seconds(program(found, costs, table, m)) - base
+        simulated = clock.step_seconds(program(found, costs, table, m)) - base
         assert simulated == pytest.approx(table[0, -1, m], rel=tolerance)
 
 
