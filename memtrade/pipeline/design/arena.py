@@ -11,6 +11,7 @@ about to start.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import get_args
 
 import msgspec
 
@@ -19,7 +20,7 @@ from memtrade.graph_writer import GraphWriter
 from memtrade.op_types import SOURCE_TYPES
 from memtrade.pipeline.design.partition import Partition
 from memtrade.pipeline.design.schedule import Schedule, StageTask, TaskKind
-from memtrade.pipeline.design.stages import RECEIVE, SEND, StageGraph
+from memtrade.pipeline.design.stages import RECEIVE, SEND, StageGraph, leaving
 from memtrade.pipeline.design.work import stage_tasks
 from memtrade.plan import Action
 from memtrade.simulate.memory import ROOMY_BYTES, Simulator
@@ -63,7 +64,7 @@ class _Unrolled:
         index: int,
         plan: Sequence[Action],
     ):
-        self.whole, self.partition, self.schedule, self.index = whole, partition, schedule, index
+        self.schedule, self.index = schedule, index
         self.own = stage.graph
         self.made = GraphWriter()
         self.values: dict[int, tuple[int, ...]] = {}
@@ -78,11 +79,14 @@ class _Unrolled:
         self.batch = [t for t, name in named.items() if name in labels]
         self.received = [t for t, name in named.items() if name not in labels]
         self.arriving = [t for op in self.own.ops if op.type == RECEIVE for t in op.outputs]
-        self.by_label = {self.own.label(t.id): t.id for t in self.own.tensors}
-        self.leaving: dict[TaskKind, list[tuple[int, int]]] = {
-            "forward": self._sent_forward(),
-            "recompute": [],
-            "backward": self._sent_backward(),
+        by_label = {self.own.label(t.id): t.id for t in self.own.tensors}
+        self.leaving = {
+            kind: [
+                (own, to)
+                for t, to in leaving(whole, partition, index, kind)
+                if (own := by_label.get(whole.label(t))) is not None
+            ]
+            for kind in get_args(TaskKind)
         }
 
     def graph(self) -> StepGraph:
@@ -162,25 +166,6 @@ class _Unrolled:
         for t in tensors:
             op = Op(0, f"receive/{t}", RECEIVE, (), (), (t,), False, {})
             (self.latest[i, t],) = self._add(op, ())
-
-    def _sent_forward(self) -> list[tuple[int, int]]:
-        """(own tensor, stage that reads it) of what a forward task sends."""
-        return [
-            (self.by_label[label], target)
-            for crossing in self.partition.sends(self.index)
-            if (label := self.whole.label(crossing.tensor)) in self.by_label
-            for target in crossing.targets
-        ]
-
-    def _sent_backward(self) -> list[tuple[int, int]]:
-        """Likewise, of gradients, which a backward task sends."""
-        whole, stage_of = self.whole, self.partition.stage_of
-        ids = {whole.label(t.id): t.id for t in whole.tensors}
-        found: list[tuple[int, int]] = []
-        for t in self.own.data.outputs[1:]:
-            readers = {stage_of[c] for c in whole.consumers[ids[self.own.label(t)]]}
-            found += [(t, target) for target in readers if target not in (None, self.index)]
-        return found
 
     def _hand_over(self, task: StageTask) -> None:
         """What has gone before the task."""

@@ -25,6 +25,7 @@ from memtrade.errors import MemtradeError
 from memtrade.graph import GraphData, Op, StepGraph, Tensor
 from memtrade.graph_writer import GraphWriter
 from memtrade.pipeline.design.partition import Partition
+from memtrade.pipeline.design.schedule import TaskKind
 from memtrade.plan import Action
 from memtrade.strategies import find_planned
 from memtrade.target import Target
@@ -102,6 +103,23 @@ def plan_stages(
     )
 
 
+def leaving(
+    graph: StepGraph, partition: Partition, stage: int, kind: TaskKind
+) -> list[tuple[int, int]]:
+    """(tensor, stage that reads it) of what a task makes for other stages."""
+    if kind == "forward":
+        return [(each.tensor, to) for each in partition.sends(stage) for to in each.targets]
+    stage_of = partition.stage_of
+    return [
+        (t, to)
+        for op_id in (sorted(graph.backward) if kind == "backward" else ())
+        if stage_of[op_id] == stage
+        for t in graph.ops[op_id].outputs
+        for to in range(len(partition.stages))
+        if to != stage and any(stage_of[c] == to for c in graph.consumers[t])
+    ]
+
+
 class _Builder:
     """One stage in the making. Ids are of the whole graph unless they are said to be new."""
 
@@ -166,6 +184,7 @@ class _Builder:
     ) -> StepGraph:
         """What has been added, as a step's graph."""
         data, made, new = self.whole.data, self.made, self.made.new
+        sent = dict(leaving(self.whole, self.partition, self.number, "backward"))
         return StepGraph(
             GraphData(
                 name=f"{self.whole.name}, stage {self.number + 1}",
@@ -174,7 +193,7 @@ class _Builder:
                 inputs=inputs,
                 captures=captures,
                 capture_bytes=capture_bytes,
-                outputs=(loss, *(new[t] for t in self._gradients_to_send())),
+                outputs=(loss, *(new[t] for t in sent)),
                 control_outputs=tuple(o.id for o in made.ops if o.stateful and not o.outputs),
                 loss=loss,
                 collection=tuple(new[t] for t in data.collection if t in new),
@@ -238,16 +257,6 @@ class _Builder:
         t = self.whole.tensors[tensor]
         stage = self.partition.stage_of[t.op] or 0
         return (-stage if t.op in self.whole.backward else stage), -t.size_bytes
-
-    def _gradients_to_send(self) -> list[int]:
-        whole, stage_of = self.whole, self.partition.stage_of
-        return [
-            t
-            for op_id in sorted(self.backward)
-            if stage_of[op_id] == self.number
-            for t in whole.ops[op_id].outputs
-            if any(stage_of[c] != self.number for c in whole.consumers[t])
-        ]
 
     def _tensors(self, ids: Iterable[int]) -> list[Tensor]:
         return [self.whole.tensors[t] for t in ids]

@@ -13,8 +13,8 @@ from memtrade.graph import StepGraph
 from memtrade.op_types import SOURCE_TYPES
 from memtrade.pipeline.design.batch_norm import MovingAverage, moving_averages
 from memtrade.pipeline.design.partition import Partition
-from memtrade.pipeline.design.schedule import Schedule, StageTask, TaskKind
-from memtrade.pipeline.design.stages import stage_graphs
+from memtrade.pipeline.design.schedule import Schedule, StageTask
+from memtrade.pipeline.design.stages import leaving, stage_graphs
 from memtrade.pipeline.design.work import has_state
 from memtrade.pipeline.tf.draw import DrawnStep
 from memtrade.pipeline.tf.handover import HandOver, Parcel
@@ -188,27 +188,10 @@ class _Builder:
                 total, value = self.state.loss_sum(stage), self.made[stage, i, loss]
                 self._add_up(stage, f"{scope}/add_loss", total, value, loss)
         if self.alone is not None:
-            for t, target in self._leaving(stage, task.kind):
+            for t, target in leaving(self.graph, self.partition, stage, task.kind):
                 if made := self.made.get((stage, i, t)):
                     self.hand_over.keep(stage, task, target, self._parcel(t, made))
         self.hand_over.end(stage, task, scope)
-
-    def _leaving(self, stage: int, kind: TaskKind) -> list[tuple[int, int]]:
-        """(tensor, stage that reads it) of what a task makes for others."""
-        if kind == "forward":
-            crossings = self.partition.sends(stage)
-            return [(each.tensor, target) for each in crossings for target in each.targets]
-        if kind == "recompute":
-            return []
-        stage_of = self.partition.stage_of
-        own = [op for op in sorted(self.graph.backward) if stage_of[op] == stage]
-        return [
-            (t, target)
-            for op in own
-            for t in self.graph.ops[op].outputs
-            for target in range(self.schedule.stages)
-            if target != stage and any(stage_of[c] == target for c in self.graph.consumers[t])
-        ]
 
     def _act(self, stage: int, i: int, action: Action, scope: str) -> None:
         if action.kind == "run":
