@@ -12,7 +12,6 @@ version's number of readers is known, and with it the moment of its death.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from enum import IntEnum
 from types import MappingProxyType
@@ -20,7 +19,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from memtrade.facts import SCRATCH, Facts, Request, looked_at, reuse
+from memtrade.facts import SCRATCH, Facts, Request
 from memtrade.facts.kernel import END, NOTHING
 from memtrade.facts.variables import copied_variables, keeps_place, moved, reads_by_copying
 from memtrade.facts.views import viewed
@@ -35,9 +34,7 @@ from memtrade.op_types import (
     UPDATE_TYPES,
 )
 from memtrade.plan import Action
-from memtrade.simulate.regions import round_up
-from memtrade.simulate.uniform import constants_alike
-from memtrade.simulate.unplanned import merged_tensors
+from memtrade.simulate.constants import Constants
 
 
 class Code(IntEnum):
@@ -111,10 +108,6 @@ class Linker:
 
     Attributes:
         walked: rows of programs that were walked so far: what simulating has cost, on any machine.
-        looked_at: constants that TensorFlow infers shapes with: each graph keeps those that it has
-            looked at. The runtime merges constants that hold the same, and graphs do not.
-        lasting: constants that the runtime holds, the first of those that hold the same: what it
-            has computed others of, it drops.
         copied: handles of variables that reads copy, and that whatever writes all of them copies.
     """
 
@@ -125,60 +118,23 @@ class Linker:
         self.sizes = [t.size_bytes for t in graph.tensors]
         self.labels_of_hidden: list[str] = []
         self.hidden_of: dict[int, int] = {}  # MaxPool's output -> its workspace
-        self.folded: dict[int, int] = {}  # constant tensor -> its copy that others read
-        self.folding_bytes: list[int] = []  # of each that the runtime computes, merged or not
-        self.constants_bytes = 0  # of those that the step has, where the runtime computes any
-        self.looked_at = _looked_at(graph)
         self.copied = copied_variables(graph)
         self._add_workspaces()
-        self._fold_constants()
-        self.lasting = self._lasting()
+        self.constants = Constants(graph, self._hide)
         self.specs = [self._spec(op_id) for op_id in range(len(graph.ops))]
 
     def _add_workspaces(self) -> None:
         """oneDNN's MaxPool makes a workspace for its gradient, which reads it if both meet."""
         for op, fact in zip(self.graph.ops, self.known, strict=True):
             if fact.workspace_bytes:
-                self.hidden_of[op.outputs[0]] = len(self.sizes)
-                self.sizes.append(fact.workspace_bytes)
-                self.labels_of_hidden.append(f"{op.name}:workspace")
+                hidden = self._hide(fact.workspace_bytes, f"{op.name}:workspace")
+                self.hidden_of[op.outputs[0]] = hidden
 
-    def _fold_constants(self) -> None:
-        graph, folded = self.graph, self.graph.folded
-        same = merged_tensors(graph)
-        # What is inside of a loop or a branch: of it, only the sum is known.
-        bodies = (op.attrs.get("folding_bytes", 0) for op in graph.ops)
-        self.folding_bytes.extend(filter(None, bodies))
-        handed, alike, first = _handed_on(graph, same), constants_alike(graph), {}
-        computed = (op for op in graph.ops if folded[op.id] and op.type != "Const")
-        for t in itertools.chain.from_iterable(op.outputs for op in computed):
-            if all(folded[c] for c in graph.consumers[t]) and t not in graph.data.outputs:
-                continue
-            one = handed.get(t, t if alike.get(t) == t else same.get(t, t))
-            if graph.ops[graph.tensors[one].op].type == "Const":
-                self.folded[t] = one
-                continue
-            if t not in handed or one not in self.folded:
-                self.folding_bytes.append(self.sizes[t])
-            one = first.setdefault(alike.get(t, one), one)
-            if one not in self.folded:
-                self.folded[one] = len(self.sizes)
-                self.sizes.append(self.sizes[one])
-                self.labels_of_hidden.append(f"{graph.label(one)} (constant)")
-            self.folded[t] = self.folded[one]
-        if self.folding_bytes:
-            held = (graph.tensors[op.outputs[0]] for op in graph.ops if op.type == "Const")
-            self.constants_bytes = sum(round_up(each.size_bytes) for each in held)
-
-    def _lasting(self) -> frozenset[int]:
-        graph, read = self.graph, {*self.graph.data.outputs, *self.folded.values()}
-        return frozenset(
-            graph.data.equal.get(t, t)
-            for op in graph.ops
-            if op.type == "Const"
-            for t in op.outputs
-            if t in read or not all(graph.folded[c] for c in graph.consumers[t])
-        )
+    def _hide(self, size_bytes: int, label: str) -> int:
+        """A tensor that the graph does not have. Its id."""
+        self.sizes.append(size_bytes)
+        self.labels_of_hidden.append(label)
+        return len(self.sizes) - 1
 
     def label(self, tensor: int) -> str:
         hidden = tensor - len(self.graph.tensors)
@@ -192,7 +148,7 @@ class Linker:
         handles = [t for t in op.inputs if graph.tensors[t].dtype == "resource"]
         variables = tuple((t, graph.capture_bytes.get(t, 0)) for t in handles)
         inputs = tuple(t for t in op.inputs if t not in handles)
-        inputs = tuple(self.folded.get(t, t) for t in inputs)
+        inputs = tuple(self.constants.folded.get(t, t) for t in inputs)
         if reads_by_copying(op, graph):
             request = Request(self.sizes[op.outputs[0]], 0)
             return Spec(Code.COMPUTE, (), op.outputs, (request,))
@@ -287,7 +243,7 @@ class Linker:
                     lost.add(hidden_of.get(id_, SCRATCH))
             elif kind == "reserve":
                 rows.append(Row(index, RESERVE, (Request(id_),), (), (), ()))
-        handed = [latest[self.folded.get(t, t)] for t in returned]
+        handed = [latest[self.constants.folded.get(t, t)] for t in returned]
         for version in handed:
             readers[version] += 1
         return Program(rows, tensor_of, readers, handed)
@@ -357,35 +313,4 @@ def _handed(op: Op, graph: StepGraph) -> tuple[tuple[int, int], ...]:
         (op.inputs[i], i)
         for i in op.attrs.get("handed", ())
         if graph.tensors[op.outputs[i]].size_bytes
-    )
-
-
-def _handed_on(graph: StepGraph, same: Mapping[int, int]) -> dict[int, int]:
-    """What Identities hand on of constants -> what that is: the runtime takes them out first, and
-    has others read it."""
-    given: dict[int, int] = {}
-    for op in graph.ops:
-        if op.type == "Identity" and graph.folded[op.id]:
-            source = op.inputs[0]
-            given[op.outputs[0]] = given.get(source, same.get(source, source))
-    return given
-
-
-def _looked_at(graph: StepGraph) -> frozenset[int]:
-    """Shapes, axes and the like. What updates read, and ops that compute with its like, are
-    values."""
-
-    def looks(op: Op, tensor: int) -> bool:
-        if (known := looked_at().get(op.type)) is not None:
-            return any(op.inputs[i] == tensor for i in known if i < len(op.inputs))
-        alike = len({graph.tensors[t].dtype for t in op.inputs}) == 1
-        return not (op.stateful or (alike and op.type in reuse().tried))
-
-    return frozenset(
-        t
-        for op in graph.ops
-        if op.type == "Const"
-        for t in op.outputs
-        if graph.tensors[t].dtype in ("int32", "int64")
-        and any(looks(graph.ops[c], t) for c in graph.consumers[t])
     )

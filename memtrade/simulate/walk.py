@@ -122,10 +122,10 @@ class Walk:
             if op.type == "Const":
                 self._constant_lies(graph.tensors[op.outputs[0]])
         folding_bytes = self._folded()
-        sizes = self.linker.sizes
-        for folded in dict.fromkeys(self.linker.folded.values()):
+        for folded in dict.fromkeys(self.linker.constants.folded.values()):
             if not self.sources[folded]:
-                self.sources[folded] = self._always("constants", sizes[folded])
+                size_bytes = self.linker.sizes[folded]
+                self.sources[folded] = self._always("constants", size_bytes)
         for op in graph.ops:
             if kept_bytes := op.attrs.get("kept_bytes", 0):
                 self._always("constants", kept_bytes)
@@ -137,21 +137,21 @@ class Walk:
         """The most bytes in use before the first step, when the runtime computes what is made of
         constants alone: it holds all of it twice for a moment, what it will merge included, and
         the step's constants themselves twice more."""
-        allocator = self.allocator
-        made = [allocator.allocate(size) for size in 2 * self.linker.folding_bytes]
-        most = allocator.bytes_in_use + 2 * self.linker.constants_bytes
+        allocator, constants = self.allocator, self.linker.constants
+        made = [allocator.allocate(size) for size in 2 * constants.folding_bytes]
+        most = allocator.bytes_in_use + 2 * constants.own_bytes
         for handle in made:
             allocator.free(handle)
         return most
 
     def _constant_lies(self, made: Tensor) -> None:
         """Once for its kernel, if it holds what no other does, and in graphs that look at it."""
-        first = self.linker.graph.data.equal.get(made.id)
+        constants, first = self.linker.constants, self.linker.graph.data.equal.get(made.id)
         if first is not None:
             self.sources[made.id] = self.sources[first]
-        elif made.id in self.linker.lasting:
+        elif made.id in constants.lasting:
             self.sources[made.id] = self._always("constants", made.size_bytes)
-        if made.id in self.linker.looked_at:
+        if made.id in constants.looked_at:
             for _ in range(self._graphs):
                 self._always("constants", made.size_bytes)
 

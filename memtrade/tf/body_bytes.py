@@ -169,12 +169,12 @@ def body_bytes(operations: Sequence[tf.Operation], body: Body, learned: BodyByte
         for each, ahead in zip(walked, ahead_bytes, strict=True)
     ]
     kept = walked[0].persistent_bytes - walked[0].given_bytes
-    linker, inner = simulator.linker, learned.attrs.values()
+    constants, inner = simulator.linker.constants, learned.attrs.values()
     return Taken(
         max(map(max, in_use)),
         kept + sum(each["kept_bytes"] for each in inner),
-        sum(linker.folding_bytes)
-        + linker.constants_bytes
+        sum(constants.folding_bytes)
+        + constants.own_bytes
         + sum(each["folding_bytes"] for each in inner),
         tuple(
             each

@@ -1,0 +1,147 @@
+"""Constants, and what is made of them alone: which of them the runtime holds, and how often.
+
+It computes what hangs on constants once, before the first step, and keeps once what holds the same.
+The gradient of a mean is the same number for every pixel. Cut into parts, or scaled in two places,
+it is computed more than once; the runtime keeps constants of one shape and the same numbers once,
+if all of them wait for the same.
+
+    Fill ─► RealDiv ─┬─► Slice, the first examples ─┐
+                     └─► Slice, the next ones      ─┴─► one constant
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Mapping
+
+from memtrade.facts import looked_at, reuse
+from memtrade.graph import Op, StepGraph
+from memtrade.op_types import ALIAS_TYPES
+from memtrade.simulate.regions import round_up
+from memtrade.simulate.unplanned import merged_tensors
+
+# Of one number they make tensors of that number; Fill reads it behind the dimensions.
+_SPREADING = ALIAS_TYPES | {"BroadcastTo", "Slice", "StridedSlice", "Tile"}
+# These look at more than one number of an input, or at where it stands.
+_NOT_EACH = {"BiasAdd", "LogSoftmax", "MatrixBandPart", "ScatterNdNonAliasingAdd", "Softmax"}
+_EACH = (frozenset(reuse().tried) | {"Cast"}) - _NOT_EACH
+
+
+class Constants:
+    """What the runtime holds of a graph's constants.
+
+    Attributes:
+        folded: constant tensor -> its copy that others read.
+        folding_bytes: of each that the runtime computes, merged or not.
+        own_bytes: of those that the step has, where the runtime computes any.
+        looked_at: those that TensorFlow infers shapes with: each graph keeps those that it has
+            looked at. The runtime merges constants that hold the same, and graphs do not.
+        lasting: those that the runtime holds, the first of those that hold the same: what it has
+            computed others of, it drops.
+    """
+
+    def __init__(self, graph: StepGraph, hide: Callable[[int, str], int]):
+        """`hide`: adds a tensor that the graph does not have, of so many bytes and so labelled."""
+        self.folded: dict[int, int] = {}
+        # What is inside of a loop or a branch: of it, only the sum is known.
+        bodies = (op.attrs.get("folding_bytes", 0) for op in graph.ops)
+        self.folding_bytes: list[int] = [*filter(None, bodies)]
+        self._fold(graph, hide)
+        held = [t for op in graph.ops if op.type == "Const" for t in op.outputs]
+        sizes = (round_up(graph.tensors[t].size_bytes) for t in held)
+        self.own_bytes = sum(sizes) if self.folding_bytes else 0
+        read = {*graph.data.outputs, *self.folded.values()}
+        self.looked_at = frozenset(t for t in held if _is_looked_at(t, graph))
+        self.lasting = frozenset(
+            graph.data.equal.get(t, t)
+            for t in held
+            if t in read or not all(graph.folded[c] for c in graph.consumers[t])
+        )
+
+    def _fold(self, graph: StepGraph, hide: Callable[[int, str], int]) -> None:
+        folded, same = graph.folded, merged_tensors(graph)
+        handed, alike, first = _handed_on(graph, same), _alike(graph), {}
+        computed = (op for op in graph.ops if folded[op.id] and op.type != "Const")
+        for t in itertools.chain.from_iterable(op.outputs for op in computed):
+            if all(folded[c] for c in graph.consumers[t]) and t not in graph.data.outputs:
+                continue
+            one = handed.get(t, t if alike.get(t) == t else same.get(t, t))
+            if graph.ops[graph.tensors[one].op].type == "Const":
+                self.folded[t] = one
+                continue
+            if t not in handed or one not in self.folded:
+                self.folding_bytes.append(graph.tensors[t].size_bytes)
+            one = first.setdefault(alike.get(t, one), one)
+            if one not in self.folded:
+                size_bytes = graph.tensors[one].size_bytes
+                self.folded[one] = hide(size_bytes, f"{graph.label(one)} (constant)")
+            self.folded[t] = self.folded[one]
+
+
+def _handed_on(graph: StepGraph, same: Mapping[int, int]) -> dict[int, int]:
+    """What Identities hand on of constants -> what that is: the runtime takes them out first, and
+    has others read it."""
+    given: dict[int, int] = {}
+    for op in graph.ops:
+        if op.type == "Identity" and graph.folded[op.id]:
+            source = op.inputs[0]
+            given[op.outputs[0]] = given.get(source, same.get(source, source))
+    return given
+
+
+def _is_looked_at(constant: int, graph: StepGraph) -> bool:
+    """Shapes, axes and the like. What updates read, and ops that compute with its like, are
+    values."""
+
+    def looks(op: Op) -> bool:
+        if (known := looked_at().get(op.type)) is not None:
+            return any(op.inputs[i] == constant for i in known if i < len(op.inputs))
+        alike = len({graph.tensors[t].dtype for t in op.inputs}) == 1
+        return not (op.stateful or (alike and op.type in reuse().tried))
+
+    whole = graph.tensors[constant].dtype in ("int32", "int64")
+    return whole and any(looks(graph.ops[c]) for c in graph.consumers[constant])
+
+
+def _alike(graph: StepGraph) -> dict[int, Hashable]:
+    """For tensors made of constants that hold one number: equal where the runtime keeps one.
+
+    It compares each with the first of its shape and number, and keeps both where one waits for
+    other ops. Which is first is not foreseen: where some wait, each is taken to stay. O(edges).
+    """
+    number: dict[int, Hashable] = {}
+    waits: dict[int, frozenset[int]] = {}  # of each op that makes constants
+    for op in graph.ops:
+        if not graph.folded[op.id]:
+            continue
+        before = {*op.controls, *(graph.tensors[t].op for t in op.inputs)}
+        waits[op.id] = frozenset().union(*(waits.get(each, {each}) for each in before))
+        if (known := _number(op, graph, number)) is not None:
+            number.update(dict.fromkeys(op.outputs, known))
+    alike: dict[Hashable, list[int]] = defaultdict(list)
+    for t, known in number.items():
+        if t in graph.data.outputs or not all(graph.folded[c] for c in graph.consumers[t]):
+            alike[known, graph.tensors[t].dtype, graph.tensors[t].shape].append(t)
+    one = {
+        key: len({waits[graph.tensors[t].op] for t in found}) < 2 for key, found in alike.items()
+    }
+    return {t: key if one[key] else t for key, found in alike.items() for t in found}
+
+
+def _number(op: Op, graph: StepGraph, number: dict[int, Hashable]) -> Hashable:
+    """What stands for the number that `op` makes its outputs of; None where it may be several."""
+    known = None
+    if op.type == "Fill":
+        known = number.get(op.inputs[-1])
+    elif op.type in _SPREADING:
+        known = number.get(op.inputs[0])
+    elif op.type in _EACH and all(t in number for t in op.inputs):
+        read = tuple(number[t] for t in op.inputs)
+        known = op.type, op.node, repr(sorted(op.attrs.items())), read
+    if known is None and len(op.outputs) == 1:
+        made = graph.tensors[op.outputs[0]]
+        if made.shape is not None and math.prod(made.shape) == 1:
+            return graph.data.equal.get(made.id, made.id)
+    return known
