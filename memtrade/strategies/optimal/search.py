@@ -21,10 +21,9 @@ from typing import Literal
 
 from memtrade.strategies.deadline import CancelledError, Deadline
 from memtrade.strategies.optimal.blocks import folded
-from memtrade.strategies.optimal.candidates import FAR, MOST_ROWS, leanness
+from memtrade.strategies.optimal.candidates import FAR, MOST_ROWS, Candidates, leanness
 from memtrade.strategies.optimal.choice import MOSTLY, WHOLE, Choice, Chooser
 from memtrade.strategies.optimal.judge import Finished, Verdict
-from memtrade.strategies.optimal.neighbourhood import Neighbourhood
 from memtrade.strategies.optimal.problem import MB, Problem
 from memtrade.units import megabytes
 
@@ -65,7 +64,7 @@ CAUTION = 0.7
 log = logging.getLogger(__name__)
 
 
-class Search(Neighbourhood):
+class Search(Candidates):
     """The best plan of one step for one goal.
 
     Attributes:
