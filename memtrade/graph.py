@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import weakref
+from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from functools import cached_property
 from typing import Any, TypeVar
@@ -122,6 +123,18 @@ def led_to(ops: Sequence[Op], tensors: Sequence[Tensor], start: Iterable[int]) -
         if any(tensors[t].op in found for t in op.inputs):
             found.add(op.id)
     return found
+
+
+def reached(seeds: Iterable[T], following: Callable[[T], Iterable[T]]) -> list[T]:
+    """What `following` leads to from `seeds`, these first: breadth first."""
+    order = dict.fromkeys(seeds)
+    queue = deque(order)
+    while queue:
+        for each in following(queue.popleft()):
+            if each not in order:
+                order[each] = None
+                queue.append(each)
+    return list(order)
 
 
 def repeats(keyed: Iterable[tuple[int, Hashable]]) -> dict[int, int]:

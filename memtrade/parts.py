@@ -18,11 +18,11 @@ no way leads back, and nothing hangs. O(ops + edges).
 from __future__ import annotations
 
 import heapq
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from memtrade.errors import UnsupportedGraphError
-from memtrade.graph import GraphData, Op, led_to
+from memtrade.graph import GraphData, Op, led_to, reached
 from memtrade.graph_writer import GraphWriter
 from memtrade.op_types import RECEIVE, SEND
 
@@ -188,17 +188,16 @@ def losses(data: GraphData, devices: Sequence[str]) -> dict[str, int]:
 def _numbers(data: GraphData, partners: Mapping[int, Sequence[int]]) -> list[int]:
     """The floating-point tensors of one element that the loss is made of through such tensors
     alone, itself included, ascending; through collectives, on all devices."""
-    found, stack = {data.loss}, [data.loss]
-    while stack:
-        op_id = data.tensors[stack.pop()].op
+
+    def numbers(t: int) -> Iterator[int]:
+        op_id = data.tensors[t].op
         for member in partners.get(op_id, (op_id,)):
-            for t in data.ops[member].inputs:
-                tensor = data.tensors[t]
+            for tensor in (data.tensors[read] for read in data.ops[member].inputs):
                 one = tensor.shape is not None and all(size == 1 for size in tensor.shape)
-                if one and tensor.dtype.startswith(("float", "bfloat")) and t not in found:
-                    found.add(t)
-                    stack.append(t)
-    return sorted(found)
+                if one and tensor.dtype.startswith(("float", "bfloat")):
+                    yield tensor.id
+
+    return sorted(reached([data.loss], numbers))
 
 
 def _twin(tensor: int, data: GraphData, devices: Sequence[str], device: str) -> int | None:

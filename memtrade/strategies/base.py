@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -48,18 +47,6 @@ def worth_deciding(graph: StepGraph) -> list[int]:
 
 def is_worth_deciding(graph: StepGraph, tensor: int) -> bool:
     return math.prod(graph.tensors[tensor].shape or (0,)) >= MIN_ELEMENTS
-
-
-def reached(seeds: Iterable[int], following: Callable[[int], Iterable[int]]) -> list[int]:
-    """The ops that `following` leads to from `seeds`, these first: breadth first."""
-    order = dict.fromkeys(seeds)
-    queue = deque(order)
-    while queue:
-        for op_id in following(queue.popleft()):
-            if op_id not in order:
-                order[op_id] = None
-                queue.append(op_id)
-    return list(order)
 
 
 _last_clock: list[TimeSimulator] = []

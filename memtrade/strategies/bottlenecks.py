@@ -19,17 +19,18 @@ segments (a projection beside a checkpoint), the later one runs it; the tool run
 
 from __future__ import annotations
 
+import itertools
 import math
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 
 from memtrade.errors import UnsupportedGraphError
-from memtrade.graph import StepGraph
+from memtrade.graph import StepGraph, reached
 from memtrade.op_types import READ_TYPES
 from memtrade.plan import CHECKPOINT, Action, Fate
 from memtrade.schedule import lower
-from memtrade.strategies.base import MIN_ELEMENTS, reached
+from memtrade.strategies.base import MIN_ELEMENTS
 
 # Ops whose outputs are not considered.
 _PASSED_OVER = frozenset(
@@ -114,20 +115,15 @@ class Trained:
         """The ops that are run again -> how many checkpoints lie before their segment."""
         graph = self.graph
         kept = set(roots)
-        needed: set[int] = set()
-        stack = [
-            graph.tensors[t].op
-            for op_id in sorted(graph.backward)
-            for t in graph.ops[op_id].inputs
-            if graph.root[t] not in kept
-        ]
-        while stack:
-            op_id = stack.pop()
-            if op_id in needed or op_id not in self.ops or graph.ops[op_id].stateful:
-                continue
-            needed.add(op_id)
-            inputs = graph.ops[op_id].inputs
-            stack += [graph.tensors[t].op for t in inputs if graph.root[t] not in kept]
+
+        def again(op_id: int) -> Iterator[int]:
+            for t in graph.ops[op_id].inputs:
+                producer = graph.tensors[t].op
+                dropped = graph.root[t] not in kept
+                if dropped and producer in self.ops and not graph.ops[producer].stateful:
+                    yield producer
+
+        needed = set(reached(itertools.chain.from_iterable(map(again, graph.backward)), again))
         ends = sorted(graph.tensors[root].op for root in roots)
         segment = {op_id: bisect_left(ends, op_id) for op_id in sorted(needed)}
         for op_id in sorted(needed, reverse=True):

@@ -42,12 +42,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from memtrade.errors import MemtradeError, UnsupportedGraphError
-from memtrade.graph import StepGraph
+from memtrade.graph import StepGraph, reached
 from memtrade.op_types import ALIAS_TYPES, READ_TYPES, SOURCE_TYPES
 from memtrade.options import Checked, option
 from memtrade.plan import Action, Fate, Plan
 from memtrade.schedule import Lowering, lower
-from memtrade.strategies.base import Strategy, assemble, decisions, reached, worth_deciding
+from memtrade.strategies.base import Strategy, assemble, decisions, worth_deciding
 from memtrade.target import Target
 
 CONTROLS = ("chain_rule", "direct_order")

@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from memtrade.graph import StepGraph
+from memtrade.graph import StepGraph, reached
 from memtrade.plan import Action
 from memtrade.simulate.memory import Simulator
 from memtrade.simulate.program import ALIAS, COMPUTE, SWAP_IN, Program
@@ -55,16 +55,12 @@ class _Buffer:
         """The ops that make the views anew that are there after touch `here` and read later on, in
         order; None where one cannot run again."""
         now = self.touched[here][0]
-        found: set[int] = set()
-        stack = [t for _, t in self.touched[here + 1 :] if self.views.get(t, now + 1) <= now]
-        while stack:
-            op = graph.ops[graph.tensors[stack.pop()].op]
-            if op.stateful:
-                return None
-            if op.id not in found:
-                found.add(op.id)
-                stack += [t for t in op.inputs[:1] if t in self.views]
-        return tuple(sorted(found))
+        read = [t for _, t in self.touched[here + 1 :] if self.views.get(t, now + 1) <= now]
+        made = reached(
+            (graph.tensors[t].op for t in read),
+            lambda o: (graph.tensors[t].op for t in graph.ops[o].inputs[:1] if t in self.views),
+        )
+        return None if any(graph.ops[o].stateful for o in made) else tuple(sorted(made))
 
 
 @dataclass(frozen=True, eq=False)

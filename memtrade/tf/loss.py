@@ -20,7 +20,7 @@ import tensorflow as tf
 
 from memtrade.errors import UnknownNameError, UnsupportedGraphError
 from memtrade.facts import reuse
-from memtrade.graph import Op, Tensor, led_to
+from memtrade.graph import Op, Tensor, led_to, reached
 from memtrade.op_types import ALIAS_TYPES, READ_TYPES
 from memtrade.tf.structure import named_leaves
 
@@ -289,10 +289,4 @@ def computed_loss(
 
 def _ancestors(ops: Sequence[Op], tensors: Sequence[Tensor], tensor: int) -> set[int]:
     """The tensors that `tensor` is computed from through data edges, itself included."""
-    found, stack = {tensor}, [tensor]
-    while stack:
-        for t in ops[tensors[stack.pop()].op].inputs:
-            if t not in found:
-                found.add(t)
-                stack.append(t)
-    return found
+    return set(reached([tensor], lambda t: ops[tensors[t].op].inputs))

@@ -36,7 +36,7 @@ import numpy as np
 
 from memtrade.costs import OpCost
 from memtrade.errors import MemtradeError
-from memtrade.graph import Op, StepGraph
+from memtrade.graph import Op, StepGraph, reached
 from memtrade.op_types import READ_TYPES
 from memtrade.pipeline.design.anchors import find_anchors
 from memtrade.pipeline.design.partition import Balance, Crossing, Partition, Stage
@@ -326,7 +326,7 @@ class Partitioner:
             },
             self._side_ops,
         )
-        own = self._closure(own, self.anchors.constants, reading=beside)
+        own = self._closure(own | beside, self.anchors.constants) - beside
         read = {t for op_id in own | beside for t in graph.ops[op_id].inputs}
         captures = [t for t in graph.data.captures if graph.tensors[t].dtype != "resource"]
         variables = [
@@ -348,19 +348,14 @@ class Partitioner:
             cost=cost,
         )
 
-    def _closure(
-        self, ops: set[int], among: frozenset[int], *, reading: Iterable[int] = ()
-    ) -> set[int]:
-        """`ops` with those of `among` that they, or the ops `reading`, are computed from."""
-        graph, found = self.graph, set(ops)
-        stack = [*ops, *reading]
-        while stack:
-            for t in graph.ops[stack.pop()].inputs:
-                producer = graph.tensors[t].op
-                if producer in among and producer not in found:
-                    found.add(producer)
-                    stack.append(producer)
-        return found
+    def _closure(self, ops: set[int], among: frozenset[int]) -> set[int]:
+        """`ops` with those of `among` that they are computed from."""
+        graph = self.graph
+        return set(
+            reached(
+                ops, lambda o: among.intersection(graph.tensors[t].op for t in graph.ops[o].inputs)
+            )
+        )
 
 
 def _stage_costs(sums: np.ndarray) -> np.ndarray:

@@ -17,12 +17,12 @@ Schedule, clocks and bubble stay what they are.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from memtrade.errors import MemtradeError
-from memtrade.graph import GraphData, Op, StepGraph, Tensor
+from memtrade.graph import GraphData, Op, StepGraph, Tensor, reached
 from memtrade.graph_writer import GraphWriter
 from memtrade.pipeline.design.partition import Partition
 from memtrade.pipeline.design.schedule import TaskKind
@@ -227,19 +227,16 @@ class _Builder:
         such as shapes, constants, and gradients' factors of the forward part's tensors: each stage
         makes its own."""
         whole, stage_of = self.whole, self.partition.stage_of
-        found = {*self.stage.ops, *self.stage.side_ops}
-        stack = [*found, *self.backward]
-        while stack:
-            for t in self._inputs(stack.pop()):
-                producer = whole.tensors[t].op
-                if producer in found or producer in self.backward:
-                    continue
+
+        def made_here(op_id: int) -> Iterator[int]:
+            for producer in (whole.tensors[t].op for t in self._inputs(op_id)):
                 beside = producer not in whole.forward and producer not in whole.backward
                 here = beside or stage_of[producer] in (self.number, None)
                 if here and whole.ops[producer].type != "Placeholder":
-                    found.add(producer)
-                    stack.append(producer)
-        return found
+                    yield producer
+
+        own = (*self.stage.ops, *self.stage.side_ops, *self.backward)
+        return set(reached(own, made_here)) - self.backward
 
     def _late(self, own: set[int]) -> set[int]:
         """Of the ops, those that belong to the backward part or wait for it, be it by a control

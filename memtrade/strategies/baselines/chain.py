@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from memtrade.graph import StepGraph
+from memtrade.graph import StepGraph, reached
 from memtrade.plan import Action
 from memtrade.simulate.timeline import TimeSimulator
 from memtrade.strategies.baselines.stages import BackwardStage, droppable, emit, phases
@@ -136,18 +136,15 @@ class Chain:
     def _seconds(self, s: int, wanted: Iterable[int], there: Iterable[int]) -> float:
         """To recompute `wanted` within segment `s`, whose start and `there` are there."""
         graph, done = self.graph, set(there)
-        stack = [t for t in wanted if t not in done]
-        ops: set[int] = set()
-        while stack:
-            t = stack.pop()
-            op = graph.ops[graph.tensors[t].op]
-            if op.id in ops or self.segment_of(t) != s:
-                continue
-            ops.add(op.id)
-            for i in op.inputs:
-                root = graph.root[i]
-                if root in self.droppable and root not in done:
-                    stack.append(root)
+
+        def own(tensors: Iterable[int]) -> list[int]:
+            return [t for t in tensors if t not in done and self.segment_of(t) == s]
+
+        def read(t: int) -> list[int]:
+            roots = {graph.root[i] for i in graph.ops[graph.tensors[t].op].inputs}
+            return own(roots & self.droppable)
+
+        ops = {graph.tensors[t].op for t in reached(own(wanted), read)}
         return sum(self.times.op_seconds[op_id] for op_id in sorted(ops))
 
     def _measure(self) -> tuple[list[int], list[int]]:
