@@ -21,7 +21,7 @@ import numpy as np
 import tensorflow as tf
 
 from memtrade.tf.graft import graft
-from memtrade.tf.nodes import Constant, NodeInput, Writer
+from memtrade.tf.nodes import Constant, NodeInput, Writer, with_nodes
 from memtrade.tf.rows import Rowwise, first_size, ways_of
 
 # Of the widest, tensors with less than this share stay whole.
@@ -73,9 +73,7 @@ def split_by_example(
     for op in concrete.graph.get_operations():
         made.add(op)
     results = [made.whole(t) for t in concrete.graph.outputs]
-    old = made.graph_def
-    graph_def = tf.compat.v1.GraphDef(library=old.library, versions=old.versions)
-    graph_def.node.extend(made.writer.nodes)
+    graph_def = with_nodes(made.graph_def, made.writer.nodes)
     return graft(concrete, graph_def, specs, results=results)
 
 

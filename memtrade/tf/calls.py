@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from memtrade.op_types import CALL_TYPES
 from memtrade.tf.inline import COMPILED, Inlined, by_xla, called_body, op_defs, still_called
-from memtrade.tf.nodes import NodeDef
+from memtrade.tf.nodes import NodeDef, with_nodes
 
 _CONVOLVES = ("Conv2D", "Conv2DBackpropInput")
 _FILTER_GRADIENT = "Conv2DBackpropFilter"
@@ -147,7 +147,7 @@ def body_of(alone: Alone, inputs: Sequence[str]) -> CallBody:
     left = [node for node in opened.node if node.name not in inputs]
     read = {reference.partition(":")[0] for node in left for reference in node.input}
     return CallBody(
-        tf.compat.v1.GraphDef(node=left, library=opened.library, versions=opened.versions),
+        with_nodes(opened, left),
         frozenset(read.intersection(inputs)),
         handed,
     )

@@ -49,6 +49,11 @@ def set_attributes(node: NodeDef, attrs: Mapping[str, Any]) -> None:
             made.tensor.CopyFrom(tf.make_tensor_proto(value))
 
 
+def with_nodes(graph_def: GraphDef, nodes: Iterable[NodeDef]) -> GraphDef:
+    """These nodes beside the functions of `graph_def`."""
+    return tf.compat.v1.GraphDef(node=nodes, library=graph_def.library, versions=graph_def.versions)
+
+
 def copied(node: NodeDef, name: str, inputs: Iterable[str]) -> NodeDef:
     """A copy that reads other inputs, and is beside no other op: those may be gone."""
     made = tf.compat.v1.NodeDef()

@@ -28,7 +28,7 @@ from memtrade.tf.extract import Trace
 from memtrade.tf.graft import graft
 from memtrade.tf.in_place import settle
 from memtrade.tf.meetings import check_meetings
-from memtrade.tf.nodes import copied, make_node
+from memtrade.tf.nodes import copied, make_node, with_nodes
 from memtrade.tf.swap import HostTransfer, NodeDef, empty_node, size_node
 
 # Names of new nodes start with this; users find them in TensorBoard and in traces.
@@ -100,11 +100,7 @@ class _Rewriter:
             self.holding = []
             if self.reserved and action.kind != "reserve":
                 self._release()
-        return tf.compat.v1.GraphDef(
-            node=self.nodes,
-            library=self.trace.graph_def.library,
-            versions=self.trace.graph_def.versions,
-        )
+        return with_nodes(self.trace.graph_def, self.nodes)
 
     def _run(self, op_id: int) -> None:
         op = self.graph.ops[op_id]

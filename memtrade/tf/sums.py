@@ -18,7 +18,7 @@ from typing import Any
 import tensorflow as tf
 
 from memtrade.tf.graft import graft
-from memtrade.tf.nodes import NodeDef, copied, make_node, tensor_name
+from memtrade.tf.nodes import NodeDef, copied, make_node, tensor_name, with_nodes
 from memtrade.tf.unroll import shapes_kept
 
 # How many inputs TensorFlow's kernel adds to its output at a time.
@@ -35,11 +35,9 @@ def in_groups(concrete: Any, specs: Sequence[tf.TensorSpec]) -> Any:
     if not long:
         return concrete
     graph_def = func_graph.as_graph_def()
-    made = tf.compat.v1.GraphDef(library=graph_def.library, versions=graph_def.versions)
-    for node in graph_def.node:
-        made.node.extend(_groups(node) if node.name in long else [node])
-    keep = shapes_kept(func_graph)
-    return graft(concrete, made, specs, on_import=keep).get_concrete_function()
+    nodes = (_groups(node) if node.name in long else [node] for node in graph_def.node)
+    made = with_nodes(graph_def, itertools.chain.from_iterable(nodes))
+    return graft(concrete, made, specs, on_import=shapes_kept(func_graph)).get_concrete_function()
 
 
 def parts_of(operation: tf.Operation) -> list[str]:

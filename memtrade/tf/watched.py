@@ -18,7 +18,7 @@ from memtrade.simulate.walk import MAX_SLICE_BYTES
 from memtrade.tf.body_bytes import BodyBytes
 from memtrade.tf.graft import called_as_it_is, grafted
 from memtrade.tf.inline import functions_named, functions_with, op_defs
-from memtrade.tf.nodes import make_node, reached, readers
+from memtrade.tf.nodes import make_node, reached, readers, with_nodes
 from memtrade.tf.sizes import learn_sizes
 
 Shapes = dict[str, tuple[int, ...]]
@@ -123,9 +123,7 @@ def _asking(concrete: Any, wanted: Sequence[tf.Tensor], *, reads: bool) -> Any:
         for i, t in enumerate(wanted)
     ]
     return grafted(
-        tf.compat.v1.GraphDef(
-            node=[*nodes, *asks], library=graph_def.library, versions=graph_def.versions
-        ),
+        with_nodes(graph_def, [*nodes, *asks]),
         [tf.TensorSpec(t.shape, t.dtype) for t in given],
         names=names,
         captured=lambda: concrete.captured_inputs if reads else (),

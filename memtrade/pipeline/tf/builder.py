@@ -24,6 +24,7 @@ from memtrade.pipeline.tf.state import StageState
 from memtrade.pipeline.tf.stopwatch import Stopwatch
 from memtrade.pipeline.tf.update import StepEnd
 from memtrade.plan import Action
+from memtrade.tf.nodes import with_nodes
 from memtrade.tf.swap import DeviceCopyTransfer, HostTransfer, SerializeTransfer
 
 # Between the seeds of a random op's copies for one micro-batch and the next.
@@ -304,10 +305,7 @@ class _Builder:
     def _import(
         self, loss: str | None, times: Sequence[str], values: dict[str, str]
     ) -> PipelineGraph:
-        source = self.step.trace.graph_def
-        graph_def = tf.compat.v1.GraphDef(
-            node=self.writer.nodes.values(), library=source.library, versions=source.versions
-        )
+        graph_def = with_nodes(self.step.trace.graph_def, self.writer.nodes.values())
         graph = tf.Graph()
         with graph.as_default():
             tf.graph_util.import_graph_def(graph_def, name="")
