@@ -13,8 +13,9 @@ from pathlib import Path
 import pandas as pd
 
 from memtrade.models.resnet import ResNet
-from memtrade.papers.pages import save_csv, trace_model, write_pages
+from memtrade.papers.pages import save_csv, save_page, trace_model, write_pages
 from memtrade.papers.published import load_published
+from memtrade.results.sheets import Sheet
 from memtrade.simulate.timeline import TimeSimulator
 from memtrade.target import profile_target
 
@@ -39,20 +40,16 @@ def compare() -> list[tuple[str, str, int, float, float, float]]:
 def main(folder: Path) -> None:
     rows = compare()
     save_csv(folder / "devices.csv", pd.DataFrame(rows, columns=pd.Index(COLUMNS)))
-    lines = [
-        "# Device profiles against published training speeds",
-        "",
-        "ResNet-50 v1.5, images per second on one GPU. NVIDIA's are with XLA, ours without; by",
-        "the hours that its README prints, XLA gains a sixth. Made by",
-        "",
-        "    python -m memtrade.papers.device_check results/predicted",
-        "",
-        "| device | precision | batch | published, with XLA | predicted, without | difference |",
-        "|---|---|--:|--:|--:|--:|",
-    ]
-    for *cells, error in rows:
-        lines.append(f"| {' | '.join(map(str, cells))} | {100 * error:+.0f}% |")
-    (folder / "devices.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    sheet = Sheet(
+        title="ResNet-50 v1.5, images per second on one GPU: NVIDIA's with XLA, ours without",
+        columns=("device", "precision", "batch", "published", "predicted", "difference"),
+        words=2,
+        rows=tuple((*map(str, cells), f"{100 * error:+.0f}%") for *cells, error in rows),
+        notes=("by the hours that its README prints, XLA gains a sixth",),
+        command="python -m memtrade.papers.device_check results/predicted",
+    )
+    title = "# Device profiles against published training speeds\n"
+    save_page(folder / "devices.md", title, sheet)
 
 
 if __name__ == "__main__":

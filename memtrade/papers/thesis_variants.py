@@ -9,6 +9,7 @@ thesis_variants.csv and thesis_variants.md into the folder. Takes two minutes.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,16 +22,15 @@ from memtrade.graph import StepGraph
 from memtrade.models.resnet import BLOCKS
 from memtrade.options import Value
 from memtrade.papers.executor import run_order, tasks_of
-from memtrade.papers.pages import save_csv, write_pages
+from memtrade.papers.pages import save_csv, save_page, write_pages
 from memtrade.papers.published import published_lines
 from memtrade.papers.thesis_nets import net_name
 from memtrade.papers.thesis_predictor import CARD, plan_of
 from memtrade.papers.thesis_trace import trace_step
 from memtrade.plan import CHECKPOINT
-from memtrade.results.sheets import markdown_row
+from memtrade.results.sheets import NONE, Sheet
 from memtrade.simulate.timeline import TimeSimulator
 from memtrade.target import profile_target
-from memtrade.units import megabytes
 
 BATCH = 32
 
@@ -202,72 +202,61 @@ def met(row: VariantRow, found: dict[str, str], resnets: Sequence[VariantRow]) -
     }
 
 
-def markdown(
+def networks_sheet(rows: Sequence[VariantRow]) -> Sheet:
+    def over(value: float) -> str:
+        return NONE if math.isnan(value) else f"{value:.3f}"
+
+    return Sheet.of(
+        rows,
+        [
+            ("network", lambda it: it.variant),
+            ("between steps MB", lambda it: f"{it.persistent_mb:,.1f}"),
+            ("log over it", lambda it: over(it.persistent_over)),
+            ("cost MB", lambda it: f"{it.cost_mb:,.1f}"),
+            ("log over it", lambda it: over(it.cost_over)),
+            ("LMS: tensors", lambda it: str(it.tensors)),
+            ("in the log", lambda it: str(it.logged_tensors)),
+            ("ops", lambda it: str(it.ops)),
+            ("in the log", lambda it: str(it.logged_ops)),
+        ],
+        title="Variants of its networks beside what its log prints",
+        notes=(
+            "between steps: weights, two slots each and averages, without what an allocator adds",
+            f"cost: of `original` at batch {BATCH}, simulated on the GTX 1070 in the executor's "
+            "order",
+            "LMS: what `lms --option rule=tflms` swaps, and the copies that it adds",
+        ),
+    )
+
+
+def met_sheet(
     networks: Sequence[VariantRow], variants: Sequence[tuple[VariantRow, dict[str, str]]]
-) -> str:
-    head = (
-        "network", "between steps MB", "log over it", "cost MB", "log over it",
-        "LMS: tensors", "in the log", "ops", "in the log",
-    )  # fmt: skip
+) -> Sheet:
     printed = printed_checkpoints()
-    lines = [
-        "# Which networks the thesis ran",
-        "",
-        "Variants of its networks beside what its log prints. Made by",
-        "",
-        "    python -m memtrade.papers.thesis_variants results/predicted",
-        "",
-        "Memory between steps: weights, two slots each and averages, without what an allocator",
-        "adds.",
-        f"Cost: of `original` at batch {BATCH}, simulated on the GTX 1070 in the executor's order.",
-        "LMS: what `lms --option rule=tflms` swaps, and the copies that it adds.",
-        "",
-        markdown_row(head),
-        markdown_row(["---", *("--:" for _ in head[1:])]),
-        *(_line(row) for row in networks),
-        *(_line(row) for row, _ in variants),
-        "",
-        "## InceptionV4: what each variant meets",
-        "",
-        "A ratio is met where it lies within those of the six ResNets, a count where it is equal.",
-        "*With unused gradients*: the log's tensors are those of LMS and one more for each",
-        "convolution that a constant multiplies, which in TensorFlow 1 the constant's gradient",
-        f"reads although nothing needs it. The log names {len(printed)} checkpoints.",
-        "",
-    ]
-    table = [(row, found, met(row, found, networks)) for row, found in variants]
-    names = list(table[0][2])
-    lines += [
-        markdown_row(["variant", *names, "checkpoints found", "not in the log", "met"]),
-        markdown_row(["---"] * (len(names) + 1) + ["---", "---", "--:"]),
-    ]
-    for row, found, told in table:
+    names, rows = [], []
+    for row, found in variants:
+        told = met(row, found, networks)
+        names = list(told)
         missing = [name for name in printed if name not in found]
         there = f"all but {', '.join(missing)}" if 0 < len(missing) < 4 else ""
         there = there or f"{len(printed) - len(missing)} of {len(printed)}"
         others = [name for name in found if name not in printed]
         cells = ["yes" if yes else "no" for yes in told.values()]
         count = f"{sum(told.values())} of {len(told)}"
-        lines.append(markdown_row([row.variant, *cells, there, ", ".join(others) or "-", count]))
-    return "\n".join([*lines, ""])
-
-
-def _line(row: VariantRow) -> str:
-    def over(value: float) -> str:
-        return "-" if value != value else f"{value:.3f}"
-
-    return markdown_row(
-        (
-            row.variant,
-            megabytes(round(row.persistent_mb * 1e6)),
-            over(row.persistent_over),
-            megabytes(round(row.cost_mb * 1e6)),
-            over(row.cost_over),
-            str(row.tensors),
-            str(row.logged_tensors),
-            str(row.ops),
-            str(row.logged_ops),
-        )
+        rows.append((row.variant, *cells, there, ", ".join(others) or NONE, count))
+    return Sheet(
+        title="InceptionV4: what each variant meets",
+        columns=("variant", *names, "checkpoints found", "not in the log", "met"),
+        words=len(names) + 3,
+        rows=tuple(rows),
+        notes=(
+            "a ratio is met where it lies within those of the six ResNets, a count where it is "
+            "equal",
+            "with unused gradients: the log's tensors are those of LMS and one more for each "
+            "convolution that a constant multiplies, which in TensorFlow 1 the constant's gradient "
+            f"reads although nothing needs it. The log names {len(printed)} checkpoints",
+        ),
+        command="python -m memtrade.papers.thesis_variants results/predicted",
     )
 
 
@@ -278,7 +267,8 @@ def main(folder: Path) -> None:
     rows = [*networks, *(row for row, _ in variants)]
     frame = pd.DataFrame([vars(row) for row in rows])
     save_csv(folder / "thesis_variants.csv", frame, "%.5g")
-    (folder / "thesis_variants.md").write_text(markdown(networks, variants), encoding="utf-8")
+    sheets = networks_sheet(rows), met_sheet(networks, variants)
+    save_page(folder / "thesis_variants.md", "# Which networks the thesis ran\n", *sheets)
 
 
 if __name__ == "__main__":

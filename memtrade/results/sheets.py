@@ -240,7 +240,7 @@ class Sheet:
         if self.sections:
             heads, dashes = [self.sectioned_by, *heads], ["---", *dashes]
             rows = [[title, *row] for title, row in zip(self.sections, rows, strict=True)]
-        lines = [f"**{self.title}**", "", *map(markdown_row, (heads, dashes, *rows))]
+        lines = [f"**{self.title}**", "", *map(_markdown_row, (heads, dashes, *rows))]
         for note in self.notes:
             lines += ["", note.replace("*", "\\*")]
         if self.command:
@@ -285,7 +285,7 @@ def to_html_page(sheets: Sequence[Sheet], *, title: str) -> str:
     return templates().get_template("sheets.html").render(sheets=sheets, title=title)
 
 
-def markdown_row(cells: Iterable[str]) -> str:
+def _markdown_row(cells: Iterable[str]) -> str:
     return "| " + " | ".join(re.sub(r"([|*])", r"\\\1", cell) for cell in cells) + " |"
 
 
