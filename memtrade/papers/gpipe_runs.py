@@ -16,7 +16,7 @@ from memtrade.papers.pipelines import checkpoint_of
 from memtrade.pipeline.design.predict import PipelinePrediction
 from memtrade.pipeline.design.schedule import CheckpointMode
 from memtrade.pipeline.design.stages import KEEP
-from memtrade.pipeline.measure.protocol import PipelineMeasured, PipelineTrial
+from memtrade.pipeline.measure.protocol import PipelineMeasured
 from memtrade.pipeline.measure.records import PipelineRecord
 from memtrade.pipeline.results.measured import (
     MIB,
@@ -55,7 +55,8 @@ def published_sheet(
         raise MemtradeError(
             f"the records are of several steps ({steps_text(kept)}): give each a folder of its own"
         )
-    ours = {_settings(record.trial): record for record in kept}
+    trials = ((record.trial, record) for record in kept)
+    ours = {(t.partitions, t.micro_batches, t.checkpoint): record for t, record in trials}
     base = ours.get((1, 1, "never"))
     if base is None or base.measured is None:
         raise MemtradeError(
@@ -134,10 +135,6 @@ def _notes(
         f"{trials} trials of ours; torchgpipe's with recomputation leaves the last "
         "micro-batch out (except_last)",
     )
-
-
-def _settings(trial: PipelineTrial) -> RunKey:
-    return trial.partitions, trial.micro_batches, trial.checkpoint
 
 
 def _settings_of(line: LogRow) -> RunKey:

@@ -36,7 +36,8 @@ def published_figures() -> list[Figure]:
 
 def published_max_batches() -> list[Figure]:
     """The thesis's."""
-    return [_max_batch(line) for line in published_lines("thesis_max_batch")]
+    lines = published_lines("thesis_max_batch")
+    return [Figure(**_base(line), batch_size=line["max_batch"], searched=True) for line in lines]
 
 
 def _figure(line: dict[Any, Any]) -> Figure:
@@ -47,10 +48,6 @@ def _figure(line: dict[Any, Any]) -> Figure:
         status=line["status"],
         host_bytes=None if host_gb is None else round(host_gb * 1e9),
     )
-
-
-def _max_batch(line: dict[Any, Any]) -> Figure:
-    return Figure(**_base(line), batch_size=line["max_batch"], searched=True)
 
 
 def _base(line: dict[Any, Any]) -> dict[str, Any]:

@@ -88,7 +88,7 @@ def _sheet(layers: int | None, batch: int, tried: Sequence[Record], predicted: A
     records = [record for record in tried if record.measured is not None]
     theirs = _measured(records, layers, own=False)
     ours = _measured(records, layers, own=True)
-    originals = _originals(records)
+    originals = {TOOLS[r.spec.strategy]: _cell(r) for r in records if r.spec.strategy in TOOLS}
     printed = _published(layers)
     sources: dict[str, CellByStrategy] = {
         f"published, batch {BATCH}": printed,
@@ -182,10 +182,6 @@ def _measured(records: Iterable[Record], layers: int | None, *, own: bool) -> Ce
         if is_original(record) or rule_of(record, layers) == ("own" if own else "theirs"):
             column[record.spec.strategy] = _cell(record)
     return column
-
-
-def _originals(records: Iterable[Record]) -> CellByStrategy:
-    return {TOOLS[r.spec.strategy]: _cell(r) for r in records if r.spec.strategy in TOOLS}
 
 
 def _cell(record: Record) -> Cell:

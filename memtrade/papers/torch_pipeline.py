@@ -49,12 +49,9 @@ class TapeStage:
         self.reads: dict[int, tuple[int, int]] = {}
         self.hands_on: set[int] = set()
         self.sizes = [size for op in self.ops for size in op.weights]
-        self.values = self._each_parameter()
+        self.values = [TorchTensor(self.device, size) for size in self.sizes]
         self.gradients: list[TorchTensor | None] = [None] * len(self.sizes)
         self.slots: list[TorchTensor] = []
-
-    def _each_parameter(self) -> list[TorchTensor]:
-        return [TorchTensor(self.device, size) for size in self.sizes]
 
     def forward(self, given: Held, *, keep: bool) -> tuple[Held, list[list[Any]]]:
         """What the stage hands on, and what each op keeps for its gradient."""

@@ -23,6 +23,7 @@ out: they run once per step.
 
 from __future__ import annotations
 
+import functools
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from typing import Generic, Literal, TypeVar
@@ -142,13 +143,11 @@ def analyse(
     connected = connected_stages(partition)
     seconds = target.op_seconds(graph) if seconds is None else seconds
 
-    def longest_path(ops: Sequence[int]) -> float:
-        return _longest_path(graph, ops, seconds)
-
     def in_turn(ops: Sequence[int]) -> float:
         return sum(seconds[op_id] for op_id in ops)
 
     sequential = _theoretical(graph, partition, in_turn, recomputation)
+    longest_path = functools.partial(_longest_path, graph, seconds)
     parallel = _theoretical(graph, partition, longest_path, recomputation)
     real_times = _real_times(samples) if samples is not None else None
     costs = [stage.cost for stage in partition.stages]
@@ -175,7 +174,7 @@ def analyse(
     )
 
 
-def _longest_path(graph: StepGraph, ops: Sequence[int], seconds: Sequence[float]) -> float:
+def _longest_path(graph: StepGraph, seconds: Sequence[float], ops: Sequence[int]) -> float:
     """Along data edges, through ops in topological order."""
     ended: dict[int, float] = {}
     for op_id in ops:

@@ -267,12 +267,10 @@ class Chooser:
         for a, seconds in enumerate(problem.backward_seconds):
             previous = backward[-1] if backward else forward[-1]
             longer = [(column, -rate * value) for column, value in self.again_in[a].items()]
-            longer += [(stall, -rate) for stall in self._stalls_in(a)]
+            stalls = self.backward_stall[a + 1 if a else 0 : a + 2]
+            longer += [(stall, -rate) for stall in stalls]
             backward.append(self._backlog([(previous, 1.0), *longer], -rate * seconds))
         return forward, backward
-
-    def _stalls_in(self, interval: int) -> list[int]:
-        return self.backward_stall[:2] if interval == 0 else [self.backward_stall[interval + 1]]
 
     def _copies_in(self) -> list[int]:
         """For each backward interval, MB that are there ahead of their time by its end."""
