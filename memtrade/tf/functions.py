@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from memtrade.graph import reached
 from memtrade.op_types import READ_TYPES
 from memtrade.tf.inline import Inlined, functions_named, op_defs, still_called
 from memtrade.tf.nodes import (
@@ -65,18 +66,15 @@ class Functions:
     def effects(self, *functions: str) -> list[NodeDef]:
         """The ops with a state in these functions, all the way down."""
         found: list[NodeDef] = []
-        stack = [name for name in functions if name in self.library]
-        seen: set[str] = set()
-        while stack:
-            name = stack.pop()
-            if name in seen:
-                continue
-            seen.add(name)
+
+        def inside(name: str) -> Iterator[str]:
             for each in self.library[name].node_def:
                 inner = [n for n in functions_named(each) if n in self.library]
-                stack.extend(inner)
+                yield from inner
                 if not inner and self.op_defs[each.op].is_stateful:
                     found.append(each)
+
+        reached((name for name in functions if name in self.library), inside)
         return found
 
 

@@ -351,11 +351,11 @@ class Partitioner:
     def _closure(self, ops: set[int], among: frozenset[int]) -> set[int]:
         """`ops` with those of `among` that they are computed from."""
         graph = self.graph
-        return set(
-            reached(
-                ops, lambda o: among.intersection(graph.tensors[t].op for t in graph.ops[o].inputs)
-            )
-        )
+
+        def before(op_id: int) -> Iterable[int]:
+            return among.intersection(graph.tensors[t].op for t in graph.ops[op_id].inputs)
+
+        return set(reached(ops, before))
 
 
 def _stage_costs(sums: np.ndarray) -> np.ndarray:

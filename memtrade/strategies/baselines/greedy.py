@@ -23,9 +23,9 @@ themselves hold. O(activations^2 + activations x ops recomputed).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
-from memtrade.graph import StepGraph
+from memtrade.graph import StepGraph, reached
 from memtrade.plan import Action, Decision, Fate, Plan
 from memtrade.schedule import lower
 from memtrade.simulate.overlap import overlap
@@ -171,19 +171,16 @@ class _Sources:
         """rp_time + ext_time; infinite for the output of a stateful op."""
         if tensor not in self.may_drop:
             return math.inf
-        ops: set[int] = set()
         sources = self.sources[tensor] = set()
-        stack = [tensor]
-        while stack:
-            op = self.graph.ops[self.graph.tensors[stack.pop()].op]
-            if op.id in ops:
-                continue
-            ops.add(op.id)
-            for root in (self.graph.root[t] for t in op.inputs):
+
+        def again(op_id: int) -> Iterator[int]:
+            for root in (self.graph.root[t] for t in self.graph.ops[op_id].inputs):
                 if root in self.there:
                     sources.add(root)
                 elif root in self.may_drop:
-                    stack.append(root)
+                    yield self.graph.tensors[root].op
+
+        ops = reached([self.graph.tensors[tensor].op], again)
         rp_time = sum(self.times.op_seconds[op_id] for op_id in sorted(ops))
         return rp_time * (1 + len(self.made_from.get(tensor, ())))
 

@@ -10,12 +10,12 @@ normalization's in front of its ReLU), belongs to that op's node. Node i runs in
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 from memtrade.facts import reuse
-from memtrade.graph import StepGraph
+from memtrade.graph import StepGraph, reached
 from memtrade.plan import Action
 from memtrade.simulate.timeline import TimeSimulator
 from memtrade.strategies.base import MIN_ELEMENTS, worth_deciding
@@ -175,23 +175,19 @@ class NodeGraph:
         """The ops that run when node `i` does, and the nodes whose outputs they read."""
         graph, node = self.graph, self.nodes[i]
         forward_ops = [graph.tensors[t].op for t in node.tensors]
-        stack = forward_ops or list(node.ops)
-        ops: set[int] = set()
         parents: set[int] = set()
-        while stack:
-            op_id = stack.pop()
-            if op_id in ops:
-                continue
-            ops.add(op_id)
+
+        def again(op_id: int) -> Iterator[int]:
             for root in (graph.root[t] for t in graph.ops[op_id].inputs):
                 producer = graph.tensors[root].op
                 if root in self.node_of:
                     parents.add(self.node_of[root])
                 elif root in self.droppable:
-                    stack.append(producer)
+                    yield producer
                 elif producer in graph.backward:
                     parents.add(self.stage_of[producer])
-        return sorted(ops), sorted(parents - {i})
+
+        return sorted(reached(forward_ops or node.ops, again)), sorted(parents - {i})
 
     def _size(self, i: int) -> int:
         """Bytes of what node `i` makes; of a backward node, of what later nodes read of it."""
