@@ -124,20 +124,17 @@ def runs_sheet(runs: Sequence[PublishedRun], predicted: Sequence[Sequence[int]])
     def text(peaks: Sequence[int]) -> str:
         return " + ".join(f"{peak // MIB:,}" for peak in peaks)
 
-    return Sheet(
+    return Sheet.of(
+        list(zip(runs, predicted, strict=True)),
+        [
+            ("run", lambda it: it[0].name),
+            ("checkpoint", lambda it: it[0].checkpoint),
+            ("published", lambda it: text(it[0].peaks)),
+            ("predicted", lambda it: text(it[1])),
+            ("error %", lambda it: f"{100 * it[0].error(it[1]):+.1f}"),
+        ],
         title="MiB reserved on each device, and the error of the activations",
-        columns=("run", "checkpoint", "published", "predicted", "error %"),
         words=2,
-        rows=tuple(
-            (
-                run.name,
-                run.checkpoint,
-                text(run.peaks),
-                text(peaks),
-                f"{100 * run.error(peaks):+.1f}",
-            )
-            for run, peaks in zip(runs, predicted, strict=True)
-        ),
         command=COMMAND,
     )
 

@@ -194,29 +194,23 @@ def answer(model: str) -> ModelResult:
 
 
 def sheet(answers: Sequence[ModelResult], folder: str) -> Sheet:
-    rows = []
-    for each in answers:
-        difference = each.largest_difference
-        last = [ran.losses[-1] for _, ran in each.epochs]
-        peaks = [megabytes(ran.peak_bytes or 0) for _, ran in each.epochs[:2]]
-        rows.append(
-            (
-                each.model,
-                f"{each.original}",
-                f"{each.optimized}",
-                f"{each.optimized / each.original:.2f}",
-                *peaks,
-                f"{difference:.2g}" if difference else "0 (to the bit)",
-                *(f"{value:.4f}" for value in last[:2]),
-            )
-        )
-    return Sheet(
+    def difference(found: float) -> str:
+        return f"{found:.2g}" if found else "0 (to the bit)"
+
+    return Sheet.of(
+        answers,
+        [
+            ("model", lambda it: it.model),
+            ("largest batch", lambda it: str(it.original)),
+            ("optimized", lambda it: str(it.optimized)),
+            ("times as large", lambda it: f"{it.optimized / it.original:.2f}"),
+            ("peak MB", lambda it: megabytes(it.epochs[0][1].peak_bytes or 0)),
+            ("optimized peak MB", lambda it: megabytes(it.epochs[1][1].peak_bytes or 0)),
+            ("largest difference of losses", lambda it: difference(it.largest_difference)),
+            ("last loss", lambda it: f"{it.epochs[0][1].losses[-1]:.4f}"),
+            ("optimized last loss", lambda it: f"{it.epochs[1][1].losses[-1]:.4f}"),
+        ],
         title=f"The largest batch of Keras models under {LIMIT_BYTES >> 20} MiB",
-        columns=(
-            "model", "largest batch", "optimized", "times as large", "peak MB", "optimized peak MB",
-            "largest difference of losses", "last loss", "optimized last loss",
-        ),
-        rows=tuple(rows),
         notes=(
             f"Images of {IMAGE_SIZE} × {IMAGE_SIZE} pixels, SGD. Largest batch: as Keras trains "
             f"it, in steps of {STEP}, and with memtrade.keras.optimize, in multiples of it, "
@@ -226,7 +220,7 @@ def sheet(answers: Sequence[ModelResult], folder: str) -> Sheet:
             "difference is relative.",
         ),
         command=f"python -m memtrade.papers.keras_double_batch {folder}",
-    )  # fmt: skip
+    )
 
 
 def save(answers: Sequence[ModelResult], folder: Path) -> None:

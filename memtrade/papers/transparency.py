@@ -87,24 +87,21 @@ def ways_sheet(runs: Sequence[TrainedRun]) -> Sheet:
     plain = next(each for each in runs if each.way == "plain")
     missing = [way for way in WAYS if way not in {each.way for each in runs}]
     promised = {"plain", *STRATEGIES}
-    rows = tuple(
-        (
-            each.way,
-            megabytes(each.peak_bytes),
-            f"{each.losses[0]:.4f}",
-            f"{each.losses[-1]:.4f}",
-            each.error_text,
-            ("yes" if is_same(each, plain) else "NO") if each.way in promised else "not promised",
-        )
-        for each in runs
-    )
-    return Sheet(
+
+    def same(run: TrainedRun) -> str:
+        return ("yes" if is_same(run, plain) else "NO") if run.way in promised else "not promised"
+
+    return Sheet.of(
+        runs,
+        [
+            ("way", lambda it: it.way),
+            ("peak MB", lambda it: megabytes(it.peak_bytes)),
+            ("first loss", lambda it: f"{it.losses[0]:.4f}"),
+            ("last loss", lambda it: f"{it.losses[-1]:.4f}"),
+            ("test error %", lambda it: it.error_text),
+            ("every loss and variable as the plain step's, to the bit", same),
+        ],
         title=f"ResNet-{LAYERS} on digits: trained in {len(runs)} ways",
-        columns=(
-            "way", "peak MB", "first loss", "last loss", "test error %",
-            "every loss and variable as the plain step's, to the bit",
-        ),
-        rows=rows,
         notes=(
             f"{plain.examples:,} images of {IMAGE_SIZE} x {IMAGE_SIZE} pixels, batch {BATCH}, "
             f"{EPOCHS} epochs ({len(plain.losses)} steps), {OPTIMIZER}, learning rate "
@@ -115,7 +112,7 @@ def ways_sheet(runs: Sequence[TrainedRun]) -> Sheet:
             *([f"not run yet: {', '.join(missing)}"] if missing else []),
         ),
         command=COMMAND,
-    )  # fmt: skip
+    )
 
 
 def published_sheet(runs: Sequence[TrainedRun]) -> Sheet:
