@@ -11,7 +11,6 @@ import logging
 import math
 from collections.abc import Callable, Mapping
 from functools import cached_property
-from typing import Literal
 
 from memtrade.errors import InfeasibleBudgetError
 from memtrade.graph import StepGraph
@@ -21,6 +20,7 @@ from memtrade.strategies.deadline import Deadline
 from memtrade.strategies.optimal import rules
 from memtrade.strategies.optimal.choice import Choice
 from memtrade.strategies.optimal.judge import Finished, Judge, Verdict
+from memtrade.strategies.optimal.options import Options
 from memtrade.strategies.optimal.problem import (
     Problem,
     make_problem,
@@ -71,23 +71,12 @@ class Candidates:
 
     beside_bytes = 0
 
-    def __init__(
-        self,
-        graph: StepGraph,
-        target: Target,
-        *,
-        budget_bytes: int | None,
-        minimize: Literal["time", "memory"],
-        swap: bool,
-        host_limit_bytes: float,
-        seconds: float,
-        tolerance: float = 0.0,
-    ):
-        self.tolerance = tolerance
-        self.graph, self.target, self.swap = graph, target, swap
-        self.budget_bytes, self.minimize = budget_bytes, minimize
-        self.host_limit_bytes = host_limit_bytes
-        self.deadline = Deadline(seconds)
+    def __init__(self, graph: StepGraph, target: Target, options: Options):
+        self.graph, self.target, self.options = graph, target, options
+        self.budget_bytes, self.minimize = options.budget_for(graph), options.goal
+        self.swap, self.tolerance = options.swap, options.tolerance
+        self.host_limit_bytes = options.host_limit_bytes
+        self.deadline = Deadline(options.time_limit)
         self.judge = Judge(graph, target, self.deadline)
         self.original_seconds = self.judge.times.step_seconds(())
         self.best: Finished | None = None

@@ -16,6 +16,7 @@ from __future__ import annotations
 import logging
 import math
 import sys
+from dataclasses import replace
 from operator import attrgetter
 from typing import Literal
 
@@ -143,16 +144,9 @@ class Search(Candidates):
         if small is None or len(small.graph.ops) > WORTH * len(self.graph.ops):
             return False
         self._say(f"{small.blocks} blocks are as others")
-        search = Search(
-            small.graph,
-            self.target.replace(places=None),
-            budget_bytes=None,
-            minimize="memory",
-            swap=True,
-            host_limit_bytes=math.inf,
-            seconds=self.deadline.seconds_left,
-            tolerance=self.tolerance,
-        )
+        options = replace(self.options, budget="", minimize="memory", host_memory_limit="")
+        search = Search(small.graph, self.target.replace(places=None), options)
+        search.deadline = search.judge.deadline = self.deadline
         search.beside_bytes = self.judge.simulator.laid_bytes - search.judge.simulator.laid_bytes
         search.run()
         if search.cancelled or search.leanest is None or search.best is None:

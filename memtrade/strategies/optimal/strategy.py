@@ -1,4 +1,4 @@
-"""The strategy: its options, and the plan that the search's outcome becomes.
+"""The strategy: the plan that the search's outcome becomes.
 
 After P. Jain et al., "Checkmate", MLSys 2020, arXiv 1910.02653, cut down to one recomputation per
 tensor and widened by swaps (choice.py); rounded by RENS (milp.py); judged, corrected and improved
@@ -15,67 +15,25 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import math
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
 from memtrade.collection import without_collection
-from memtrade.errors import InfeasibleBudgetError, MemtradeError, UnsupportedGraphError
+from memtrade.errors import InfeasibleBudgetError, UnsupportedGraphError
 from memtrade.graph import StepGraph
-from memtrade.options import option
 from memtrade.plan import Fate, Plan
 from memtrade.strategies import checkpoints, ome
 from memtrade.strategies.base import Strategy, clock_of
-from memtrade.strategies.budget import BudgetOptions
 from memtrade.strategies.optimal.judge import Finished
+from memtrade.strategies.optimal.options import Options
 from memtrade.strategies.optimal.search import Search
 from memtrade.target import Target
-from memtrade.units import megabytes, parse_bytes
-
-GOALS = ("time", "memory")
+from memtrade.units import megabytes
 
 # A limit binds where so much of it is used.
 BINDING = 0.95
-
-
-@dataclass(frozen=True, kw_only=True)
-class Options(BudgetOptions):
-    minimize: str = option(
-        "time", "time: the fastest plan within the budget; memory: the smallest peak", choices=GOALS
-    )
-    host_memory_limit: str = option(
-        "",
-        "the most host memory for swapped tensors; empty: no limit, or what is free where it runs",
-    )
-    swap: bool = option(True, "whether tensors may be swapped")
-    tolerance: float = option(
-        0.01, "without a budget: the fastest plan within this share of the smallest peak"
-    )
-    time_limit: float = option(
-        600.0, "seconds after which planning is cancelled, and the best so far counts"
-    )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.host_memory_limit:
-            parse_bytes(self.host_memory_limit)
-        if not 0 <= self.tolerance < 1:
-            raise MemtradeError(f"tolerance is a share from 0 to 1, not {self.tolerance:g}")
-        if not self.time_limit > 0:
-            raise MemtradeError(f"time_limit is a positive number, not {self.time_limit:g}")
-
-    @property
-    def goal(self) -> Literal["time", "memory"]:
-        """Without a budget there is but the memory to be minimized."""
-        return "time" if self.minimize == "time" and self.budget else "memory"
-
-    @property
-    def host_limit_bytes(self) -> float:
-        """A given limit, or none: what happens to be free here says nothing of another machine."""
-        return parse_bytes(self.host_memory_limit) if self.host_memory_limit else math.inf
 
 
 def plan(graph: StepGraph, options: Options, target: Target) -> Plan:
@@ -150,25 +108,12 @@ def near(graph: StepGraph, options: Options, target: Target) -> Plan:
 def about(graph: StepGraph, options: Options, target: Target) -> float:
     """The smallest peak as the programme alone sees it, in bytes: a linear programme's, so soon."""
     with without_collection():
-        return _search(graph, options, target).programmed_bytes()
-
-
-def _search(graph: StepGraph, options: Options, target: Target) -> Search:
-    return Search(
-        graph,
-        target,
-        budget_bytes=options.budget_for(graph),
-        minimize=options.goal,
-        swap=options.swap,
-        host_limit_bytes=options.host_limit_bytes,
-        seconds=options.time_limit,
-        tolerance=options.tolerance,
-    )
+        return Search(graph, target, options).programmed_bytes()
 
 
 def _planned(graph: StepGraph, options: Options, target: Target, *, looks_far: bool) -> Plan:
     with without_collection():
-        search = _search(graph, options, target)
+        search = Search(graph, target, options)
         search.looks_far = looks_far
         found = search.run()
     gap = search.gap
