@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+
+import msgspec
+
 from memtrade.graph import StepGraph
 from memtrade.iterations import AT_ONCE, Place, places_of
 from memtrade.simulate.bfc import MIB
@@ -50,6 +54,21 @@ def test_an_iteration_begins_once_the_one_so_many_before_it_is_done() -> None:
     at = [ran.index(f"map/{i}/body/mul") for i in range(2 * AT_ONCE + 1)]
     for done, begun in zip(at, at[AT_ONCE:], strict=False):
         assert done < begun
+
+
+def test_what_an_iteration_computes_twice_runs_once_however_late_it_begins() -> None:
+    """What is merged away waits for nothing, its own iteration's turn included."""
+    b = Builder()
+    (last,) = b.op("x", "Placeholder", sizes=[MIB])
+    for i in range(AT_ONCE + 2):
+        (one,) = b.op(f"l/{i}/body/one", "Neg", [last], sizes=[MIB])
+        (two,) = b.op(f"l/{i}/body/two", "Neg", [last], sizes=[MIB])
+        (last,) = b.op(f"l/{i}/body/sum", "AddV2", [one, two], sizes=[MIB])
+    b.ops = [msgspec.structs.replace(op, node=0 if op.type == "Neg" else -1) for op in b.ops]
+    graph = b.build(inputs=[0], outputs=[last], loss=last)
+    assert len(merged_tensors(graph)) == AT_ONCE + 2
+    turns = [[f"l/{i}/body/one", f"l/{i}/body/sum"] for i in range(AT_ONCE + 2)]
+    assert names(graph) == ["x", *itertools.chain.from_iterable(turns)]
 
 
 def test_names_that_only_look_like_a_loop_s_hold_nothing_up() -> None:

@@ -149,7 +149,8 @@ def _edges(
             for reader in {c for t in group for c in graph.consumers[t]} - ahead - gone:
                 before[reader] |= producers - gone  # a gradient of constants alone is there
     for op_id, stand in stands.readers:
-        before[op_id].add(stand)
+        if op_id not in gone:
+            before[op_id].add(stand)
     before += [waits - gone for waits in stands.waits]
     reads = reads + [set[int]() for _ in stands.waits]
     successors: list[list[int]] = [[] for _ in before]
