@@ -48,7 +48,7 @@ def plan(
     output
         Save the plan to this file, for `memtrade run --plan` and `memtrade verify --plan`.
     json
-        Print the plans to stdout as JSON, and no table.
+        Print the plans to stdout as JSON, every tensor of them, and no table.
     """
     names = [find_planned(name).name for name in step.strategy.names(DEFAULT, everything=PLANNED)]
     if output is not None:

@@ -16,6 +16,7 @@ from typing import Any
 
 import pandas as pd
 
+from memtrade.errors import MemtradeError
 from memtrade.measure.records import Record, load_records
 from memtrade.papers.pages import save_page, write_pages
 from memtrade.papers.published import published_lines
@@ -33,7 +34,13 @@ Key = tuple[int | None, int, str]  # layers, batch size, strategy
 
 
 def predicted_rows(path: Path) -> dict[Key, Any]:
-    """The rows of thesis.csv but those of largest batches."""
+    """The rows of thesis.csv but those of largest batches. Raises MemtradeError where there is no
+    such file."""
+    if not path.is_file():
+        raise MemtradeError(
+            f"{path} does not exist: python -m memtrade.papers.thesis_prediction {path.parent} "
+            "makes it"
+        )
     frame: Any = pd.read_csv(path)
     rows = frame[frame["table"] != "max batch"].astype({"layers": "Int64"}).to_dict("records")
     return {

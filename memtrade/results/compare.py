@@ -329,7 +329,7 @@ def _arrow(before: str, after: str) -> str:
 def _percent(change: Change) -> str:
     if change.before == change.after or change.relative is None:
         return "0"
-    return f"{100 * change.relative:+.1f}"
+    return f"{100 * change.relative:+z.1f}"
 
 
 def _by_step(records: Sequence[Record]) -> list[str]:

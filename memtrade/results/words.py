@@ -109,7 +109,7 @@ def plural(counts: Iterable[int], what: str) -> str:
 
 def percent(share: float) -> str:
     """Signed, without the sign of the unit; what rounds to nothing is +0.00."""
-    return f"{round(100 * share, 2) + 0.0:+.2f}"
+    return f"{100 * share:+z.2f}"
 
 
 def ratio(value: float | None) -> str:

@@ -268,6 +268,8 @@ def partition(
         check_writable(results)
     if iterations < 0:
         raise MemtradeError(f"--iterations is a number from 0 on, not {iterations}")
+    if partitions is not None and partitions < 1:
+        raise MemtradeError(f"--partitions is a number from 1 on, not {partitions}")
     sized = cut.sized(model)
     graph = trace_step(sized, timeout_seconds=device.timeout, verbose=verbose)
     target = learned_target(target, [graph])

@@ -254,7 +254,7 @@ class Candidates:
         log.info("%s", told)
 
     def added(self, found: Finished) -> str:
-        return f"{100 * (found.seconds / self.original_seconds - 1):+.1f}% time"
+        return f"{100 * (found.seconds / self.original_seconds - 1):+z.1f}% time"
 
     # Small changes.
 
