@@ -104,9 +104,11 @@ class Planner:
                 return PlannedFunction(plan, tried and tried.concrete)
             peak_bytes = tried.taken_bytes + given_bytes
             held = peak_bytes <= budget_bytes
-            if held and tried.moved:  # what it updated lies elsewhere now
-                target = target.among(tried.moved)
-                peak_bytes = self._judge(plan, clock_of(graph, target)).peak_bytes
+            if held and tried.places:  # what it takes for good is there now
+                target = target.among(tried.places)
+                foreseen_bytes = self._judge(plan, clock_of(graph, target)).peak_bytes
+                if tried.moved:  # what it updated lies elsewhere than when it was rehearsed
+                    peak_bytes = foreseen_bytes
             if peak_bytes <= budget_bytes:
                 return PlannedFunction(plan, tried.concrete)
             del tried

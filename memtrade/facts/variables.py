@@ -6,7 +6,8 @@
     ReadVariableOp              the variable's own buffer
       ... of copied variables   a copy, once anything has read or written a part of the variable
     AssignAdd, ResourceApply... into the buffer that the variable has
-      ... of copied variables   into a copy, which becomes the variable's
+      ... of copied variables   into a copy, which becomes the variable's; in rewritten steps
+                                AssignAdd and AssignSub add to the rows that the variable has
 
 Of copied variables something has read or written rows: with the first of these TensorFlow has each
 read copy, for good.
@@ -31,6 +32,20 @@ IN_PLACE_BYTES = 64 * 1024
 
 # How a value is written into the buffer that a variable has.
 _WRITE = "ResourceStridedSliceAssign"
+
+# Of a row, at least: its number takes 4, and is to be small beside it.
+_ROW_BYTES = 16
+
+# How the names of types end that every device's kernels add row by row.
+_ADDED = ("float16", "float32", "float64")
+
+_IN_PLACE = (*READING_TYPES, *ROWS_OF_VARIABLES)
+
+# Updates of all of a variable, and those that do the same row by row.
+BY_ROWS = {
+    "AssignAddVariableOp": "ResourceScatterAdd",
+    "AssignSubVariableOp": "ResourceScatterSub",
+}
 
 
 def touched(op: Op) -> Iterator[tuple[int, str]]:
@@ -61,6 +76,17 @@ def keeps_place(op: Op, graph: StepGraph) -> bool:
     return graph.forward.isdisjoint(users) or value.size_bytes <= IN_PLACE_BYTES
 
 
+def goes_by_rows(op: Op, graph: StepGraph) -> bool:
+    """Whether rewritten steps add row by row what `op` adds to a table, an embedding's: where
+    something reads rows, whatever adds to all of them would copy the table first."""
+    if op.type not in BY_ROWS or op.inputs[0] not in _tables(graph):
+        return False
+    value = graph.tensors[op.inputs[1]]
+    if value.id in graph.data.sized or not value.shape or not value.dtype.endswith(_ADDED):
+        return False
+    return value.size_bytes >= _ROW_BYTES * value.shape[0] > 0
+
+
 @once_per_graph
 def placed(graph: StepGraph) -> frozenset[int]:
     """The handles of variables that are written in place, in branches (see `tf/assigned.py`) or
@@ -70,7 +96,25 @@ def placed(graph: StepGraph) -> frozenset[int]:
         for t, types in _done_with(graph).items()
         if _WRITE in types and types <= READING_TYPES | {_WRITE}
     )
-    return in_branches.union(op.inputs[0] for op in graph.ops if keeps_place(op, graph))
+    moving = {t for op in graph.ops for t, type_ in touched(op) if type_ not in READING_TYPES}
+    moving.update(
+        op.inputs[0]
+        for op in graph.ops
+        if op.inputs and not op.type.startswith(_IN_PLACE) and not goes_by_rows(op, graph)
+    )
+    tables = (op.inputs[0] for op in graph.ops if goes_by_rows(op, graph))
+    assigned = (op.inputs[0] for op in graph.ops if keeps_place(op, graph))
+    return in_branches.union(assigned, (t for t in tables if t not in moving))
+
+
+@once_per_graph
+def _tables(graph: StepGraph) -> frozenset[int]:
+    """The handles of variables of which ops read or write rows."""
+    return frozenset(
+        t
+        for t, types in _done_with(graph).items()
+        if any(type_.startswith(ROWS_OF_VARIABLES) for type_ in types)
+    )
 
 
 @once_per_graph
@@ -89,12 +133,9 @@ def _done_with(graph: StepGraph) -> dict[int, set[str]]:
 
 @once_per_graph
 def copied_variables(graph: StepGraph) -> frozenset[int]:
-    """The handles of variables that each read copies: those that are written in place, and those
-    of which ops read or write rows, as embeddings' are."""
-    done = _done_with(graph).items()
-    return placed(graph).union(
-        t for t, types in done if any(type_.startswith(ROWS_OF_VARIABLES) for type_ in types)
-    )
+    """The handles of variables that each read copies: those that are written in place, and
+    tables."""
+    return placed(graph) | _tables(graph)
 
 
 def reads_by_copying(op: Op, graph: StepGraph) -> bool:

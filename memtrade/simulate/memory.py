@@ -131,7 +131,7 @@ class Simulator:
     def link(self, actions: Sequence[Action]) -> Program:
         """What `actions` returned, linked."""
         if self._linked is None or self._linked[0] is not actions:
-            same = merged_tensors(self.graph) if actions is self._base else {}
+            same = merged_tensors(self.graph) if actions is self._base else None
             program = self.linker.link(actions, self.graph.data.outputs, same)
             if not isinstance(actions, tuple):  # whoever made it may change it
                 return program

@@ -14,14 +14,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from enum import IntEnum
-from types import MappingProxyType
 from typing import NamedTuple
 
 import msgspec
 
 from memtrade.facts import SCRATCH, Facts, Request
 from memtrade.facts.kernel import END, NOTHING
-from memtrade.facts.variables import copied_variables, keeps_place, moved, reads_by_copying
+from memtrade.facts.variables import (
+    copied_variables,
+    goes_by_rows,
+    keeps_place,
+    moved,
+    reads_by_copying,
+)
 from memtrade.facts.views import viewed
 from memtrade.graph import Op, StepGraph
 from memtrade.kernel_pairs import POOL_GRADIENTS
@@ -35,6 +40,8 @@ from memtrade.op_types import (
 )
 from memtrade.plan import Action
 from memtrade.simulate.constants import Constants
+
+_NUMBER_BYTES = 4  # of a row
 
 
 class Code(IntEnum):
@@ -109,6 +116,7 @@ class Linker:
     Attributes:
         walked: rows of programs that were walked so far: what simulating has cost, on any machine.
         copied: handles of variables that reads copy, and that whatever writes all of them copies.
+        specs, unplanned_specs: of each op, in rewritten steps and in the step as it came.
     """
 
     def __init__(self, graph: StepGraph, facts: Facts, margin_bytes: int = 0):
@@ -122,6 +130,13 @@ class Linker:
         self._add_workspaces()
         self.constants = Constants(graph, self._hide)
         self.specs = [self._spec(op_id) for op_id in range(len(graph.ops))]
+        self.unplanned_specs = self.specs.copy()
+        for op in graph.ops:
+            if goes_by_rows(op, graph):
+                rows = (graph.tensors[op.inputs[1]].shape or (0,))[0]
+                wanted = Request(_NUMBER_BYTES), Request(rows * _NUMBER_BYTES)
+                spec = self.specs[op.id]
+                self.specs[op.id] = spec and spec._replace(requests=wanted, variables=())
 
     def _add_workspaces(self) -> None:
         """oneDNN's MaxPool makes a workspace for its gradient, which reads it if both meet."""
@@ -193,14 +208,15 @@ class Linker:
         self,
         actions: Iterable[Action],
         returned: Sequence[int],
-        same: Mapping[int, int] = MappingProxyType({}),
+        same: Mapping[int, int] | None = None,
     ) -> Program:
         """`returned`: tensor ids that the step hands out, which therefore live to its end.
-        `same`: tensors that nothing makes, and those that are read in their place."""
-        specs, sizes, hidden_of = self.specs, self.sizes, self.hidden_of
+        `same`: of the step as it came, tensors that nothing makes, and those that are read in their
+        place."""
+        sizes, hidden_of = self.sizes, self.hidden_of
+        specs, same = (self.specs, {}) if same is None else (self.unplanned_specs, same)
         latest = [same.get(t, t) for t in range(len(sizes))]
-        tensor_of = list(range(len(sizes)))
-        readers = [0] * len(sizes)
+        tensor_of, readers = [*range(len(sizes))], [0] * len(sizes)
         outside: dict[int, int] = {}
         lost: set[int] = set()  # workspaces whose MaxPool output came back from the host
         rows: list[Row] = []

@@ -369,13 +369,13 @@ class Walk:
             self._replace(handle, self._new(size, 1, handle))
 
     def _replace(self, handle: int, buffer: int) -> None:
-        """The variable lies in another buffer from now on."""
+        """The variable lies in another buffer from now on; the old one goes with this row."""
         old = self.variables.get(handle, 0)
         self.moved = True
         self.variables[handle] = buffer
         self._groups["variables"].append(buffer)
         if old:
-            self._release(old)
+            self._passing.append(old)
 
     def _assign(self, variable: tuple[int, int], value: int) -> None:
         """The variable takes the value's buffer over if nobody else reads it, and if its own reads

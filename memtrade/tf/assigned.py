@@ -20,12 +20,12 @@ from typing import Any
 
 import tensorflow as tf
 
-from memtrade.facts.variables import IN_PLACE_BYTES
+from memtrade.facts.variables import BY_ROWS, IN_PLACE_BYTES
 from memtrade.op_types import BRANCH_TYPES, READING_TYPES
 from memtrade.tf.captured import captures, variable_spec
 from memtrade.tf.functions import Functions, chosen_functions
 from memtrade.tf.graft import graft, grafted
-from memtrade.tf.nodes import NodeDef, copied
+from memtrade.tf.nodes import NodeDef, copied, make_node
 from memtrade.tf.swap import const_node
 from memtrade.tf.unroll import shapes_kept
 
@@ -47,6 +47,28 @@ def write_in_place(assign: NodeDef, rank: int) -> list[NodeDef]:
         assign.attr[mask].i = open_ends
     assign.input[:] = [handle, at, at, by, value, *controls]
     return constants
+
+
+def write_by_rows(update: NodeDef) -> list[NodeDef]:
+    """Turns an AssignAddVariableOp or AssignSubVariableOp into one of all rows, and returns what
+    numbers these: four constants, and the chain that begins with the variable's shape. Numbers that
+    the runtime could compute once would lie there for good."""
+    handle, value, *controls = update.input
+    dtype, name = update.attr["dtype"].type, update.name
+    none, one = const_node(f"{name}/none", 0), const_node(f"{name}/one", 1)
+    start, end = const_node(f"{name}/start", [0]), const_node(f"{name}/end", [1])
+    shape = make_node("VariableShape", f"{name}/shape", [handle], out_type="int32")
+    count = make_node(
+        "StridedSlice", f"{name}/count", [shape.name, start.name, end.name, end.name],
+        T="int32", Index="int32", shrink_axis_mask=1,
+    )  # fmt: skip
+    rows = make_node("Range", f"{name}/rows", [none.name, count.name, one.name], Tidx="int32")
+    update.op = BY_ROWS[update.op]
+    update.ClearField("attr")
+    update.attr["dtype"].type = dtype
+    update.attr["Tindices"].type = tf.int32.as_datatype_enum
+    update.input[:] = [handle, rows.name, value, *controls]
+    return [none, one, start, end, shape, count, rows]
 
 
 def whole_slice(rank: int) -> tuple[list[int], list[int], int]:

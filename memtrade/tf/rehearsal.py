@@ -64,12 +64,14 @@ class Rehearsal(NamedTuple):
         taken_bytes: the most in use beyond what was before it was built; None where the device's
             allocator keeps no count, as TensorFlow's for the CPU does not unless it is told to
             (TF_CPU_ALLOCATOR_USE_BFC).
-        moved: what lies where now, where that is not as it was.
+        places: what lies where now that the step is there; None where nobody can tell.
+        moved: whether that is not as it was.
     """
 
     concrete: Any
     taken_bytes: int | None
-    moved: Places | None
+    places: Places | None = None
+    moved: bool = False
 
 
 def rehearsed(
@@ -92,17 +94,17 @@ def rehearsed(
         unbuilt_bytes = _in_use_bytes(device)
         concrete = build()
         if unbuilt_bytes is None:
-            return Rehearsal(concrete, None, None)
+            return Rehearsal(concrete, None)
         kept_bytes = (_in_use_bytes(device) or 0) - unbuilt_bytes
-        taken_bytes, moved = 0, None
-        before = places_here(trace, lies, built=True)
+        taken_bytes, moved = 0, False
+        places = places_here(trace, lies, built=True)
         for _ in range(_REHEARSALS):
             taken_bytes = _run(trace, partial(call, concrete), device) + kept_bytes
-            after = places_here(trace, lies, built=True)
-            moved, before = None if after == before else after, after
-            if moved is None:  # what trains begins where this began
+            before, places = places, places_here(trace, lies, built=True)
+            moved = places != before
+            if not moved:  # what trains begins where this began
                 break
-        return Rehearsal(concrete, taken_bytes, moved)
+        return Rehearsal(concrete, taken_bytes, places, moved)
 
 
 def _in_use_bytes(device: str) -> int | None:

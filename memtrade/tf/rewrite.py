@@ -17,13 +17,13 @@ from typing import Any
 
 import tensorflow as tf
 
-from memtrade.facts.variables import keeps_place
+from memtrade.facts.variables import goes_by_rows, keeps_place
 from memtrade.graph import Op
 from memtrade.kernel_pairs import bias_gradients, biases
 from memtrade.op_types import HANDED_TYPES, SEND, SOURCE_TYPES
 from memtrade.plan import Plan, check_plan
 from memtrade.simulate.summands import sums_as_they_came
-from memtrade.tf.assigned import write_in_place
+from memtrade.tf.assigned import write_by_rows, write_in_place
 from memtrade.tf.extract import Trace
 from memtrade.tf.graft import graft
 from memtrade.tf.in_place import settle
@@ -111,6 +111,10 @@ class _Rewriter:
             self.nodes.extend(
                 write_in_place(node, len(self.graph.tensors[op.inputs[1]].shape or ()))
             )
+        first = node
+        if goes_by_rows(op, self.graph):
+            *constants, first, count, rows = write_by_rows(node)
+            self.nodes.extend((*constants, first, count, rows))
         self.nodes.append(node)
         beside = self.filter_gradients.pop(op_id, None)
         if beside is not None and self.plan.order == "pinned":
@@ -121,7 +125,7 @@ class _Rewriter:
         node.input.extend("^" + name for name in self._waits(op))
         if op.type in SOURCE_TYPES or self.graph.folded[op_id]:
             return
-        self._pin_op(op_id, node)
+        self._pin_op(op_id, node, first)
         if op_id in self.bias_gradients:
             self.filter_gradients = {self.bias_gradients[op_id]: node}
         if op_id == self.graph.turn or op_id in self.graph.descendants:
@@ -217,24 +221,28 @@ class _Rewriter:
             self.holding.append(reader.name)
         node.input[:] = [inputs[i] for i in order]
 
-    def _pin_op(self, op_id: int, node: NodeDef, *, again: bool = False) -> None:
-        """Puts a run of an op behind the previous action. Of a convolution and the BiasAdd right
-        behind it neither waits for an op, or TensorFlow would not merge them: what they read does.
-        A BiasAdd that stands elsewhere waits, and is not merged."""
-        first, before, self.ran = node, self.ran, op_id
+    def _pin_op(
+        self, op_id: int, node: NodeDef, first: NodeDef | None = None, *, again: bool = False
+    ) -> None:
+        """Puts a run of an op, which begins with `first`, behind the previous action. Of a
+        convolution and the BiasAdd right behind it neither waits for an op, or TensorFlow would not
+        merge them: what they read does. A BiasAdd that stands elsewhere waits, and is not merged.
+        """
+        begins = first or node
+        before, self.ran = self.ran, op_id
         if self.biases.get(before) == op_id:
             if self.plan.order == "pinned":
                 self.awaited.append(node.name)
             return
         if op_id in self.biases:
-            first = make_node("Identity", f"{self.scope}/before/{node.name}", node.input[:1])
-            first.attr["T"].CopyFrom(node.attr["T"])
-            node.input[0] = first.name
-            self.nodes.append(first)
+            begins = make_node("Identity", f"{self.scope}/before/{node.name}", node.input[:1])
+            begins.attr["T"].CopyFrom(node.attr["T"])
+            node.input[0] = begins.name
+            self.nodes.append(begins)
         # If a convolution's clone and its BiasAdd's wait for the same, TensorFlow ends the process.
         if again and not (node.op == "BiasAdd" and node.input[0].startswith(f"{self.scope}/again")):
-            self._hold(first)
-        self._pin(first, node)
+            self._hold(begins)
+        self._pin(begins, node)
 
     def _pin(self, first: NodeDef, last: NodeDef) -> None:
         """Puts an action behind the previous one, where the order is pinned."""

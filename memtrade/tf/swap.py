@@ -140,6 +140,6 @@ def size_node(name: str, source: str, dtype: str = "float32") -> NodeDef:
     return make_node("Size", name, [source], T=dtype, out_type="int64")
 
 
-def const_node(name: str, values: list[int]) -> NodeDef:
+def const_node(name: str, values: int | list[int]) -> NodeDef:
     """Whole numbers, as int32."""
     return make_node("Const", name, dtype=tf.int32, value=np.asarray(values, np.int32))

@@ -68,7 +68,8 @@ def called(op_type: str, x: tf.Tensor, y: tf.Tensor) -> Any:
 def extra_bytes(op_type: str, arena: Arena) -> int:
     x, y = tf.fill(SHAPE, 0.3), tf.fill(SHAPE, 0.6)
     # Of unknown shapes, or TensorFlow would know what ops such as Shape make.
-    unknown: Any = tf.TensorSpec(None, tf.float32)
+    anything: Any = None
+    unknown: Any = tf.TensorSpec(anything, tf.float32)
     run = tf.function(lambda x, y: called(op_type, x, y), (unknown, unknown), autograph=False)
     run(x, y)
     there_bytes = arena.in_use_bytes()

@@ -96,26 +96,32 @@ def test_a_variable_whose_rows_are_gathered_is_copied_by_reads_and_assigned_to_a
 
 
 def test_an_update_moves_a_variable_whose_rows_are_gathered():
-    """TensorFlow copies what is read by copying before it adds to it."""
+    """TensorFlow copies what is read by copying before it adds to it. Rewritten steps add row by
+    row."""
 
-    def moves(touching: str) -> bool:
+    def moves(touching: str, *, planned: bool) -> bool:
         b = Builder()
         (x,) = b.op("x", "Placeholder", sizes=[BIG])
         (handle,) = b.op("v", "Placeholder", sizes=[0])
         (rows,) = b.op("rows", touching, [handle, x], sizes=[256])
         b.op("update", "AssignAddVariableOp", [handle, x], stateful=True)
         b.tensors[handle] = msgspec.structs.replace(b.tensors[handle], dtype="resource")
+        b.tensors[x] = msgspec.structs.replace(b.tensors[x], shape=(BIG // 64, 16))
         data = b.build(inputs=[x], outputs=[rows], loss=rows).data
         graph = StepGraph(msgspec.structs.replace(data, captures=(handle,), capture_bytes=(BIG,)))
         simulator = Simulator(graph, ARENA)
-        walk = simulator.begin(simulator.link(everything(graph)))
+        actions = everything(graph) if planned else simulator.actions([])
+        walk = simulator.begin(simulator.link(actions))
         walk.step()
-        live_bytes = simulator.peak_live_bytes(everything(graph))
+        live_bytes = simulator.peak_live_bytes(actions)
         assert live_bytes == walk.live_peak
+        copies = walk.moved * BIG
+        assert simulator.memory(actions).peak_bytes >= walk.persistent_bytes + copies
         return walk.moved
 
-    assert moves("ResourceGather")
-    assert not moves("VariableShape")
+    assert moves("ResourceGather", planned=False)
+    assert not moves("ResourceGather", planned=True)
+    assert not moves("VariableShape", planned=False)
 
 
 def test_a_call_makes_its_outputs_whatever_it_does_to_variables():
