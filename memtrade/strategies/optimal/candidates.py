@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 
 from memtrade.errors import InfeasibleBudgetError
@@ -49,6 +49,9 @@ SEARCH_ACTIONS, FEWER_ACTIONS = 150_000, 50_000
 FEW_EVALUATIONS, GAIN = 8, 0.001
 # The same, on the way to the programme's choice, and simulations that it may spend in any case.
 APPROACHES, APPROACH_ACTIONS = 16, 40_000
+# What misses the budget by less than a share once it is spilled is spilled again, so many times.
+NEARLY, SPILLS = 0.05, 4
+FASTEST = 3  # of them, these are finished
 # To finish a program is so many simulations more.
 FINISH_COST = 6
 
@@ -229,8 +232,39 @@ class Candidates:
     def _may_be_faster(self, verdict: Verdict) -> bool:
         return self.best is None or verdict.least_seconds < self.best.seconds
 
+    def _offer_spilled(self, verdicts: Sequence[Verdict], budget: int) -> None:
+        """What is fastest once enough has left for a while: that its holes fit the budget, too."""
+        limit, low, high = budget, 0, budget
+        for _ in range(SPILLS):
+            fitted = [(self._fitted(each, limit), each) for each in verdicts]
+            fitting = [pair for pair in fitted if pair[0].peak_bytes <= limit]
+            fitting.sort(key=lambda pair: pair[0].least_seconds)
+            if not fitting:  # so much cannot leave
+                low, limit = limit, (limit + high) // 2
+                continue
+            found = [self._offer_if_faster(each, budget) for each, _ in fitting[:FASTEST]]
+            fastest, verdicts = fitting[0][0], [each for _, each in fitting[:FASTEST]]
+            if any(found) or not self._may_be_faster(fastest):
+                break
+            # Holes are what it takes beside: so much more leaves, and some more.
+            over = self._finish(fastest, budget).peak_bytes - budget
+            if over <= 0:
+                break
+            high = fastest.peak_bytes
+            limit = high - 3 * over // 2
+            limit = limit if limit > low else (low + high) // 2
+
     def _fitted(self, verdict: Verdict, budget: int) -> Verdict:
-        return self._spilled(verdict, budget) if verdict.peak_bytes > budget else verdict
+        """With what rests gone as far as it takes. What comes back may lie about for a moment: then
+        so much more leaves."""
+        fitted, limit = verdict, budget
+        for _ in range(SPILLS):
+            over = fitted.peak_bytes - budget
+            if over <= 0 or (fitted is not verdict and over > NEARLY * budget):
+                break
+            limit -= over if fitted is not verdict else 0
+            fitted = self._spilled(verdict, limit)
+        return fitted
 
     def _spilled(self, verdict: Verdict, limit_bytes: int) -> Verdict:
         if not self.swap:

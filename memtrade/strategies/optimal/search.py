@@ -17,7 +17,6 @@ import logging
 import math
 import sys
 from dataclasses import replace
-from operator import attrgetter
 from typing import Literal
 
 from memtrade.strategies.deadline import CancelledError, Deadline
@@ -40,7 +39,6 @@ ORDERS = 3
 WORTH, PROGRAMS = 0.5, 50
 DESCENTS = 3  # with a limit that follows the smallest peak
 LEANEST = 3  # choices with the smallest peaks that are finished
-FASTEST = 3  # and of the fastest
 HOPELESS = 4  # times the smallest peak of a large step's programs: not spilled to a smaller one
 # A peak so close to what none is below is lean enough: one that another strategy might miss by a
 # few bytes, and where plans may be a little above it anyway.
@@ -188,11 +186,7 @@ class Search(Candidates):
         chooser = self._chooser(self.problem, "time", awaited=True)
         for room in ROOMS:
             self._choose(chooser, int(room * budget), rough=MOSTLY)
-        verdicts = filter(self._may_be_faster, map(self.judge.judge, self.chosen))
-        fitted = [self._fitted(verdict, budget) for verdict in verdicts]
-        fitting = [verdict for verdict in fitted if verdict.peak_bytes <= budget]
-        for verdict in sorted(fitting, key=attrgetter("least_seconds"))[:FASTEST]:
-            self._offer_if_faster(verdict, budget)
+        self._offer_spilled([*map(self.judge.judge, self.chosen)], budget)
 
     def _without_search(self) -> Finished:
         """Of keeping and swapping everything, the better one: there must be some plan."""
@@ -353,7 +347,8 @@ class Search(Candidates):
             math.inf if budget is None else (1 - spare) * budget / MB, rough=rough
         )
         if choice is not None:
-            self.chosen.append(choice.decisions)
+            if choice.decisions not in self.chosen:
+                self.chosen.append(choice.decisions)
             added = 100 * choice.seconds / self.original_seconds
             log.debug("%s: +%.1f%% time, %.0f MB", self.graph.name, added, choice.mb)
         return choice
