@@ -22,6 +22,7 @@ from cyclopts import (
     CycloptsError,
     MissingArgumentError,
     Parameter,
+    RepeatArgumentError,
     Token,
     UnknownCommandError,
     UnusedCliTokensError,
@@ -157,11 +158,13 @@ def _negatives_joined(tokens: list[str]) -> list[str]:
 
     >>> _negatives_joined(["run", "--memory-limit", "-5MB", "--", "--depth", "-1"])
     ['run', '--memory-limit=-5MB', '--', '--depth', '-1']
+    >>> _negatives_joined(["explain", "--error", "-", "--json"])  # of stdin
+    ['explain', '--error=-', '--json']
     """
     end = tokens.index("--") if "--" in tokens else len(tokens)
     joined: list[str] = []
     for word in tokens[:end]:
-        if joined and joined[-1].startswith("--") and re.match(r"-[.\d]", word):
+        if joined and joined[-1].startswith("--") and re.match(r"-([.\d]|$)", word):
             joined[-1] += f"={word}"
         else:
             joined.append(word)
@@ -188,6 +191,8 @@ def _in_words(error: CycloptsError) -> Exception:
         return _unknown(error)
     if isinstance(error, MissingArgumentError):
         return _missing(error)
+    if isinstance(error, RepeatArgumentError):
+        return MemtradeError(f"{error.token.keyword} is given more than once: give it once")
     if isinstance(error, UnusedCliTokensError):
         command = " ".join(["memtrade", *(error.command_chain or ())])
         more = shlex.join(error.unused_tokens or ())

@@ -37,8 +37,8 @@ def plan(
 ) -> int:
     """Show what a strategy keeps, recomputes and swaps, and why, without running it.
 
-    The plan is made for a device that is here, or for one that one does not have. Unless --strategy
-    is given, it is ome.
+    The plan is made for a device that is here, or for one that one does not have. The exit status
+    is 3 where no plan reaches the budget. Unless --strategy is given, it is ome.
 
     Parameters
     ----------

@@ -55,7 +55,8 @@ def sweep(
     ----------
     file
         TOML with blocks [[grid]], or the name of one that comes with memtrade: quick, thesis,
-        own_ways, ... Keys are the flags of `memtrade run`; a list makes an axis.
+        own_ways, ... Keys are the flags of `memtrade run`, spelled with _ (batch_size); a list
+        makes an axis.
     results
         The folder for the records, one JSON file per trial, and what to resume from.
     jobs

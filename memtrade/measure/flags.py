@@ -157,6 +157,9 @@ class StrategyFlags:
         if self.strategy.strip() == "all":
             return list(everything)
         names = [name.strip() for name in self.strategy.split(",")]
+        if "all" in names:
+            given = f"--strategy all stands alone, not {self.strategy!r}"
+            raise MemtradeError(f"{given}: leave the other names out")
         return list(dict.fromkeys(find_strategy(name).name for name in names))
 
     def typed_options(self, names: Sequence[str]) -> dict[str, Any]:
@@ -168,7 +171,7 @@ class StrategyFlags:
             if dot:
                 if scope not in given:
                     raise UnknownNameError(f"strategy in --option {key}={value}", scope, names)
-                given[scope][option] = value
+                given[scope][option.replace("-", "_")] = value
                 continue
             plain = option.replace("-", "_")
             owners = [name for name in names if plain in known[name]]
@@ -182,12 +185,14 @@ class StrategyFlags:
             if value is None:
                 continue
             owners = [name for name in names if key in known[name]]
+            flag = f"--{key.replace('_', '-')}"
             if not owners:
                 having = [n for n in STRATEGIES if key in _option_names(n)]
                 raise MemtradeError(
-                    f"--{key.replace('_', '-')} is for the strategies {', '.join(having)}, "
-                    f"not for {', '.join(names)}"
+                    f"{flag} is for the strategies {', '.join(having)}, not for {', '.join(names)}"
                 )
+            if all(key in given[name] for name in owners):
+                raise MemtradeError(f"{flag} and --option {key} say the same: give one of them")
             for name in owners:
                 given[name].setdefault(key, value)
         return {name: make_options(name, options) for name, options in given.items()}

@@ -169,7 +169,12 @@ class _Reader:
         """Raises MemtradeError for a key that there is not."""
         for key in settings:
             if key not in KEYS:
-                raise self._error(block, key, "", UnknownNameError("key", key, KEYS))
+                why: object = UnknownNameError("key", key, KEYS)
+                if key == "pipeline":
+                    why = "[[pipeline]] is for `memtrade pipeline sweep`"
+                elif not block and isinstance(settings[key], list | dict):
+                    why = f"unknown key {key!r}: trials are in blocks, write [[{GRID}]]"
+                raise self._error(block, key, "", why)
 
     def trials(self, block: int, settings: Mapping[str, Any]) -> Iterator[tuple[TrialSpec, float]]:
         """What one block makes, and how many seconds each trial may take."""
@@ -247,8 +252,8 @@ class _Reader:
         """The strategies that an entry means: one, or "all" of them."""
         try:
             return StrategyFlags(strategy=strategy).names()
-        except UnknownNameError as error:
-            raise self._error(block, "strategy", error.name, error) from None
+        except MemtradeError as error:
+            raise self._error(block, "strategy", strategy, error) from None
 
     def _model(
         self, block: int, name: str, options: Mapping[str, Any], point: Mapping[str, Any]

@@ -35,6 +35,12 @@ def test_an_option_goes_to_the_strategies_that_have_it() -> None:
     assert chosen["lms"].lb == 7
 
 
+def test_a_flag_is_for_those_whose_option_says_nothing() -> None:
+    flags = StrategyFlags(option=["optimal.budget=1GB"], budget="2GB")
+    chosen = flags.typed_options(["rotor", "optimal"])
+    assert (chosen["rotor"].budget, chosen["optimal"].budget) == ("2GB", "1GB")
+
+
 def test_strategies_are_taken_once_in_the_order_given() -> None:
     assert StrategyFlags(strategy="ome, lms,ome").names() == ["ome", "lms"]
 

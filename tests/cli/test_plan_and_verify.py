@@ -149,6 +149,11 @@ def test_the_help_of_a_command_says_which_strategies_are_its_default(shell: Shel
         assert "nless --strategy is given, " in told, command
 
 
+def test_the_help_says_the_status_of_no_plan_and_how_keys_are_spelled(shell: Shell) -> None:
+    for command, word in (("plan", "status is 3"), ("predict", "status is 3"), ("sweep", "with _")):
+        assert word in " ".join(shell.run(command, "--help")[1].split()), command
+
+
 def test_the_command_line_imports_nothing_that_takes_long() -> None:
     slow = {"tensorflow", "numpy", "pandas", "importlib.metadata"}
     code = f"import sys, memtrade.cli; sys.exit(bool({slow} & sys.modules.keys()))"

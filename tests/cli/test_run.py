@@ -42,6 +42,20 @@ BAD_INPUT = [
     ("run --strategy original --option lb=3", "unknown option of original 'lb': there are none"),
     ("run --model inception_v4 --layers 50", "unknown option of inception-v4 'layers'"),
     ("run --layers 18 --model-option layers=34", "--layers and --model-option layers say the same"),
+    ("run --layers 18 --layers 34", "--layers is given more than once: give it once"),
+    ("run --strategy all,ome", "--strategy all stands alone, not 'all,ome': leave the other names"),
+    (
+        "run --strategy ome,optimal --option budget=100MB --budget 200MB",
+        "--budget and --option budget say the same: give one of them",
+    ),
+    (
+        "run --strategy optimal --option optimal.host-memory-limit=1GB --host-memory-limit 2GB",
+        "--host-memory-limit and --option host_memory_limit say the same: give one of them",
+    ),
+    (
+        "run --strategy optimal --option minimize=time --minimize memory",
+        "--minimize and --option minimize say the same: give one of them",
+    ),
     ("run --batch-size 0", "'batch_size' must be at least 1, not 0"),
     ("run --batch-size=-4", "'batch_size' must be at least 1, not -4"),
     ("run --batch-size many", "--batch-size must be a whole number, not many"),

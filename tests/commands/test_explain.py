@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
 import shlex
 from pathlib import Path
@@ -100,6 +101,14 @@ def test_bad_input(run: Run, tmp_path: Path, tokens: list[str], complaint: str) 
     assert (status, out) == (2, "")
     assert err.startswith(f"memtrade: {complaint}")
     assert err.count("\n") == 1
+
+
+def test_an_error_on_stdin(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "OOM when allocating tensor with shape[32,3] and type float"
+    monkeypatch.setattr("sys.stdin", io.StringIO(text))
+    status, out, err = run("explain", "--error", "-", "--json")
+    assert (status, err) == (0, "")
+    assert '"requested_bytes":384' in "".join(out.split())
 
 
 def test_a_trial_that_ran_and_flags_that_a_record_has(run: Run, tmp_path: Path) -> None:
