@@ -112,6 +112,10 @@ def check_plan(plan: Plan, graph: StepGraph) -> None:
     for fate in plan.fates:
         _check_id(fate.decision, "tensor", fate.tensor, len(graph.tensors))
     if not plan.actions:
+        done = next((fate for fate in plan.fates if fate.decision != "keep"), None)
+        if done is not None:
+            what = f"{done.decision} {graph.label(done.tensor)}"
+            raise InvalidPlanError(f"the plan says {what}, but has no actions: plan anew")
         return
     ran: set[int] = set()
     outside: set[int] = set()

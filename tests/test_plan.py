@@ -55,6 +55,13 @@ def test_what_was_never_swapped_out_cannot_come_in(plan, graph):
         check_plan(without(plan, "swap_out"), graph)
 
 
+def test_what_is_decided_is_done(plan, graph):
+    with pytest.raises(InvalidPlanError, match="says swap layer1:0, but has no actions: plan anew"):
+        check_plan(replaced(plan, []), graph)
+    keeps = tuple(Fate(fate.tensor, "keep") for fate in plan.fates)
+    check_plan(msgspec.structs.replace(plan, fates=keeps, actions=()), graph)
+
+
 def test_a_forgotten_op_is_named(plan, graph):
     last = plan.actions[-1]
     with pytest.raises(InvalidPlanError, match=f"never runs {graph.ops[last.id].name}"):

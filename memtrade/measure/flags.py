@@ -29,8 +29,8 @@ from memtrade.measure.protocol import ChildTask, TrialSpec
 from memtrade.models import OPTIMIZERS, Model, make_model, options_of
 from memtrade.models.target import OwnStep
 from memtrade.options import NONE, Value
-from memtrade.plan import Order, Plan, load_plan
-from memtrade.strategies import STRATEGIES, find_strategy, make_options
+from memtrade.plan import Order, Plan
+from memtrade.strategies import STRATEGIES, find_strategy, make_options, read_plan
 from memtrade.target import ARENA, Target, profile_target
 from memtrade.units import limit_of
 
@@ -180,10 +180,8 @@ class StrategyFlags:
                 raise UnknownNameError(f"option of {', '.join(names)}", option, choices)
             for name in owners:
                 given[name].setdefault(plain, value)  # a scoped one goes first
-        for key in ("budget", "minimize", "host_memory_limit"):
-            value = getattr(self, key)
-            if value is None:
-                continue
+        flags = ("budget", "minimize", "host_memory_limit")
+        for key in (each for each in flags if getattr(self, each) is not None):
             owners = [name for name in names if key in known[name]]
             flag = f"--{key.replace('_', '-')}"
             if not owners:
@@ -194,7 +192,7 @@ class StrategyFlags:
             if all(key in given[name] for name in owners):
                 raise MemtradeError(f"{flag} and --option {key} say the same: give one of them")
             for name in owners:
-                given[name].setdefault(key, value)
+                given[name].setdefault(key, getattr(self, key))
         return {name: make_options(name, options) for name, options in given.items()}
 
 
@@ -354,7 +352,7 @@ def make_specs(
 
 def _saved(path: Path, flags: StrategyFlags) -> Plan:
     """Raises MemtradeError where a flag would decide what the plan has decided."""
-    plan, unsaid = load_plan(path), vars(StrategyFlags())
+    plan, unsaid = read_plan(path), vars(StrategyFlags())
     same = unsaid | {"order": plan.order}
     if given := [name for name, v in vars(flags).items() if v not in (unsaid[name], same[name])]:
         words = " and --".join(given).replace("_", "-")

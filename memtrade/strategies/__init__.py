@@ -10,10 +10,12 @@ a `STRATEGY`, and its entry below. A native one is something that TensorFlow can
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-from memtrade.errors import MemtradeError, UnknownNameError
+from memtrade.errors import InvalidPlanError, MemtradeError, UnknownNameError
 from memtrade.options import Value, make_from_words
+from memtrade.plan import Plan, load_plan
 from memtrade.strategies import checkpoints, lms, ome, optimal, original
 from memtrade.strategies.base import Strategy
 from memtrade.strategies.baselines import checkmate, greedy, rotor, sqrt_n
@@ -21,7 +23,7 @@ from memtrade.strategies.native import NATIVE_STRATEGIES, NativeOptions, NativeS
 
 __all__ = [
     "NATIVE", "PLANNED", "STRATEGIES", "NativeOptions", "NativeStrategy", "Strategy",
-    "find_planned", "find_strategy", "make_options",
+    "find_planned", "find_strategy", "make_options", "read_plan",
 ]  # fmt: skip
 
 PLANNED: dict[str, Strategy] = {
@@ -54,3 +56,13 @@ def find_planned(name: str) -> Strategy:
 def make_options(name: str, given: Mapping[str, Value] | None = None) -> Any:
     """A strategy's options from words. Raises UnknownNameError or MemtradeError."""
     return make_from_words(find_strategy(name).options, given, of=name)
+
+
+def read_plan(path: Path) -> Plan:
+    """A saved plan. Raises InvalidPlanError where it is none, or not by a strategy of these."""
+    plan = load_plan(path)
+    try:
+        make_options(find_planned(plan.strategy).name, plan.options)
+    except MemtradeError as error:
+        raise InvalidPlanError(f"cannot read a plan from {str(path)!r}: {error}") from error
+    return plan

@@ -157,7 +157,7 @@ def no_worse(plan: Plan, clock: TimeSimulator) -> Plan:
     remark = saves_nothing(plan, clock)
     if not remark:
         return plan
-    return msgspec.structs.replace(plan, actions=(), remarks=(*plan.remarks, remark))
+    return msgspec.structs.replace(plan, fates=(), actions=(), remarks=(*plan.remarks, remark))
 
 
 def saves_nothing(plan: Plan, clock: TimeSimulator) -> str:

@@ -49,6 +49,28 @@ def test_a_saved_plan_is_run_and_verified(shell: Shell, graph: StepGraph) -> Non
         assert (status, f"leave {said.split()[0]} out" in err) == (2, True)
 
 
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"strategy": "omee"}, "unknown strategy 'omee': did you mean 'ome'?"),
+        ({"strategy": "xla"}, "xla has no plan"),
+        ({"options": {"lbb": 2}}, "unknown option of lms 'lbb': did you mean 'lb'?"),
+        ({"options": {"lb": [2]}}, "option 'lb' must be a whole number, not [2]"),
+    ],
+)
+def test_a_saved_plan_of_no_strategy_is_refused(
+    shell: Shell, graph: StepGraph, change: dict[str, object], why: str
+) -> None:
+    shell.run("plan", "--strategy", "lms", "--output", "p.json")
+    shell.started_file.unlink()
+    saved = json.loads(Path("p.json").read_text()) | change
+    Path("p.json").write_text(json.dumps(saved))
+    for command in ("run", "verify"):
+        status, out, err = shell.run(command, "--plan", "p.json")
+        assert (status, out, shell.started()) == (2, "", [])
+        assert err.startswith(f"memtrade: cannot read a plan from 'p.json': {why}")
+
+
 def test_a_plan_that_reaches_no_budget_exits_with_3(
     shell: Shell, graph: StepGraph, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import pytest
 
+from memtrade.errors import InvalidPlanError
 from memtrade.graph import Op, StepGraph, Tensor
+from memtrade.measure import worker
 from memtrade.measure.foreseen import carried, given_plan, save_foreseen
-from memtrade.plan import check_plan
+from memtrade.measure.protocol import TrialSpec
+from memtrade.plan import Action, Fate, check_plan
 from memtrade.simulate.predict import Predictor
 from memtrade.strategies import PLANNED, make_options
 from tests.graphs import ARENA, chain
@@ -70,3 +75,19 @@ def test_another_step_has_plans_of_its_own() -> None:
     assert carried(plan, GRAPH, chain(7)) is None
     assert carried(plan, GRAPH, chain(6, size=2 << 20)) is None
     assert carried(plan, handed_on(GRAPH, 5), GRAPH) is None
+
+
+@pytest.mark.parametrize("far", [Action("run", 10**6), Fate(10**6, "swap")])
+def test_a_saved_plan_is_checked_before_anyone_looks_into_it(
+    far: Action | Fate, tmp_path: Path
+) -> None:
+    plan = PLANNED["lms"].plan(GRAPH, make_options("lms"), ARENA)
+    if isinstance(far, Action):
+        plan = msgspec.structs.replace(plan, actions=(*plan.actions, far))
+    else:
+        plan = msgspec.structs.replace(plan, fates=(*plan.fates, far))
+    plan.save(tmp_path / "saved.plan")
+    trial = worker._Worker(TrialSpec(plan_path=str(tmp_path / "saved.plan")), lambda said: None)
+    traced: Any = SimpleNamespace(graph=GRAPH)
+    with pytest.raises(InvalidPlanError, match="1000000, but the graph's"):
+        trial._plan(traced, ARENA)

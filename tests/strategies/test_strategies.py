@@ -155,6 +155,7 @@ def test_a_short_graph_has_nothing_to_cut_and_is_left_alone():
         made = plan(graph, strategy)
         check_plan(made, graph)
         left = no_worse(made, clock_of(graph, ARENA))
+        check_plan(left, graph)
         assert left.actions == ()
         assert left.remarks[-1].startswith("its predicted peak of")
         assert no_worse(left, clock_of(graph, ARENA)) == left
