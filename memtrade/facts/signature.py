@@ -102,7 +102,8 @@ class Signature(msgspec.Struct, frozen=True, kw_only=True):
     def largest_bytes(self) -> int:
         """Of its largest tensor."""
         tensors = [(each.dtype, each.shape) for each in self.inputs] + [*self.outputs]
-        return max(TYPE_BYTES.get(dtype, 1) * math.prod(shape) for dtype, shape in tensors)
+        sizes = (TYPE_BYTES.get(dtype, 1) * math.prod(shape) for dtype, shape in tensors)
+        return max(sizes, default=0)
 
 
 def signature_of(op: Op, graph: StepGraph, least_bytes: int = LEAST_BYTES) -> Signature | None:

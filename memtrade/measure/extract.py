@@ -12,6 +12,10 @@ from memtrade.errors import UnsupportedGraphError
 from memtrade.graph import StepGraph
 from memtrade.measure.protocol import Event, TrialSpec
 from memtrade.measure.trial import run_child
+from memtrade.units import mebibytes
+
+# More than any device has, and any machine.
+_MOST_BYTES = 1 << 45
 
 
 def extract_graph(
@@ -24,9 +28,19 @@ def extract_graph(
     """The graph of the spec's step, traced in a child, which allocates nothing.
 
     Raises:
-        UnsupportedGraphError: it could not be traced, and why.
+        UnsupportedGraphError: it could not be traced, and why; or one of its tensors or variables
+            is too large for any device.
     """
-    return StepGraph.from_bytes(told_by_child(spec, timeout_seconds, on_event, on_log))
+    graph = StepGraph.from_bytes(told_by_child(spec, timeout_seconds, on_event, on_log))
+    sizes = [(t.size_bytes, t.id) for t in graph.tensors]
+    sizes += zip(graph.data.capture_bytes, graph.data.captures, strict=True)
+    most_bytes, largest = max(sizes, key=lambda pair: pair[0], default=(0, 0))
+    if most_bytes > _MOST_BYTES:
+        raise UnsupportedGraphError(
+            f"{graph.name} has {graph.label(largest)} of {mebibytes(most_bytes)}, which no device "
+            "holds: give a smaller batch, smaller examples or fewer classes"
+        )
+    return graph
 
 
 def told_by_child(

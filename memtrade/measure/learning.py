@@ -163,8 +163,10 @@ def _ask_all(
     for each in lessons:
         signatures += smaller[each.signature.key].values() or [each.signature]
     signatures.sort(key=lambda each: (each.size_bytes, each.key))
-    talk = _Talk(asker, on, len(signatures))
-    talk.ask([signatures[i : i + GROUP] for i in range(0, len(signatures), GROUP)], ask_rates)
+    # What has no room cannot be run, and TensorFlow waits ten seconds before it says so.
+    asked = [each for each in signatures if each.largest_bytes <= asker.limit_bytes]
+    talk = _Talk(asker, on, len(asked))
+    talk.ask([asked[i : i + GROUP] for i in range(0, len(asked), GROUP)], ask_rates)
     day = f"{datetime.now(UTC):%Y-%m-%d}"
     learned = []
     for lesson in lessons:
@@ -173,7 +175,7 @@ def _ask_all(
             found = {size: talk.answers.get(each.key) for size, each in sizes.items()}
             answer, source = _extended(lesson, found)
         if answer is None:
-            refusal = talk.refused.get(lesson.signature.key, "no answer on fewer examples")
+            refusal = talk.refused.get(lesson.signature.key, "too large, and no answer on fewer")
             learned.append(_refused(lesson, refusal, day))
         else:
             learned.append(_learned(lesson, answer, source, day))

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
 import memtrade
@@ -89,6 +90,18 @@ def test_a_step_that_cannot_be_traced_is_said_in_one_line(shell: Shell) -> None:
     assert err.splitlines()[-1] == (
         "memtrade: the step could not be traced: infeasible: no plan fits"
     )
+
+
+def test_a_step_that_no_device_holds_is_refused_before_anything_is_asked(
+    shell: Shell, graph: StepGraph
+) -> None:
+    tensors = [msgspec.structs.replace(each, size_bytes=1 << 46) for each in graph.tensors]
+    huge = StepGraph(msgspec.structs.replace(graph.data, tensors=tuple(tensors)))
+    (shell.tools / "graph").write_bytes(huge.to_bytes())
+    status, out, err = shell.run("predict")
+    assert (status, out) == (2, "")
+    assert "toy has x:0 of 67,108,864 MiB, which no device holds: give a smaller batch" in err
+    assert "ask" not in err
 
 
 # verify

@@ -151,6 +151,14 @@ def test_what_is_too_large_is_asked_on_fewer_examples(tmp_path, asker):
     assert only.seconds == pytest.approx(64.0)
 
 
+def test_what_has_no_room_is_not_asked(tmp_path, asker):
+    small = Asker("arena", asker.environment, 100_000, asker.command)
+    assert sources(chain("Relu", batch=4), small, tmp_path) == ["refused"]
+    table, rates = learn([chain("Relu", batch=4)], HERE, small, folder=tmp_path)
+    assert [each.margin_bytes for each in table.values()] == [160_000]
+    assert rates is not None
+
+
 def test_a_fit_that_does_not_hold_is_none(tmp_path, asker):
     small = Asker("arena", asker.environment, 1 << 20, asker.command)
     table, _ = learn([chain("Square", batch=512)], HERE, small, folder=tmp_path)
