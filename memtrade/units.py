@@ -68,9 +68,9 @@ def mebibytes(size_bytes: int) -> str:
     return f"{size_bytes / 2**20:,.0f} MiB"
 
 
-def megabytes(size_bytes: int) -> str:
-    """`size_bytes` as MB with one decimal, for views."""
-    return f"{size_bytes / 1e6:,.1f}"
+def megabytes(size_bytes: int, bound: str = "") -> str:
+    """`size_bytes` as MB with one decimal, for views; `bound` stands before a predicted peak."""
+    return f"{bound} {size_bytes / 1e6:,.1f}".lstrip()
 
 
 def megabytes_between(least_bytes: int, most_bytes: int) -> str:

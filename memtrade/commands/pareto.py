@@ -18,6 +18,7 @@ from memtrade.measure.protocol import TrialSpec
 from memtrade.plan import Plan
 from memtrade.results.paper import render
 from memtrade.results.pareto import Pareto, Point, pareto_plot, to_html
+from memtrade.results.predictions import bound_notes
 from memtrade.results.series import front
 from memtrade.results.sheets import Sheet
 from memtrade.results.words import plural, seconds, step_text, strategy_label
@@ -87,6 +88,7 @@ def _points(foresight: Foresight, budgets: int) -> tuple[Point, ...]:
                         host_bytes=predicted.host_bytes,
                         seconds=predicted.step_seconds,
                         relative_time=predicted.step_seconds / original.step_seconds,
+                        bound=predicted.bound,
                     )
                 )
             count = sum(point.strategy == label for point in points)
@@ -116,9 +118,8 @@ def _plans(
         return []
     made: list[tuple[int | None, Predicted]] = [(None, least)]
     if spec.strategy_options.get("budget") == "":
-        step = (most_bytes - least.peak_bytes) / budgets
         for i in range(1, budgets):
-            budget = int(least.peak_bytes + i * step)
+            budget = least.peak_bytes + i * (most_bytes - least.peak_bytes) // (budgets - 1)
             options = {**spec.strategy_options, "budget": f"{budget}B"}
             predicted = predict(msgspec.structs.replace(spec, strategy_options=options))
             if predicted is not None:
@@ -134,13 +135,14 @@ def _sheet(made: Pareto) -> Sheet:
             ("strategy", lambda point: point.strategy),
             ("front", lambda point: "●" if point.on_front else ""),
             ("budget MB", lambda p: megabytes(p.budget_bytes) if p.budget_bytes else ""),
-            ("peak MB", lambda point: megabytes(point.peak_bytes)),
+            ("peak MB", lambda point: megabytes(point.peak_bytes, point.bound)),
             ("host MB", lambda point: megabytes(point.host_bytes)),
             ("s a step", lambda point: seconds(point.seconds)),
             ("× original", lambda point: f"{point.relative_time:.3f}"),
         ],
         title=f"{made.title}. Nothing was run.",
         words=2,
+        notes=bound_notes(point.bound for point in points),
         frame=pd.DataFrame(points),
         command=made.command,
     )

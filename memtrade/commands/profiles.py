@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
+from memtrade.bounds import bound_of
 from memtrade.commands.progress import Reporter, asking, extract_graph, reporting
 from memtrade.graph import StepGraph
 from memtrade.measure.flags import DeviceFlags, StepFlags, make_specs
@@ -23,7 +24,6 @@ from memtrade.simulate.usage import use_of_memory
 from memtrade.strategies import PLANNED, find_planned, make_options
 from memtrade.strategies.known import plan_with_known
 from memtrade.target import ARENA, Target
-from memtrade.units import megabytes
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,9 @@ def simulate_all(
     clock = clock or TimeSimulator(foresight.graph, foresight.target)
     with reporting() as reporter:
         for spec in foresight.in_turn(reporter):
-            usage = use_of_memory(clock, foresight.plan(spec))
-            peak, took = megabytes(usage.peak_bytes), seconds(usage.timeline.step_seconds)
-            reporter.ended(f"predicted peak {peak} MB, {took} s a step")
-            yield SimulatedStep(strategy_label(spec), foresight.graph, usage)
+            plan = foresight.plan(spec)
+            bound, usage = bound_of(foresight.graph, plan), use_of_memory(clock, plan)
+            made = SimulatedStep(strategy_label(spec), foresight.graph, usage, bound)
+            took = seconds(made.step_seconds)
+            reporter.ended(f"predicted peak {made.peak_text} MB, {took} s a step")
+            yield made

@@ -89,7 +89,7 @@ class LayerSummary:
         shown.append((*total, *cells))
         where = f" in {self.peak_layer}" if self.peak_layer else ""
         marked = f" ({PEAK})" if any(row.at_peak for row in rows) else ""
-        peak = f"{self.bound} {megabytes(self.peak_bytes)}".strip()
+        peak = megabytes(self.peak_bytes, self.bound)
         notes = [
             f"Peak {peak} MB, predicted for {self.device}, when "
             f"{self.peak_op}{where} runs{marked}; "

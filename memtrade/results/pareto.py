@@ -15,6 +15,7 @@ from memtrade.results.drawings import drawn, packed_plotly
 from memtrade.results.paper import PAGE_INK, canvas_of, colour_of, finish, in_style, line_look
 from memtrade.results.series import SYMBOLS, style_of
 from memtrade.results.sheets import templates
+from memtrade.units import megabytes
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,7 @@ class Point:
         budget_bytes: that the plan was made for, if any.
         relative_time: to the original step.
         on_front: no other plan here is better in one and no worse in the other.
+        bound: what stands before the peak; see `memtrade.bounds.bound_of`.
     """
 
     strategy: str
@@ -34,6 +36,7 @@ class Point:
     seconds: float
     relative_time: float
     on_front: bool = False
+    bound: str = ""
 
 
 @dataclass(frozen=True)
@@ -100,7 +103,7 @@ def to_html(pareto: Pareto) -> str:
 
 def _tip(point: Point) -> str:
     parts = [
-        f"peak {point.peak_bytes / 1e6:,.1f} MB",
+        f"peak {megabytes(point.peak_bytes, point.bound)} MB",
         f"host {point.host_bytes / 1e6:,.1f} MB",
         f"{point.seconds:.3g} s a step ({point.relative_time:.3f} × original)",
     ]

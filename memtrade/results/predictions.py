@@ -5,7 +5,7 @@ Nothing here was measured, and every view says so.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -56,6 +56,12 @@ _BOUNDS = {
 }
 
 
+def bound_notes(bounds: Iterable[str]) -> tuple[str, ...]:
+    """What those that stand before peaks mean."""
+    found = {*bounds}
+    return tuple(f"{bound}: {why}" for bound, why in _BOUNDS.items() if bound in found)
+
+
 def to_sheet(
     predictions: Sequence[Prediction],
     target: Target,
@@ -74,8 +80,7 @@ def to_sheet(
     notes = [f"profile {device.name}: {device.source}"]
     if any(p.predicted and not p.predicted.fits for p in predictions):
         notes.append("peak MB of a step that does not fit: what it would take")
-    bounds = {p.predicted.bound for p in predictions if p.predicted}
-    notes += [f"{bound}: {why}" for bound, why in _BOUNDS.items() if bound in bounds]
+    notes += bound_notes(p.predicted.bound for p in predictions if p.predicted)
     if assumed := [each for each in assumed if each not in unasked]:
         notes.append(
             "taken to allocate their outputs and nothing else, because their kernels were never "

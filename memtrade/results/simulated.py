@@ -12,6 +12,7 @@ from memtrade.plan import Action
 from memtrade.simulate.by_layer import owners
 from memtrade.simulate.timeline import COMPUTE, COPY_IN, COPY_OUT
 from memtrade.simulate.usage import GROUPS, Moment, Usage
+from memtrade.units import megabytes
 
 CHANNELS = (COMPUTE, COPY_OUT, COPY_IN)
 DEVICE_COUNTER, HOST_COUNTER = "device memory in use", "host memory in use"
@@ -40,15 +41,20 @@ class Slice(NamedTuple):
 
 @dataclass(frozen=True)
 class SimulatedStep:
-    """One strategy's step; `label` names it."""
+    """One strategy's step; `label` names it, `bound` stands before its peak."""
 
     label: str
     graph: StepGraph
     usage: Usage
+    bound: str = ""
 
     @property
     def step_seconds(self) -> float:
         return self.usage.timeline.step_seconds
+
+    @property
+    def peak_text(self) -> str:
+        return megabytes(self.usage.peak_bytes, self.bound)
 
     @property
     def peak(self) -> Moment:

@@ -19,6 +19,7 @@ from memtrade.devices import Device
 from memtrade.results.bands import COLOURS, MEANINGS, OTHERS, Bands, bands_of, stacks_of
 from memtrade.results.drawings import drawn, packed_plotly
 from memtrade.results.paper import PAGE_INK, finish, in_style, strips_of
+from memtrade.results.predictions import bound_notes
 from memtrade.results.sheets import NONE, Sheet, templates
 from memtrade.results.simulated import CHANNELS, SimulatedStep
 from memtrade.results.words import seconds
@@ -79,7 +80,7 @@ class Timelines:
 
 def title_of(strip: SimulatedStep) -> str:
     fits = "" if strip.usage.fits else ", does not fit"
-    return f"{strip.label}: peak {megabytes(strip.usage.peak_bytes)} MB{fits}"
+    return f"{strip.label}: peak {strip.peak_text} MB{fits}"
 
 
 def to_html(timelines: Timelines) -> str:
@@ -233,7 +234,7 @@ def _totals(timelines: Timelines) -> Sheet:
         timelines.strips,
         [
             ("strategy", lambda it: it.label + ("" if it.usage.fits else " (does not fit)")),
-            ("peak MB", lambda it: megabytes(it.usage.peak_bytes)),
+            ("peak MB", lambda it: it.peak_text),
             (
                 "memory cost MB",
                 lambda it: megabytes(it.usage.peak_bytes - it.usage.persistent_bytes),
@@ -246,6 +247,7 @@ def _totals(timelines: Timelines) -> Sheet:
         ],
         title="The step under each strategy",
         weak=lambda it: not it.usage.fits,
+        notes=bound_notes(strip.bound for strip in timelines.strips),
         name="totals",
         command=timelines.command,
     )

@@ -37,7 +37,7 @@ class Predicted(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def peak_text(self) -> str:
-        return f"{self.bound} {megabytes(self.peak_bytes)}".lstrip()
+        return megabytes(self.peak_bytes, self.bound)
 
 
 class Predictor:

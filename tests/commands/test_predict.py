@@ -137,6 +137,16 @@ def test_bad_input_is_one_line_and_writes_nothing(run: Run, command: str, messag
     assert sorted(Path().iterdir()) == before
 
 
+def test_a_line_goes_from_the_smallest_peak_to_the_originals(run: Run) -> None:
+    step = (*SMALL, "--strategy", "original,optimal", "--budgets", "2", "--format", "csv")
+    points = pd.read_csv(io.StringIO(run("pareto", *step)[1])).to_dict("records")
+    assert [point["strategy"] for point in points] == ["optimal", "optimal", "original"]
+    least, most, original = points
+    assert original["bound"] == "≈"
+    assert most["budget_bytes"] == original["peak_bytes"]
+    assert least["peak_bytes"] < most["peak_bytes"] <= original["peak_bytes"]
+
+
 def test_a_timeline_is_written_in_each_format(run: Run) -> None:
     strategies = ("--strategy", "original,lms", "--device", "gtx-1070")
     for name, start in (("t.html", b"<!DOCTYPE html>"), ("t.png", b"\x89PNG"), ("t.pdf", b"%PDF")):

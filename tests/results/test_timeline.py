@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from html.parser import HTMLParser
 from itertools import pairwise
@@ -13,7 +14,7 @@ from memtrade.graph import StepGraph
 from memtrade.results.bands import COLOURS, Bands
 from memtrade.results.paper import render
 from memtrade.results.simulated import CHANNELS, THINNED, SimulatedStep
-from memtrade.results.timeline import Timelines, drawing, timeline_plot, to_html
+from memtrade.results.timeline import Timelines, drawing, timeline_plot, title_of, to_html
 from memtrade.simulate.timeline import TimeSimulator
 from memtrade.simulate.usage import Usage, use_of_memory
 from memtrade.strategies import PLANNED, make_options
@@ -66,6 +67,16 @@ def test_thinning_keeps_the_peak_and_the_order() -> None:
     assert strip.peak in strip.moments
     times = [moment.seconds for moment in strip.moments]
     assert times == sorted(times)
+
+
+def test_a_title_and_the_totals_say_how_the_peak_may_differ() -> None:
+    told = timelines("lms")
+    strip = dataclasses.replace(told.strips[0], bound="≈")
+    page = to_html(dataclasses.replace(told, strips=(strip,)))
+    peak = f"≈ {megabytes(strip.usage.peak_bytes)}"
+    assert title_of(strip) == f"lms: peak {peak} MB"
+    assert f">{peak}<" in page
+    assert "≈: about; some sizes" in page
 
 
 def test_busy_stretches_cover_what_the_channels_do() -> None:
