@@ -97,6 +97,12 @@ def reason_of(error: Exception) -> str:
 
 
 def megabytes_apart(*sizes: int) -> list[str]:
-    """Bytes as MB, with as many decimals as it takes for different ones to read so."""
-    tried = ([f"{size / 1e6:,.{decimals}f}" for size in sizes] for decimals in range(1, 7))
-    return next(texts for texts in tried if len({*texts}) == len({*sizes}))  # six tell every byte
+    """Bytes as MB, with as many decimals as it takes for different ones, and none, to read so.
+
+    >>> megabytes_apart(1000), megabytes_apart(47_210_000, 1000), megabytes_apart(0, 6_570_000)
+    (['0.001'], ['47.210', '0.001'], ['0.0', '6.6'])
+    """
+    told = *sizes, 0
+    tried = ([f"{size / 1e6:,.{decimals}f}" for size in told] for decimals in range(1, 7))
+    apart = (texts for texts in tried if len({*texts}) == len({*told}))
+    return next(apart)[:-1]  # six tell every byte

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from memtrade.errors import MemtradeError
+from memtrade.errors import MemtradeError, megabytes_apart
 from memtrade.units import bytes_of, megabytes, parse_bytes
 
 _MARKER = "peak_memory"
@@ -113,11 +113,15 @@ def _limits(request: pytest.FixtureRequest) -> list[tuple[int, str]]:
         try:
             size, within = _limit(*marker.args, **marker.kwargs)
         except (TypeError, MemtradeError) as error:
-            pytest.fail(f"the marker {_MARKER} takes a limit, and within: {error}", pytrace=False)
-        limits.append((int(size * (1 + within)), f"{megabytes(size)} MB and {within:.0%}"))
+            said = [*map(repr, marker.args), *(f"{k}={v!r}" for k, v in marker.kwargs.items())]
+            why = error if isinstance(error, MemtradeError) else f"not ({', '.join(said)})"
+            rule = f"the marker {_MARKER} takes a limit, such as '500MB', and within"
+            pytest.fail(f"{rule}: {why}", pytrace=False)
+        [limit] = megabytes_apart(size)
+        limits.append((int(size * (1 + within)), f"{limit} MB and {within:.0%}"))
     asked = request.config.getoption("memtrade_limit")
     if asked is not None:
-        limits.append((asked, f"--memtrade-limit, {megabytes(asked)} MB"))
+        limits.append((asked, f"--memtrade-limit, {megabytes_apart(asked)[0]} MB"))
     return limits
 
 

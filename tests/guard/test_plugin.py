@@ -99,6 +99,18 @@ def test_that_looks_at_nothing():
 def test_of_no_size(peak_memory):
     peak_memory(train_step, batch)
 
+@pytest.mark.peak_memory
+def test_of_no_limit(peak_memory):
+    peak_memory(train_step, batch)
+
+@pytest.mark.peak_memory("1kB", foo=1)
+def test_of_more(peak_memory):
+    peak_memory(train_step, batch)
+
+@pytest.mark.peak_memory("1kB")
+def test_of_little(peak_memory):
+    peak_memory(train_step, batch)
+
 def test_without_a_marker_the_limit_of_the_command_holds(peak_memory):
     peak_memory(train_step, tf.TensorSpec([8192, 64]))
 
@@ -109,12 +121,15 @@ def test_measured(peak_memory):
 """
     )
     result = installed.runpytest_subprocess("--strict-markers", "--memtrade-limit", "9MB")
-    result.assert_outcomes(passed=4, failed=5)
+    result.assert_outcomes(passed=4, failed=8)
     result.stdout.re_match_lines([
         r"the peak of train_step is \d\.\d MB \(predicted\), above 1\.0 MB and 1%: activations .*",
         r"the peak of train_step is \d\.\d MB \(predicted\), above \d\.\d MB and 1%: .*",
         r"the test is marked peak_memory and hands no step to the fixture peak_memory",
         r".*a size is a number and a unit, not '10 parsecs'.*",
+        r"the marker peak_memory takes a limit, such as '500MB', and within: not \(\)",
+        r"the marker peak_memory takes .*, such as '500MB', and within: not \('1kB', foo=1\)",
+        r"the peak of train_step is \d\.\d MB \(predicted\), above 0\.001 MB and 1%: .*",
         r".* is \d+\.\d MB \(predicted\), above --memtrade-limit, 9\.0 MB: activations .*",
         r".*peaks of training steps.*",
         r".*::test_within: train_step \d\.\d MB predicted",

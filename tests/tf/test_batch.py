@@ -147,6 +147,8 @@ def test_where_no_batch_fits_it_says_what_the_smallest_needs(children: Children)
     step, _ = make_step()
     with pytest.raises(MemtradeError, match=r"at least 4\.2 MB, not 0\.1"):
         memtrade.largest_batch(step, batch_of, budget="100KB")
+    with pytest.raises(MemtradeError, match=r"at least 4\.194 MB, not 0\.001"):
+        memtrade.largest_batch(step, batch_of, budget="1KB")
 
 
 def test_a_step_that_holds_a_table_cannot_be_tried() -> None:
