@@ -8,6 +8,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from memtrade.errors import MemtradeError
 from memtrade.tf.process import counted
 
 _LOG = logging.getLogger("memtrade")
@@ -30,10 +31,19 @@ class MemoryBoard(keras.callbacks.Callback):
     Args:
         log_dir: the folder that TensorBoard shows, as `keras.callbacks.TensorBoard` takes it.
         device: "gpu:0" or "cpu:0"; by default the first GPU, if TensorFlow sees one.
+
+    Raises:
+        MemtradeError: the folder cannot be made.
     """
 
     def __init__(self, log_dir: str, *, device: str | None = None):
         super().__init__()
+        try:
+            tf.io.gfile.makedirs(log_dir)
+        except (TypeError, tf.errors.OpError) as error:
+            raise MemtradeError(
+                f"log_dir is a folder that can be written to, not {log_dir!r}: name another"
+            ) from error
         self.log_dir, self._device = log_dir, device
         self._heard = _Heard()
         self._writer: Any = None

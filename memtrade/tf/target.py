@@ -60,7 +60,7 @@ def make_target_step(model: OwnStep) -> TrainStep:
             concrete = function.get_concrete_function(*released(specs))
     except MemtradeError:
         raise
-    except Exception as error:  # whatever the user's code raises
+    except (Exception, SystemExit) as error:  # whatever the user's code raises
         raise MemtradeError(_said(f"tracing the step of {model.target} failed", error)) from error
 
     @tf.function(autograph=False, input_signature=of_parts)
@@ -102,7 +102,7 @@ def _made(model: OwnStep) -> tuple[Any, Any]:
         make: Any = importlib.import_module(module_name)
         for name in path.split("."):
             make = getattr(make, name)
-    except Exception as error:  # an import runs the user's code
+    except (Exception, SystemExit) as error:  # an import runs the user's code
         raise MemtradeError(_said(f"cannot import {model.target}", error)) from error
     if not callable(make):
         raise MemtradeError(
@@ -112,7 +112,7 @@ def _made(model: OwnStep) -> tuple[Any, Any]:
     takes_size = "batch_size" in inspect.signature(make).parameters
     try:
         made = make(batch_size=model.batch_size) if takes_size else make()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise MemtradeError(_said(f"{model.target} failed", error)) from error
     if not isinstance(made, tuple) or len(made) != 2 or not callable(made[0]):
         raise MemtradeError(
@@ -144,12 +144,15 @@ def _batch(parts: Sequence[Any]) -> tuple[tf.Tensor, ...]:
     )
 
 
-def _said(what: str, error: Exception) -> str:
-    """`what`, with the error's first words and the last line of the user's own code on its way."""
+def _said(what: str, error: BaseException) -> str:
+    """`what`, with the error's words and the last line of the user's own code on its way."""
     words = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
+    name = type(error).__name__
     # TensorFlow puts a traceback before an error of the traced function.
-    word = words[-1] if words[0].endswith(":") else words[0]
-    kind = "" if word.startswith(type(error).__name__) else f"{type(error).__name__}: "
+    traced = words[0] in ("in user code:", "Graph execution error:")
+    first = next((i for i, word in enumerate(words) if word.startswith(name)), -1) if traced else 0
+    word = " ".join(words[first:])
+    kind = "" if word.startswith(name) else f"{name}: "
     said = f"{what}: {kind}{word}"[:_MOST_WORDS].rstrip(": ")
     here = f"{os.getcwd()}{os.sep}"
     for frame in reversed(traceback.extract_tb(error.__traceback__)):

@@ -76,6 +76,22 @@ def same_twice(batch_size):
 
 def number():
     return 3
+
+def wordy():
+    raise ValueError("my own\\n  rule, in full\\n\\nof three lines")
+
+def leaving():
+    raise SystemExit(5)
+
+def wordy_later(batch_size):
+    def step(x):
+        raise ValueError("my own:\\n  rule, in full")
+    return step, tf.ones([batch_size, 3])
+
+def leaving_later(batch_size):
+    def step(x):
+        raise SystemExit("that was it")
+    return step, tf.ones([batch_size, 3])
 """
 
 
@@ -135,6 +151,11 @@ def test_a_tensor_that_is_given_twice_is_there_once():
         ("my_steps:failing", r"^my_steps:failing failed: KeyError: 'here' \(my_steps.py, line"),
         ("my_steps:untraceable", r"^tracing the step of my_steps:untraceable failed: .*equal"),
         ("my_steps:number", r"^my_steps:number must return a training step and an example"),
+        ("my_steps:wordy", r"^my_steps:wordy failed: ValueError: my own rule, in full of three "
+                           r"lines \(my_steps.py, line \d+\)$"),
+        ("my_steps:leaving", r"^my_steps:leaving failed: SystemExit: 5 \(my_steps.py, line \d+\)$"),
+        ("my_steps:wordy_later", r" failed: ValueError: my own: rule, in full"),
+        ("my_steps:leaving_later", r"^tracing the step .* failed: SystemExit: that was it"),
         ("my_steps:fixed", r"^my_steps:fixed made a batch of 5, not of 32: let it take"),
     ],
 )  # fmt: skip

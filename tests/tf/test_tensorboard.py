@@ -8,8 +8,10 @@ from pathlib import Path
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 
+from memtrade.errors import MemtradeError
 from memtrade.keras import MemoryBoard, optimize
 from memtrade.tf import process
 
@@ -59,3 +61,11 @@ def test_where_nobody_counts_and_nothing_is_planned_nothing_is_written(tmp_path:
     model, x = model_of(), np.ones([64, 64], "float32")
     model.fit(x, x[:, :1], verbose=0, callbacks=[MemoryBoard(str(tmp_path))])
     assert written(tmp_path) == {}
+
+
+def test_what_is_no_folder_is_said_at_once(tmp_path: Path) -> None:
+    (tmp_path / "a_file.py").write_text("")
+    for wrong in (None, 3, str(tmp_path / "a_file.py"), str(tmp_path / "a_file.py" / "x")):
+        with pytest.raises(MemtradeError, match=r"log_dir is a folder .* not ") as refused:
+            MemoryBoard(wrong)
+        assert repr(wrong) in str(refused.value)
