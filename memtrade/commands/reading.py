@@ -5,14 +5,17 @@ from __future__ import annotations
 import contextlib
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from tempfile import TemporaryFile
+from typing import TypeVar
 
 from memtrade.errors import MemtradeError
 from memtrade.measure.max_batch_records import MaxBatchRecord, load_max_batches
 from memtrade.measure.records import DamagedRecordWarning, Record, load_records
 from memtrade.results.paper import FORMATS
+
+T = TypeVar("T")
 
 HOW_TO_MAKE_SOME = "make some: memtrade run, or memtrade sweep thesis"
 
@@ -23,12 +26,17 @@ def read_records(folder: Path) -> list[Record]:
     Raises:
         MemtradeError: there is no such folder, or no record in it.
     """
+    return read_kind(folder, load_records, "records", HOW_TO_MAKE_SOME)
+
+
+def read_kind(folder: Path, load: Callable[[Path], list[T]], kind: str, how: str) -> list[T]:
+    """What `load` finds in a folder: records of a kind, and how to make some; see above."""
     if not folder.is_dir():
-        raise MemtradeError(f"there is no folder of records {str(folder)!r}: {HOW_TO_MAKE_SOME}")
+        raise MemtradeError(f"there is no folder of {kind} {str(folder)!r}: {how}")
     with warnings_on_stderr():
-        records = load_records(folder)
+        records = load(folder)
     if not records:
-        raise MemtradeError(f"there are no records in {str(folder)!r}: {HOW_TO_MAKE_SOME}")
+        raise MemtradeError(f"there are no {kind} in {str(folder)!r}: {how}")
     return records
 
 

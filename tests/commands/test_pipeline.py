@@ -129,6 +129,15 @@ def test_a_table_over_records_says_what_was_measured_and_what_predicted(run: Run
     assert "    memtrade pipeline table runs" in out
 
 
+def test_a_damaged_record_is_left_out_with_a_warning(run: Run) -> None:
+    path = save_record(record(partitions=2, micro_batches=4), Path("runs"))
+    path.with_stem(f"{path.stem}_bad").write_text("{")
+    status, out, err = run("pipeline", "table", "runs")
+    assert (status, "gpipe" in out) == (0, True)
+    assert err.startswith(f"memtrade: warning: left out {path.stem}_bad.json, which is not a rec")
+    assert err.count("\n") == 1
+
+
 BAD = [
     ("partition --model gpt2 --partitions 100000", "can be cut into 1 to"),
     ("partition --model gpt2 --boundary block1/nothing", "'block1/nothing' is no op of"),
@@ -149,7 +158,8 @@ BAD = [
     ("pipeline run --model gpt2 --batch-size 8 --memory-limit 1KB", "at least 1MiB, not 1KB"),
     ("pipeline sweep pipeline_schedules --steps 0", "--steps must be at least 1, not 0"),
     ("pipeline serve --cluster x --stage 1", "an address of a cluster is host:port, not 'x'"),
-    ("pipeline table nowhere", "no records of pipelines in 'nowhere': make some"),
+    ("pipeline table nowhere", "there is no folder of records of pipelines 'nowhere': make some"),
+    ("pipeline table .", "there are no records of pipelines in '.': make some"),
     ("pipeline predict --model gpt2 --bandwidth 12", "more than 0, not '12': write 12GB/s"),
 ]
 

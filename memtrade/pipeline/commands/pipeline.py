@@ -8,7 +8,7 @@ from pathlib import Path
 
 from cyclopts import App, Parameter
 
-from memtrade.commands.reading import check_folder, picture_format, write_output
+from memtrade.commands.reading import check_folder, picture_format, read_kind, write_output
 from memtrade.commands.screen import Form, show, show_json
 from memtrade.errors import MemtradeError, UnknownNameError
 from memtrade.graph import StepGraph
@@ -255,12 +255,8 @@ def table(
     output
         Also write the table into this Markdown file.
     """
-    records = load_pipeline_records(folder) if folder.is_dir() else []
-    if not records:
-        raise MemtradeError(
-            f"there are no records of pipelines in {str(folder)!r}: make some: memtrade "
-            "pipeline run, or memtrade pipeline sweep pipeline_schedules"
-        )
+    how = "make some: memtrade pipeline run, or memtrade pipeline sweep pipeline_schedules"
+    records = read_kind(folder, load_pipeline_records, "records of pipelines", how)
     if published not in (None, PUBLISHED_RUNS):
         raise UnknownNameError("published table of pipelines", published, [PUBLISHED_RUNS])
     if output is not None:

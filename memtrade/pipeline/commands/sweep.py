@@ -10,6 +10,7 @@ from typing import Annotated
 import msgspec
 from cyclopts import Parameter
 
+from memtrade.commands.reading import warnings_on_stderr
 from memtrade.errors import MemtradeError
 from memtrade.measure.flags import CommandLine, Flag, ModelFlags, Verbose, check_writable
 from memtrade.measure.records import save_record
@@ -101,7 +102,8 @@ def _run_all(
 ) -> tuple[list[PipelineRecord], bool]:
     """The records of the trials that ended, and whether somebody stopped them by Ctrl-C."""
     records: list[PipelineRecord] = []
-    found = load_pipeline_records(results) if results.is_dir() else []
+    with warnings_on_stderr():
+        found = load_pipeline_records(results) if results.is_dir() else []
     known = {each.id: each for each in found if each.status in ("ok", "out_of_memory")}
     try:
         for number, (runner, planned) in enumerate(plans, start=1):
