@@ -97,14 +97,15 @@ def placed(graph: StepGraph) -> frozenset[int]:
         if _WRITE in types and types <= READING_TYPES | {_WRITE}
     )
     moving = {t for op in graph.ops for t, type_ in touched(op) if type_ not in READING_TYPES}
-    moving.update(
-        op.inputs[0]
-        for op in graph.ops
-        if op.inputs and not op.type.startswith(_IN_PLACE) and not goes_by_rows(op, graph)
-    )
-    tables = (op.inputs[0] for op in graph.ops if goes_by_rows(op, graph))
-    assigned = (op.inputs[0] for op in graph.ops if keeps_place(op, graph))
-    return in_branches.union(assigned, (t for t in tables if t not in moving))
+    assigned, tables = set[int](), set[int]()
+    for op in graph.ops:
+        if goes_by_rows(op, graph):
+            tables.add(op.inputs[0])
+        elif keeps_place(op, graph):
+            assigned.add(op.inputs[0])
+        elif op.inputs and not op.type.startswith(_IN_PLACE):
+            moving.add(op.inputs[0])
+    return in_branches | assigned | (tables - moving)
 
 
 @once_per_graph

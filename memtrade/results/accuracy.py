@@ -12,7 +12,7 @@ from memtrade.measure.records import Record, options_text, unusual_strategy_opti
 from memtrade.models import make_model
 from memtrade.results.sheets import NONE, Sheet, cell
 from memtrade.results.tables import AFTERWARDS
-from memtrade.results.words import BESIDE, plural
+from memtrade.results.words import BESIDE, percent, plural
 from memtrade.units import megabytes, parse_bytes
 
 
@@ -97,7 +97,7 @@ def to_sheet(rows: Sequence[Foretold], *, command: str = "") -> Sheet:
                 "predicted MB",
                 lambda row: megabytes(row.predicted_peak_bytes) + AFTERWARDS * row.afterwards,
             ),
-            ("error", lambda row: f"{100 * row.peak_error:+z.2f}%"),
+            ("error", lambda row: percent(row.peak_error) + "%"),
             ("step s", lambda row: f"{row.seconds:.3f}" + BESIDE * (row.time_error is None)),
             ("predicted s", lambda row: cell("{:.3f}".format, row.predicted_seconds)),
             ("error s", lambda row: cell(lambda error: f"{100 * error:+z.1f}%", row.time_error)),

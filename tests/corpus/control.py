@@ -9,7 +9,7 @@ from __future__ import annotations
 import keras
 import tensorflow as tf
 
-from tests.corpus.parts import Made, descend, normal, weights
+from tests.corpus.parts import Made, descend, normal, seeded, weights
 
 ROWS, WIDTH, DEPTH = 512, 64, 6
 
@@ -131,6 +131,36 @@ def loop_of_updates() -> Made:
         return loss
 
     return train_step, (_rows(),)
+
+
+def twins() -> Made:
+    """Two views of each picture, their group norms, and gradients summed over micro-batches."""
+    seeded()
+    inputs = keras.Input([24, 24, 3])
+    x = inputs
+    for filters in (16, 32):
+        x = keras.layers.Conv2D(filters, 3, 2, padding="same")(x)
+        x = keras.layers.ReLU()(keras.layers.GroupNormalization(8)(x))
+    model = keras.Model(inputs, keras.layers.Dense(32)(keras.layers.GlobalAveragePooling2D()(x)))
+    variables = model.trainable_variables
+
+    @tf.function
+    def train_step(a, b):
+        sums = [tf.zeros(each.shape) for each in variables]
+        losses = 0.0
+        for i in tf.range(3):
+            with tf.GradientTape() as tape:
+                one, two = (model(each[i * 32 : (i + 1) * 32], training=True) for each in (a, b))
+                alike = tf.matmul(tf.tanh(one), tf.tanh(two), transpose_a=True) / 32.0
+                loss = tf.reduce_sum((alike - tf.eye(32)) ** 2)
+            gradients = tape.gradient(loss, variables)
+            sums = [each + gradient for each, gradient in zip(sums, gradients, strict=True)]
+            losses += loss
+        for variable, gradient in zip(variables, sums, strict=True):
+            variable.assign_sub(0.1 * gradient)
+        return losses
+
+    return train_step, (normal(96, 24, 24, 3), normal(96, 24, 24, 3, seed=3))
 
 
 def mixture_of_experts() -> Made:
@@ -288,6 +318,6 @@ def inner_function() -> Made:
 
 STEPS = (
     mapped, scanned, while_over_layers, branches, loss_from_cond, loop_of_updates,
-    mixture_of_experts, routed_experts, vectorized, neural_ode, returns_nothing, returns_metrics,
-    returns_predictions, second_evaluation, inner_function,
+    twins, mixture_of_experts, routed_experts, vectorized, neural_ode, returns_nothing,
+    returns_metrics, returns_predictions, second_evaluation, inner_function,
 )  # fmt: skip

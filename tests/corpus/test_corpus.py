@@ -115,9 +115,9 @@ def test_constants_lie_there_as_long_as_anybody_reads_them(name):
 
 def test_a_budget_between_the_step_and_its_smallest_peak_is_made_use_of():
     """What misses it by its holes has more leave for a while, and is not the smallest peak."""
-    smallest = measured("training/twins", "optimal", minimize="memory")["predicted_bytes"]
+    smallest = measured("control/twins", "optimal", minimize="memory")["predicted_bytes"]
     budget = int(1.25 * smallest)
-    row = measured("training/twins", "optimal", budget=budget)
+    row = measured("control/twins", "optimal", budget=budget)
     assert row["equal"] is True
     assert 1.1 * smallest < row["peak_bytes"] <= budget
 

@@ -207,36 +207,6 @@ def micro_batches() -> Made:
     return train_step, (_rows(),)
 
 
-def twins() -> Made:
-    """Two views of each picture, their group norms, and gradients summed over micro-batches."""
-    seeded()
-    inputs = keras.Input([24, 24, 3])
-    x = inputs
-    for filters in (16, 32):
-        x = layers.Conv2D(filters, 3, 2, padding="same")(x)
-        x = layers.ReLU()(layers.GroupNormalization(8)(x))
-    model = keras.Model(inputs, layers.Dense(32)(layers.GlobalAveragePooling2D()(x)))
-    variables = model.trainable_variables
-
-    @tf.function
-    def train_step(a, b):
-        sums = [tf.zeros(each.shape) for each in variables]
-        losses = 0.0
-        for i in tf.range(3):
-            with tf.GradientTape() as tape:
-                one, two = (model(each[i * 32 : (i + 1) * 32], training=True) for each in (a, b))
-                alike = tf.matmul(tf.tanh(one), tf.tanh(two), transpose_a=True) / 32.0
-                loss = tf.reduce_sum((alike - tf.eye(32)) ** 2)
-            gradients = tape.gradient(loss, variables)
-            sums = [each + gradient for each, gradient in zip(sums, gradients, strict=True)]
-            losses += loss
-        for variable, gradient in zip(variables, sums, strict=True):
-            variable.assign_sub(0.1 * gradient)
-        return losses
-
-    return train_step, (normal(96, 24, 24, 3), normal(96, 24, 24, 3, seed=3))
-
-
 def loss_scaling() -> Made:
     """TensorFlow's guide "Mixed precision": float16, a scaled loss, no update if it is inf."""
     seeded()
@@ -413,6 +383,6 @@ def deep_q_learning() -> Made:
 
 STEPS = (
     distillation, sim_clr, momentum_contrast, lora, frozen_backbone, moving_average,
-    gradient_accumulation, micro_batches, twins, loss_scaling, custom_gradient, recomputed,
+    gradient_accumulation, micro_batches, loss_scaling, custom_gradient, recomputed,
     sharpness_aware, meta_learning, physics_informed, ppo, deep_q_learning,
 )  # fmt: skip

@@ -238,12 +238,12 @@ class Candidates:
         for _ in range(SPILLS):
             fitted = [(self._fitted(each, limit), each) for each in verdicts]
             fitting = [pair for pair in fitted if pair[0].peak_bytes <= limit]
-            fitting.sort(key=lambda pair: pair[0].least_seconds)
+            fitting = sorted(fitting, key=lambda pair: pair[0].least_seconds)[:FASTEST]
             if not fitting:  # so much cannot leave
                 low, limit = limit, (limit + high) // 2
                 continue
-            found = [self._offer_if_faster(each, budget) for each, _ in fitting[:FASTEST]]
-            fastest, verdicts = fitting[0][0], [each for _, each in fitting[:FASTEST]]
+            found = [self._offer_if_faster(each, budget) for each, _ in fitting]
+            fastest, verdicts = fitting[0][0], [each for _, each in fitting]
             if any(found) or not self._may_be_faster(fastest):
                 break
             # Holes are what it takes beside: so much more leaves, and some more.
