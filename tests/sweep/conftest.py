@@ -37,7 +37,7 @@ def say(type, **fields):
 note("start")
 say("progress", phase="trace")
 if trick == "hang":
-    time.sleep(60)
+    time.sleep(600)
 if trick == "meet":  # waits for another one, and long enough to meet one too many
     until(lambda: sum(path.stat().st_size > 0 for path in diary.parent.iterdir()) > 1)
     time.sleep(0.4)

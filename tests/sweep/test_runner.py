@@ -166,7 +166,7 @@ def test_a_sweep_that_is_killed_gives_its_folder_back(fake: Fake, write: Write) 
     path = write(FOUR)
     fake.tricks({"original": "hang"})
     process = drive(fake, path)
-    wait_for_starts(fake, 1)
+    wait_for_starts(fake, 1, process)
     with pytest.raises(MemtradeError, match="another sweep writes into"):
         sweep(path)
     process.kill()
@@ -302,11 +302,13 @@ def drive(fake: Fake, path: Path, *flags: str) -> subprocess.Popen[str]:
     )
 
 
-def wait_for_starts(fake: Fake, count: int) -> list[int]:
-    """The processes of the trials, as soon as so many have started."""
-    deadline = time.monotonic() + 60
+def wait_for_starts(fake: Fake, count: int, process: subprocess.Popen[str]) -> list[int]:
+    """The processes of the trials, as soon as the sweep in `process` has started so many."""
+    deadline = time.monotonic() + 120
     while len(fake.started()) < count:
-        assert time.monotonic() < deadline
+        if process.poll() is not None or time.monotonic() > deadline:
+            process.kill()
+            raise AssertionError((fake.started(), *process.communicate()))
         time.sleep(0.02)
     return [pid for _, pid, _ in fake.notes("start")]
 
@@ -329,7 +331,7 @@ def test_a_stopped_sweep_loses_what_was_running_and_goes_on(
     path = write(FOUR)
     fake.tricks({"lms": "hang", "ome": "hang"})
     process = drive(fake, path, "--jobs", str(jobs))
-    pids = wait_for_starts(fake, 2 + jobs)
+    pids = wait_for_starts(fake, 2 + jobs, process)
     while len(list(Path("runs").glob("*.json"))) < 2:
         time.sleep(0.02)
     process.send_signal(number)
