@@ -10,6 +10,7 @@ import gc
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from memtrade.graph import BOUND
@@ -18,7 +19,7 @@ from memtrade.simulate.walk import MAX_SLICE_BYTES
 from memtrade.tf.body_bytes import BodyBytes
 from memtrade.tf.graft import called_as_it_is, grafted
 from memtrade.tf.inline import functions_named, functions_with, op_defs
-from memtrade.tf.nodes import make_node, reached, readers, with_nodes
+from memtrade.tf.nodes import NodeDef, make_node, reached, readers, with_nodes
 from memtrade.tf.sizes import learn_sizes
 
 Shapes = dict[str, tuple[int, ...]]
@@ -52,14 +53,26 @@ def _vague(learned: BodyBytes) -> set[str]:
 
 
 def constant_shapes(concrete: Any, names: Collection[str]) -> Shapes:
-    """The shape of each of the tensors `names` that hangs on nothing but constants, such as how
-    many a mask lets through: the same for every batch."""
+    """The shape of each of the tensors `names` that hangs on nothing but constants and shapes that
+    are known, such as how many a mask lets through: the same for every batch."""
     varying = [
         operation
         for operation in concrete.graph.get_operations()
         if operation.type == "Placeholder" or operation.op_def.is_stateful
     ]
-    return _shapes(concrete, _tensors(concrete, names, but=reached(varying, readers)), None)
+    behind = reached(varying, lambda op: [each for each in readers(op) if not _is_shape(each)])
+    return _shapes(concrete, _tensors(concrete, names, but=behind), None)
+
+
+def _is_shape(operation: tf.Operation) -> bool:
+    """Whether this says a shape that is known without its being run."""
+    return operation.type == "Shape" and operation.inputs[0].shape.is_fully_defined()
+
+
+def _written_down(shape: tf.Operation) -> NodeDef:
+    dtype = shape.outputs[0].dtype
+    value = np.asarray(shape.inputs[0].shape.as_list(), dtype.as_numpy_dtype)
+    return make_node("Const", shape.name, dtype=dtype, value=value)
 
 
 def watched_shapes(concrete: Any, batch: Sequence[Any], names: Collection[str]) -> Shapes:
@@ -114,9 +127,14 @@ def _asking(concrete: Any, wanted: Sequence[tf.Tensor], *, reads: bool) -> Any:
     inputs = list(concrete.inputs) if reads else []
     given = inputs[: len(inputs) - len(concrete.captured_inputs)]
     names = [t.op.name for t in inputs]
-    needed = reached((t.op for t in wanted), lambda op: [t.op for t in op.inputs])
+    needed = reached(
+        (t.op for t in wanted), lambda op: [] if _is_shape(op) else [t.op for t in op.inputs]
+    )
     nodes = [node for node in graph_def.node if node.name in needed and node.name not in names]
     for node in nodes:
+        operation = concrete.graph.get_operation_by_name(node.name)
+        if _is_shape(operation):
+            node.CopyFrom(_written_down(operation))
         node.input[:] = [each for each in node.input if not each.startswith("^")]
     asks = [
         make_node("Shape", f"memtrade/shape_{i}", [t.name], T=t.dtype, out_type=tf.int64)

@@ -176,3 +176,25 @@ def test_what_a_mask_of_constants_lets_through_is_known_exactly():
     assert graph.tensors[gathered.outputs[0]].size_bytes == 28 * 64 * 4  # not 64 x 64 x 4
     [where] = [op for op in graph.ops if op.type == "Where"]
     assert where.outputs[0] not in graph.data.sized
+
+
+def test_which_dimensions_a_gradient_is_summed_over_is_known_exactly_behind_an_unrolled_loop():
+    """There shapes become known that were not when the gradients were written down."""
+    w = tf.Variable(tf.ones([4]))
+
+    @tf.function
+    def train_step(x):
+        total = tf.zeros([4])
+        for i in tf.range(2):
+            with tf.GradientTape() as tape:
+                made = tf.exp(x[i * 8 : (i + 1) * 8] * w)
+                loss = tf.reduce_sum(made * tf.reduce_max(made, 1, keepdims=True))
+            total += tape.gradient(loss, w)
+        w.assign_sub(total)
+        return total
+
+    graph = traced(train_step, tf.ones([16, 3, 4]))
+    summed = [op.outputs for op in graph.ops if op.type == "BroadcastGradientArgs"]
+    sizes = {tuple(graph.tensors[t].size_bytes for t in each) for each in summed}
+    assert sizes == {(0, 4)}  # of one dimension, for the second of the two
+    assert not graph.data.sized
