@@ -52,6 +52,11 @@ class Facts(Protocol):
     @property
     def name(self) -> str: ...
 
+    @property
+    def merges(self) -> bool:
+        """Whether the gradients of a convolution's filter and bias run as one kernel."""
+        ...
+
     def of(self, op: Op, graph: StepGraph) -> Fact:
         """What the kernel of `op` does. Every op has a fact; an unknown one has a margin."""
         ...

@@ -64,6 +64,10 @@ class LearnedFacts:
     def name(self) -> str:
         return f"asked here, else {self.base.name}"
 
+    @property
+    def merges(self) -> bool:
+        return self.base.merges
+
     def is_known(self, op_type: str) -> bool:
         return op_type in self._reused or self.base.is_known(op_type)
 

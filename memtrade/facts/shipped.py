@@ -92,6 +92,10 @@ class ShippedFacts:
             for op_type in rule["types"].split():
                 self._rules.setdefault(op_type, []).append(rule)
 
+    @property
+    def merges(self) -> bool:
+        return self.name == CPU
+
     def is_known(self, op_type: str) -> bool:
         return op_type in self._known | CALL_TYPES | BODY_TYPES | HANDED_TYPES
 

@@ -47,6 +47,10 @@ class WithCopies:
     def name(self) -> str:
         return self.base.name
 
+    @property
+    def merges(self) -> bool:
+        return self.base.merges
+
     def is_known(self, op_type: str) -> bool:
         return self.base.is_known(op_type)
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from enum import IntEnum
+from itertools import pairwise
 from typing import NamedTuple
 
 import msgspec
@@ -29,7 +30,7 @@ from memtrade.facts.variables import (
 )
 from memtrade.facts.views import viewed
 from memtrade.graph import Op, StepGraph
-from memtrade.kernel_pairs import POOL_GRADIENTS
+from memtrade.kernel_pairs import POOL_GRADIENTS, bias_gradients
 from memtrade.op_types import (
     ALIAS_TYPES,
     CALL_TYPES,
@@ -42,6 +43,7 @@ from memtrade.plan import Action
 from memtrade.simulate.constants import Constants
 
 _NUMBER_BYTES = 4  # of a row
+_MERGED_DTYPES = ("bfloat16", "float32")  # other convolutions are not oneDNN's
 
 
 class Code(IntEnum):
@@ -117,6 +119,7 @@ class Linker:
         walked: rows of programs that were walked so far: what simulating has cost, on any machine.
         copied: handles of variables that reads copy, and that whatever writes all of them copies.
         specs, unplanned_specs: of each op, in rewritten steps and in the step as it came.
+        merged: of a convolution's filter gradient, that of its bias, and what both are as one.
     """
 
     def __init__(self, graph: StepGraph, facts: Facts, margin_bytes: int = 0):
@@ -137,6 +140,31 @@ class Linker:
                 wanted = Request(_NUMBER_BYTES), Request(rows * _NUMBER_BYTES)
                 spec = self.specs[op.id]
                 self.specs[op.id] = spec and spec._replace(requests=wanted, variables=())
+        pairs = bias_gradients(graph) if facts.merges else {}
+        self.merged = dict(filter(None, map(self._both, pairs.items())))
+
+    def _both(self, pair: tuple[int, int]) -> tuple[int, tuple[int, Spec]] | None:
+        """oneDNN's kernel asks for the filter's first, and needs no scratch to sum the bias's."""
+        spec, other = (self.specs[op_id] for op_id in pair)
+        if spec is None or other is None:
+            return None
+        (made,), (bias,) = spec.outputs, other.outputs
+        if self.graph.tensors[made].dtype not in _MERGED_DTYPES:
+            return None
+        wanted = *spec.requests[:1], Request(self.sizes[bias], 1), *spec.requests[1:]
+        inputs, outputs = spec.inputs + other.inputs, (made, bias)
+        return pair[0], (pair[1], spec._replace(inputs=inputs, outputs=outputs, requests=wanted))
+
+    def _as_one(self, actions: Sequence[Action]) -> dict[int, Spec | None]:
+        """By places in `actions`: what runs as one with the next, and nothing for that."""
+        found: dict[int, Spec | None] = {}
+        if self.merged:
+            for index, (action, after) in enumerate(pairwise(actions)):
+                if action.kind == after.kind == "run" and action.id in self.merged:
+                    bias, spec = self.merged[action.id]
+                    if after.id == bias:
+                        found |= {index: spec, index + 1: None}
+        return found
 
     def _add_workspaces(self) -> None:
         """oneDNN's MaxPool makes a workspace for its gradient, which reads it if both meet."""
@@ -206,24 +234,24 @@ class Linker:
 
     def link(
         self,
-        actions: Iterable[Action],
+        actions: Sequence[Action],
         returned: Sequence[int],
         same: Mapping[int, int] | None = None,
     ) -> Program:
         """`returned`: tensor ids that the step hands out, which therefore live to its end.
         `same`: of the step as it came, tensors that nothing makes, and those that are read in their
         place."""
-        sizes, hidden_of = self.sizes, self.hidden_of
         specs, same = (self.specs, {}) if same is None else (self.unplanned_specs, same)
-        latest = [same.get(t, t) for t in range(len(sizes))]
-        tensor_of, readers = [*range(len(sizes))], [0] * len(sizes)
+        latest = [same.get(t, t) for t in range(len(self.sizes))]
+        tensor_of, readers = [*range(len(latest))], [0] * len(latest)
         outside: dict[int, int] = {}
         lost: set[int] = set()  # workspaces whose MaxPool output came back from the host
         rows: list[Row] = []
+        merged = self._as_one(actions)
         for index, action in enumerate(actions):
             kind, id_ = action.kind, action.id
             if kind == "run" or kind == "recompute":
-                spec = specs[id_]
+                spec = merged[index] if index in merged else specs[id_]
                 if spec is None:
                     continue
                 _, inputs, outputs, wanted, variables, workspace, handed, assigned = spec
@@ -253,10 +281,10 @@ class Linker:
                 (outside if leaves else latest)[id_] = made
                 tensor_of.append(id_)
                 readers.append(0)
-                code, wanted = SWAP_OUT if leaves else SWAP_IN, (Request(sizes[id_], 0),)
+                code, wanted = SWAP_OUT if leaves else SWAP_IN, (Request(self.sizes[id_], 0),)
                 rows.append(Row(index, code, wanted, (source,), (made,), ()))
                 if not leaves:
-                    lost.add(hidden_of.get(id_, SCRATCH))
+                    lost.add(self.hidden_of.get(id_, SCRATCH))
             elif kind == "reserve":
                 rows.append(Row(index, RESERVE, (Request(id_),), (), (), ()))
         handed = [latest[self.constants.folded.get(t, t)] for t in returned]

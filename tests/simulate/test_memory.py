@@ -63,6 +63,22 @@ def test_a_kernel_writes_into_an_input_that_nobody_else_will_read(read_again: bo
     assert live_peak(graph) == peak * MIB + 4
 
 
+def test_gradients_of_a_filter_and_its_bias_are_one_kernel_of_onednn_if_side_by_side():
+    b = Builder()
+    (x,) = b.op("x", "Placeholder", sizes=[MIB])
+    (a,) = b.op("a", "MatMul", [x], sizes=[3 * MIB])
+    (g,) = b.op("g", "MatMul", [a], sizes=[4 * MIB])
+    (w,) = b.op("w", "Conv2DBackpropFilter", [a, x, g], sizes=[2 * MIB])
+    (bias,) = b.op("bias", "BiasAddGrad", [g], sizes=[MIB])
+    (more,) = b.op("more", "MatMul", [x], sizes=[8])
+    graph = b.build(inputs=[x], outputs=[w, bias, more], loss=more)
+    apart = (1 + 3 + 4 + 2) * MIB  # a is gone before there is a gradient of the bias
+    on_gpu = Simulator(graph, target("gtx-1070"))
+    assert on_gpu.peak_live_bytes(everything(graph)) == apart
+    assert live_peak(graph, run(0, 1, 2, 3, 5, 4)) == apart
+    assert live_peak(graph) == apart + MIB
+
+
 def test_a_kernel_does_not_write_into_the_batch_or_into_an_input_read_twice():
     b = Builder()
     (x,) = b.op("x", "Placeholder", sizes=[MIB])

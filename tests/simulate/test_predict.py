@@ -57,7 +57,7 @@ def test_the_targets_limit_counts_unless_another_is_given() -> None:
 
 def test_a_kernel_that_was_seen_takes_what_it_took() -> None:
     class Seen:
-        name = "seen"
+        name, merges = "seen", False
 
         def of(self, op: Op, graph: StepGraph) -> Fact:
             fact = ARENA.facts.of(op, graph)
