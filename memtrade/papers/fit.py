@@ -53,20 +53,13 @@ class Sample(NamedTuple):
     step_seconds: float
 
 
-class Fit(NamedTuple):
-    """The fitted profile, and predicted / measured for each sample."""
-
-    device: Device
-    ratios: tuple[float, ...]
-
-
 def fit_device(
     target: Target,
     samples: Sequence[Sample],
     *,
     parameters: Sequence[str] = ("compute", "memory", "launch"),
     prior: float = PRIOR,
-) -> Fit:
+) -> Device:
     """The target's device with `parameters` fitted to `samples`; the others stay as they are.
 
     Args:
@@ -96,8 +89,7 @@ def fit_device(
         return tuple(found)
 
     start = {name: _start(device, name, samples) for name in parameters}
-    fitted = fit_ratios(device, ratios, start, prior=prior)
-    return Fit(fitted, ratios(fitted))
+    return fit_ratios(device, ratios, start, prior=prior)
 
 
 def fit_ratios(
