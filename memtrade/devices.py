@@ -191,12 +191,15 @@ def _positive(values: dict[str, Any], field: str, where: str, *, table: str = ""
 
 def to_toml(device: Device) -> str:
     """A device profile that `load_device` reads."""
+    optional = [each for each in _OPTIONAL_OVERHEADS if getattr(device, each)]
+    figures = (*_RATES, *_OVERHEADS, *optional)
     lines = [
         f"name = {_quoted(device.name)}",
         f"source = {_quoted(device.source)}",
-        *(f"{each} = {_rounded(getattr(device, each))}" for each in (*_RATES, *_OVERHEADS)),
+        *(f"{each} = {_rounded(getattr(device, each))}" for each in figures),
         f"memory_bytes = {device.memory_bytes}",
         f"blocking_transfers = {str(device.blocking_transfers).lower()}",
+        *["channels_first = true"] * device.channels_first,
         "",
         "# Shares of the peak rates: of the flops for conv and matmul, else of the bandwidth.",
         "[efficiency]",

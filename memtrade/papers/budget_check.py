@@ -20,7 +20,7 @@ import pandas as pd
 from memtrade.graph import StepGraph
 from memtrade.models import MODELS
 from memtrade.options import Value
-from memtrade.papers.pages import save_csv, trace_model, write_pages
+from memtrade.papers.pages import save_csv, save_page, trace_model, write_pages
 from memtrade.plan import Plan
 from memtrade.simulate.memory import ROOMY_BYTES
 from memtrade.simulate.predict import Predicted, Predictor
@@ -105,31 +105,6 @@ def rows(network: str, graph: StepGraph, device: str) -> Iterator[BudgetRow]:
         )
 
 
-def markdown(found: list[BudgetRow]) -> str:
-    lines = [
-        "# `optimal` within a budget, predicted",
-        "",
-        f"Batch {BATCH_SIZE}, float32, SGD, one pinned order. All figures are the simulator's;",
-        "trials are in `results/budgets/`. What activations take is the original's peak less",
-        "what is there between steps. Made by",
-        "",
-        "    python -m memtrade.papers.budget_check results/predicted",
-        "",
-        "| network | device | question | budget MB | peak MB | of the original's | host MB "
-        "| step s | overhead | kept / recomputed / swapped |",
-        "|---|---|---|--:|--:|--:|--:|--:|--:|--:|",
-    ]
-    for row in found:
-        budget = "" if row.budget_mb is None else f"{row.budget_mb:,.1f}"
-        lines.append(
-            f"| {row.network} | {row.device} | {row.question} | {budget} | {row.peak_mb:,.1f} "
-            f"| {row.peak_mb / row.original_peak_mb:.0%} | {row.host_mb:,.1f} "
-            f"| {row.step_seconds:.3f} | {row.overhead:+.1%} "
-            f"| {row.kept} / {row.recomputed} / {row.swapped} |"
-        )
-    return "\n".join(lines) + "\n"
-
-
 def main(folder: Path) -> None:
     found = []
     for network, graph in steps():
@@ -138,7 +113,7 @@ def main(folder: Path) -> None:
                 print(f"{network}, {device}, {row.question}: {row.overhead:+.1%}", flush=True)
                 found.append(row)
     save_csv(folder / "budgets.csv", pd.DataFrame(found).round(4))
-    (folder / "budgets.md").write_text(markdown(found))
+    save_page(folder / "budgets.md", batch_size=BATCH_SIZE, rows=found)
 
 
 if __name__ == "__main__":

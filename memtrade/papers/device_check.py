@@ -48,8 +48,7 @@ def main(folder: Path) -> None:
         notes=("by the hours that its README prints, XLA gains a sixth",),
         command="python -m memtrade.papers.device_check results/predicted",
     )
-    title = "# Device profiles against published training speeds\n"
-    save_page(folder / "devices.md", title, sheet)
+    save_page(folder / "devices.md", speeds=sheet)
 
 
 if __name__ == "__main__":

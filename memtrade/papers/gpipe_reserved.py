@@ -157,8 +157,12 @@ def main(folder: Path) -> None:
         others = _otherwise(runs, usual, share=share)
         errors[f"the same, a share of {share}"] = errors_of([_reserved(each) for each in others])
     predicted = [_reserved(devices) for devices in usual]
-    page = (_INTRODUCTION, hypotheses_sheet(runs, errors), _OPEN, runs_sheet(runs, predicted))
-    save_page(folder / "gpipe_reserved.md", *page)
+    save_page(
+        folder / "gpipe_reserved.md",
+        command=COMMAND,
+        hypotheses=hypotheses_sheet(runs, errors),
+        runs=runs_sheet(runs, predicted),
+    )
     frame = pd.DataFrame(
         {
             "run": [run.name for run in runs],
@@ -168,31 +172,6 @@ def main(folder: Path) -> None:
         }
     )
     save_csv(folder / "gpipe_reserved.csv", frame, "%.4f")
-
-
-_INTRODUCTION = f"""# GPipe on GPT-2: what the published bytes count
-
-Predicted beside published; nothing here was measured by us. Made by
-
-    {COMMAND}
-
-The logs' "peak activation memory" is what PyTorch's allocator had reserved after ten steps, on all
-devices, less 12 bytes a parameter. That is more than what tensors take: segments are never given
-back, each micro-batch's copies have a stream and so segments of their own (16 micro-batches, 16 of
-20 MiB on a device), and gradients that lie in large segments spoil them for the next micro-batch.
-Above all, where the gradients of all micro-batches are there at once, autograd recomputes in one
-thread and goes backward in another, and recomputation runs ahead: with one device, two fifths of
-all micro-batches lie there together, however many there are, and recomputing saves less than it
-could. `memtrade/papers/gpipe_torch.py` has the ops, the allocator and the order, and their sources.
-"""
-
-_OPEN = """## Open
-
-The logs' own GPipe makes its micro-batches wait for each other as torchgpipe does, yet with several
-partitions and large micro-batches it takes more than if they waited: "ahead" comes closer, and is
-still low with 2 to 8 micro-batches. That a block which another stream has used is free only when
-the card has come there is not modelled.
-"""
 
 
 if __name__ == "__main__":

@@ -260,27 +260,8 @@ def main(folder: Path) -> None:
         for line in published_lines("gpt2_partition_reports")
         for field in fields(line, stages_of(graph, line["device"], line["partitions"]))
     ]
-    page = (_INTRODUCTION, summary_sheet(found), fields_sheet(found))
-    save_page(folder / "gpt2_partitions.md", *page)
-
-
-_INTRODUCTION = f"""# Partitions of GPT-2: predicted beside published
-
-GPT-2 with 1,024 positions and 50,257 words at batch 1, in 2 and 4 stages. Made by
-
-    {COMMAND}
-
-The tool's source says what its figures are. Theoretical times are sums over layers, each timed by
-itself (parallel: the longest path); what a block computes between its layers (attention's products
-and softmax, GELU, residual sums) weighs nothing in them. Real times are those of whole stages, so
-of all ops. Outputs hold the keys and values of each block, and the logits. Ours by the same
-definitions, cut between layers (`memtrade partition --depth 2`; the reports count from 0 and the
-net on, and say 3), predicted by the profiles gtx-1070 and gtx-1080-ti, in which nothing was fitted
-to these reports: chains of elementwise ops in a layer as one kernel, every other op as its own.
-Real times of last stages are missed by half: the tool's own loss, the norm of all outputs, reads
-the logits there and makes their gradient, and its net copies them before its own loss; ours has
-neither.
-"""
+    sheets = {"summary": summary_sheet(found), "fields": fields_sheet(found)}
+    save_page(folder / "gpt2_partitions.md", command=COMMAND, **sheets)
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ from memtrade.measure.protocol import TrialSpec
 from memtrade.measure.records import Record, load_records, options_text, unusual_strategy_options
 from memtrade.measure.trial import Outcome, run_child
 from memtrade.models import make_model
-from memtrade.papers.pages import save_csv
+from memtrade.papers.pages import save_csv, save_page
 from memtrade.results.sheets import NONE, Sheet, cell
 from memtrade.results.words import number, ratio, seconds, shortened, status_text, step_text
 from memtrade.strategies import NATIVE, STRATEGIES
@@ -274,21 +274,10 @@ def table(records: Sequence[Record], folder: str) -> None:
     for record in records:
         groups.setdefault(step_text(record.spec), []).append(record)
     every = [ways(group, checks) for group in groups.values()]
-    machine = records[-1].machine
-    lines = [
-        "# TensorFlow's own ways beside ours",
-        "",
-        f"`python -m memtrade.papers.keras_own_ways table {folder}`",
-        "",
-        f"Measured in the arena; {machine.cpu_model}, {machine.cores} cores, TensorFlow "
-        f"{machine.tensorflow_version}. Same step: compared by `memtrade verify` on images of "
-        f"{SMALL['image_size']} pixels in batches of {SMALL['batch_size']}, {STEPS} steps; a "
-        "strategy's own tolerance is allowed.",
-        "",
-    ]
     FOLDER.mkdir(parents=True, exist_ok=True)
     body = "\n\n".join(sheet(found).to_markdown().strip() for found in every)
-    (FOLDER / "own_ways.md").write_text("\n".join([*lines, body]) + "\n", encoding="utf-8")
+    about = {"folder": folder, "machine": records[-1].machine, "small": SMALL, "steps": STEPS}
+    save_page(FOLDER / "own_ways.md", **about, body=body)
     save_csv(FOLDER / "own_ways.csv", frame(every))
     for found in every:
         print(f"{step_text(found[0].record.spec)}: {answer(found)}")

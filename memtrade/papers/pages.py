@@ -8,9 +8,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn
 
+import jinja2
 import pandas as pd
 
 from memtrade.errors import MemtradeError
@@ -38,10 +40,26 @@ def write_pages(write: Callable[[Path], Any], about: str | None) -> NoReturn:
     sys.exit(0)
 
 
-def save_page(path: Path, *blocks: str | Sheet) -> None:
-    """Writes text and tables as Markdown, one below the other."""
-    texts = (each if isinstance(each, str) else each.to_markdown() + "\n" for each in blocks)
-    path.write_text("\n".join(texts), encoding="utf-8")
+def save_page(path: Path, /, **parts: object) -> None:
+    """Writes a page as `page_text` makes it."""
+    path.write_text(page_text(path.name, **parts), encoding="utf-8")
+
+
+def page_text(template: str, /, **parts: object) -> str:
+    """The page that the template lays out; tables stand in it as Markdown."""
+    return _templates().get_template(template).render(parts)
+
+
+@cache
+def _templates() -> jinja2.Environment:
+    return jinja2.Environment(
+        loader=jinja2.PackageLoader("memtrade.papers"),
+        undefined=jinja2.StrictUndefined,
+        finalize=lambda part: part.to_markdown() if isinstance(part, Sheet) else part,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
 
 
 def save_csv(path: Path, frame: pd.DataFrame, float_format: str | None = None) -> None:

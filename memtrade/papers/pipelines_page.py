@@ -7,6 +7,7 @@ import statistics
 
 import pandas as pd
 
+from memtrade.papers.pages import page_text
 from memtrade.papers.pipelines import SLACK, Compared
 from memtrade.results.sheets import NONE, Sheet
 from memtrade.units import megabytes
@@ -40,16 +41,8 @@ def to_markdown(compared: Compared, *, command: str = "") -> str:
         "PyTorch; nothing is fitted for it. Throughputs are those of fused kernels",
         *comparison.notes,
     ]
-    lines = [
-        f"# {comparison.name}: predicted beside published",
-        "",
-        errors_sheet(compared).to_markdown(),
-        "",
-        *(f"- {note}" for note in notes),
-        "",
-        _rows(compared, command).to_markdown(),
-    ]
-    return "\n".join(lines)
+    errors, rows = errors_sheet(compared), _rows(compared, command)
+    return page_text("pipelines.md", name=comparison.name, errors=errors, notes=notes, rows=rows)
 
 
 _HOSTS = {"own": "a host for each stage", "shared": "one host for all stages"}

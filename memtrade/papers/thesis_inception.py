@@ -166,28 +166,10 @@ def waiting_sheet(target: Target) -> Sheet:
     )
 
 
-_INTRODUCTION = """# InceptionV4: what was tried
-
-Its times are predicted two fifths too low with every strategy, its checkpointed peaks a third.
-Times: what is missing grows with recomputation just as kernels do that run once more in it. The
-ResNets' times are right, and long filters are what they have not: so slow ones would explain
-`original`, `checkpoints` and nearly `ome`. No figure of the thesis shows that they were.
-Peaks: images have channels last here, and TensorFlow 1 copied them for each convolution. That makes
-no difference: no convolution stands at these peaks. What cuDNN takes to work in is not known.
-"""
-
-_LMS = """# LMS's largest batch: what was tried
-
-Twice the published one is predicted, because in the simulator a request waits for copies out for as
-long as it takes. So the published one should lie between the largest batch that never waits and the
-largest that fits. That it does; which requests the thesis' TensorFlow let wait is open.
-"""
-
-
 def main(folder: Path) -> None:
     target = profile_target(FITTED)
-    page = (_INTRODUCTION, tried_sheet(try_all(target)), _LMS, waiting_sheet(target))
-    save_page(folder / "thesis_inception.md", *page)
+    sheets = {"tried": tried_sheet(try_all(target)), "waiting": waiting_sheet(target)}
+    save_page(folder / "thesis_inception.md", **sheets)
 
 
 if __name__ == "__main__":

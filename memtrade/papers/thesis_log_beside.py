@@ -15,7 +15,7 @@ from typing import Any
 from memtrade.errors import MemtradeError
 from memtrade.measure.protocol import NamedCheckpoint
 from memtrade.measure.records import Record, load_records
-from memtrade.papers.pages import write_pages
+from memtrade.papers.pages import page_text, write_pages
 from memtrade.papers.published import published_lines
 from memtrade.papers.thesis_log import (
     HEADS,
@@ -135,22 +135,13 @@ def page(records: Sequence[Record], others: Sequence[Record]) -> str:
         and other.spec.model == record.spec.model
         and other.spec.model_options["batch_size"] == batch
     ]
-    blocks = [
-        "# InceptionV4 under OME: two logs",
-        "",
-        beside_sheet(record, originals[-1] if originals else None).to_markdown(),
-        "The thesis' (without the seconds between its memory lines, which its steps say again):",
-        "",
-        "```text",
-        published_log() + "```",
-        "",
-        f"Ours, at batch {batch}:",
-        "",
-        "```text",
-        thesis_log([record]) + "```",
-        "",
-    ]
-    return "\n".join(blocks)
+    return page_text(
+        "thesis_log_ome.md",
+        beside=beside_sheet(record, originals[-1] if originals else None),
+        theirs=published_log(),
+        batch=batch,
+        ours=thesis_log([record]),
+    )
 
 
 def main(folder: Path) -> None:

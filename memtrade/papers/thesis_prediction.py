@@ -24,8 +24,8 @@ import msgspec
 import pandas as pd
 
 from memtrade import devices
-from memtrade.devices import Device
-from memtrade.papers.pages import save_csv, write_pages
+from memtrade.devices import Device, to_toml
+from memtrade.papers.pages import page_text, save_csv, write_pages
 from memtrade.papers.thesis_nets import net_name
 from memtrade.papers.thesis_predictor import (
     AGED,
@@ -44,6 +44,11 @@ from memtrade.target import Target, profile_target
 
 # Two published times this close to each other have no order.
 TIE = 0.01
+FITTED_SECONDS = ("trace_seconds", "step_overhead_seconds")
+SOURCE = (
+    f"{CARD} as in the thesis: every op traced. {' and '.join(FITTED_SECONDS)} fitted to its five "
+    "`original` rows at batch 32 by memtrade/papers/thesis_prediction.py"
+)
 
 
 def held_out(rows: Iterable[PredictedRow]) -> list[PredictedRow]:
@@ -81,19 +86,6 @@ def orders(
     }
 
 
-_MISSED = (
-    "## What is missed",
-    "",
-    "InceptionV4's steps take far longer than predicted, all four by about the same share; the",
-    "log does not say why. Its checkpointed peaks are missed as well. The largest batches take",
-    "longer than predicted, that of `original` too: near its limit the card may have",
-    "lacked the room for its faster convolutions. LMS's largest batch is missed by far: in the",
-    "simulator requests wait for copies out until there is room, in the thesis the step ends.",
-    "LMS's peaks are predicted too high, and printed as the lowest of nine steps.",
-    "",
-)
-
-
 def markdown(
     rows: Sequence[PredictedRow],
     device: Device,
@@ -106,68 +98,22 @@ def markdown(
         others: what was done otherwise -> the rows that follow.
         lms: network -> what `lms_otherwise` says of it.
     """
-    seconds, peak = median_errors(rows)
-    lines = [
-        "# The thesis, predicted",
-        "",
-        "Published beside predicted: step times and peaks of the master's thesis that memtrade",
-        "reproduces, misses included. Nothing here was measured by us. Made by",
-        "",
-        "    python -m memtrade.papers.thesis_prediction results/predicted",
-        "",
-        "Fitted, to the times in *italics* alone: "
-        f"{1e6 * device.trace_seconds:.0f} us per op for tracing, and "
-        f"{1e3 * device.step_overhead_seconds:.0f} ms per step of `original` and `lms`. How the",
-        "thesis ran its steps is in `memtrade/papers/thesis_nets.py`, with the evidence in",
-        "`results/predicted/thesis_variants.md`.",
-        "",
-        f"**Median error of the {len(held_out(rows))} other rows: time {_percent(seconds)}, "
-        f"peak {_percent(peak)}.**",
-        "",
-        *_order_lines("time", orders(rows, "seconds")),
-        *_order_lines("peak", orders(rows, "peak_mb")),
-    ]
-    for table in TABLES:
-        lines += [f"## {table[0].upper()}{table[1:]}", "", *_table(rows, table), ""]
-    lines += [
-        *_about_lms(lms),
-        *_MISSED,
-        "## What hangs on the choices",
-        "",
-        "| | median error: time | peak | time by table: " + ", ".join(TABLES) + " |",
-        "|---|--:|--:|---|",
-        *(_choice(name, choice) for name, choice in {"as above": rows, **others}.items()),
-        "",
-        "The shares of the card's rates (`gtx-1070.toml`) were set with the thesis' figures for",
-        "batch 128 in view, and that a step's overhead is that of `original` and `lms` alone was",
-        "seen from ResNet-18, whose checkpointed step is printed as the faster one: the rows above",
-        "say what both are worth. In the last one nothing of the thesis but `original` at batch 32",
-        "had a say.",
-        "",
-    ]
-    return "\n".join(lines)
+    return page_text(
+        "thesis.md",
+        device=device,
+        count=len(held_out(rows)),
+        errors=[_percent(error) for error in median_errors(rows)],
+        orders=[
+            _order_text("time", orders(rows, "seconds")),
+            _order_text("peak", orders(rows, "peak_mb")),
+        ],
+        tables={table: "\n".join(_table(rows, table)) for table in TABLES},
+        lms=lms,
+        choices=[_choice(name, choice) for name, choice in {"as above": rows, **others}.items()],
+    )
 
 
-def _about_lms(lms: Mapping[str, Mapping[str, tuple[float, float]]]) -> list[str]:
-    return [
-        "## What decides over LMS",
-        "",
-        "In the thesis LMS saves little and is slowest; in memtrade's arena it saves most. The",
-        "same steps at batch 32, predicted for the GTX 1070, one thing changed at a time:",
-        "",
-        "| | " + " | ".join(f"{name}: MB | s" for name in lms) + " |",
-        "|---|" + "--:|" * (2 * len(lms)),
-        *(
-            f"| {what} | "
-            + " | ".join(f"{each[what][1]:,.0f} | {each[what][0]:.3f}" for each in lms.values())
-            + " |"
-            for what in next(iter(lms.values()))
-        ),
-        "",
-    ]
-
-
-def _order_lines(what: str, found: dict[str, list[tuple[str, str]]]) -> list[str]:
+def _order_text(what: str, found: dict[str, list[tuple[str, str]]]) -> str:
     right = sum(not pairs for pairs in found.values())
     wrong = "; ".join(
         f"{name} ({', '.join(f'{a} before {b}' for a, b in pairs)})"
@@ -176,7 +122,7 @@ def _order_lines(what: str, found: dict[str, list[tuple[str, str]]]) -> list[str
     )
     tail = f". Predicted otherwise than printed: {wrong}" if wrong else ""
     told = f"The order of the strategies by {what} is right in {right} of {len(found)} steps"
-    return [f"{told}{tail}.", ""]
+    return f"{told}{tail}."
 
 
 def _table(rows: Sequence[PredictedRow], table: str) -> list[str]:
@@ -219,22 +165,8 @@ def _percent(share: float | None, *, sign: bool = False) -> str:
 
 def profile(device: Device) -> str:
     """The fitted profile as a file of its own."""
-    shares = "".join(f"{name} = {share:g}\n" for name, share in device.efficiency.items())
-    return f'''name = "{device.name}"
-source = "{CARD} as in the thesis: every op traced. trace_seconds and step_overhead_seconds fitted to its five `original` rows at batch 32 by memtrade/papers/thesis_prediction.py"
-flops_per_s = {device.flops_per_s:g}
-memory_bandwidth_bytes_per_s = {device.memory_bandwidth_bytes_per_s:g}
-host_to_device_bytes_per_s = {device.host_to_device_bytes_per_s:g}
-device_to_host_bytes_per_s = {device.device_to_host_bytes_per_s:g}
-launch_overhead_seconds = {device.launch_overhead_seconds:g}
-dispatch_seconds = {device.dispatch_seconds:g}
-trace_seconds = {device.trace_seconds:.3g}
-step_overhead_seconds = {device.step_overhead_seconds:.3g}
-memory_bytes = {device.memory_bytes}
-channels_first = {str(device.channels_first).lower()}
-
-[efficiency]
-{shares}'''  # noqa: E501
+    fitted = {each: float(f"{getattr(device, each):.3g}") for each in FITTED_SECONDS}
+    return to_toml(msgspec.structs.replace(device, source=SOURCE, **fitted))
 
 
 def scaled(card: Target, factor: float) -> Target:
@@ -284,9 +216,8 @@ def main(folder: Path) -> None:
         net_name(layers): lms_otherwise(step_at(layers, 32), fitted) for layers in (50, 152, None)
     }
     save_csv(folder / "thesis.csv", pd.DataFrame(predicted), "%.4g")
-    (folder / "thesis.md").write_text(
-        markdown(predicted, fitted.device, others, lms), encoding="utf-8"
-    )
+    page = markdown(predicted, fitted.device, others, lms)
+    (folder / "thesis.md").write_text(page, encoding="utf-8")
     profiles = Path(devices.__file__).parent / "devices"
     (profiles / f"{FITTED}.toml").write_text(profile(fitted.device))
 

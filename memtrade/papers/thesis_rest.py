@@ -200,20 +200,13 @@ def main(folder: Path) -> None:
     measured = load_records(RESULTS / "measured")
     records = [*load_records(RESULTS / "thesis"), *measured]
     idle_gb = float(single_figures()["idle_host_gb"])
-    sheets = [
-        lists_sheet(predicted, host_bytes(measured), idle_gb),
-        runs_sheet(predicted),
-        figures_sheet(records, idle_process_bytes()),
-    ]
-    save_page(folder / "thesis_rest.md", _INTRODUCTION, *sheets)
-
-
-_INTRODUCTION = f"""# The thesis' lists, runs and single figures
-
-What the thesis' notes print beside their tables, beside ours. Made by
-
-    {COMMAND}
-"""
+    save_page(
+        folder / "thesis_rest.md",
+        command=COMMAND,
+        lists=lists_sheet(predicted, host_bytes(measured), idle_gb),
+        runs=runs_sheet(predicted),
+        figures=figures_sheet(records, idle_process_bytes()),
+    )
 
 
 if __name__ == "__main__":

@@ -267,8 +267,8 @@ def main(folder: Path) -> None:
     rows = [*networks, *(row for row, _ in variants)]
     frame = pd.DataFrame([vars(row) for row in rows])
     save_csv(folder / "thesis_variants.csv", frame, "%.5g")
-    sheets = networks_sheet(rows), met_sheet(networks, variants)
-    save_page(folder / "thesis_variants.md", "# Which networks the thesis ran\n", *sheets)
+    sheets = {"networks": networks_sheet(rows), "met": met_sheet(networks, variants)}
+    save_page(folder / "thesis_variants.md", **sheets)
 
 
 if __name__ == "__main__":

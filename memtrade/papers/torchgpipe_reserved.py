@@ -270,7 +270,7 @@ def main(folder: Path) -> None:
     sheets = [errors_sheet(found), rows_sheet(found)]
     if MEASURED.is_dir():
         sheets.append(measured_sheet(load_pipeline_records(MEASURED)))
-    save_page(folder / "torchgpipe_reserved.md", _INTRODUCTION, *sheets)
+    save_page(folder / "torchgpipe_reserved.md", command=COMMAND, sheets=sheets)
     frame = pd.DataFrame(
         {
             "model": [each.row.size for each in found],
@@ -281,21 +281,6 @@ def main(folder: Path) -> None:
         }
     )
     save_csv(folder / "torchgpipe_reserved.csv", frame, "%.0f")
-
-
-_INTRODUCTION = f"""# torchgpipe: what the published bytes count
-
-Predicted beside published; nothing was fitted. Made by
-
-    {COMMAND}
-
-The benchmarks print what PyTorch's allocator had reserved at most (`max_memory_cached`), on all
-devices, after two steps. What travels between stages decides: each of 128 micro-batches is copied
-on one of 32 side streams of a device, forward and backward, and each stream has segments of 20 MiB
-of its own. Open: cuDNN's workspaces are not known, and left out; what the largest U-Nets take more
-than predicted is about two of their largest kernels on each device, as a workspace might. The U-Net
-without a pipeline is predicted high, even by its live tensors alone: why, is not known.
-"""
 
 
 if __name__ == "__main__":

@@ -188,18 +188,9 @@ def known_runs(folder: Path) -> dict[str, TrainedRun]:
 
 
 def show(runs: Sequence[TrainedRun], folder: Path, picture: Path) -> None:
-    page = (_INTRODUCTION, ways_sheet(runs), published_sheet(runs))
-    save_page(folder / "transparency.md", *page)
+    sheets = {"ways": ways_sheet(runs), "published": published_sheet(runs)}
+    save_page(folder / "transparency.md", layers=LAYERS, command=COMMAND, **sheets)
     draw(runs, picture)
-
-
-_INTRODUCTION = f"""# Transparency: the same training in less memory
-
-ResNet-{LAYERS}, trained from the same variables on the same batches of scikit-learn's digits, plain
-and with less memory. Made by
-
-    {COMMAND}
-"""
 
 
 def main(words: Sequence[str]) -> int:
