@@ -21,7 +21,7 @@ pages under `results/` that hold memtrade beside them.
     keras_own_ways.py      TensorFlow's own ways beside ours; keras_double_batch.py, verify_keras.py
     predict_records.py     what this version predicts of steps that were measured before
     budget_check.py        what `optimal` costs within budgets
-    pages.py               how these run by themselves, and write their pages
+    pages.py               how these run by themselves, and write pages as templates/ lays them out
 
 Commands and tests alone know this package: no strategy, simulator or view does. What makes a page
 runs as a module, `python -m memtrade.papers.device_check results/predicted`.
