@@ -8,74 +8,17 @@ kept for the backward part. Backward, it reads dy and makes dx.
 
 from __future__ import annotations
 
+import tomllib
+from importlib import resources
 from typing import NamedTuple
 
 BATCH, POSITIONS, WIDTH, HEADS, WORDS = 64, 128, 768, 12, 3000
 FLOAT = 4
-# One op a line: what it makes, how large, which parameters' gradients come along (+), and what is
-# let go of behind it (-). u: a hidden state of the micro-batch; w: its attention matrices; s: a
-# figure for each of its tokens; l: its logits.
-FORWARD = {
-    "embedding": "y u",
-    "positions": "y u -x",
-    "norm": "y u\n stats 2s",
-    "head": "y l",
-    "block": """
-        joined 3u
-        packed 3u -joined
-        query u
-        scores w
-        weights w -scores
-        kept w
-        mask w/4
-        mixed u
-        merged u -mixed
-        attention u
-        mean w/12
-        sum1 u
-        norm1 u
-        stats1 2s
-        hidden 4u
-        gelu 4u
-        thinned 4u
-        mask1 u -gelu
-        narrow u
-        output u
-        mask2 u/4 -narrow
-        sum2 u -output
-        y u
-        stats2 2s -attention -mean""",
-}
-BACKWARD = {
-    "embedding": "+0 -x -dy",
-    "positions": "dx 0 +0",
-    "norm": "dx u +0 +1 -x -stats -dy",
-    "head": "dx u +0 -x -dy",
-    "block": """
-        dsum2 u +6 +7 -dy -sum2 -stats2
-        doutput u -mask2
-        dthinned 4u +10 +11 -thinned -doutput
-        dgelu 4u -mask1 -dthinned
-        dhidden 4u -hidden -dgelu
-        dnorm1 u +8 +9 -norm1 -dhidden
-        dx u +4 +5 -sum1 -stats1 -dsum2 -dnorm1
-        dmerged u +2 +3 -merged
-        dkept w
-        dvalue u -kept -dmerged
-        dweights w -mask -dkept
-        dscores w -weights -dweights
-        dquery u
-        dkey u -query -dscores
-        scaled u -dquery -packed
-        whole 3u -dvalue
-        part 3u -dkey
-        - -part
-        part 3u -scaled
-        - -part
-        djoined 3u -whole
-        dinput u +0 +1 -djoined -x
-        - -dinput""",
-}
+_OPS = tomllib.loads(
+    (resources.files("memtrade.papers") / "gpipe_torch_ops.toml").read_text(encoding="utf-8")
+)
+FORWARD: dict[str, str] = _OPS["forward"]
+BACKWARD: dict[str, str] = _OPS["backward"]
 # Of attention, its output, two norms, and the two products behind them: weights, then biases.
 _BLOCK_BYTES = [
     FLOAT * WIDTH * count

@@ -10,6 +10,7 @@ import io
 import textwrap
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
@@ -28,29 +29,9 @@ _MARKERS = "os^DvPX*<>hp"
 _DASHES = ("-", (0, (5, 1.5)), (0, (1.2, 1.2)), (0, (5, 1.5, 1.2, 1.5)))
 _CAPTION_CHARACTERS = 132
 _LEGEND_ABREAST = 6
-_STYLE: Any = {
-    "font.family": "DejaVu Sans",
-    "font.size": 8,
-    "axes.titlesize": 8,
-    "axes.titleweight": "bold",
-    "axes.titlelocation": "left",
-    "axes.edgecolor": PAGE_INK,
-    "axes.labelcolor": PAGE_INK,
-    "text.color": PAGE_INK,
-    "xtick.color": PAGE_INK,
-    "ytick.color": PAGE_INK,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.axisbelow": True,
-    "grid.color": "#DDDDDD",
-    "grid.linewidth": 0.6,
-    "lines.linewidth": 1.4,
-    "legend.frameon": False,
-    "hatch.linewidth": 0.7,
-    "figure.dpi": 100,
-    "pdf.fonttype": 42,  # publishers refuse type 3
-    "svg.hashsalt": "memtrade",
-}
+_STYLE: Any = mpl.rc_params_from_file(
+    Path(__file__).with_name("templates") / "paper.mplstyle", use_default_template=False
+)
 # What a file would say of the time and the program that wrote it.
 _METADATA = {
     "pdf": {"CreationDate": None, "Producer": None, "Creator": None},
@@ -61,7 +42,7 @@ _METADATA = {
 
 def in_style(*, grid: bool = True) -> AbstractContextManager[None]:
     """Within it, what is drawn looks as all plots do."""
-    return mpl.rc_context(_STYLE | {"axes.grid": grid})
+    return mpl.rc_context({**_STYLE, "axes.grid": grid})
 
 
 def strips_of(heights: Sequence[float], *, height: float) -> tuple[Canvas, list[Axes]]:
