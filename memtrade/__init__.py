@@ -3,8 +3,6 @@
 Importing this package imports no TensorFlow: the parent process of a measurement stays free of it.
 """
 
-from __future__ import annotations
-
 import importlib
 from typing import Any
 

@@ -1,8 +1,6 @@
 """What users ask of a model: which layer takes how much memory (`memtrade.summary`), what decides
 how it can be planned (`memtrade.inspect`), why there was not enough (`memtrade.explain_oom`)."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import math

@@ -9,8 +9,6 @@ called as a function of its own that is not inlined, with a configuration that l
 alone; whatever else runs in the process is optimized as before.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field

@@ -7,8 +7,6 @@
 ≤   some sizes are only bounded from above
 """
 
-from __future__ import annotations
-
 from memtrade.facts.variables import moved
 from memtrade.graph import BOUND, WATCHED, StepGraph
 from memtrade.op_types import LOOP_TYPES

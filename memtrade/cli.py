@@ -7,8 +7,6 @@ exit status   0   done
             130   stopped by Ctrl-C
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

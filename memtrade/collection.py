@@ -1,7 +1,5 @@
 """Python's garbage collector, out of the way of what makes many objects that stay."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 from collections.abc import Iterator

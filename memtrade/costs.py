@@ -5,8 +5,6 @@ once, unless the kernel needs several passes (batch normalization reads its inpu
 the statistics). `devices.py` turns both into seconds, on a roofline with an efficiency per class.
 """
 
-from __future__ import annotations
-
 import math
 from enum import StrEnum
 from typing import NamedTuple

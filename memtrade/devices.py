@@ -11,8 +11,6 @@ are a class of their own: Winograd's algorithm (Lavin and Gray 2015, arXiv 1509.
 to 4 times less than is counted here, so their share may exceed 1.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import tomllib

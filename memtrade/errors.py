@@ -1,7 +1,5 @@
 """The errors that users meet: one line that says the rule, the value, and what to do next."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Iterable
 from typing import Any

@@ -1,7 +1,5 @@
 """Files that are there whole or not at all, and how they are named."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -5,8 +5,6 @@
 `memtrade.inspect` returns them and `memtrade inspect` prints them, before anything is planned.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import msgspec

@@ -1,7 +1,5 @@
 """Ops and tensors written into a new graph, under new ids: what stages and parts are made of."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 

@@ -10,8 +10,6 @@ written the graph, and with it the peak, by a tenth or two: it is foreseen about
 O(ops + edges).
 """
 
-from __future__ import annotations
-
 import bisect
 import re
 from collections import defaultdict

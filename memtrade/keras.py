@@ -9,8 +9,6 @@ smaller batch of an epoch included. Where the model trains on several devices, t
 own, which runs `train_step` on each of them.
 """
 
-from __future__ import annotations
-
 import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping

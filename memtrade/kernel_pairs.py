@@ -22,8 +22,6 @@ value gets from windows that overlap in another order (whether it does, depends 
 instructions and on the shape). The gradient reads x, too, so there the pool runs again instead.
 """
 
-from __future__ import annotations
-
 from collections.abc import Container, Mapping, Sequence
 
 from memtrade.graph import StepGraph, once_per_graph

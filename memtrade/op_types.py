@@ -1,7 +1,5 @@
 """Kinds of ops: what they do to memory, by the names of their types."""
 
-from __future__ import annotations
-
 # Ops whose first output is the buffer of their first input (of IdentityN, each output that of its
 # input): they cost no memory of their own.
 ALIAS_TYPES = frozenset(

@@ -7,8 +7,6 @@
 All of it depends on the graph alone, so it is worked out once, however many choices are lowered.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -15,8 +15,6 @@ leads from a lower rank to a higher one, and so does every way through a part be
 no way leads back, and nothing hangs. O(ops + edges).
 """
 
-from __future__ import annotations
-
 import heapq
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

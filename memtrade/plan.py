@@ -16,8 +16,6 @@ Every consumer reads the latest version of its input, and a version's memory is 
 last reader has run, so "drop" needs no action of its own.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any, Literal
 

@@ -8,8 +8,6 @@ planned ──► foreseen to fit? ──► rehearsed ──► kept
    └───── the target, corrected ◄─────┘        at most CORRECTIONS times
 """
 
-from __future__ import annotations
-
 import gc
 import itertools
 import logging

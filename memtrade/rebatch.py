@@ -10,8 +10,6 @@ against real traces. At batch 1 TensorFlow sums gradients of broadcasts over few
 lists of these axes, some bytes each, are not those of a trace.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 import re

@@ -10,8 +10,6 @@ A clone's output stays until its last reader, unless it is `fleeting`: then each
 own. Both steps are linear in the size of the program they make.
 """
 
-from __future__ import annotations
-
 import heapq
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set

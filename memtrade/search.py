@@ -11,8 +11,6 @@ guess: its batch has been asked and runs, and the next size up has been asked an
 O(log |guess - answer|) questions.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass

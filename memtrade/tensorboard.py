@@ -1,7 +1,5 @@
 """A Keras callback that writes memory and the plan where TensorBoard shows them."""
 
-from __future__ import annotations
-
 import logging
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Byte sizes as people write them. MB = 10^6 bytes, MiB = 2^20 bytes; inside, bytes are ints."""
 
-from __future__ import annotations
-
 import math
 import re
 from numbers import Real

@@ -10,8 +10,6 @@ leave it as it is.
     0.1                              built from a folder without git
 """
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import importlib.metadata

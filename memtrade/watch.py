@@ -8,8 +8,6 @@ that, TensorFlow would take up its devices, and settings of the script would com
 memory runs out, the error is explained (`memtrade.explain_oom`) and goes on its way.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import os

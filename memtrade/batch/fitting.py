@@ -1,8 +1,6 @@
 """What `memtrade.keras.fit` finds out before it fits: the examples, the batch, and over how many
 batches gradients are added up."""
 
-from __future__ import annotations
-
 import contextlib
 import inspect
 from collections.abc import Iterator, Mapping

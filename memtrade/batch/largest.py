@@ -8,8 +8,6 @@ What is found has run, in a process of its own, so that running out of memory is
 the end of the user's.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import logging
 import os

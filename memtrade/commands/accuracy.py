@@ -1,7 +1,5 @@
 """`memtrade accuracy`: how far peaks and times were off that had been predicted. Only reads."""
 
-from __future__ import annotations
-
 import shlex
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`memtrade calibrate`: this device's own rates, as a profile for `memtrade predict --device`."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime
 from pathlib import Path
 

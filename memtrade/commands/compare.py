@@ -1,7 +1,5 @@
 """`memtrade compare`: what changed from one set of results to another. Only reads."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from memtrade.commands.progress import say

@@ -1,7 +1,5 @@
 """`memtrade explain`: why memory ran out, and what would fit."""
 
-from __future__ import annotations
-
 import shlex
 import sys
 from pathlib import Path

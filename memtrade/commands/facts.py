@@ -1,7 +1,5 @@
 """`memtrade facts`: which kernels are known here, where each figure comes from, how old it is."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping, Sequence
 

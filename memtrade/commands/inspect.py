@@ -1,7 +1,5 @@
 """`memtrade inspect`: what is in a step that decides how it can be planned."""
 
-from __future__ import annotations
-
 import msgspec
 
 from memtrade.commands.progress import ignore, log, reporting

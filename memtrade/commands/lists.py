@@ -1,7 +1,5 @@
 """`memtrade models`, `strategies` and `devices`: what there is to choose from."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """`memtrade pareto`: memory against time, predicted, for all strategies and a range of budgets."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 

@@ -1,8 +1,6 @@
 """`memtrade plan`: what is kept, recomputed and swapped, and why. Nothing runs and nothing is
 measured: a child traces the step, this process plans."""
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 from typing import Literal

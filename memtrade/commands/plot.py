@@ -1,7 +1,5 @@
 """`memtrade plot`: the records of a folder as a plot for paper. Only reads."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated

@@ -1,7 +1,5 @@
 """`memtrade predict`: what strategies will cost on a device, without running anything."""
 
-from __future__ import annotations
-
 import contextlib
 import multiprocessing
 import signal

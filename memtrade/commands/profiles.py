@@ -3,8 +3,6 @@
 A child traces the step, which takes seconds; this process plans and simulates. Nothing runs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 

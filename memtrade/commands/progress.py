@@ -1,7 +1,5 @@
 """What a user sees on stderr while trials run: a live line on a terminal, else plain lines."""
 
-from __future__ import annotations
-
 import logging
 import sys
 from collections.abc import Callable, Iterator

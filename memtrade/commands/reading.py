@@ -1,7 +1,5 @@
 """How the commands that only read get their records, and write what they made of them."""
 
-from __future__ import annotations
-
 import contextlib
 import sys
 import warnings

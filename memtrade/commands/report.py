@@ -1,7 +1,5 @@
 """`memtrade report`: the records of a folder as one HTML page. Only reads."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from memtrade.commands.reading import (

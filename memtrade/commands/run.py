@@ -1,7 +1,5 @@
 """`memtrade run`: measures strategies side by side and ends in one table."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Where the commands print their results, and in which form."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from typing import Literal

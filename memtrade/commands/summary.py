@@ -1,7 +1,5 @@
 """`memtrade summary`: which layer holds how much."""
 
-from __future__ import annotations
-
 from memtrade.commands.profiles import foresee
 from memtrade.commands.screen import Form, show
 from memtrade.errors import MemtradeError

@@ -1,7 +1,5 @@
 """`memtrade sweep`: measures all that a TOML file asks for, and goes on where it was stopped."""
 
-from __future__ import annotations
-
 import sys
 import time
 from collections import Counter, defaultdict

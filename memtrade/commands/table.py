@@ -1,7 +1,5 @@
 """`memtrade table`: the records of a folder side by side, or as the thesis's tables. Only reads."""
 
-from __future__ import annotations
-
 import shlex
 from dataclasses import replace
 from pathlib import Path

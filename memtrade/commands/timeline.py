@@ -1,7 +1,5 @@
 """`memtrade timeline`: memory over the step, who holds what at the peak, copies beside compute."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from memtrade.commands.profiles import foresee, simulate_all

@@ -1,7 +1,5 @@
 """`memtrade trace`: simulated steps as a trace for viewers that people know."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`memtrade verify`: is the rewritten step still the same step?"""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from pathlib import Path
 

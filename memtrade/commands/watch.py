@@ -1,7 +1,5 @@
 """`memtrade watch`: a training script with its memory, peak and limit, live."""
 
-from __future__ import annotations
-
 import os
 import selectors
 import signal

@@ -11,8 +11,6 @@ Each is judged by taking it away, in this order. A figure is the allocator's own
 came with its dump, else the simulator's, and the explanation says whose it is.
 """
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 import msgspec

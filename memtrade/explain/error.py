@@ -12,8 +12,6 @@ what counts is the last failure of each kind. Some errors say neither who asked 
 the stack that stands around them still says which line of the program it was.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import re

@@ -1,8 +1,6 @@
 """A step that ran out of memory, simulated: where its request was refused, and what it takes where
 all is granted."""
 
-from __future__ import annotations
-
 import msgspec
 
 from memtrade.explain.error import Failure, is_fragmented

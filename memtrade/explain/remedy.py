@@ -3,8 +3,6 @@
 The quick rules are asked first; where none of them fits, the search that plans for a budget.
 """
 
-from __future__ import annotations
-
 import contextlib
 
 import msgspec

@@ -4,8 +4,6 @@ A tensor grows with the batch where its first dimension is a multiple of it, or 
 (time before examples); but not one that has the shape of a weight, such as its gradient.
 """
 
-from __future__ import annotations
-
 import math
 
 import msgspec

@@ -7,8 +7,6 @@ The child says which kernels it is about to run before it does, so that the pare
 crash is to be blamed on.
 """
 
-from __future__ import annotations
-
 import msgspec
 
 from memtrade.facts.signature import Signature

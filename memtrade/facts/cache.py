@@ -8,8 +8,6 @@ cannot be read is set aside under another name and learned anew. A folder that c
 costs only the keeping.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import os

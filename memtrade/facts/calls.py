@@ -7,8 +7,6 @@ Measured with TensorFlow 2.21, filters of 7 x 7 over 96 to 768 channels, each on
 3 x 3 over 64 and 96, in four groups.
 """
 
-from __future__ import annotations
-
 import math
 from typing import NamedTuple
 

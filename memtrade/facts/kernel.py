@@ -1,7 +1,5 @@
 """What is known of a kernel: what it asks the allocator for, and how long it takes."""
 
-from __future__ import annotations
-
 from typing import NamedTuple, Protocol
 
 from memtrade.graph import Op, StepGraph

@@ -1,7 +1,5 @@
 """Facts that were learned where they are used, over shipped ones for what nobody has asked yet."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec

@@ -1,7 +1,5 @@
 """What a kernel asks for on more examples than it was run on: a line through two of three sizes."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import NamedTuple, Protocol
 

@@ -5,8 +5,6 @@ its outputs alone, which is a lower bound for a device that nobody has looked at
 known from its data sheet.
 """
 
-from __future__ import annotations
-
 import math
 import re
 import tomllib

@@ -6,8 +6,6 @@ Two ops with the same signature run the same kernel on tensors of the same shape
 is asked for both.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 

@@ -1,7 +1,5 @@
 """Where facts hold: what decides which kernels TensorFlow runs, and so what they ask for."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 from collections.abc import Mapping

@@ -13,8 +13,6 @@ Of copied variables something has read or written rows: with the first of these 
 read copy, for good.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterator
 

@@ -10,8 +10,6 @@ TensorFlow cuts rows out without a copy where each begins at a multiple of 64 by
 kernels copy.
 """
 
-from __future__ import annotations
-
 from memtrade.facts.shipped import reuse
 from memtrade.graph import Op, StepGraph, Tensor
 from memtrade.op_types import ALIAS_TYPES

@@ -1,7 +1,5 @@
 """The peak of one training step, predicted or measured, and who holds it."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -8,8 +8,6 @@ pytest loads it in every session, so nothing is imported here that takes time: T
 the first step that is looked at.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Generator
 from numbers import Real
 from typing import Any

@@ -1,8 +1,6 @@
 """Targets for a step at any batch size, from what its kernels do at three: no kernel is asked for
 each size that a search looks at."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import cached_property
 

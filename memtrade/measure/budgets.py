@@ -5,8 +5,6 @@ plan ──► first step ──peak above the budget──► kernels near the 
  └───────────────── a corrected target ◄───────┘        at most CORRECTIONS times
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 

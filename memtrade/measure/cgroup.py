@@ -9,8 +9,6 @@ the own group up to the root is what there is. Version 2 and, under /sys/fs/cgro
 (the kernel's Documentation/admin-guide/cgroup-v2.rst and cgroup-v1/memory.rst).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple

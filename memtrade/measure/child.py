@@ -4,8 +4,6 @@ The tie is best effort and for Linux; elsewhere it does nothing, and the parent'
 kill remain.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import os

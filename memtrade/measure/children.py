@@ -5,8 +5,6 @@ block kills the children's process groups, and when the parent itself is killed,
 the children (`memtrade.measure.child`).
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

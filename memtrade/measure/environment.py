@@ -1,7 +1,5 @@
 """What a child's process environment must say before TensorFlow is imported there."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The graph of a step, for whoever plans or asks for sizes. A child traces it."""
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Callable
 from pathlib import Path

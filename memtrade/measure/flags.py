@@ -4,8 +4,6 @@ All of it is checked here, in the parent: what is wrong is said before a child s
 anything is written. Only what takes a traced step to know is left to the child.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import difflib
 import errno

@@ -9,8 +9,6 @@ takes as long again; carried over by the ops that are the same, the plan that is
 that was simulated.
 """
 
-from __future__ import annotations
-
 import contextlib
 import tempfile
 from collections.abc import Iterator

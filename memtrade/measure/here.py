@@ -1,7 +1,5 @@
 """The target of a device that is here: what commands, trials and the library run on."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping

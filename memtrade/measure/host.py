@@ -1,7 +1,5 @@
 """The machine: how much memory is free, what the kernel killed, what it is. No TensorFlow here."""
 
-from __future__ import annotations
-
 import dataclasses
 import importlib.metadata
 import os

@@ -7,8 +7,6 @@ two of them that meets the third is extended to the step's own size. A kernel th
 costs a child, and gets a margin in place of a fact.
 """
 
-from __future__ import annotations
-
 import math
 import sys
 import time

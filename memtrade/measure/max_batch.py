@@ -13,8 +13,6 @@ take what plans are found soon (`Strategy.near`), and a trial that takes more th
 leaves that much free in the plans after it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal

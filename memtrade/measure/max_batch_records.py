@@ -1,7 +1,5 @@
 """Records of searches for the largest batch: JSON files beside the records of their trials."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import ClassVar
 

@@ -7,8 +7,6 @@ features, its threads, and the variables that choose kernels. The same trial run
 record. An id is made once and never again: older ones knew less.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import re

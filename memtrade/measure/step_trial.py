@@ -1,7 +1,5 @@
 """A trial of a step that this process has traced: it goes to a child in a file."""
 
-from __future__ import annotations
-
 import dataclasses
 import tempfile
 from collections.abc import Sequence

@@ -7,8 +7,6 @@ results like any other: `run_child` returns them, it does not raise them.
 However the parent ends, no child stays behind (`memtrade.measure.children`).
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 import subprocess

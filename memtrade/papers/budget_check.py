@@ -9,8 +9,6 @@ original's peak less what is there between steps. Nothing is measured here; step
 child process and planned in this one. Takes some minutes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path

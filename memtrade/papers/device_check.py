@@ -6,8 +6,6 @@ Writes devices.csv and devices.md into the folder. The profiles' shares of the p
 chosen with these figures in view: this says how far off they are, not how well they predict.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pandas as pd

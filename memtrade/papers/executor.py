@@ -15,8 +15,6 @@ Assumed: one queue. The real executor has a thread pool and hands ops out in an 
 little from run to run. O(tasks log tasks + edges).
 """
 
-from __future__ import annotations
-
 import heapq
 from collections.abc import Sequence
 from typing import NamedTuple

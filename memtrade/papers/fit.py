@@ -15,8 +15,6 @@ profile's own efficiencies decide. Seconds have no prior. Some hundred simulatio
 milliseconds each; no gradient needed.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 import statistics

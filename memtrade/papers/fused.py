@@ -13,8 +13,6 @@ kernel makes it anew as it goes. No parameter is fitted. What it misses: a libra
 layer norm's branches), or less (an activation function behind a norm).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import msgspec

@@ -5,8 +5,6 @@
 Writes gpipe_reserved.md and .csv into the folder. Takes some minutes; nothing is traced or run.
 """
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path

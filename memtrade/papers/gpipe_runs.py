@@ -4,8 +4,6 @@ What was measured, predicted and published stands in columns of its own, named s
 measured or simulated again here.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -17,8 +17,6 @@ several micro-batches' activations lie there together.
 None of it was seen running: the repository and the logs were read, and PyTorch's sources.
 """
 
-from __future__ import annotations
-
 from collections.abc import Generator, Iterator
 from typing import Literal, TypeVar
 

@@ -6,8 +6,6 @@ whose masks have a byte an element. Forward, a layer reads x and makes y; what i
 kept for the backward part. Backward, it reads dy and makes dx.
 """
 
-from __future__ import annotations
-
 import tomllib
 from importlib import resources
 from typing import NamedTuple

@@ -15,8 +15,6 @@ pytorch_Gpipe/model_profiling/network_profiler.py, misc/partition_analysis.py):
                          net returns, and the logits; a time to send is the largest one's
 """
 
-from __future__ import annotations
-
 import statistics
 from collections import Counter
 from collections.abc import Iterator, Sequence

@@ -10,8 +10,6 @@ Writes double_batch.csv (the trials), double_batch_losses.csv (the curves), doub
 double_batch.png.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import subprocess

@@ -10,8 +10,6 @@ results/keras/own_ways_verified.csv. `table` writes results/keras/own_ways.csv a
 are the records'; nothing is measured here.
 """
 
-from __future__ import annotations
-
 import csv
 import sys
 from collections.abc import Mapping, Sequence

@@ -19,8 +19,6 @@ whose strategy says that it is of TensorFlow 1:
 `kept` in their plans counts checkpoints; swapped bytes leave through gRPC, so times are no GPU's.
 """
 
-from __future__ import annotations
-
 import argparse
 import itertools
 import json

@@ -6,8 +6,6 @@ The same model draws it, so the net is the same op for op. Written as TensorFlow
 the tools look: variables are references with one `read` each, sums are `Add`.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from pathlib import Path

@@ -3,8 +3,6 @@
 python -m memtrade.papers.device_check results/predicted
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from dataclasses import asdict

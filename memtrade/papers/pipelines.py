@@ -5,8 +5,6 @@ figures come from `published/`. The rates of a comparison's device are fitted on
 say `calibrate` (`fit.py`). Of those rows' speed nothing is predicted, so they are marked.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A comparison with published figures as a Markdown page: how far off, and every row."""
 
-from __future__ import annotations
-
 import itertools
 import statistics
 

@@ -8,8 +8,6 @@ is no longer the one that was measured cannot stand beside the measured figures:
 as it is, and the exit status is 1.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from pathlib import Path

@@ -11,8 +11,6 @@ bytes), ``_seconds``, ``_ms``. A ``_printed`` column is the source's own text. E
 This module imports no TensorFlow.
 """
 
-from __future__ import annotations
-
 import difflib
 import io
 from importlib import resources

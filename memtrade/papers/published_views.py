@@ -1,7 +1,5 @@
 """Where each published table is shown beside ours, and any of them by itself."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from importlib import resources
 from typing import Any

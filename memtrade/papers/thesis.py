@@ -6,8 +6,6 @@ tables are made here out of `Figure`s: a column per source, ratios to `original`
 source, and out of memory as what it is. Records of other steps are not part of them.
 """
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The thesis's figures, as the views take published ones: to stand beside records."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

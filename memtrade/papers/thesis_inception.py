@@ -5,8 +5,6 @@
 Writes thesis_inception.md into the folder. The net is traced by TensorFlow; nothing is run.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -16,8 +16,6 @@ benchmark printed no host memory, which the thesis' tables have: a last line say
 the thesis' notes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from itertools import accumulate
 

@@ -6,8 +6,6 @@ Reads the record in results/thesis_log, which `RUN` makes, and those of results/
 thesis_log_ome.md into the folder.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

@@ -13,8 +13,6 @@ out from the log: `thesis_variants.py`.
 Adam, because the memory between steps is three times the weights: two slots each.
 """
 
-from __future__ import annotations
-
 from memtrade.models import Model, make_model
 from memtrade.options import Value
 

@@ -12,8 +12,6 @@ Writes thesis.csv and thesis.md into the folder, and the fitted profile where th
 gtx-1070-traced.toml. Takes some minutes: 17 steps are traced by TensorFlow, on any machine.
 """
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace

@@ -4,8 +4,6 @@ Two device parameters are fitted to the five `original` rows at batch 32 (`fit`)
 predicted with that profile.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache

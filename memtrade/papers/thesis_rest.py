@@ -6,8 +6,6 @@ Reads results/predicted/thesis.csv and the records of results/measured and resul
 an idle process, and writes thesis_rest.md into the folder.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Sequence

@@ -11,8 +11,6 @@
 Batches differ, so what compares is the ratio to `original` of the same source.
 """
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass

@@ -1,7 +1,5 @@
 """The graphs of the thesis' training steps, by TensorFlow."""
 
-from __future__ import annotations
-
 from functools import cache
 
 import msgspec

@@ -16,8 +16,6 @@ them or not. The rules, as in PyTorch's `CUDACachingAllocator` by default:
 Not modelled: that a block which another stream used waits for its event.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left, insort
 from dataclasses import dataclass
 

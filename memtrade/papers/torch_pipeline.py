@@ -13,8 +13,6 @@ one tensor are added into new memory; a slice of a gradient is copied where an o
 piece. Not modelled: cuDNN's workspaces, and that a block which another stream used waits.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 

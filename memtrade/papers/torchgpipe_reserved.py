@@ -6,8 +6,6 @@ Writes torchgpipe_reserved.md and .csv into the folder. A minute; nothing is tra
 measured comes from results/pipeline/torchgpipe_at_size.
 """
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -13,8 +13,6 @@ each. Writes runs.json, from which it goes on where it was stopped, transparency
 of what has been run so far.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

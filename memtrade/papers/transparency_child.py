@@ -5,8 +5,6 @@ standard output. All ways begin with the same variables and see the same batches
 the test images in one batch, normalized by its own averages, as in training.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import json

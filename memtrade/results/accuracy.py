@@ -1,7 +1,5 @@
 """How far predictions were off: peak and step time of each record beside what was said of it."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Sequence
 from typing import NamedTuple

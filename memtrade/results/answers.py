@@ -3,8 +3,6 @@
 A need is a rule over the variants that ran on one step. It is met by one of them or by none.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 

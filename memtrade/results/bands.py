@@ -1,7 +1,5 @@
 """What the areas of a timeline stand for: groups of memory, layers, or lines of the program."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from typing import Literal

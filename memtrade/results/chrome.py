@@ -1,8 +1,6 @@
 """Simulated steps as a Chrome trace: JSON that chrome://tracing and Perfetto read. One process per
 strategy, a thread per channel, a counter of the bytes in use."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from collections.abc import Iterable, Sequence

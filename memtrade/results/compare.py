@@ -15,8 +15,6 @@ Times of unlike machines do not compare, nor do those of trials that ran beside 
 that did not. Both are shown (the first where one asks for it), and not judged.
 """
 
-from __future__ import annotations
-
 import collections
 import statistics
 from collections.abc import Sequence

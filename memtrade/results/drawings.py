@@ -1,7 +1,5 @@
 """plotly's figures in pages that need no network: plotly.js comes along, packed."""
 
-from __future__ import annotations
-
 import base64
 import gzip
 from functools import cache

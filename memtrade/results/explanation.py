@@ -1,7 +1,5 @@
 """Out of memory on one page: who asked, why it was refused, what held the rest, what would fit."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from rich.console import Group, RenderableType

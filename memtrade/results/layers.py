@@ -1,7 +1,5 @@
 """`memtrade summary`: bytes per layer, as a sheet and as a frame."""
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass
 
 import pandas as pd

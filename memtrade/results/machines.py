@@ -1,7 +1,5 @@
 """Machines: which are alike, and how views name them. Figures of unlike machines do not mix."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 from memtrade.measure.host import Machine

@@ -1,8 +1,6 @@
 """The largest batches: how far each strategy carries a step under a memory limit, as the thesis
 tables it, and searches on one step, a row each."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -7,8 +7,6 @@ before the step has blocks, but no `alloc`. Frames are the layer, the user's lin
 segment ends where its last block ever did: what was never touched is left out.
 """
 
-from __future__ import annotations
-
 import pickle
 from collections.abc import Sequence
 from typing import Any

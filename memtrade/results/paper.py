@@ -4,8 +4,6 @@ The same drawing gives the same file, byte for byte. Strategies differ in colour
 marker and line, so that a plot printed in grey can still be read.
 """
 
-from __future__ import annotations
-
 import io
 import textwrap
 from collections.abc import Sequence

@@ -3,8 +3,6 @@
 The page is plotly's and needs no network; for print, matplotlib draws the same.
 """
 
-from __future__ import annotations
-
 import html
 from dataclasses import dataclass
 from typing import Any

@@ -4,8 +4,6 @@ One process per strategy, and in it a track each for compute, copy-out and copy-
 the bytes in use on the device and on the host. Slices are named after the op or the tensor.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 
 from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import (  # pyright: ignore[reportMissingImports]

@@ -1,7 +1,5 @@
 """The plots of records for paper. What they show is decided in `series.py`; bars have a hatch."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -3,8 +3,6 @@
 Nothing here was measured, and every view says so.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 

@@ -4,8 +4,6 @@ Which strategy for which need comes first, then the plots, the tables, the envir
 commands. plotly.js is part of the page; `templates/report.js` draws what `series.py` decides.
 """
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Sequence
 from typing import Any

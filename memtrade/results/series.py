@@ -3,8 +3,6 @@
 `plots.py` draws them for paper, `report.py` for the browser; what is drawn is decided here, once.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple

@@ -1,7 +1,5 @@
 """A simulated step, as timelines and traces for viewers show it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property

@@ -5,8 +5,6 @@ relate a row to `original` in the same comparison; without one that ran, they ar
 reads records: nothing is measured again. What was predicted has columns of its own.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from collections.abc import Callable, Sequence

@@ -4,8 +4,6 @@ A page has plotly's areas and the tables of who holds what at the peak; for pape
 the same strips.
 """
 
-from __future__ import annotations
-
 import html
 from dataclasses import dataclass
 from functools import cached_property

@@ -1,7 +1,5 @@
 """How views write things: strategies, steps, devices, statuses, seconds and shares."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 from memtrade.measure.flags import OWN_OPTIMIZER

@@ -11,8 +11,6 @@ An op of the backward part belongs to the layer that it is the gradient of, and 
 layer's line of the program. O(ops + edges) behind one simulated step.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal, get_args
 

@@ -1,7 +1,5 @@
 """A device's rates by what kernels were seen to take. No TensorFlow here."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 
 import msgspec

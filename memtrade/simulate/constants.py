@@ -9,8 +9,6 @@ if all of them wait for the same.
                      └─► Slice, the next ones      ─┴─► one constant
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections import defaultdict

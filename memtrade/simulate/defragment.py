@@ -12,8 +12,6 @@ op: no page is touched and no time is spent. `Placement` finds them on a simulat
 whether the whole is better is decided by simulating both programs.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 import sys

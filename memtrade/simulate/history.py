@@ -1,7 +1,5 @@
 """What the allocator is asked for along a step, request by request: the memory walk, told anew."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 

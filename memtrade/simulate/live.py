@@ -7,8 +7,6 @@ and a buffer is no more than its bytes and its references. What is in use during
     passing     scratch, and outputs that nobody reads: gone when the row ends
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import NamedTuple

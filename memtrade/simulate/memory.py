@@ -21,8 +21,6 @@ along the same order is an approximation; for a plan without actions it follows
 `unplanned.executor_order`.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from functools import cached_property

@@ -1,7 +1,5 @@
 """What a walk is given, and what it gives: an allocator, when things happen, the highest moment."""
 
-from __future__ import annotations
-
 from typing import NamedTuple, Protocol
 
 

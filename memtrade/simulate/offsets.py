@@ -11,8 +11,6 @@ Not guaranteed: that all find a place; finding such offsets is NP-hard (M. D. Mo
 ASPLOS 2023). O(rounds x buffers²).
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple

@@ -16,8 +16,6 @@ So the most that is in use at once is the limit, or what the program needs anyho
 nothing, every copy is waited for. In the arena, where copies block, programs stay as they are.
 """
 
-from __future__ import annotations
-
 import math
 from collections import deque
 from collections.abc import Sequence

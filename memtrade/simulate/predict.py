@@ -1,7 +1,5 @@
 """What a step will cost, before it runs, in the figures that a trial measures."""
 
-from __future__ import annotations
-
 import msgspec
 
 from memtrade.bounds import bound_of

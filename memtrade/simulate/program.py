@@ -10,8 +10,6 @@ A consumer reads the latest version of its input, as the rewriter wires it, so a
 version's number of readers is known, and with it the moment of its death.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from enum import IntEnum
 from itertools import pairwise

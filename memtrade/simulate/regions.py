@@ -1,7 +1,5 @@
 """Where an allocator's regions lie: what stands for `malloc` (see `memtrade.simulate.bfc`)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 GRAIN_BYTES = 256  # kMinAllocationSize

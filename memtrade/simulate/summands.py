@@ -8,8 +8,6 @@ The kernel adds to the first input whose buffer it may take, and puts that one i
 first. Three numbers or more, added up in another order, differ in the last bits. O(ops + edges).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 

@@ -20,8 +20,6 @@ Assumed: one op at a time; copies reach their full rate, whatever the other dire
 takes what its kernel was seen to take (`memtrade.facts`), else the roofline's (`devices.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import NamedTuple

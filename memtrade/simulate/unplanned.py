@@ -18,8 +18,6 @@ through fewer Identities. Control edges that hold a plan's order keep ops apart,
 without one is merged. Loops run as loops (`memtrade.iterations`). O(ops + edges).
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Hashable, Mapping
 

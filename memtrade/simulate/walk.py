@@ -1,7 +1,5 @@
 """The walk itself: reference counts of buffers along a linked program, on some allocator."""
 
-from __future__ import annotations
-
 import copy
 import heapq
 import math

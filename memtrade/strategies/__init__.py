@@ -7,8 +7,6 @@ a `STRATEGY`, and its entry below. A native one is something that TensorFlow can
     10
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

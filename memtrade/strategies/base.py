@@ -1,7 +1,5 @@
 """What a strategy is: a function from a graph and options to a plan."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Callable, Iterable, Sequence

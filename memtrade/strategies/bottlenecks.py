@@ -17,8 +17,6 @@ out by their names (batch norm, losses, dropout); here it goes by op types. Wher
 segments (a projection beside a checkpoint), the later one runs it; the tool runs it in both.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from bisect import bisect_left

@@ -5,8 +5,6 @@ the allocator's padding, scratch and what persists. So it offers a ladder of pro
 leanest to the fastest, and `fit` climbs it as far as the simulated peak allows.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache

@@ -21,8 +21,6 @@ smallest peak. Only narrow places are looked at, segments come back whole, and l
 without what an allocator adds.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from dataclasses import dataclass

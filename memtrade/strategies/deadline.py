@@ -5,8 +5,6 @@ the same plan as an idle one. What takes longer than anybody waits for is cut of
 says so.
 """
 
-from __future__ import annotations
-
 import time
 
 

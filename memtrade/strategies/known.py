@@ -9,8 +9,6 @@ smaller. Whoever plans a step for several budgets hands on what was found (`pare
 Nothing is handed on between steps, targets, or options that differ in more than the budget.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import hashlib

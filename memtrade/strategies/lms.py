@@ -36,8 +36,6 @@ There, too, a tensor's second copy comes no earlier than the reader of the first
 tool's cpu_device and debug levels have no counterpart: `memtrade plan` lists what is swapped.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 

@@ -16,8 +16,6 @@ model has the same solution on every machine, idle or busy. The clock only cance
 Nothing is printed.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -24,8 +24,6 @@ that a hidable copy is hidden. Gaps are those of the original's compute times, a
 looked at as if it were alone.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 from bisect import bisect_left, bisect_right

@@ -1,7 +1,5 @@
 """original: the graph untouched, what all others are compared with."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from memtrade.graph import StepGraph

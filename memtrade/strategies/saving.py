@@ -9,8 +9,6 @@ Peaks are the simulator's; the original's is that of the order in which TensorFl
 it. Other rules are compared by live bytes, and the two best with the allocator.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 from collections.abc import Callable, Sequence

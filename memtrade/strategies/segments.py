@@ -7,8 +7,6 @@ OpenAI's gradient-checkpointing looks for); networks with long skip connections 
 frontiers. Between two frontiers lies a segment, whose activations come back together.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from bisect import bisect_left, bisect_right

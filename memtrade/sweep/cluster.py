@@ -9,8 +9,6 @@ Every node has the same versions of memtrade and TensorFlow installed as this ma
 versions are part of a trial's identity; a node that has others ends the sweep.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import socket

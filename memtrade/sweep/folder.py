@@ -5,8 +5,6 @@ folder itself is locked, so nothing has to be cleaned up: however a sweep ends, 
 its process.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import os

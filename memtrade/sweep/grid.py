@@ -14,8 +14,6 @@ axis, too. Each block makes the trials of all combinations, strategies fastest; 
 blocks make is one trial. What only some of a block's strategies know, such as a budget, is theirs.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import itertools

@@ -4,8 +4,6 @@ What a trial takes is known only once it has run. So a trial is granted what it 
 its memory limit, and host memory for the process and for swapped tensors.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

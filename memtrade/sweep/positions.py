@@ -5,8 +5,6 @@ valid file are taken together until tomllib accepts them as a document of their 
 statement, whatever brackets, quotes and comments it contains.
 """
 
-from __future__ import annotations
-
 import re
 import tomllib
 from dataclasses import dataclass

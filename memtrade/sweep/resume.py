@@ -1,7 +1,5 @@
 """Which trials of a sweep still have to run: those without a record, and failed ones by choice."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 
 from memtrade.errors import UnknownNameError

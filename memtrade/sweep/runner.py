@@ -5,8 +5,6 @@ are killed on an exception, Ctrl-C, SIGTERM and SIGHUP, and the kernel kills the
 is killed (`memtrade.measure.child`).
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from collections import deque

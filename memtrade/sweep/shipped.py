@@ -6,8 +6,6 @@
 A file of one's own under that name comes first.
 """
 
-from __future__ import annotations
-
 from importlib import resources
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What a runner of a sweep says while it runs, and how a trial can end without a record."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal, Protocol
 

@@ -9,8 +9,6 @@ budget is drawn evenly from 30% to 100% of the original's peak. It may be less t
 then the trial ends as infeasible, and nothing has run. The seed is fixed.
 """
 
-from __future__ import annotations
-
 import random
 import sys
 from typing import Any

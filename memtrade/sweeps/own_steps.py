@@ -7,8 +7,6 @@ convolutions, attention, embeddings, resizing, a loop over time, a scan.
 # TensorFlow's own annotations say less than its functions take.
 # pyright: reportArgumentType=false, reportOperatorIssue=false
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

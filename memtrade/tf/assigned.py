@@ -13,8 +13,6 @@ branches in them: what nobody else reads, and what is small, for each read of it
 `memtrade/facts/variables.py`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Container, Mapping, Sequence
 from typing import Any
 

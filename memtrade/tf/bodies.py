@@ -1,7 +1,5 @@
 """The functions of loops and branches as graphs, with shapes as their callers know them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """What the body of a loop or a branch takes while it runs: it is walked as a little graph."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """From a model to a training step: loss, gradients, update."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 

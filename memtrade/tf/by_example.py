@@ -12,8 +12,6 @@ what sums over the batch (filters' gradients, a loss) is added up part by part, 
 rounding. After TSPLIT (Nie et al., ICDE 2022). O(ops x parts).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 

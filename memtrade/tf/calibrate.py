@@ -5,8 +5,6 @@ What an op costs is what the simulator says it costs (`memtrade.costs`), so that
 predictions are of one mind.
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 import time

@@ -1,8 +1,6 @@
 """Calls of steps: with their tensors in the order of the arguments, and not inlined: among the ops
 of a caller those of the step would run in another order."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 from weakref import WeakKeyDictionary

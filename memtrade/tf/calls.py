@@ -1,7 +1,5 @@
 """Calls that stay one op of the graph: what can be told of them by their functions' bodies."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple

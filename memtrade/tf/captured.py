@@ -6,8 +6,6 @@ for one is to use it up, so only calls may: `ConcreteFunction.captured_inputs` a
 of a function that is being traced, and replicas in other processes would wait for the key.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

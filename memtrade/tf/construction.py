@@ -1,7 +1,5 @@
 """What TensorFlow's own ways change in how a step is built. See memtrade.strategies.native."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 

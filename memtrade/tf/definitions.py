@@ -1,7 +1,5 @@
 """What ops are: as plain data, and apart from their names and where they stand."""
 
-from __future__ import annotations
-
 from collections.abc import Container, Mapping, Sequence
 from typing import Any
 

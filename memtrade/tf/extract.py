@@ -5,8 +5,6 @@
 The second one is the first where it calls nothing and its shapes are known.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

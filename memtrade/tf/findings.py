@@ -1,7 +1,5 @@
 """The front gate: what a step holds that TensorFlow's graph alone shows, and what is refused."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any

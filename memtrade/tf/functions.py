@@ -1,7 +1,5 @@
 """Functions of loops and branches: their bodies as they are walked, and the ops with a state."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 

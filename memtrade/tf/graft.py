@@ -1,7 +1,5 @@
 """A GraphDef as a tf.function that takes, returns and captures what another function does."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -6,8 +6,6 @@ become one: the peak would creep up by several percent, and differ from step to 
 the slice `[:]` of the variable writes the same bits into the buffer that it has.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from typing import Any
 

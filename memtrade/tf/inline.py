@@ -20,8 +20,6 @@ What the body does to variables keeps its place: its stateful ops wait for what 
 (through the NoOp f/enter), and what waited for the call waits for its effects (f/leave).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 

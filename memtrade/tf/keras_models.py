@@ -1,7 +1,5 @@
 """Training steps of Keras models, written as Keras users write them."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import re

@@ -8,8 +8,6 @@ kernel hands on is one, with its address:
     MemoryLogTensorOutput { kernel_name: "k3/run" index: 1 ... ptr: 1405... }
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass

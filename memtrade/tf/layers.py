@@ -8,8 +8,6 @@ the graph's creation order is the execution order that strategies start from. Sh
 there are no shape ops, and constants are shared within a graph.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 from collections.abc import Callable, Iterator, Sequence

@@ -10,8 +10,6 @@ memory, and put into an arena that has no holes:
     laid down                 [weight][weight][weight] ...
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any

@@ -10,8 +10,6 @@
 What is computed stays the same whatever is taken for the loss; plans are better for the right one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any

@@ -6,8 +6,6 @@ of a group count as one op, and on each device each waits for the one before it 
 came. If no op then waits for itself, every device comes to all of them, in the same order.
 """
 
-from __future__ import annotations
-
 from graphlib import CycleError, TopologicalSorter
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Carries out TensorFlow's own ways: memtrade.strategies.native says what they are."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 from typing import Any

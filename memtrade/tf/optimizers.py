@@ -4,8 +4,6 @@ The names and their default learning rates are `memtrade.models.OPTIMIZERS`, whi
 without TensorFlow. Slots are made when a step is first traced and outside of it, like weights.
 """
 
-from __future__ import annotations
-
 import abc
 from typing import ClassVar
 

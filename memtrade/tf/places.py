@@ -5,8 +5,6 @@ when it is first called, on what the layers before it have made), and what they 
 holes, into which the step's own tensors go, padded. The simulator begins from there.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """What this process holds beside a step: other models' variables, and tensors that Python keeps."""
 
-from __future__ import annotations
-
 import gc
 import os
 import sys

@@ -6,8 +6,6 @@ so that the random numbers of the training to come are not drawn. A step that do
 and update variables is not rehearsed.
 """
 
-from __future__ import annotations
-
 import contextlib
 import gc
 from collections.abc import Callable, Sequence

@@ -5,8 +5,6 @@
 What runs on a device without a plan (means of losses on the host) stays as it was.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any

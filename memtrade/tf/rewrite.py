@@ -9,8 +9,6 @@
 It is the only place that changes graphs, and it decides nothing. O(nodes + edges).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any

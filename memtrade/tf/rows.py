@@ -9,8 +9,6 @@ batch is, and what such ops make of it. What an op says of itself (its type, att
 shapes) tells; nothing is guessed. O(ops).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 

@@ -6,8 +6,6 @@ Weights stay behind: the child makes zeros in their places, for memory does not 
 Counters and scales are small, and decide on branches, so they go along.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from pathlib import Path

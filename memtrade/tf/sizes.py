@@ -9,8 +9,6 @@ there is one; else it stays *unsized*: it counts as nothing, a prediction with i
 and a budget is refused.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple

@@ -26,8 +26,6 @@ be there, exactly. (TensorScatterUpdate would say it in one word, but tries to t
 input in place of its first, and so always copies.)
 """
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """A training step: what strategies are applied to and what is measured."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any

@@ -2,8 +2,6 @@
 in `memtrade.tf.ask`.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Container, Iterable, Sequence
 from typing import Any

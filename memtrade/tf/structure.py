@@ -1,7 +1,5 @@
 """Nested arguments and results: their leaves by name, and values put back into their places."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -9,8 +9,6 @@ kernel adds up what is left over by `_WIDTH` first and then that many at a time,
 the same bits. The step as it came adds them at once, which `parts_of` tells. O(nodes).
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
 from typing import Any

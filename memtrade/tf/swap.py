@@ -9,8 +9,6 @@ Each form makes the nodes of a swap. Their first node waits for whatever trigger
 last one is what others wait for and, on the way in, read.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from typing import Protocol

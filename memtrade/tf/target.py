@@ -1,7 +1,5 @@
 """The training step that a user's function makes: --target package.module:function."""
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import os

@@ -20,8 +20,6 @@ Loops whose end depends on data stay one op, and so do those that would make the
 list of n elements costs to change, n in C.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """What is known of tensors' values before a step runs, by tensor id."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Sequence
 from typing import Any

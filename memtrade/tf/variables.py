@@ -5,8 +5,6 @@ stateless random ops from the seed and the variable's name. Within `tf.Graph().a
 outside is the graph: nothing is allocated, and a model of any size can be traced.
 """
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Callable, Sequence
 from typing import cast

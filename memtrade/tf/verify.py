@@ -5,8 +5,6 @@ takes in moving averages and optimizer slots as well. How far apart values are, 
 `memtrade.comparison`'s.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Sequence
 
 import numpy as np

@@ -4,8 +4,6 @@ Nothing else runs, and nothing that changes what is there: what comes of an iter
 not watched.
 """
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any

@@ -4,8 +4,6 @@ A child traces the step; this process partitions and predicts. Real times are th
 one micro-batch, each stage in a process of its own, one at work at a time.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """`memtrade pipeline`: pipelined training."""
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`memtrade pipeline run`: a pipelined step in processes, measured."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What the pipeline commands share: where the stages are, trials, what is shown."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

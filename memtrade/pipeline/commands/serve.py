@@ -1,7 +1,5 @@
 """`memtrade pipeline serve`: one stage, for pipelines that are driven from another machine."""
 
-from __future__ import annotations
-
 from memtrade.commands.progress import ignore, log, say
 from memtrade.measure.flags import DeviceFlags, Verbose
 from memtrade.pipeline.commands.runner import StageFlags

@@ -1,7 +1,5 @@
 """`memtrade pipeline sweep`: a grid of pipelined steps, measured one after the other."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
 from pathlib import Path

@@ -22,8 +22,6 @@ much time that misplaces against the names that TensorFlow gives gradients.
 O(ops + edges), but for tensors with very many readers.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 

@@ -8,8 +8,6 @@ which the simulator walks like any step, padding and holes included. Handed over
 about to start.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import get_args
 

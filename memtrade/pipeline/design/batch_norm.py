@@ -11,8 +11,6 @@ The averaged variance is over N - 1, N = m n, as TensorFlow's op gives it for a 
 torchgpipe's is over N.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

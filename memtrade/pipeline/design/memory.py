@@ -9,8 +9,6 @@ padding and holes. Assumed: the whole batch lies on the stages that read it; wha
 leaves when its task ends; a stage receives a tensor when it starts the task that reads it.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import msgspec

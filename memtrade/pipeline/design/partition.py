@@ -9,8 +9,6 @@
 `partitioner.py` makes them.
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
 import msgspec

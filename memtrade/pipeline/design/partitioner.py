@@ -24,8 +24,6 @@ only topological one could change places.
 Costs are whole numbers (picoseconds, bytes): the same graph gives the same partition.
 """
 
-from __future__ import annotations
-
 import difflib
 import itertools
 from bisect import bisect_left

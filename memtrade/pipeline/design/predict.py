@@ -6,8 +6,6 @@
 Predicted, for a named device; nothing here is measured.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import msgspec

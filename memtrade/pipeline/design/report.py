@@ -21,8 +21,6 @@ Theoretical times are a device profile's, so predicted; real times are measured.
 out: they run once per step.
 """
 
-from __future__ import annotations
-
 import functools
 import statistics
 from collections.abc import Callable, Iterable, Sequence

@@ -26,8 +26,6 @@ is not there already, so it may start before the gradient arrives.
 A clock is a count, not a time: forward and backward take one each. `timing.py` gives them times.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal, get_args
 

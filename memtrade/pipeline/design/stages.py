@@ -15,8 +15,6 @@ for host memory between a micro-batch's forward and its backward task, and what 
 Schedule, clocks and bubble stay what they are.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any

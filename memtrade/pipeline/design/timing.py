@@ -14,8 +14,6 @@ Assumed: links do not slow each other down; sending takes the sender's device no
 follows when the stage's last task has ended.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal

@@ -9,8 +9,6 @@ The simulator walks it for the bytes, the target says the seconds. Where a micro
 recomputed, its forward task keeps nothing, and the whole program runs later, forward and backward.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol

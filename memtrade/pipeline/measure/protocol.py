@@ -8,8 +8,6 @@ Each is one JSON document on the child's standard input, and JSON lines on its s
 stage serves until its parent ends it.
 """
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 import msgspec

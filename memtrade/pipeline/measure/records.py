@@ -4,8 +4,6 @@ Kept apart from the other trials' records by the files' names. A record's id is 
 trial, the machine's versions and the schema, so the same trial run again replaces its record.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import ClassVar
 

@@ -6,8 +6,6 @@ dies or runs out of memory is a result that names it. However the trial ends, no
 behind (`memtrade.measure.children`).
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 import socket

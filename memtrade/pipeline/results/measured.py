@@ -8,8 +8,6 @@ What was measured and predicted stands in columns of its own, named so. Nothing 
 simulated again here.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 from memtrade.pipeline.design.schedule import make_schedule

@@ -1,7 +1,5 @@
 """Pictures of a partition and of schedules, in the style of `memtrade.results.paper`."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
 from typing import NamedTuple

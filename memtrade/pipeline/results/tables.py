@@ -1,7 +1,5 @@
 """Partition reports and pipeline predictions as sheets: finished text for terminal and Markdown."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 from memtrade.pipeline.design.predict import Case, PipelinePrediction

@@ -1,7 +1,5 @@
 """The graph of a pipelined step, written task by task in the order of the clocks."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """A step traced without allocating anything: what a pipeline is cut out of."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import tensorflow as tf

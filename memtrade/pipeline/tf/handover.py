@@ -12,8 +12,6 @@ A stage alone receives zeros when it would receive, and what it sends lies there
 gone: its memory is what it is among the others.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple

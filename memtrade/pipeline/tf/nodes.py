@@ -1,7 +1,5 @@
 """The nodes of a graph in the making, each on its stage's device, in its stage's order."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from typing import Any
 

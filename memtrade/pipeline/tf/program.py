@@ -1,7 +1,5 @@
 """A stage's program as its tasks run it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 from memtrade.graph import StepGraph

@@ -1,7 +1,5 @@
 """What lies on the stages from step to step: variables, sums of gradients, the batch, constants."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

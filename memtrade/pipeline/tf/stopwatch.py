@@ -7,8 +7,6 @@ lie in host memory: what a look takes of an arena, it gives back at once. They a
 variable, since a constant for the place of each would stay there, too.
 """
 
-from __future__ import annotations
-
 import tensorflow as tf
 
 from memtrade.pipeline.design.schedule import Schedule

@@ -1,7 +1,5 @@
 """The end of a step: the mean loss, and one update of the variables by the mean gradients."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
 

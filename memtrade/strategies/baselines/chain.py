@@ -8,8 +8,6 @@ step comes down to some numbers per segment, which are read off one simulated pr
 keeps every frontier and recomputes everything between them.
 """
 
-from __future__ import annotations
-
 import itertools
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence

@@ -13,8 +13,6 @@ Exact is therefore the schedule for the program's budget, not the plan for the u
 has O(nodes (nodes + edges)) columns and rows, and is solved at most MOVES times.
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

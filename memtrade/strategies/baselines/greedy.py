@@ -20,8 +20,6 @@ Not looked at, as in the paper: where in the step the memory is saved, and what 
 themselves hold. O(activations^2 + activations x ops recomputed).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator
 

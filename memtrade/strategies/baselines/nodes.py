@@ -7,8 +7,6 @@ A forward tensor that is only there for the next op, which writes its result ove
 normalization's in front of its ReLU), belongs to that op's node. Node i runs in stage i.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace

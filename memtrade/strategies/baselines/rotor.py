@@ -27,8 +27,6 @@ out for different m, and the fastest one that fits is the plan. What could be be
 to keep a segment, as Rockmate has them.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -11,8 +11,6 @@ the other two are for. A change holds or drops one output between two stages tha
 node, or read it): those two stages are worked out anew, and between them only the peaks move.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from memtrade.strategies.baselines.dag import (

@@ -10,8 +10,6 @@ O(ops + edges + places x sqrt(places)). Not guaranteed: that memory grows with s
 holds where segments of equal time hold equal bytes, which nothing here looks at.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from bisect import bisect_right

@@ -12,8 +12,6 @@ from it. Here a schedule says so, stage by stage:
 reader has run, and whoever reads the tensor later gets a new one.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple

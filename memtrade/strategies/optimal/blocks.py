@@ -17,8 +17,6 @@ as it is. After Lynx (arXiv 2406.08756), which solves identical layers once. O(o
 kind of block, and an array's length for each way to put the gap.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ Where time is minimized, the fastest plan within the budget is best; where memor
 of those whose peaks are next to the smallest that was found (`tolerance`).
 """
 
-from __future__ import annotations
-
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence

@@ -34,8 +34,6 @@ This is Checkmate's formulation (Jain et al., MLSys 2020) cut down to what plans
 tensor is recomputed once, the backward order is given, and its stages are intervals.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections import defaultdict

@@ -1,7 +1,5 @@
 """What the exact simulator says of a choice."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass

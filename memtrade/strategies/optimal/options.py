@@ -1,7 +1,5 @@
 """What a user may ask of the plan."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Literal

@@ -4,8 +4,6 @@ A rule may see what the programme does not: small tensors, which it leaves alone
 that span more than its windows.
 """
 
-from __future__ import annotations
-
 import contextlib
 from bisect import bisect_left
 from collections.abc import Mapping

@@ -11,8 +11,6 @@ the last word, and what it finds over (or far under) the budget corrects the pro
 How far it goes is counted: solutions, nodes, simulated actions. A deadline cancels, at any moment.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 import sys

@@ -11,8 +11,6 @@ Not guaranteed: that no plan is better. `Plan.gap` says how much better one of t
 could be; a step whose forward part has up to 8 ops or so is searched exhaustively.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 from collections.abc import Iterator
