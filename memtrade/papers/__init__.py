@@ -15,7 +15,7 @@ pages under `results/` that hold memtrade beside them.
     pipelines.py           published pipelines predicted; pipelines_page.py, fused.py
     gpipe_runs.py          GPipe on GPT-2, run by run, beside our trials
     gpipe_reserved.py      what the bytes of those runs count: gpipe_torch.py has the step,
-                           gpipe_torch_ops.py its ops, torch_allocator.py where they lie
+                           gpipe_torch.toml its ops, torch_allocator.py where they lie
     gpt2_partitions.py     partition reports of GPT-2 beside ours
     device_check.py        NVIDIA's training speeds beside the device profiles
     keras_own_ways.py      TensorFlow's own ways beside ours; keras_double_batch.py, verify_keras.py

@@ -17,24 +17,32 @@ several micro-batches' activations lie there together.
 None of it was seen running: the repository and the logs were read, and PyTorch's sources.
 """
 
+import tomllib
 from collections.abc import Generator, Iterator
-from typing import Literal, TypeVar
+from importlib import resources
+from typing import Literal, NamedTuple, TypeVar
 
-from memtrade.papers.gpipe_torch_ops import (
-    BACKWARD,
-    BATCH,
-    FLOAT,
-    FORWARD,
-    HEADS,
-    PARAMETER_BYTES,
-    POSITIONS,
-    WIDTH,
-    WORDS,
-    read_ops,
-)
 from memtrade.papers.torch_allocator import CachingAllocator, TorchTensor, copying_stream
 from memtrade.pipeline.design.schedule import CheckpointMode
 
+BATCH, POSITIONS, WIDTH, HEADS, WORDS = 64, 128, 768, 12, 3000
+FLOAT = 4
+# Part of the step and layer -> its ops, one a line.
+OPS: dict[str, dict[str, str]] = tomllib.loads(
+    (resources.files("memtrade.papers") / "gpipe_torch.toml").read_text(encoding="utf-8")
+)
+# Of attention, its output, two norms, and the two products behind them: weights, then biases.
+_BLOCK_BYTES = [
+    FLOAT * WIDTH * count
+    for count in (3 * WIDTH, 3, WIDTH, 1, 1, 1, 1, 1, 4 * WIDTH, 4, 4 * WIDTH, 1)
+]
+PARAMETER_BYTES = {
+    "embedding": [FLOAT * WORDS * WIDTH],
+    "positions": [FLOAT * POSITIONS * WIDTH],
+    "block": _BLOCK_BYTES,
+    "norm": [FLOAT * WIDTH] * 2,
+    "head": [FLOAT * WORDS * WIDTH],
+}
 # Layers of each stage: embedding, positions, 12 blocks, norm, output matrix.
 LAYERS = ("embedding", "positions", *["block"] * 12, "norm", "head")
 STAGES = {1: (16,), 2: (8, 8), 4: (5, 3, 3, 5)}
@@ -53,6 +61,32 @@ WORKSPACE_BYTES = 8320 << 10
 Kept = list[dict[str, TorchTensor]]
 
 
+class TorchOp(NamedTuple):
+    makes: str
+    size_bytes: int
+    gradients: tuple[int, ...]
+    lets_go: tuple[str, ...]
+
+
+def read_ops(text: str, units: dict[str, int]) -> list[TorchOp]:
+    found = []
+    for line in text.strip().splitlines():
+        words = line.split()
+        gradients = tuple(int(word[1:]) for word in words if word[0] == "+")
+        lets_go = tuple(word[1:] for word in words if word[0] == "-" and word != "-")
+        made = [word for word in words if word[0] not in "+-"]
+        size = _size(made[1], units) if made else 0
+        found.append(TorchOp(made[0] if made else "", size, gradients, lets_go))
+    return found
+
+
+def _size(text: str, units: dict[str, int]) -> int:
+    """Of `3u`, `w/4`, `0`."""
+    whole, _, divisor = text.partition("/")
+    unit = units.get(whole[-1], 0)
+    return int(whole[:-1] or 1) * unit // int(divisor or 1)
+
+
 class _Stage:
     """One device with its layers; forward and backward yield after each op."""
 
@@ -67,8 +101,8 @@ class _Stage:
         self.hidden_bytes = units["u"]
         self.device = CachingAllocator()
         self.layers = layers
-        self.forward_ops = {name: read_ops(FORWARD[name], units) for name in set(layers)}
-        self.backward_ops = {name: read_ops(BACKWARD[name], units) for name in set(layers)}
+        self.forward_ops = {name: read_ops(OPS["forward"][name], units) for name in set(layers)}
+        self.backward_ops = {name: read_ops(OPS["backward"][name], units) for name in set(layers)}
         self.forward_count, self.backward_count = (
             sum(len(ops[name]) for name in layers) for ops in (self.forward_ops, self.backward_ops)
         )
