@@ -11,6 +11,7 @@ What is computed stays the same whatever is taken for the loss; plans are better
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -135,17 +136,14 @@ def find_loss(
     return flow.fullest
 
 
+@dataclass
 class _Flow:
     """How values go from the batch to the updates, or to what is `returned` in place of them."""
 
-    def __init__(
-        self,
-        ops: Sequence[Op],
-        tensors: Sequence[Tensor],
-        batch: Sequence[int],
-        returned: Sequence[int] = (),
-    ):
-        self.ops, self.tensors, self.batch, self.returned = ops, tensors, batch, returned
+    ops: Sequence[Op]
+    tensors: Sequence[Tensor]
+    batch: Sequence[int]
+    returned: Sequence[int] = ()
 
     @cached_property
     def from_batch(self) -> set[int]:

@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import tensorflow as tf
 
@@ -11,6 +12,7 @@ from memtrade.pipeline.tf.program import StageProgram
 from memtrade.pipeline.tf.state import StageState
 
 
+@dataclass
 class StepEnd:
     """Writes what follows the last task of each stage.
 
@@ -19,16 +21,11 @@ class StepEnd:
         averages: batch norm's moving averages, if they move once per step.
     """
 
-    def __init__(
-        self,
-        writer: NodeWriter,
-        state: StageState,
-        micro_batches: int,
-        averages: Sequence[MovingAverage],
-    ):
-        self.writer, self.state = writer, state
-        self.micro_batches, self.averages = micro_batches, averages
-        self._means: dict[int, str] = {}  # of the whole batch, by the tensor of a micro-batch's
+    writer: NodeWriter
+    state: StageState
+    micro_batches: int
+    averages: Sequence[MovingAverage]
+    _means: dict[int, str] = field(default_factory=dict)  # of the batch, by a micro-batch's tensor
 
     def mean_loss(self, stage: int) -> str:
         """The mean of the micro-batches' losses, apart from the stage's order."""
