@@ -12,7 +12,7 @@ if all of them wait for the same.
 import itertools
 import math
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 
 from memtrade.facts import looked_at, reuse
 from memtrade.graph import Op, StepGraph
@@ -104,28 +104,52 @@ def _is_looked_at(constant: int, graph: StepGraph) -> bool:
 
 
 def _alike(graph: StepGraph) -> dict[int, Hashable]:
-    """For tensors made of constants that hold one number: equal where the runtime keeps one.
+    """For tensors made of constants: equal where the runtime keeps one, as they hold the same.
 
-    It compares each with the first of its shape and number, and keeps both where one waits for
-    other ops. Which is first is not foreseen: where some wait, each is taken to stay. O(edges).
+    It compares each with the first that holds the same, and keeps both where one waits for other
+    ops. Of those of one number, which is first is not foreseen: where some wait, each is taken to
+    stay; of the others, nothing is said. O(edges).
     """
     number: dict[int, Hashable] = {}
+    content: dict[int, int] = {}
     waits: dict[int, frozenset[int]] = {}  # of each op that makes constants
+    known: dict[Hashable, int] = {}
+    alike: dict[Hashable, list[int]] = defaultdict(list)
     for op in graph.ops:
         if not graph.folded[op.id]:
             continue
         before = {*op.controls, *(graph.tensors[t].op for t in op.inputs)}
         waits[op.id] = frozenset().union(*(waits.get(each, {each}) for each in before))
-        if (known := _number(op, graph, number)) is not None:
-            number.update(dict.fromkeys(op.outputs, known))
-    alike: dict[Hashable, list[int]] = defaultdict(list)
-    for t, known in number.items():
-        if t in graph.data.outputs or not all(graph.folded[c] for c in graph.consumers[t]):
-            alike[known, graph.tensors[t].dtype, graph.tensors[t].shape].append(t)
-    one = {
-        key: len({waits[graph.tensors[t].op] for t in found}) < 2 for key, found in alike.items()
-    }
-    return {t: key if one[key] else t for key, found in alike.items() for t in found}
+        if (one := _number(op, graph, number)) is not None:
+            number.update(dict.fromkeys(op.outputs, one))
+        for t, held in _held(op, graph, number, content):
+            made = graph.tensors[t]
+            content[t] = known.setdefault((held, made.dtype, made.shape), len(known))
+            if t in graph.data.outputs or not all(graph.folded[c] for c in graph.consumers[t]):
+                alike[content[t]].append(t)
+    found: dict[int, Hashable] = {}
+    for key, these in alike.items():
+        if len({waits[graph.tensors[t].op] for t in these}) < 2:
+            found |= dict.fromkeys(these, ("holds", key))
+        else:
+            found |= {t: t for t in these if t in number}
+    return found
+
+
+def _held(
+    op: Op, graph: StepGraph, number: Mapping[int, Hashable], content: Mapping[int, int]
+) -> Iterator[tuple[int, Hashable]]:
+    """What stands for all that each output holds, but its type and shape, where that is known."""
+    read = tuple(content.get(t) for t in op.inputs)
+    for place, t in enumerate(op.outputs):
+        if (values := graph.data.values.get(t)) is not None:
+            yield t, ("values", values)
+        elif t in number:
+            yield t, ("number", number[t])
+        elif op.type == "Const":
+            yield t, ("constant", graph.data.equal.get(t, t))
+        elif op.node >= 0 and None not in read:
+            yield t, (op.node, place, read)
 
 
 def _number(op: Op, graph: StepGraph, number: dict[int, Hashable]) -> Hashable:

@@ -86,6 +86,28 @@ def test_constants_that_hold_the_same_lie_there_once():
     assert persistent(equal=True) == 2 * BIG
 
 
+def test_what_is_computed_of_the_same_numbers_lies_there_once_however_they_came():
+    """An identity matrix in the step and in the gradient of a Cholesky decomposition, which finds
+    its size from a shape."""
+
+    def persistent(known: bool) -> int:
+        b = Builder()
+        (given,) = b.op("given", "Const", sizes=[4])
+        (found,) = b.op("found", "Pack", [given], sizes=[4])
+        (x,) = b.op("x", "Placeholder", sizes=[BIG])
+        eyes = [b.op(f"eye{t}", "MatrixDiagV3", [t], sizes=[BIG])[0] for t in (given, found)]
+        (y,) = b.op("y", "AddN", [*eyes, x], sizes=[BIG])
+        made = {"Pack": 1, "MatrixDiagV3": 2}
+        b.ops = [msgspec.structs.replace(o, node=made.get(o.type, -1)) for o in b.ops]
+        data = b.build(inputs=[x], outputs=[y], loss=y).data
+        values = {given: (7,), found: (7,)} if known else {}
+        graph = StepGraph(msgspec.structs.replace(data, values=values))
+        return simulate(graph, everything(graph)).persistent_bytes
+
+    assert persistent(known=False) == 3 * BIG
+    assert persistent(known=True) == 2 * BIG
+
+
 @pytest.mark.parametrize(("both_wait", "copies"), [(True, 1), (False, 2)])
 def test_constants_of_one_number_are_apart_where_they_wait_for_other_ops(
     both_wait: bool, copies: int
