@@ -87,10 +87,10 @@ class GraphData(msgspec.Struct, frozen=True):
             (shapes, axes, paddings).
         gathered: tensor ids that the step as it came hands on together (`IdentityN`): Keras's
             optimizers do so with all gradients. Rewritten steps do not wait for the last of them.
-        behind: for each input, how many captures lie before it, because they were made before; all
-            of them, where it does not say.
+        behind: for each input, how many captures were made before it; all, where it does not say.
         repeated: inputs that are the same tensor as an input before them -> that one.
         equal: constants that hold the same as a constant before them -> that one.
+        uniform: constants that hold one number all over -> its type and bytes.
         sized: how tensors' sizes are known that tracing does not: BOUND, WATCHED or TRIP_COUNT.
         unsized: names of the tensors whose sizes nothing tells, and that so count as nothing.
     """
@@ -112,6 +112,7 @@ class GraphData(msgspec.Struct, frozen=True):
     behind: tuple[int, ...] = ()
     repeated: dict[int, int] = {}
     equal: dict[int, int] = {}
+    uniform: dict[int, bytes] = {}
     sized: dict[int, str] = {}
     unsized: tuple[str, ...] = ()
 

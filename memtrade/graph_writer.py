@@ -86,6 +86,7 @@ class GraphWriter:
             gathered=tuple(local(group) for group in data.gathered if all(map(here, group))),
             repeated=pairs(data.repeated),
             equal=pairs(data.equal),
+            uniform={self.new[t]: number for t, number in data.uniform.items() if here(t)},
             sized={self.new[t]: how for t, how in data.sized.items() if here(t)},
             unsized=tuple(each for each in data.unsized if each.rpartition(":")[0] in names),
         )

@@ -82,6 +82,7 @@ class Rebatcher:
                 capture_bytes=tuple(self._affine(x, y, batch, "a captured size") for x, y in pairs),
                 values=values,
                 equal=self._equal(tensors, values),
+                uniform=dict(a.uniform.items() & b.uniform.items()),
             )
         )
 

@@ -164,6 +164,8 @@ def _number(op: Op, graph: StepGraph, number: dict[int, Hashable]) -> Hashable:
         known = op.type, op.node, repr(sorted(op.attrs.items())), read
     if known is None and len(op.outputs) == 1:
         made = graph.tensors[op.outputs[0]]
+        if (held := graph.data.uniform.get(made.id)) is not None:
+            return held
         if made.shape is not None and math.prod(made.shape) == 1:
             return graph.data.equal.get(made.id, made.id)
     return known

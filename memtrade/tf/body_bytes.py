@@ -15,7 +15,7 @@ from memtrade.target import ARENA, profile_target
 from memtrade.tf.bodies import Body
 from memtrade.tf.definitions import Definitions, read_ops
 from memtrade.tf.nodes import awaited, reached
-from memtrade.tf.values import equal_constants, known_numbers
+from memtrade.tf.values import equal_constants, known_numbers, uniform_constants
 
 
 @dataclass
@@ -230,5 +230,6 @@ def _as_step(operations: Sequence[tf.Operation], body: Body, learned: BodyBytes)
             nodes=tuple(node for node, _ in definitions.places),
             values=known_numbers(operations, ids),
             equal=equal_constants(graph_def, ops),
+            uniform=uniform_constants(graph_def, ops),
         )
     )

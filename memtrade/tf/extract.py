@@ -32,7 +32,7 @@ from memtrade.tf.origins import with_origins
 from memtrade.tf.step import CHECKPOINTS, TrainStep
 from memtrade.tf.sums import in_groups, parts_of
 from memtrade.tf.unroll import shapes_kept, unrolled
-from memtrade.tf.values import equal_constants, known_numbers
+from memtrade.tf.values import equal_constants, known_numbers, uniform_constants
 from memtrade.tf.watched import learned_sizes
 
 
@@ -172,6 +172,7 @@ def read_graph(
         functions=definitions.functions,
         values=known_numbers(operations, tensor_ids),
         equal=equal_constants(graph_def, ops),
+        uniform=uniform_constants(graph_def, ops),
         gathered=tuple(map(living, filter(None, map(_gathered, func_graph.get_operations())))),
         sized={tensor_ids[name]: how for name, how in learned.how.items()},
         unsized=tuple(learned.unsized),

@@ -1,7 +1,7 @@
 """What is known of tensors' values before a step runs, by tensor id."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -43,6 +43,24 @@ def equal_constants(graph_def: Any, ops: Sequence[Op]) -> dict[int, int]:
         value = node.attr["value"].SerializeToString(deterministic=True)
         return hashlib.sha256(value).digest()
 
+    return repeats((t, held(node)) for t, node in _constants(graph_def, ops))
+
+
+def uniform_constants(graph_def: Any, ops: Sequence[Op]) -> dict[int, bytes]:
+    """Constants that hold one number all over -> its type and bytes."""
+    found: dict[int, bytes] = {}
+    for t, node in _constants(graph_def, ops):
+        held = tf.make_ndarray(node.attr["value"].tensor)
+        if held.size and held.dtype != object:
+            number = held.flat[0].tobytes()
+            if held.tobytes() == number * held.size:
+                found[t] = str(held.dtype).encode() + number
+    return found
+
+
+def _constants(graph_def: Any, ops: Sequence[Op]) -> Iterator[tuple[int, Any]]:
+    """Their tensors and nodes."""
     constants = {op.name: op.outputs[0] for op in ops if op.type == "Const"}
-    made = ((constants.get(node.name), node) for node in graph_def.node)
-    return repeats((t, held(node)) for t, node in made if t is not None)
+    for node in graph_def.node:
+        if node.name in constants:
+            yield constants[node.name], node

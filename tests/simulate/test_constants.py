@@ -54,6 +54,24 @@ def test_constants_of_one_number_are_merged_by_value(spread: str, lie: int):
     assert held == lie * BIG // 2
 
 
+def test_constants_that_hold_one_number_all_over_are_merged_by_it():
+    """What one of several zeros is repeated to, and what one zero is: forward-mode products."""
+
+    def persistent(second: bytes) -> int:
+        b = Builder()
+        given = [b.op(f"given{i}", "Const", sizes=[size])[0] for i, size in enumerate((4, 64))]
+        (x,) = b.op("x", "Placeholder", sizes=[BIG])
+        tiled = [b.op(f"tiled{t}", "Tile", [t, given[0]], sizes=[BIG])[0] for t in given]
+        (y,) = b.op("y", "AddN", [*tiled, x], sizes=[BIG])
+        data = b.build(inputs=[x], outputs=[y], loss=y).data
+        numbers = dict(zip(given, (b"0", second), strict=True))
+        graph = StepGraph(msgspec.structs.replace(data, uniform=numbers))
+        return simulate(graph, everything(graph)).persistent_bytes
+
+    assert persistent(b"0") == 2 * BIG
+    assert persistent(b"1") == 3 * BIG
+
+
 def test_numbers_that_shapes_are_inferred_with_are_kept_by_graphs_too():
     b = Builder()
     kept = [b.op(name, "Const", sizes=[4])[0] for name in ("dims", "number")]

@@ -140,6 +140,17 @@ def test_constants_that_hold_the_same_are_told():
     assert (equal.get(held[1]), equal.get(held[0]), equal.get(held[2])) == (held[0], None, None)
 
 
+def test_constants_that_hold_one_number_are_told():
+    def function(x):
+        zeros, two, both = tf.zeros([3]), tf.constant([[2.0]]), tf.constant([2.0, 3.0, 2.0])
+        return tf.reduce_sum(x * zeros + two - both)
+
+    graph = trace(step_of(function, tf.TensorSpec([2, 3]))).graph
+    told = {graph.tensors[t].shape: number for t, number in graph.data.uniform.items()}
+    assert (told[3,], told[1, 1]) == (b"float32" + bytes(4), b"float32" + b"\0\0\0\x40")
+    assert len([t for t in graph.data.uniform if graph.tensors[t].dtype == "float32"]) == 2
+
+
 def test_small_tensors_that_a_step_captured_are_arguments():
     """TensorFlow shows them as constants, and computes with them in each step."""
     scale = tf.constant([4.0, 9.0])
