@@ -6,8 +6,8 @@
     StridedSlice, Slice                 rows of the first dimension that are cut out ...
     Split, SplitV, Unpack               ... or into which it is cut
 
-TensorFlow cuts rows out without a copy where each begins at a multiple of 64 bytes. Elsewhere these
-kernels copy.
+TensorFlow cuts rows out without a copy where each begins at a multiple of 64 bytes, and out of a
+vector what begins and ends at such places. Elsewhere these kernels copy.
 """
 
 from memtrade.facts.shipped import reuse
@@ -44,10 +44,11 @@ def viewed(op: Op, graph: StepGraph) -> int | None:
         along = (op.attrs.get("axis", 0),)
         if dimension is not None:
             along = graph.data.values.get(op.inputs[dimension])
-        return place if along == (0,) and _has_aligned_rows(source) else None
-    if op.type in ("Slice", "StridedSlice") and _has_aligned_rows(source):
+        return place if along == (0,) and _has_aligned_rows(source, op, graph) else None
+    if op.type in ("Slice", "StridedSlice"):
         cuts = _cuts_rows_out if op.type == "Slice" else _takes_rows
-        return 0 if cuts(op, graph) else None
+        aligned = _is_aligned_part if len(source.shape or ()) == 1 else _has_aligned_rows
+        return 0 if cuts(op, graph) and aligned(source, op, graph) else None
     return None
 
 
@@ -69,10 +70,21 @@ def _stays(op: Op, source: Tensor, graph: StepGraph) -> bool:
     return True
 
 
-def _has_aligned_rows(source: Tensor) -> bool:
+def _has_aligned_rows(source: Tensor, _op: Op, _graph: StepGraph) -> bool:
     """Of one dimension each number is a row."""
     rows = source.shape[0] if source.shape else 0
     return rows > 0 and source.size_bytes // rows % _ALIGNED_BYTES == 0
+
+
+def _is_aligned_part(source: Tensor, op: Op, graph: StepGraph) -> bool:
+    """Whether a part of a vector is known to begin and to end at multiples of so many bytes."""
+    (length,) = source.shape or (0,)
+    made, start = graph.tensors[op.outputs[0]], graph.data.values.get(op.inputs[1])
+    if not made.size_bytes or start is None or len(start) != 1:
+        return False
+    first = 0 if op.attrs.get("begin_mask") else start[0] + (length if start[0] < 0 else 0)
+    begin_bytes = first * (source.size_bytes // length)
+    return begin_bytes % _ALIGNED_BYTES == made.size_bytes % _ALIGNED_BYTES == 0
 
 
 def _cuts_rows_out(op: Op, graph: StepGraph) -> bool:
@@ -86,4 +98,4 @@ def _takes_rows(op: Op, graph: StepGraph) -> bool:
     source, start, _, step = (graph.tensors[t] for t in op.inputs)
     masked = any(op.attrs.get(f"{which}_mask") for which in ("ellipsis", "new_axis"))
     one = start.shape == (1,) and graph.data.values.get(step.id) == (1,)
-    return one and not masked and len(source.shape or ()) > 1
+    return one and not masked and bool(source.shape)

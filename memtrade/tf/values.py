@@ -1,7 +1,7 @@
 """What is known of tensors' values before a step runs, by tensor id."""
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,11 +29,27 @@ def known_numbers(
                     found = folded(operation.node_def, inputs)
             if found is not None:
                 known[t.name] = found
+        if operation.type == "ConcatOffset":
+            known |= _offsets(operation, known)
     return {
         tensor_ids[name]: tuple(int(each) for each in constant.array.flat)
         for name, constant in known.items()
         if constant.array.dtype != np.bool_
     }
+
+
+def _offsets(
+    operation: tf.Operation, known: Mapping[str, Constant]
+) -> Iterator[tuple[str, Constant]]:
+    """Where each of the tensors begins that a concat puts behind each other."""
+    read = [known[t.name].array for t in operation.inputs if t.name in known]
+    if len(read) < len(operation.inputs):
+        return
+    along, *shapes = read
+    begin = np.zeros_like(shapes[0])
+    for t, shape in zip(operation.outputs, shapes, strict=True):
+        yield t.name, Constant(begin.copy())
+        begin[along] += shape[along]
 
 
 def equal_constants(graph_def: Any, ops: Sequence[Op]) -> dict[int, int]:

@@ -45,6 +45,37 @@ def test_rows_are_cut_without_a_copy(graph: StepGraph, place: int | None) -> Non
     assert viewed(graph.ops[2], graph) == place
 
 
+def part(type_: str, start: int | None, size: int, **masks: int) -> StepGraph:
+    """Of a vector of 100 numbers, so many from a place that is known, or not."""
+    b = Builder()
+    (x,) = b.op("x", "Placeholder", sizes=[400])
+    begin, end, step = (b.op(name, "Const", sizes=[4])[0] for name in ("begin", "end", "step"))
+    bounds = [begin, end] if type_ == "Slice" else [begin, end, step]
+    (y,) = b.op("y", type_, [x, *bounds], sizes=[4 * size])
+    b.ops[-1] = msgspec.structs.replace(b.ops[-1], attrs=masks)
+    graph = b.build(inputs=[x], outputs=[y], loss=y)
+    values = {step: (1,)} if start is None else {begin: (start,), step: (1,)}
+    return StepGraph(msgspec.structs.replace(graph.data, values=values))
+
+
+@pytest.mark.parametrize(
+    ("graph", "place"),
+    [
+        (part("Slice", 16, 32), 0),
+        (part("Slice", 8, 32), None),  # it begins at 32 bytes
+        (part("Slice", 16, 40), None),  # it ends between two such places
+        (part("Slice", None, 32), None),
+        (part("StridedSlice", 16, 32), 0),
+        (part("StridedSlice", -84, 32), 0),
+        (part("StridedSlice", 5, 32, begin_mask=1), 0),
+        (part("StridedSlice", 16, 32, new_axis_mask=1), None),
+    ],
+)
+def test_a_part_of_a_vector_is_cut_without_a_copy(graph: StepGraph, place: int | None) -> None:
+    """As flat gradients are: a natural gradient, conjugate ones."""
+    assert viewed(graph.ops[-1], graph) == place
+
+
 def test_parts_that_lie_in_what_was_cut_take_nothing() -> None:
     shared, copied = (
         Simulator(cut("Split", (4, 64), axis=axis), profile_target("arena")).memory([])

@@ -151,6 +151,20 @@ def test_constants_that_hold_one_number_are_told():
     assert len([t for t in graph.data.uniform if graph.tensors[t].dtype == "float32"]) == 2
 
 
+def test_where_the_parts_of_a_concat_begin_is_known():
+    """A flat gradient is cut into its parts there, those of the gradient of a concat."""
+    parts = [tf.Variable(tf.ones([size])) for size in (16, 32)]
+
+    def function(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.concat(parts, 0) * x)
+        return tape.gradient(loss, parts)
+
+    graph = trace(step_of(function, tf.TensorSpec([48]))).graph
+    (offset,) = (op for op in graph.ops if op.type == "ConcatOffset")
+    assert [graph.data.values[t] for t in offset.outputs] == [(0,), (16,)]
+
+
 def test_small_tensors_that_a_step_captured_are_arguments():
     """TensorFlow shows them as constants, and computes with them in each step."""
     scale = tf.constant([4.0, 9.0])
