@@ -146,7 +146,7 @@ class Simulator:
         lag: Lag | None = None,
     ) -> MemoryResult:
         """Simulates some steps in fresh memory; a plan, and a step whose variables move, in the
-        worst of `layouts`.
+        worst of `layouts`; where branches may move them, also as if none did.
 
         Args:
             limit_bytes: the target's unless given.
@@ -163,13 +163,15 @@ class Simulator:
         tried = [self._walked(program, steps, limit_bytes, lag, told)]
         if actions is not self._base or tried[0].walk.moved:
             tried += [self._walked(program, steps, limit_bytes, lag, each) for each in others]
+        if still := program.without_moves:  # no branch that may move variables does
+            tried.append(self._walked(still, steps, limit_bytes, lag, told))
         walked = max(tried, key=lambda each: (each.error is not None, each.best.in_use))
         walk, best = walked.walk, walked.best
         in_use = failed = None
         if series:
-            in_use = tuple(_spread(walk.series, program, len(actions), walk.persistent_bytes))
+            in_use = tuple(_spread(walk.series, walk.program, len(actions), walk.persistent_bytes))
         if walked.error is not None:
-            index = program.rows[walk.row].action if walk.row >= 0 else -1
+            index = walk.program.rows[walk.row].action if walk.row >= 0 else -1
             failed = OutOfMemory(
                 index,
                 self.action_name(actions, index),

@@ -109,6 +109,12 @@ class Program(NamedTuple):
     readers: list[int]
     returned: list[int]
 
+    @property
+    def without_moves(self) -> Program | None:
+        """As it runs where no branch moves variables; None where none may."""
+        rows = [row for row in self.rows if row.code != MOVE]
+        return self._replace(rows=rows) if len(rows) < len(self.rows) else None
+
 
 class Linker:
     """Links programs of one graph. What does not depend on the plan is worked out once.

@@ -135,7 +135,8 @@ def test_a_call_makes_its_outputs_whatever_it_does_to_variables():
     assert result.peak_bytes - result.persistent_bytes == BIG + 256
 
 
-def test_a_variable_that_a_branch_assigns_moves_behind_what_is_held_then():
+def assigned_in_a_branch() -> tuple[StepGraph, int]:
+    """A step, and the handle of its variable."""
     b = Builder()
     handle = with_variable(b, BIG)
     (x,) = b.op("x", "Placeholder", sizes=[4])
@@ -146,6 +147,11 @@ def test_a_variable_that_a_branch_assigns_moves_behind_what_is_held_then():
     touched = ((1, "AssignVariableOp"),)
     b.ops[branch.id] = msgspec.structs.replace(branch, attrs={"touched": touched})
     graph = build_with_variable(b, handle, BIG, inputs=[x], outputs=[end], loss=end)
+    return graph, handle
+
+
+def test_a_variable_that_a_branch_assigns_moves_behind_what_is_held_then():
+    graph, handle = assigned_in_a_branch()
     simulator = Simulator(graph, ARENA)
     walk = simulator.begin(simulator.link(everything(graph)), places=simulator.layouts[0])
     before = walk.handles[walk.variables[handle]]
@@ -154,3 +160,20 @@ def test_a_variable_that_a_branch_assigns_moves_behind_what_is_held_then():
     assert walk.handles[walk.variables[handle]] >= before + 2 * BIG
     result = simulate(graph, everything(graph))
     assert simulator.peak_live_bytes(everything(graph)) == result.live_peak_bytes
+
+
+def test_a_step_is_foreseen_as_the_branch_runs_that_needs_more(monkeypatch: pytest.MonkeyPatch):
+    """Averages that overwrite their variables every tenth step: in the others these stay."""
+    graph, _ = assigned_in_a_branch()
+    simulator = Simulator(graph, ARENA)
+    walked: dict[bool, int] = {}
+
+    def walk(*given):
+        found = Simulator._walked(simulator, *given)
+        walked[found.walk.moved] = found.best.in_use
+        return found
+
+    monkeypatch.setattr(simulator, "_walked", walk)
+    result = simulator.memory(everything(graph))
+    assert set(walked) == {True, False}
+    assert result.peak_bytes == max(walked.values())
