@@ -35,6 +35,7 @@ from memtrade.tf.calling import (
 )
 from memtrade.tf.device import Arena
 from memtrade.tf.extract import Trace, trace_concrete
+from memtrade.tf.failures import concrete_for
 from memtrade.tf.inline import by_xla
 from memtrade.tf.loss import Named
 from memtrade.tf.places import offsets_of
@@ -117,6 +118,7 @@ def apply(
         A tf.function. It can be saved with a SavedModel and called in other tf.functions.
 
     Raises:
+        MemtradeError: the step's code cannot take the example.
         UnknownNameError: no such strategy or option.
         InfeasibleBudgetError: no plan reaches the budget.
         BrokenBudgetError: the step takes more than the budget, whatever was learned.
@@ -136,10 +138,9 @@ def apply(
     optimized.__name__ = getattr(train_step, "__name__", "train_step")
     step = tf.function(optimized, autograph=False)
     example = specs_of(arguments_of(function, example_batch))
-    given = released(example)
     for _ in range(2):  # makes variables where the original would; then traces without making them
-        function.get_concrete_function(*given)
-    step.get_concrete_function(*given)  # pyright: ignore[reportFunctionMemberAccess]
+        concrete_for(function, example)
+    step.get_concrete_function(*released(example))  # pyright: ignore[reportFunctionMemberAccess]
     batch.clear()  # it is the user's
     made_from[step] = function, rewriting.last
     return step

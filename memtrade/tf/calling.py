@@ -11,6 +11,7 @@ from memtrade.errors import MemtradeError, UnsupportedGraphError
 from memtrade.op_types import CALL_TYPES
 from memtrade.plan import Plan
 from memtrade.tf.extract import Trace, opened
+from memtrade.tf.failures import concrete_for
 from memtrade.tf.findings import REWRITTEN
 from memtrade.tf.graft import called_as_it_is, graft
 from memtrade.tf.loss import Named
@@ -19,7 +20,6 @@ from memtrade.tf.structure import (
     check_shapes,
     given_in,
     packed,
-    released,
     specs_of,
     tensors_of,
 )
@@ -81,12 +81,13 @@ def step_to_read(
     """A step that is looked at and not run, and its concrete function; `example` is its arguments.
 
     Raises:
+        MemtradeError: its code cannot take the example.
         UnsupportedGraphError: an input has no fixed size.
     """
     function = as_function(train_step)
     specs = specs_of(example)
     check_shapes(function, specs, {})
-    function.get_concrete_function(*released(specs))  # makes variables, if there are any to make
+    concrete_for(function, specs)  # makes variables, if there are any to make
     concrete = of_tensors(function, specs, {})
     return step_of(function, concrete, tensors_of(specs), loss, given_in(example)), concrete
 

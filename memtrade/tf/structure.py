@@ -100,7 +100,7 @@ def arguments_of(function: Any, example: Any) -> tuple[Any, ...]:
         try:
             signature.bind(*way)
         except TypeError as error:
-            why = str(error)
+            why = why or str(error)
         else:
             return way
     name = getattr(function, "__name__", "train_step")

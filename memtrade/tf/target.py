@@ -2,10 +2,8 @@
 
 import importlib
 import inspect
-import os
 import random
 import sys
-import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +15,7 @@ from memtrade.errors import MemtradeError
 from memtrade.graph import repeats
 from memtrade.models.target import OwnStep
 from memtrade.tf.captured import captured_variables
+from memtrade.tf.failures import failure_text
 from memtrade.tf.laying import LaidVariables, laid_down
 from memtrade.tf.loss import returned_loss
 from memtrade.tf.step import TrainStep
@@ -29,9 +28,6 @@ from memtrade.tf.structure import (
     specs_of,
     tensors_of,
 )
-
-# How much of an error's own words is passed on.
-_MOST_WORDS = 300
 
 
 def make_target_step(model: OwnStep) -> TrainStep:
@@ -59,7 +55,8 @@ def make_target_step(model: OwnStep) -> TrainStep:
     except MemtradeError:
         raise
     except (Exception, SystemExit) as error:  # whatever the user's code raises
-        raise MemtradeError(_said(f"tracing the step of {model.target} failed", error)) from error
+        what = f"tracing the step of {model.target} failed"
+        raise MemtradeError(failure_text(what, error)) from error
 
     @tf.function(autograph=False, input_signature=of_parts)
     def train_step(*batch: tf.Tensor) -> tf.Tensor:
@@ -101,7 +98,7 @@ def _made(model: OwnStep) -> tuple[Any, Any]:
         for name in path.split("."):
             make = getattr(make, name)
     except (Exception, SystemExit) as error:  # an import runs the user's code
-        raise MemtradeError(_said(f"cannot import {model.target}", error)) from error
+        raise MemtradeError(failure_text(f"cannot import {model.target}", error)) from error
     if not callable(make):
         raise MemtradeError(
             f"a target is a function that makes the step, and {model.target} is no function but "
@@ -111,7 +108,7 @@ def _made(model: OwnStep) -> tuple[Any, Any]:
     try:
         made = make(batch_size=model.batch_size) if takes_size else make()
     except (Exception, SystemExit) as error:
-        raise MemtradeError(_said(f"{model.target} failed", error)) from error
+        raise MemtradeError(failure_text(f"{model.target} failed", error)) from error
     if not isinstance(made, tuple) or len(made) != 2 or not callable(made[0]):
         raise MemtradeError(
             f"{model.target} must return a training step and an example of its batch, as in "
@@ -140,21 +137,3 @@ def _batch(parts: Sequence[Any]) -> tuple[tf.Tensor, ...]:
         tf.zeros(part.shape, part.dtype) if _is_spec(part) else tf.convert_to_tensor(part)  # pyright: ignore[reportArgumentType]
         for part in parts
     )
-
-
-def _said(what: str, error: BaseException) -> str:
-    """`what`, with the error's words and the last line of the user's own code on its way."""
-    words = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
-    name = type(error).__name__
-    # TensorFlow puts a traceback before an error of the traced function.
-    traced = words[0] in ("in user code:", "Graph execution error:")
-    first = next((i for i, word in enumerate(words) if word.startswith(name)), -1) if traced else 0
-    word = " ".join(words[first:])
-    kind = "" if word.startswith(name) else f"{name}: "
-    said = f"{what}: {kind}{word}"[:_MOST_WORDS].rstrip(": ")
-    here = f"{os.getcwd()}{os.sep}"
-    for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        inside = frame.filename.startswith(here) and "site-packages" not in frame.filename
-        if inside and frame.filename != __file__:
-            return f"{said} ({frame.filename.removeprefix(here)}, line {frame.lineno})"
-    return said

@@ -69,6 +69,23 @@ def test_an_example_that_the_step_does_not_take_is_refused():
             memtrade.apply(step, {"x": images()})
 
 
+def test_an_example_that_the_steps_code_fails_for_is_one_line_and_its_own_errors_stay():
+    step = STEPS["plain"]().function
+    for batch, told in (
+        ("a", r"\('a'\): TypeError: Expected float32, but got a of type 'str'"),
+        (tf.ones([4, 3]), r"\(float32 \(4, 3\)\): ValueError: Dimensions must be equal"),
+    ):
+        for ask in (memtrade.apply, memtrade.summary, memtrade.inspect):
+            with pytest.raises(MemtradeError, match=f"traced for this example {told}") as found:
+                ask(step, batch)
+            assert "\n" not in str(found.value)
+            assert isinstance(found.value.__cause__, TypeError | ValueError)
+    with pytest.raises(MemtradeError, match="this example: too many positional arguments"):
+        memtrade.apply(lambda x, y: step(x + y), (images(),) * 3)
+    with pytest.raises(NameError, match="unheard_of"):
+        memtrade.apply(lambda x: unheard_of(x), images())  # noqa: F821  # pyright: ignore[reportUndefinedVariable]
+
+
 def test_what_python_does_in_the_graph_cannot_be_kept():
     weight = tf.Variable(tf.ones([WIDTH, WIDTH]))
 
