@@ -208,7 +208,7 @@ def _stage(name: str, i: int, stage: dict[Any, Any], ours: OurStages) -> Iterato
             kind = f"{times} times".replace("_", " ")
             if times == "real" and i == len(ours.outputs) - 1:
                 kind += ", last stage"
-            yield Field(name, kind, f"stage {i} {phase} ms", stage[f"{times}_{phase}_ms"], mine)
+            yield Field(name, kind, f"stage {i + 1} {phase} ms", stage[f"{times}_{phase}_ms"], mine)
     traffic, outputs = ours.theoretical.traffic[i], ours.outputs[i]
     for what, mine in (
         ("input_mb", traffic.input_bytes / 1e6),
@@ -216,7 +216,7 @@ def _stage(name: str, i: int, stage: dict[Any, Any], ours: OurStages) -> Iterato
         ("output_mb", sum(outputs) / 1e6),
         ("send_ms", 1e3 * max(outputs) / ours.theoretical.link_bytes_per_s),
     ):
-        yield Field(name, "volumes", f"stage {i} {what.replace('_', ' ')}", stage[what], mine)
+        yield Field(name, "volumes", f"stage {i + 1} {what.replace('_', ' ')}", stage[what], mine)
 
 
 def summary_sheet(found: Sequence[Field]) -> Sheet:

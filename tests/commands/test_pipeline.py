@@ -46,6 +46,10 @@ def test_a_partition_with_real_times_is_a_folder_of_three_files(run: Run) -> Non
     assert "cutting edges: 1," in page
     assert "mean deviation ms" in page
     assert "    memtrade partition --model gpt2" in page
+    numbered = [line[2] for line in page.splitlines() if line[:2] == "| " and line[2].isdigit()]
+    assert numbered == ["1", "2", "1", "2"]  # in both tables, as messages count
+    assert "stage 2" in (picture := Path("out", f"{stem}.svg").read_text())
+    assert "stage 0" not in picture
     report = json.loads(Path("out", f"{stem}.json").read_bytes())["report"]
     real = report["real_times"]
     assert real["iterations"] == 3
@@ -77,6 +81,16 @@ def test_a_partition_keeps_layers_whole_from_a_depth_on(run: Run) -> None:
     blocks, layers = found
     assert len({name.split("/")[0] for name in blocks}) == 3
     assert len({name.split("/")[0] for name in layers}) < 3, layers
+
+
+def test_predicted_stages_are_numbered_from_1(run: Run) -> None:
+    one = ("--partitions", "2", "--micro-batches", "2", "--schedule", "gpipe")
+    status, out, _ = run("pipeline", "predict", *MODEL, *one, "--picture", "schedule.svg")
+    assert status == 0
+    rows = out.partition("stage  peak in")[2].splitlines()[2:4]
+    assert [row.split()[0] for row in rows] == ["1", "2"]
+    picture = Path("schedule.svg").read_text()
+    assert ("stage 0" in picture, "stage 1" in picture) == (False, True)
 
 
 def test_a_pipeline_with_swapping_stages_is_a_record(run: Run) -> None:

@@ -45,13 +45,13 @@ def test_every_printed_figure_has_one_of_ours(line):
     assert len(found) == 1 + 2 * (6 + 4) + 12
     edges, forward = found[0], found[1]
     assert (edges.published, edges.predicted, edges.error) == (2, 3, 0.5)
-    assert (forward.what, forward.predicted) == ("stage 0 forward ms", 40.0)
+    assert (forward.what, forward.predicted) == ("stage 1 forward ms", 40.0)
     assert forward.published == 37.0056524760276
     by_kind = {(each.kind, each.what): each.predicted for each in found}
-    assert by_kind["theoretical parallel times", "stage 0 forward ms"] == 50.0
-    assert by_kind["real times", "stage 0 forward ms"] == 60.0
-    assert by_kind["volumes", "stage 0 output mb"] == 9.0
-    assert by_kind["volumes", "stage 0 send ms"] == 0.5
+    assert by_kind["theoretical parallel times", "stage 1 forward ms"] == 50.0
+    assert by_kind["real times", "stage 1 forward ms"] == 60.0
+    assert by_kind["volumes", "stage 1 output mb"] == 9.0
+    assert by_kind["volumes", "stage 1 send ms"] == 0.5
 
 
 def test_medians_are_of_a_kind_of_figure(line):

@@ -47,7 +47,7 @@ def draw_partition(graph: StepGraph, partition: Partition, report: PartitionRepo
             _bar(axis, "forward", left, turn, 0.0)
             _bar(axis, "backward", turn, right, 0.0)
             weights = sum(graph.capture_bytes[t] for t in partition.stages[stage].trainable)
-            label = f"stage {stage}\n{right - left:,.3g} ms\n{megabytes(weights)} MB of weights"
+            label = f"stage {stage + 1}\n{right - left:,.3g} ms\n{megabytes(weights)} MB of weights"
             axis.text((left + right) / 2, -0.15, label, ha="center", va="top", color=PAGE_INK)
         centres = [(left + right) / 2 for left, right in itertools.pairwise(edges)]
         highest = _arcs(axis, partition, centres)
@@ -139,7 +139,7 @@ def _strip(axis: Axes, strip: ScheduleStrip) -> None:
                 )
     axis.set_ylim(len(schedule.tasks), 0)
     axis.set_yticks([stage + 0.4 for stage in range(len(schedule.tasks))])
-    axis.set_yticklabels([f"stage {stage}" for stage in range(len(schedule.tasks))])
+    axis.set_yticklabels([f"stage {stage + 1}" for stage in range(len(schedule.tasks))])
     axis.tick_params(left=False)
     for side in ("top", "right", "left"):
         axis.spines[side].set_visible(False)

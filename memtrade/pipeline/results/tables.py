@@ -28,7 +28,7 @@ def _stages(report: PartitionReport) -> Sheet:
     return Sheet.of(
         range(len(traffic)),
         [
-            ("stage", str),
+            ("stage", _number),
             ("sequential forward ms", _each(sequential.forward)),
             ("backward ms", _each(sequential.backward)),
             ("parallel forward ms", _each(parallel.forward)),
@@ -55,7 +55,7 @@ def _real(real: RealTimes) -> Sheet:
     return Sheet.of(
         range(len(real.mean.forward)),
         [
-            ("stage", str),
+            ("stage", _number),
             ("forward ms", _each(real.mean.forward)),
             ("variance ms²", _each(real.variance.forward, 1e6)),
             ("mean deviation ms", _each(real.mean_deviation.forward)),
@@ -69,6 +69,11 @@ def _real(real: RealTimes) -> Sheet:
             f"{real.iterations + 1} does not count. Deviations: mean absolute, from the mean",
         ),
     )
+
+
+def _number(stage: int) -> str:
+    """As people count: from 1."""
+    return str(stage + 1)
 
 
 def _each(stages: Sequence[float], unit: float = 1e3) -> Callable[[int], str]:
@@ -146,7 +151,7 @@ def stages_sheet(case: Case, predicted: PipelinePrediction) -> Sheet:
     return Sheet.of(
         list(enumerate(predicted.stages)),
         [
-            ("stage", lambda it: str(it[0])),
+            ("stage", lambda it: _number(it[0])),
             (
                 "peak in",
                 lambda it: f"{it[1].peak_task.kind} of micro-batch {it[1].peak_task.micro_batch}",
