@@ -56,6 +56,18 @@ class UnknownNameError(MemtradeError):
         super().__init__(f"unknown {what} {name!r}: {hint}{listed}")
 
 
+class RuleError(MemtradeError):
+    """What must be so and is not. Who knows by which flag it was given can name that in its place.
+
+    >>> str(RuleError("option 'layers'", "must be at least 1, not 0"))
+    "option 'layers' must be at least 1, not 0"
+    """
+
+    def __init__(self, what: str, rule: str):
+        self.what, self.rule = what, rule
+        super().__init__(f"{what} {rule}")
+
+
 class UnsupportedGraphError(MemtradeError):
     """A training step that cannot be read or rewritten; the message names the op."""
 

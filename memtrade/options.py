@@ -9,11 +9,12 @@
 5
 """
 
+import contextlib
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
-from memtrade.errors import MemtradeError, UnknownNameError
+from memtrade.errors import MemtradeError, RuleError, UnknownNameError
 
 Value = str | int | float | bool
 T = TypeVar("T")
@@ -99,7 +100,7 @@ def convert(option: Option, value: Value) -> Value:
     """`value`, often text from a command line, as the option's type.
 
     Raises:
-        MemtradeError: the text does not say such a value.
+        RuleError: the text does not say such a value.
     """
     try:
         if option.type == "bool":
@@ -110,10 +111,8 @@ def convert(option: Option, value: Value) -> Value:
             return int(value)
         return float(value) if option.type == "float" else str(value)
     except (TypeError, ValueError, KeyError):
-        raise MemtradeError(
-            f"option {option.name!r} must be {_KINDS[option.type]}, not {value!r}: "
-            f"the default is {option.default!r}"
-        ) from None
+        rule = f"must be {_KINDS[option.type]}, not {value!r}: the default is {option.default!r}"
+        raise RuleError(f"option {option.name!r}", rule) from None
 
 
 def make_from_words(kind: type[T], given: Mapping[str, Value] | None, *, of: str) -> T:
@@ -135,26 +134,35 @@ def make_from_words(kind: type[T], given: Mapping[str, Value] | None, *, of: str
     return kind(**values)
 
 
+@contextlib.contextmanager
+def naming_flags(given: Iterable[str]) -> Iterator[None]:
+    """Has refusals of options that were given by flags of their own name these."""
+    try:
+        yield
+    except RuleError as error:
+        flags = {f"option {name!r}": f"--{name.replace('_', '-')}" for name in given}
+        if error.what not in flags:
+            raise
+        raise MemtradeError(f"{flags[error.what]} {error.rule}") from None
+
+
 def check(option: Option, value: object) -> None:
     """Checks a value of the right or the wrong type against the option's type and bounds.
 
     Raises:
-        MemtradeError: naming the rule, the value, and what is allowed.
+        RuleError: naming the rule, the value, and what is allowed.
     """
+    named = f"option {option.name!r}"
     right_type = type(value).__name__ == option.type or (
         option.type == "float" and type(value) is int
     )
     if not right_type:
-        raise MemtradeError(f"option {option.name!r} must be {_KINDS[option.type]}, not {value!r}")
+        raise RuleError(named, f"must be {_KINDS[option.type]}, not {value!r}")
     if option.choices and value not in option.choices:
-        raise MemtradeError(
-            f"there is no {option.name} = {value!r}: "
-            f"choose one of {', '.join(str(choice) for choice in option.choices)}"
-        )
+        choices = ", ".join(str(choice) for choice in option.choices)
+        raise RuleError(named, f"must be one of {choices}, not {value!r}")
     if option.at_least is not None and value < option.at_least:  # pyright: ignore[reportOperatorIssue]
-        raise MemtradeError(
-            f"option {option.name!r} must be at least {option.at_least:g}, not {value!r}"
-        )
+        raise RuleError(named, f"must be at least {option.at_least:g}, not {value!r}")
     # `not <` and not `>=`: a rate that is not a number is refused too.
     if option.below is not None and not value < option.below:  # pyright: ignore[reportOperatorIssue]
-        raise MemtradeError(f"option {option.name!r} must be below {option.below:g}, not {value!r}")
+        raise RuleError(named, f"must be below {option.below:g}, not {value!r}")

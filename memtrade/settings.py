@@ -73,7 +73,7 @@ def settings_of(
     chosen = find_planned(planned_name(strategy))
     given = dict(options)
     known = {each.name for each in options_of(chosen.options)}
-    budget_bytes = None if budget is None else bytes_of(budget)
+    budget_bytes = None if budget is None else bytes_of(budget, "budget")
     if budget_bytes is not None and budget_bytes <= 0:
         raise MemtradeError(f"a budget must be more than nothing, not {budget!r}")
     if order not in ("pinned", "dataflow"):

@@ -5,7 +5,7 @@ import re
 from numbers import Real
 from typing import Any
 
-from memtrade.errors import MemtradeError
+from memtrade.errors import MemtradeError, RuleError
 
 # In capitals: `mib` and `MIB` mean MiB, for the case carries no meaning for bytes.
 _FACTORS = {"B": 1} | {
@@ -23,8 +23,8 @@ TYPE_BYTES = {
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]+)\s*")
 
 
-def parse_bytes(text: str) -> int:
-    """Bytes in `text`, a number with a unit.
+def parse_bytes(text: str, what: str = "a size") -> int:
+    """Bytes in `text`, a number with a unit. Raises RuleError, which says `what` it is, for others.
 
     >>> parse_bytes("7254MiB"), parse_bytes("1.5 GB")
     (7606370304, 1500000000)
@@ -32,30 +32,29 @@ def parse_bytes(text: str) -> int:
     match = _SIZE.fullmatch(text)
     factor = _FACTORS.get(match[2].upper()) if match else None
     if match is None or factor is None:
-        raise MemtradeError(
-            f"a size is a number and a unit, not {text!r}: write 7254MiB, 800MB or 6GB"
-        )
+        rule = f"is a number and a unit, not {text!r}: write 7254MiB, 800MB or 6GB"
+        raise RuleError(what, rule)
     return round(float(match[1]) * factor)
 
 
-def bytes_of(size: Any) -> int:
-    """A size that a user gave as text or in bytes.
+def bytes_of(size: Any, what: str = "a size") -> int:
+    """A size that a user gave as text or in bytes; errors say `what` it is.
 
     >>> bytes_of("6GB") == bytes_of(6e9)
     True
     """
     if isinstance(size, str):
-        return parse_bytes(size)
+        return parse_bytes(size, what)
     number = isinstance(size, Real) and not isinstance(size, bool)
     if not number or not math.isfinite(size):
-        raise MemtradeError(f"a size is a number of bytes, or text such as 6GB, not {size!r}")
+        raise MemtradeError(f"{what} is a number of bytes, or text such as 6GB, not {size!r}")
     return int(float(size))
 
 
 def limit_of(name: str, limit: Any) -> int | None:
     """The memory limit in bytes that `name` was given, if any. Raises MemtradeError for one that is
     too small for any step."""
-    limit_bytes = None if limit is None else bytes_of(limit)
+    limit_bytes = None if limit is None else bytes_of(limit, name)
     if limit_bytes is not None and limit_bytes < 1 << 20:
         raise MemtradeError(f"{name} must be at least 1MiB, not {limit}")
     return limit_bytes

@@ -132,6 +132,6 @@ def _limit(limit: str | int, *, within: float = _TOLERANCE) -> tuple[int, float]
 
 def _size(text: str) -> int:
     try:
-        return parse_bytes(text)
+        return parse_bytes(text, "--memtrade-limit")
     except MemtradeError as error:
-        raise pytest.UsageError(f"--memtrade-limit: {error}") from error
+        raise pytest.UsageError(str(error)) from error

@@ -26,7 +26,7 @@ from memtrade.measure.here import here_target
 from memtrade.measure.protocol import ChildTask, TrialSpec
 from memtrade.models import OPTIMIZERS, Model, make_model, options_of
 from memtrade.models.target import OwnStep
-from memtrade.options import NONE, Value
+from memtrade.options import NONE, Value, naming_flags
 from memtrade.plan import Order, Plan
 from memtrade.strategies import STRATEGIES, find_strategy, make_options, read_plan
 from memtrade.target import ARENA, Target, profile_target
@@ -102,7 +102,8 @@ class ModelFlags:
         for option in given.keys() & options:
             both = f"--{option.replace('_', '-')} and --model-option {option}"
             raise MemtradeError(f"{both} say the same: give one of them")
-        return make_model(name, given | options)
+        with naming_flags(given):
+            return make_model(name, given | options)
 
     def update_rule(self, model: Model) -> tuple[str, float | None]:
         """The optimizer and its learning rate; a target has its own."""
@@ -119,7 +120,7 @@ class ModelFlags:
             raise UnknownNameError("optimizer", self.optimizer, OPTIMIZERS)
         rate = OPTIMIZERS[self.optimizer] if self.learning_rate is None else self.learning_rate
         if not (rate > 0 and math.isfinite(rate)):
-            raise MemtradeError(f"the learning rate must be a positive number, not {rate:g}")
+            raise MemtradeError(f"--learning-rate must be a positive number, not {rate:g}")
         return rate
 
 
@@ -179,7 +180,8 @@ class StrategyFlags:
             for name in owners:
                 given[name].setdefault(plain, value)  # a scoped one goes first
         flags = ("budget", "minimize", "host_memory_limit")
-        for key in (each for each in flags if getattr(self, each) is not None):
+        told = [each for each in flags if getattr(self, each) is not None]
+        for key in told:
             owners = [name for name in names if key in known[name]]
             flag = f"--{key.replace('_', '-')}"
             if not owners:
@@ -191,7 +193,8 @@ class StrategyFlags:
                 raise MemtradeError(f"{flag} and --option {key} say the same: give one of them")
             for name in owners:
                 given[name].setdefault(key, getattr(self, key))
-        return {name: make_options(name, options) for name, options in given.items()}
+        with naming_flags(told):
+            return {name: make_options(name, options) for name, options in given.items()}
 
 
 def _option_names(strategy: str) -> set[str]:
@@ -224,7 +227,7 @@ class DeviceFlags:
         device = self.device or _first(gpus)
         if device != ARENA and device not in gpus:
             raise _not_there(device, gpus)
-        limit_bytes = self._limit_bytes()
+        limit_bytes = limit_of("--memory-limit", self.memory_limit)
         if limit_bytes is None:
             limit_bytes = default_limit_bytes() if device == ARENA else _share(gpus[device], device)
         return device, limit_bytes >> 20 << 20
@@ -238,7 +241,7 @@ class DeviceFlags:
         self._check_timeout()
         gpus = _gpus()
         device = self.device or _first(gpus)
-        limit_bytes = self._limit_bytes()
+        limit_bytes = limit_of("--memory-limit", self.memory_limit)
         if device == ARENA:
             return here_target(device, order=order, limit_bytes=limit_bytes)
         if device in gpus:
@@ -252,9 +255,6 @@ class DeviceFlags:
     def _check_timeout(self) -> None:
         if not self.timeout > 0:
             raise MemtradeError(f"--timeout is a positive number of seconds, not {self.timeout:g}")
-
-    def _limit_bytes(self) -> int | None:
-        return limit_of("--memory-limit", self.memory_limit)
 
 
 @Parameter(name="*")

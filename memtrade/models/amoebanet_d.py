@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
-from memtrade.errors import MemtradeError
+from memtrade.errors import RuleError
 from memtrade.models.base import Classifier, Net, Tensor
 from memtrade.options import option
 
@@ -34,9 +34,8 @@ class AmoebaNetD(Classifier):
         super().__post_init__()
         for name, multiple in (("layers", 3), ("filters", 8)):
             if getattr(self, name) % multiple:
-                raise MemtradeError(
-                    f"option {name!r} must be a multiple of {multiple}, not {getattr(self, name)}"
-                )
+                rule = f"must be a multiple of {multiple}, not {getattr(self, name)}"
+                raise RuleError(f"option {name!r}", rule)
 
     @property
     def name(self) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache
 
-from memtrade.errors import InfeasibleBudgetError, MemtradeError, UnsupportedGraphError
+from memtrade.errors import InfeasibleBudgetError, RuleError, UnsupportedGraphError
 from memtrade.graph import StepGraph
 from memtrade.options import Checked, option
 from memtrade.plan import Action
@@ -18,6 +18,7 @@ from memtrade.simulate.memory import MemoryResult
 from memtrade.simulate.timeline import TimeSimulator
 from memtrade.units import parse_bytes
 
+_BUDGET = "option 'budget'"
 # The ladder is looked at in so many places before the search goes into detail.
 PLACES = 16
 # How often a program whose padding is too much for the budget is replaced by a leaner one.
@@ -44,11 +45,11 @@ class BudgetOptions(Checked):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.budget and not self.budget_bytes:
-            raise MemtradeError(f"a budget must be more than nothing, not {self.budget!r}")
+            raise RuleError(_BUDGET, f"must be more than nothing, not {self.budget!r}")
 
     @property
     def budget_bytes(self) -> int | None:
-        return parse_bytes(self.budget) if self.budget else None
+        return parse_bytes(self.budget, _BUDGET) if self.budget else None
 
     def budget_for(self, graph: StepGraph) -> int | None:
         """The budget, if there is one. Raises UnsupportedGraphError where it could not be kept."""

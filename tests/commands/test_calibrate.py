@@ -82,7 +82,7 @@ def test_from_start_to_end(run: Run) -> None:
         ("--output mine.json", "a device profile is a .toml file, not 'mine.json'"),
         ("--output nowhere/mine.toml", "there is no folder 'nowhere'"),
         ("--output mine.toml --device gpu:4", "unknown device 'gpu:4'"),
-        ("--output mine.toml --memory-limit 3", "a size is a number and a unit"),
+        ("--output mine.toml --memory-limit 3", "--memory-limit is a number and a unit"),
         ("", "memtrade calibrate takes --output"),
     ],
 )

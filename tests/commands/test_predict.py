@@ -113,7 +113,7 @@ BAD = [
     ("predict --strategy omee", "unknown strategy 'omee'"),
     ("predict --strategy xla", "xla has no plan"),
     ("predict --memory-limit 5KB", "--memory-limit must be at least 1MiB"),
-    ("predict --layers 19", "there is no layers = 19"),
+    ("predict --layers 19", "--layers must be one of"),
     ("timeline --output t.txt", "a timeline is a file in .html, .pdf, .svg or .png, not 't.txt'"),
     ("timeline --output nowhere/t.html", "there is no folder 'nowhere'"),
     ("timeline --device gpu:0", "unknown device 'gpu:0'"),

@@ -138,5 +138,5 @@ def test_measured(peak_memory):
 
 def test_a_limit_that_is_no_size_is_said_at_once(installed: pytest.Pytester) -> None:
     wrong = installed.runpytest_subprocess("--memtrade-limit", "much")
-    said = r".*--memtrade-limit: a size is a number and a unit, not 'much'.*"
+    said = r".*--memtrade-limit is a number and a unit, not 'much'.*"
     wrong.stderr.re_match_lines([said])

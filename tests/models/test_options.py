@@ -70,13 +70,13 @@ def test_image_axes_follow_the_data_format():
 @pytest.mark.parametrize(
     ("name", "given", "message"),
     [
-        ("resnet", {"layers": 51}, "no layers = 51: choose one of 18, 34, 50, 101, 152, 200"),
+        ("resnet", {"layers": 51}, "must be one of 18, 34, 50, 101, 152, 200"),
         ("resnet", {"layers": "many"}, "'layers' must be a whole number, not 'many'"),
         ("resnet", {"batch_size": 0}, "'batch_size' must be at least 1, not 0"),
         ("resnet", {"batch_size": "1.5"}, "'batch_size' must be a whole number, not '1.5'"),
         ("resnet", {"batch_size": 1.5}, "'batch_size' must be a whole number, not 1.5"),
         ("resnet", {"image_size": -1}, "'image_size' must be at least 1, not -1"),
-        ("resnet", {"data_format": "nhwc"}, "choose one of NHWC, NCHW"),
+        ("resnet", {"data_format": "nhwc"}, "must be one of NHWC, NCHW"),
         ("resnet", {"num_classes": 1}, "'num_classes' must be at least 2, not 1"),
         ("inception-v4", {"image_size": 74}, "'image_size' must be at least 75, not 74"),
         ("inception-v4", {"dropout": 1}, "'dropout' must be below 1, not 1"),
@@ -95,7 +95,7 @@ def test_bad_values_are_named_with_the_rule(name, given, message):
 
 
 def test_direct_construction_is_checked_too():
-    with pytest.raises(MemtradeError, match="no layers = 51"):
+    with pytest.raises(MemtradeError, match="must be one of .* not 51"):
         ResNet(layers=51)
     with pytest.raises(MemtradeError, match="'layers' must be a whole number, not '50'"):
         ResNet(layers="50")  # pyright: ignore[reportArgumentType]

@@ -32,7 +32,7 @@ class Options(BudgetOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.host_memory_limit:
-            parse_bytes(self.host_memory_limit)
+            parse_bytes(self.host_memory_limit, "option 'host_memory_limit'")
         if not 0 <= self.tolerance < 1:
             raise MemtradeError(f"tolerance is a share from 0 to 1, not {self.tolerance:g}")
         if not self.time_limit > 0:
