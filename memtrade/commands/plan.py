@@ -49,6 +49,8 @@ def plan(
         Print the plans to stdout as JSON, every tensor of them, and no table.
     """
     names = [find_planned(name).name for name in step.strategy.names(DEFAULT, everything=PLANNED)]
+    if json and by != "tensor":
+        raise MemtradeError(f"--json has every tensor of a plan: leave --by {by} out")
     if output is not None:
         if len(names) > 1:
             raise MemtradeError(

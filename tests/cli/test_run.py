@@ -103,6 +103,7 @@ BAD_INPUT = [
     ("plan --strategy omee", "unknown strategy 'omee'"),
     ("plan --strategy ome,lms --output p.json", "--output saves one plan"),
     ("plan --output nowhere/p.json", "there is no folder 'nowhere'"),
+    ("plan --json --by layer", "--json has every tensor of a plan: leave --by layer out"),
     ("plan --layers 19", "--layers must be one of"),
     ("verify --strategy omee", "unknown strategy 'omee'"),
     ("verify --steps 0", "--steps must be at least 1"),
