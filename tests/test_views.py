@@ -77,9 +77,8 @@ def test_a_half_written_record_is_named_and_left_out(run: Run, view: str) -> Non
     Path("runs/broken.json").write_bytes(text[: len(text) // 2])
     status, _, err = run(*view.replace("FOLDER", "runs").split())
     assert status == 0
-    lines = set(err.splitlines())
-    assert len(lines) == 1
-    assert "memtrade: warning: left out broken.json, which is not a record" in err
+    [line] = {each for each in err.splitlines() if "no search is in" not in each}
+    assert line.startswith("memtrade: warning: left out broken.json, which is not a record")
 
 
 @pytest.mark.parametrize(
@@ -165,7 +164,10 @@ def test_two_machines_are_labelled_in_every_table(run: Run) -> None:
      ("max-batch", "pdf")],
 )  # fmt: skip
 def test_plots_are_written_by_suffix(run: Run, kind: str, suffix: str) -> None:
-    assert run("plot", kind, "--output", f"f.{suffix}") == (0, "", "")
+    status, out, err = run("plot", kind, "--output", f"f.{suffix}")
+    assert (status, out) == (0, "")
+    bare = "memtrade: no search is in 'runs', so all bars are published: make one by max-batch\n"
+    assert err == (bare if kind == "max-batch" else "")
     first = Path(f"f.{suffix}").read_bytes()
     assert len(first) > 4_000
     assert run("plot", kind, "--output", f"g.{suffix}")[0] == 0

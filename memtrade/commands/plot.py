@@ -7,6 +7,7 @@ from typing import Annotated
 from cyclopts import App, Parameter
 from matplotlib.figure import Figure as Canvas
 
+from memtrade.commands.progress import say
 from memtrade.commands.reading import picture_format, read_records, read_searches, write_output
 from memtrade.errors import MemtradeError, UnknownNameError
 from memtrade.measure.records import Record
@@ -141,6 +142,8 @@ def max_batch(
             f"there is no search for the largest batch in {str(results)!r}: "
             "make one: memtrade max-batch"
         )
+    if not searches:
+        say(f"no search is in {str(results)!r}, so all bars are published: make one by max-batch")
     measured = [f"measured: {machines_text(searches)}"] if searches else []
     caption = "" if no_caption else _sentences([_PUBLISHED, *measured])
     return _write(output, max_batch_plot(batches, caption=caption), kind)

@@ -95,7 +95,7 @@ def test_bad_values_are_named_with_the_rule(name, given, message):
 
 
 def test_direct_construction_is_checked_too():
-    with pytest.raises(MemtradeError, match="must be one of .* not 51"):
+    with pytest.raises(MemtradeError, match=r"must be one of .* not 51"):
         ResNet(layers=51)
     with pytest.raises(MemtradeError, match="'layers' must be a whole number, not '50'"):
         ResNet(layers="50")  # pyright: ignore[reportArgumentType]
