@@ -57,10 +57,11 @@ class Asking(msgspec.Struct, frozen=True, tag="asking"):
 
 
 class Refused(msgspec.Struct, frozen=True, tag="refused"):
-    """A kernel that could not be run, and why, in one line."""
+    """A kernel that could not be run, and why, in one line; whether it was for want of `room`."""
 
     key: str
     reason: str
+    room: bool = False
 
 
 class CopyRates(msgspec.Struct, frozen=True, kw_only=True, tag="rates"):

@@ -1,6 +1,7 @@
 """Facts that were learned where they are used, over shipped ones for what nobody has asked yet."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Literal
 
 import msgspec
 
@@ -9,6 +10,8 @@ from memtrade.facts.shipped import reuse
 from memtrade.facts.signature import Signature, signature_of
 from memtrade.facts.views import viewed
 from memtrade.graph import Op, StepGraph
+
+Lasting = Literal["ever", "room", "day", "run"]
 
 
 class Learned(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -25,6 +28,8 @@ class Learned(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         margin_bytes: by how much the scratch may be larger.
         source: "asked"; "fitted", from the same kernel on fewer examples; or "refused", and why.
         on: the day.
+        lasts: how long a refusal does: for ever; until there is more "room" than `limit_bytes`;
+            the "day"; or the "run", and is not kept.
         op_class, flops, bytes_moved: what the cost model counts of it, for the device's rates.
     """
 
@@ -38,6 +43,8 @@ class Learned(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     margin_bytes: int = 0
     source: str
     on: str
+    lasts: Lasting = "ever"
+    limit_bytes: int = 0
     op_class: str = ""
     flops: int = 0
     bytes_moved: int = 0

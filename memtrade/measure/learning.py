@@ -4,10 +4,12 @@
 
 A kernel that is too large to be asked is asked on fewer examples, at three sizes: a line through
 two of them that meets the third is extended to the step's own size. A kernel that crashes or hangs
-costs a child, and gets a margin in place of a fact.
+costs a child, and gets a margin in place of a fact. What TensorFlow itself refuses it refuses for
+ever; what had no room, or ended its child, is asked again: with more room, on another day.
 """
 
 import math
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -30,7 +32,7 @@ from memtrade.facts.asking import (
     Said,
 )
 from memtrade.facts.cache import FactsFile
-from memtrade.facts.learned import Learned, kernel_text
+from memtrade.facts.learned import Lasting, Learned, kernel_text
 from memtrade.facts.lines import extended
 from memtrade.facts.signature import LEAST_BYTES, Signature, make_signature, signature_of
 from memtrade.facts.surroundings import Surroundings
@@ -53,6 +55,10 @@ _SHARE = 0.2
 _MOST_FLOPS = 16e9
 # The numbers of examples that it is asked on, each twice the one before.
 _SIZES = 3
+# With so many times the memory, what had no room is asked again: what is free varies a little.
+_MORE = 1.25
+# Who ends a child so does not know what it was at.
+_KILLED = -signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT
 # How long is looked whether the machine is at rest, and how often kernels are asked in all: what
 # others disturbed is asked again at once where they have ended meanwhile.
 _LOOK_SECONDS, _TRIES = 0.2, 2
@@ -74,6 +80,11 @@ class Asker:
     limit_bytes: int
     command: Sequence[str] = ASKER
     silence_seconds: float = SILENCE_SECONDS
+
+
+class _Refusal(NamedTuple):
+    why: str
+    lasts: Lasting = "ever"
 
 
 class Lesson(NamedTuple):
@@ -107,7 +118,11 @@ def learn(
     file = FactsFile(where, folder)
     kept = file.read()
     lessons = _lessons(graphs, least_bytes)
-    wanted = {key for key in lessons if key in anew or key not in kept.table}
+    wanted = {
+        key
+        for key in lessons
+        if key in anew or key not in kept.table or _may_answer_now(kept.table[key], asker)
+    }
     ask_rates = kept.rates is None
     for _ in range(_TRIES):
         busy = {key for key in lessons if key in kept.table and kept.table[key].disturbed}
@@ -118,11 +133,22 @@ def learn(
             break
         missing = [each for key, each in lessons.items() if key in wanted]
         learned, rates = _ask_all(missing, asker, ask_rates=ask_rates, on=on_progress)
-        file.add(learned, rates)
+        file.add([each for each in learned if each.lasts != "run"], rates)
         kept.table.update({each.key: each for each in learned})
         kept.rates = rates or kept.rates
         wanted, ask_rates = set(), False
     return kept.table, kept.rates
+
+
+def _may_answer_now(known: Learned, asker: Asker) -> bool:
+    """Whether a refusal no longer holds."""
+    if known.lasts == "room":
+        return asker.limit_bytes > _MORE * known.limit_bytes
+    return known.lasts == "day" and known.on != _today()
+
+
+def _today() -> str:
+    return f"{datetime.now(UTC):%Y-%m-%d}"
 
 
 def _is_quiet() -> bool:
@@ -165,7 +191,6 @@ def _ask_all(
     asked = [each for each in signatures if each.largest_bytes <= asker.limit_bytes]
     talk = _Talk(asker, on, len(asked))
     talk.ask([asked[i : i + GROUP] for i in range(0, len(asked), GROUP)], ask_rates)
-    day = f"{datetime.now(UTC):%Y-%m-%d}"
     learned = []
     for lesson in lessons:
         answer, source = talk.answers.get(lesson.signature.key), "asked"
@@ -173,33 +198,36 @@ def _ask_all(
             found = {size: talk.answers.get(each.key) for size, each in sizes.items()}
             answer, source = _extended(lesson, found)
         if answer is None:
-            refusal = talk.refused.get(lesson.signature.key, "too large, and no answer on fewer")
-            learned.append(_refused(lesson, refusal, day))
+            too_large = _Refusal("too large, and no answer on fewer", "room")
+            refusal = talk.refused.get(lesson.signature.key, too_large)
+            learned.append(_refused(lesson, refusal, asker))
         else:
-            learned.append(_learned(lesson, answer, source, day))
+            learned.append(_learned(lesson, answer, source))
     return learned, talk.rates
 
 
-def _learned(lesson: Lesson, answer: Answer, source: str, day: str) -> Learned:
+def _learned(lesson: Lesson, answer: Answer, source: str) -> Learned:
     return Learned(
         **msgspec.structs.asdict(answer),
         kernel=kernel_text(lesson.signature),
         source=source,
-        on=day,
+        on=_today(),
         op_class=lesson.cost.op_class.value,
         flops=lesson.cost.flops,
         bytes_moved=lesson.cost.bytes_moved,
     )
 
 
-def _refused(lesson: Lesson, reason: str, day: str) -> Learned:
+def _refused(lesson: Lesson, refusal: _Refusal, asker: Asker) -> Learned:
     """A kernel that could not be asked: it may hold as much again as its largest tensor."""
     return Learned(
         key=lesson.signature.key,
         kernel=kernel_text(lesson.signature),
         margin_bytes=lesson.signature.largest_bytes,
-        source=f"refused: {reason}",
-        on=day,
+        source=f"refused: {refusal.why}",
+        on=_today(),
+        lasts=refusal.lasts,
+        limit_bytes=asker.limit_bytes if refusal.lasts == "room" else 0,
     )
 
 
@@ -259,7 +287,7 @@ class _Talk:
     def __init__(self, asker: Asker, on: Callable[[int, int], None], of: int):
         self.asker, self.on, self.of = asker, on, of
         self.answers: dict[str, Answer] = {}
-        self.refused: dict[str, str] = {}
+        self.refused: dict[str, _Refusal] = {}
         self.rates: CopyRates | None = None
 
     def ask(self, groups: Sequence[Sequence[Signature]], rates: bool) -> None:
@@ -274,7 +302,7 @@ class _Talk:
             blamed = [each for group in waiting for each in group if each.key in running]
             if not blamed:  # it ended before it asked anything
                 for each in (each for group in waiting for each in group):
-                    self.refused[each.key] = how
+                    self.refused[each.key] = _Refusal(how.why, "run")
                 break
             if len(blamed) == 1:
                 self.refused[blamed[0].key] = how
@@ -287,7 +315,7 @@ class _Talk:
 
     def _child(
         self, groups: Sequence[Sequence[Signature]], rates: bool
-    ) -> tuple[frozenset[str], str | None]:
+    ) -> tuple[frozenset[str], _Refusal | None]:
         """Asks in one child. Returns the keys it was at when it ended, and why it ended early."""
         question = Question(
             device=self.asker.device,
@@ -302,9 +330,11 @@ class _Talk:
             asked = _Asked(child, self.asker.silence_seconds, self._take)
             supervise(started, asked, deadline=math.inf)
             if not child.has_ended:
-                return asked.running, f"it hung for {self.asker.silence_seconds:g} s"
+                hung = f"it hung for {self.asker.silence_seconds:g} s"
+                return asked.running, _Refusal(hung, "day")
         if status := child.process.returncode:
-            return asked.running, f"the child ended with status {status}"
+            lasts = "run" if status in _KILLED else "day"
+            return asked.running, _Refusal(f"the child ended with status {status}", lasts)
         return frozenset(), None
 
     def _take(self, said: Answer | Refused | CopyRates) -> None:
@@ -314,7 +344,7 @@ class _Talk:
         if isinstance(said, Answer):
             self.answers[said.key] = said
         else:
-            self.refused[said.key] = said.reason
+            self.refused[said.key] = _Refusal(said.reason, "room" if said.room else "ever")
         self.on(len(self.answers) + len(self.refused), self.of)
 
 

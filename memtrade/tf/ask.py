@@ -85,7 +85,8 @@ def _told(group: Sequence[Signature], log: _Log) -> Iterator[Said]:
         else:
             said = str(getattr(error, "message", error)).splitlines()
             telling = [line for line in map(str.strip, said) if line and not _NOISE.match(line)]
-            yield Refused(group[0].key, (telling or ["it failed"])[0][:200])
+            room = isinstance(error, tf.errors.ResourceExhaustedError)
+            yield Refused(group[0].key, (telling or ["it failed"])[0][:200], room)
 
 
 class _Log:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -36,11 +37,15 @@ for group in question["groups"]:
     say("asking", keys=[each["key"] for each in group])
     for each in group:
         if each["op_type"] == "Crash": os.abort()
+        if each["op_type"] == "Killed": os.kill(os.getpid(), 9)
         if each["op_type"] == "Hang": time.sleep(60)
     for each in group:
         examples = each["inputs"][0][1][0]
         if each["op_type"] == "Refuse":
             say("refused", key=each["key"], reason="no such kernel")
+            continue
+        if each["op_type"] == "Large" and question["limit_bytes"] < 1 << 30:
+            say("refused", key=each["key"], reason="no room", room=True)
             continue
         scratch = 1000 * examples ** (2 if each["op_type"] == "Square" else 1)
         say("answer", key=each["key"], requests=[[40000 * examples, 0], [scratch, -1]],
@@ -133,6 +138,21 @@ def test_a_kernel_that_ends_its_child_gets_a_margin_and_the_others_their_facts(
     margin = next(each for each in table.values() if each.kernel.startswith(fault))
     assert margin.margin_bytes == 160_000
     assert not margin.requests
+
+
+@pytest.mark.parametrize("fault", ["Refuse", "Crash", "Killed", "Large"])
+def test_what_is_not_true_for_ever_is_asked_again(tmp_path, asker, monkeypatch, fault):
+    graph, less = chain(fault), dataclasses.replace(asker, limit_bytes=1 << 29)
+    assert sources(graph, less, tmp_path) == ["refused"]
+    before = children(asker)
+    less = dataclasses.replace(less, limit_bytes=int(1.2 * (1 << 29)))  # what is free varies
+    assert sources(graph, less, tmp_path) == ["refused"]
+    assert children(asker) - before == (fault == "Killed")
+    before = children(asker)
+    monkeypatch.setattr(learning, "_today", lambda: "2051-01-01")
+    assert sources(graph, less, tmp_path) == ["refused"]
+    assert children(asker) - before == (fault in ("Killed", "Crash"))
+    assert sources(graph, asker, tmp_path) == ["asked" if fault == "Large" else "refused"]
 
 
 def test_a_child_that_cannot_start_leaves_margins(tmp_path, asker):
