@@ -96,11 +96,11 @@ def apply(
             `tf.TensorSpec`s.
         strategy: a name out of `memtrade strategies` that makes plans; or "auto": the step as it
             is where it is predicted to fit, else the fastest plan that fits (`optimal`).
-        budget: the peak that the plan may reach, in bytes or as text ("6GB"). On a GPU the step is
-            run once, and undone, before it trains; a plan that breaks the budget there is made
-            anew with what was learned. TensorFlow's CPU allocator counts nothing, so there the
-            prediction decides. "auto" without a budget takes the device's memory; on the CPU, what
-            the machine has free.
+        budget: the peak that the plan may reach, in bytes or as text ("6GB"); what plans for none,
+            such as "ome", is held to it, too. On a GPU the step is run once, and undone, before it
+            trains; a plan that breaks the budget there is made anew with what was learned.
+            TensorFlow's CPU allocator counts nothing, so there the prediction decides. "auto"
+            without a budget takes the device's memory; on the CPU, what the machine has free.
         loss: which of the returned values the gradients descend from, for a better plan: its
             place (0), its key ("total_loss", "losses/first"), or a function of what is returned.
             Unless given, it is found: by the name "loss", or by what leads to the updates.

@@ -9,7 +9,6 @@ ever; what had no room, or ended its child, is asked again: with more room, on a
 """
 
 import math
-import signal
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -58,7 +57,7 @@ _SIZES = 3
 # With so many times the memory, what had no room is asked again: what is free varies a little.
 _MORE = 1.25
 # Who ends a child so does not know what it was at.
-_KILLED = -signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT
+_KILLED = -2, -9, -15  # SIGINT, SIGKILL, SIGTERM
 # How long is looked whether the machine is at rest, and how often kernels are asked in all: what
 # others disturbed is asked again at once where they have ended meanwhile.
 _LOOK_SECONDS, _TRIES = 0.2, 2
