@@ -41,7 +41,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
         op: who asked; its layer and line. requested_bytes: for how much; is_scratch: what for;
             shape: of the tensor, where the error says it.
         by_itself: whether the op that asked is none of the step's.
-        stranger: the op that the error names, where the step has none of that name.
+        stranger: the op that the error names, or the shape, where the step has none of these.
         limit_bytes, in_use_bytes, largest_free_bytes: of the device, when it was refused; the
             largest piece is None where all that is known of it is that it was too small.
         counted_by: whose figures these are.
@@ -170,9 +170,9 @@ def of_step(
         device=target.name,
         kind=kind,
         requested_bytes=request.requested_bytes,
-        shape=failure.shape if failure else None,
+        shape=failure.shape if failure and found.is_said else None,
         is_scratch=found.is_scratch,
-        stranger=failure.op if failure and not found.is_told else "",
+        stranger=_stranger(failure) if failure and not found.is_told else "",
         limit_bytes=found.limit_bytes,
         in_use_bytes=request.in_use_bytes,
         largest_free_bytes=None if found.is_counted else request.largest_free_bytes,
@@ -189,6 +189,12 @@ def of_step(
         held_bytes=found.usage.moments[found.usage.peak].in_use_bytes,
         beside=beside,
     )
+
+
+def _stranger(failure: Failure) -> str:
+    """What the error names: an op, or else a tensor by its shape."""
+    shape = "×".join(map(str, () if failure.temporary or failure.op_type else failure.shape or ()))
+    return failure.op or (f"a tensor of {shape}" if shape else "")
 
 
 def _who(found: Refusal) -> dict[str, Any]:

@@ -146,8 +146,7 @@ class Refusal:
     def _request(self) -> OutOfMemory:
         """With the figures of who counted."""
         simulated, failure = self.simulated, self.failure
-        is_said = self.is_told or self.by_itself or self.dump
-        said_bytes = failure.requested_bytes if failure and is_said else 0
+        said_bytes = failure.requested_bytes if failure and self.is_said else 0
         if self.action != simulated.action:
             in_use = self.usage.moments[self.usage.peak].in_use_bytes
             left = max(0, self.alone_bytes - in_use)
@@ -166,6 +165,11 @@ class Refusal:
             in_use_bytes=in_use,
             largest_free_bytes=largest,
         )
+
+    @property
+    def is_said(self) -> bool:
+        """Whether the request is the error's, and not the simulator's."""
+        return self.is_told or self.by_itself or self.dump is not None
 
     @property
     def is_counted(self) -> bool:

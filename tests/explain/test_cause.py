@@ -238,6 +238,14 @@ def test_the_page_says_why_who_and_what_fits() -> None:
         assert part in page
 
 
+def test_a_tensor_that_the_step_does_not_have_is_not_the_request() -> None:
+    graph = chain(8, size=4 * MIB)
+    failure = Failure(shape=(256, 64, 112, 112), requested_bytes=822_083_584)
+    found = of_step("chain", graph, on(int(0.7 * peak_of(graph))), failure=failure)
+    assert (found.shape, found.requested_bytes) == (None, 4 * MIB)
+    assert "names a tensor of 256×64×112×112, which this step does not have" in words(found)
+
+
 def test_the_page_of_a_text_alone_says_what_is_missing() -> None:
     page = words(of_error(Failure(op="a/b", requested_bytes=MIB)))
     assert "it has no dump of the allocator" in page
