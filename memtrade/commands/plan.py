@@ -91,8 +91,8 @@ def _show(plan: Plan, graph: StepGraph, verdict: str, by: Literal["tensor", By])
     )
     show([totals])
     console = stdout()
-    what = f"{summary.actions:,} actions, {summary.clones:,} of them run an op again"
-    console.print(f"{what}, for {plan.target}")
+    again = f"{summary.clones:,} of them {'runs' if summary.clones == 1 else 'run'} an op again"
+    console.print(f"{summary.actions:,} actions, {again}, for {plan.target}")
     for remark in filter(None, (*plan.remarks, verdict)):
         console.print(remark)
     if plan.gap is not None:

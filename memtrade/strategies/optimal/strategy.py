@@ -169,7 +169,8 @@ def _fates(graph: StepGraph, found: Finished) -> tuple[Fate, ...]:
     }
     decided = found.verdict.decisions
     made = [Fate(t, decision, reasons[decision]) for t, decision in decided.items()]
-    made += [Fate(t, "keep", "small") for t in graph.activations if t not in decided]
+    kept = "small" if decided else "everything fits"
+    made += [Fate(t, "keep", kept) for t in graph.activations if t not in decided]
     return tuple(sorted(made, key=lambda fate: fate.tensor))
 
 
