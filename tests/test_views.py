@@ -93,7 +93,7 @@ def test_a_half_written_record_is_named_and_left_out(run: Run, view: str) -> Non
             "there is nothing measured to plot by depth in 'flat': make it: memtrade run --layers",
         ),
         (
-            "plot peak small --output f.pdf",
+            "plot peak small --output f.pdf --source published",
             "nothing was published of the steps in 'small'",
         ),
         ("plot pareto flat --output f.pdf", "no step has been run with two strategies in 'flat'"),
@@ -172,6 +172,16 @@ def test_plots_are_written_by_suffix(run: Run, kind: str, suffix: str) -> None:
     assert len(first) > 4_000
     assert run("plot", kind, "--output", f"g.{suffix}")[0] == 0
     assert Path(f"g.{suffix}").read_bytes() == first
+
+
+def test_steps_that_nothing_was_published_of_are_plotted_alone(run: Run) -> None:
+    for path in Path("runs").iterdir():
+        record = json.loads(path.read_text())
+        record["spec"]["model_options"]["image_size"] = 64
+        path.write_text(json.dumps(record))
+    said = "memtrade: nothing was published of the steps in 'runs': measured ones are alone\n"
+    assert run("plot", "peak", "--output", "f.svg") == (0, "", said)
+    assert "published" not in Path("f.svg").read_text()
 
 
 def test_captions_can_be_left_out(run: Run) -> None:

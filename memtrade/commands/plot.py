@@ -64,7 +64,11 @@ def _by_depth_command(quantity: Quantity, what: str) -> Callable[..., int]:
         records = read_records(results)
         chosen = by_depth(figures_beside(records), batch_size=batch_size)
         panels = depth_panels(chosen, quantity, sources=sources)
-        if missing := [each for each in sources if each not in {panel.source for panel in panels}]:
+        drawn = {panel.source for panel in panels}
+        if source is None and "published" not in drawn:
+            say(f"nothing was published of the steps in {str(results)!r}: measured ones are alone")
+            sources = ["measured"]
+        if missing := [each for each in sources if each not in drawn]:
             if missing[0] == "published":
                 raise MemtradeError(
                     f"nothing was published of the steps in {str(results)!r}: --source measured "

@@ -5,6 +5,7 @@ marker and line, so that a plot printed in grey can still be read.
 """
 
 import io
+import re
 import textwrap
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -90,6 +91,26 @@ def _add_legend(canvas: Canvas, handles: Sequence[Any]) -> None:
         if columns == 1 or legend.get_window_extent().width <= canvas.bbox.width:
             return
         legend.remove()
+
+
+def broken(text: str, width: int) -> str:
+    """`text` on lines of `width` characters, broken at spaces; longer words behind "_", "=" or ":".
+
+    >>> broken("optimal\\n(host_memory_limit=11GB time_limit=60.0)", 16).splitlines()
+    ['optimal', '(host_memory_', 'limit=11GB', 'time_limit=60.0)']
+    """
+    lines: list[str] = []
+    for line in text.split("\n"):
+        lines.append("")
+        for word in line.split():
+            pieces = [word] if len(word) <= width else re.findall(r"[^_=:]+[_=:]*", word)
+            for i, piece in enumerate(pieces):
+                joined = f"{lines[-1]} {piece}" if lines[-1] and i == 0 else lines[-1] + piece
+                if lines[-1] and len(joined) > width:
+                    lines.append(piece)
+                else:
+                    lines[-1] = joined
+    return "\n".join(lines)
 
 
 def line_look(strategy: str, seen: dict[str, int]) -> dict[str, Any]:

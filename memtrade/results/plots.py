@@ -13,6 +13,7 @@ from memtrade.results.figures import Figure
 from memtrade.results.paper import (
     PAGE_INK,
     PANELS_ABREAST,
+    broken,
     canvas_of,
     colour_of,
     finish,
@@ -25,6 +26,9 @@ _FRONT = "#9A9A9A"
 _HATCHES = ("", "///", "...", "xxx", "\\\\\\", "ooo", "+++", "---", "***")
 
 _HEADROOM = 1.08  # for the crosses
+
+# How many characters of a title or a name there is room for from one edge to the other.
+_ABREAST = 96
 
 _AXES = {"peak": ("peak memory in MB", 1e6), "time": ("step time in s", 1.0)}
 
@@ -74,6 +78,7 @@ def trade_plot(panels: Sequence[Panel], *, caption: str = "") -> Canvas:
     nothing else beats in both."""
     with in_style():
         rows = -(-len(panels) // PANELS_ABREAST)
+        abreast = min(len(panels), PANELS_ABREAST)
         canvas, axes = canvas_of(len(panels), height=0.6 + 1.9 * rows)
         looks = _mark_looks(panels)
         for axis, panel in zip(axes, panels, strict=True):
@@ -83,7 +88,7 @@ def trade_plot(panels: Sequence[Panel], *, caption: str = "") -> Canvas:
             axis.plot(*zip(*front, strict=True), color=_FRONT, zorder=1, drawstyle="steps-post")
             for figure in panel.figures:
                 axis.plot(*_coordinates(figure), zorder=2, **looks[figure.variant])
-            axis.set_title(panel.title, fontsize=7)
+            axis.set_title(broken(panel.title, _ABREAST // abreast), fontsize=7)
             axis.margins(0.18)
             axis.set_xlim(left=0)
             axis.xaxis.set_major_formatter(_thousands())
@@ -110,12 +115,16 @@ def max_batch_plot(batches: Sequence[Figure], *, caption: str = "") -> Canvas:
             ranked = sorted(own, key=lambda batch: style_of(batch.strategy).position)
             variants = list(dict.fromkeys(batch.variant for batch in ranked))
             for batch in own:
-                shift = sources.index((batch.source, batch.where)) - (len(sources) - 1) / 2
+                there = {(b.source, b.where) for b in own if b.variant == batch.variant}
+                beside = [each for each in sources if each in there]
+                shift = beside.index((batch.source, batch.where)) - (len(beside) - 1) / 2
                 place = variants.index(batch.variant) + shift * width
                 look = _bar_look(batch.strategy, filled=batch.source == "measured")
                 bar = axis.bar(place, batch.batch_size or 0, width * 0.94, **look)
                 axis.bar_label(bar, fmt="%d", fontsize=7, padding=2)
-            axis.set_xticks(range(len(variants)), [each.replace(" (", "\n(") for each in variants])
+            slot = _ABREAST // (min(len(models), PANELS_ABREAST) * len(variants))
+            names = [each.replace(" (", "\n(") for each in variants]
+            axis.set_xticks(range(len(names)), [broken(each, slot) for each in names])
             axis.grid(visible=False, axis="x")
             axis.set_title(model)
         axes[0].set_ylabel("largest batch")

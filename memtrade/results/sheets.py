@@ -44,6 +44,14 @@ _LATEX = {
     "–": "--",
     "×": r"$\times$",
     "†": r"\dag{}",
+    "‡": r"\ddag{}",
+    "≈": r"$\approx$",
+    "≤": r"$\leq$",
+    "≥": r"$\geq$",
+    "→": r"$\to$",
+    "●": r"$\bullet$",
+    "◄": r"$\triangleleft$",
+    "√": r"$\surd$",
 } | {character: "\\" + character for character in "&%$#_{}"}
 
 
@@ -306,8 +314,8 @@ def short_name(name: str) -> str:
 def latex_text(text: str) -> str:
     """`text` with LaTeX's special characters escaped.
 
-    >>> print(latex_text("resnet_50: 10 % – 3 × faster"))
-    resnet\\_50: 10 \\% -- 3 $\\times$ faster
+    >>> print(latex_text("resnet_50: 10 % – 3 × faster, ≈ 5 MB"))
+    resnet\\_50: 10 \\% -- 3 $\\times$ faster, $\\approx$ 5 MB
     """
     return "".join(_LATEX.get(character, character) for character in text)
 

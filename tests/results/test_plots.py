@@ -112,6 +112,17 @@ def test_published_bars_are_outlines(canvases: dict[str, Canvas]) -> None:
     assert faces[85] != (1.0, 1.0, 1.0)
 
 
+def test_bars_stand_above_their_names(canvases: dict[str, Canvas]) -> None:
+    [axes] = canvases["max-batch"].axes
+    middles: dict[int, list[float]] = {}
+    for bar in axes.patches:
+        middle = bar.get_x() + bar.get_width() / 2  # pyright: ignore[reportAttributeAccessIssue]
+        middles.setdefault(round(middle), []).append(middle)
+    names = [label.get_text() for label in axes.get_xticklabels()]
+    assert {names[i]: len(each) for i, each in middles.items()}["ome"] == 1
+    assert all(sum(each) / len(each) == pytest.approx(i) for i, each in middles.items())
+
+
 def test_numbers_below_narrow_panels_do_not_touch(make_record: MakeRecord) -> None:
     records = [
         make_record(
