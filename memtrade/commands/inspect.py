@@ -8,6 +8,7 @@ from memtrade.findings import Finding, row
 from memtrade.measure.extract import told_by_child
 from memtrade.measure.flags import DeviceFlags, Flag, ModelFlags, StepFlags, Verbose, make_specs
 from memtrade.results.sheets import Sheet
+from memtrade.results.words import step_text
 
 
 def inspect(
@@ -37,7 +38,7 @@ def inspect(
         show_json(found)
     else:
         sheet = Sheet(
-            title=f"What is in {specs[0].model}",
+            title=f"What is in {step_text(specs[0])}",
             columns=("what", "how many", "the first", "what follows"),
             words=4,
             rows=tuple(map(row, found)),

@@ -60,7 +60,7 @@ def _by_depth_command(quantity: Quantity, what: str) -> Callable[..., int]:
         no_caption: NoCaption = False,
     ) -> int:
         kind = picture_format(output)
-        sources = source or ["published", "measured"]
+        sources: list[Source] = source or ["published", "measured"]
         records = read_records(results)
         chosen = by_depth(figures_beside(records), batch_size=batch_size)
         panels = depth_panels(chosen, quantity, sources=sources)

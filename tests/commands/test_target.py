@@ -78,6 +78,7 @@ def test_verify_compares_it(run: Run) -> None:
 
 def test_inspect_says_what_is_in_it(run: Run, tmp_path: Path) -> None:
     status, out, err = run("inspect", *TARGET, *ON_THE_ARENA)
+    assert out.startswith("What is in own_steps:make_step, batch 4096")
     assert status == 0, err
     assert "activations" in out
     assert "refused" not in out
