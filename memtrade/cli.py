@@ -7,6 +7,7 @@ exit status   0   done
             130   stopped by Ctrl-C
 """
 
+import errno
 import os
 import re
 import shlex
@@ -109,13 +110,18 @@ def main(tokens: Sequence[str] | None = None, *, typed: Sequence[str] = ()) -> i
     write into records as the command line where that is not "memtrade" and the tokens.
     """
     tokens = list(sys.argv[1:] if tokens is None else tokens)
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed, as by `>&-`
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))
     try:
         given = _negatives_joined(_script_apart(tokens))
         _tell_all(given)
         chosen, bound, left_out = app.parse_args(given, exit_on_error=False, print_error=False)
         if "command_line" in left_out:
             bound.arguments["command_line"] = command_text(typed or ["memtrade", *tokens])
-        return chosen(*bound.args, **bound.kwargs) or 0
+        status = chosen(*bound.args, **bound.kwargs) or 0
+        sys.stdout.flush()
+        return status
     except InfeasibleBudgetError as error:
         return _complain(error, status=3)
     except CycloptsError as error:
@@ -125,10 +131,15 @@ def main(tokens: Sequence[str] | None = None, *, typed: Sequence[str] = ()) -> i
     except KeyboardInterrupt:
         print("memtrade: stopped", file=sys.stderr)
         return 130
-    except BrokenPipeError:
-        # Whoever read stdout has left (`| head`); nothing more may be written to it on exit.
+    except OSError as error:
+        if error.errno not in (errno.EPIPE, errno.ENOSPC, errno.EDQUOT):
+            raise
+        # Whoever read stdout has left (`| head`), or the disk is full: nothing more may be written
+        # to it on exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        if error.errno == errno.EPIPE:
+            return 0
+        return _complain(MemtradeError(f"cannot write: {error.strerror}: make room"), status=2)
 
 
 def _tell_all(tokens: Sequence[str]) -> None:

@@ -1,5 +1,7 @@
 """What flags come to: commands as they are recorded, strategies, devices, targets."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -21,6 +23,22 @@ from memtrade.measure.flags import StrategyFlags
 )
 def test_commands_are_recorded_without_folders(words: list[str], text: str) -> None:
     assert cli.command_text([word.format(here=Path.cwd()) for word in words]) == text
+
+
+@pytest.mark.parametrize(
+    ("stdout", "status", "said"),
+    [
+        (">&-", 0, ""),
+        ("| true", 0, ""),
+        ("> /dev/full", 2, "memtrade: cannot write: No space left on device: make room\n"),
+    ],
+)
+def test_a_stdout_that_takes_nothing_ends_in_no_traceback(
+    stdout: str, status: int, said: str
+) -> None:
+    command = f"set -o pipefail; {sys.executable} -m memtrade strategies {stdout}"
+    ended = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (status, said)
 
 
 # Options of strategies.
