@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import reprlib
 import traceback
 from textwrap import shorten
@@ -15,6 +16,8 @@ from memtrade.tf.structure import released
 
 # How many characters of an error are passed on.
 _MOST_WORDS = 300
+# Keras has them in its messages, for terminals.
+_COLOURS = re.compile(r"\x1b\[[\d;]*m")
 
 
 def concrete_for(function: Any, specs: tuple[Any, ...]) -> Any:
@@ -42,7 +45,8 @@ def _leaf_text(leaf: Any) -> str:
 
 def failure_text(what: str, error: BaseException) -> str:
     """`what`, with the error's words and the last line of the user's own code on its way."""
-    words = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
+    plain = _COLOURS.sub("", str(error))
+    words = [line.strip() for line in plain.splitlines() if line.strip()] or [""]
     name = type(error).__name__
     # TensorFlow puts a traceback before an error of the traced function.
     traced = words[0] in ("in user code:", "Graph execution error:")

@@ -80,6 +80,11 @@ def test_an_example_that_the_steps_code_fails_for_is_one_line_and_its_own_errors
                 ask(step, batch)
             assert "\n" not in str(found.value)
             assert isinstance(found.value.__cause__, TypeError | ValueError)
+    layer = tf.keras.layers.Dense(3)
+    layer.build([None, 8])
+    with pytest.raises(MemtradeError, match=r"ValueError: Input 0 .* expected axis -1") as found:
+        memtrade.apply(lambda x: layer(x), images())
+    assert "\x1b" not in str(found.value)
     with pytest.raises(MemtradeError, match="this example: too many positional arguments"):
         memtrade.apply(lambda x, y: step(x + y), (images(),) * 3)
     with pytest.raises(NameError, match="unheard_of"):
