@@ -140,6 +140,12 @@ def test_the_thesis_tables_in_every_format(run: Run) -> None:
     assert [int(row["peak_bytes"]) for row in measured] == [expected]
 
 
+def test_thesis_tables_without_a_figure_of_ones_own_say_so(run: Run) -> None:
+    assert run("table", "thesis")[2] == ""
+    at_64_pixels("runs")
+    assert run("table", "thesis")[2].startswith("memtrade: no record is of a step of the thesis")
+
+
 def test_a_folder_may_be_called_thesis(run: Run) -> None:
     Path("runs").rename("thesis")
     status, out, _ = run("table", "./thesis")
@@ -174,11 +180,16 @@ def test_plots_are_written_by_suffix(run: Run, kind: str, suffix: str) -> None:
     assert Path(f"g.{suffix}").read_bytes() == first
 
 
-def test_steps_that_nothing_was_published_of_are_plotted_alone(run: Run) -> None:
-    for path in Path("runs").iterdir():
+def at_64_pixels(folder: str) -> None:
+    """Makes steps that the thesis does not have of a folder's records."""
+    for path in Path(folder).iterdir():
         record = json.loads(path.read_text())
         record["spec"]["model_options"]["image_size"] = 64
         path.write_text(json.dumps(record))
+
+
+def test_steps_that_nothing_was_published_of_are_plotted_alone(run: Run) -> None:
+    at_64_pixels("runs")
     said = "memtrade: nothing was published of the steps in 'runs': measured ones are alone\n"
     assert run("plot", "peak", "--output", "f.svg") == (0, "", said)
     assert "published" not in Path("f.svg").read_text()
