@@ -13,7 +13,7 @@ version's number of readers is known, and with it the moment of its death.
 from collections.abc import Iterable, Mapping, Sequence
 from enum import IntEnum
 from itertools import pairwise
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import msgspec
 
@@ -110,7 +110,7 @@ class Program(NamedTuple):
     returned: list[int]
 
     @property
-    def without_moves(self) -> Program | None:
+    def without_moves(self) -> Self | None:
         """As it runs where no branch moves variables; None where none may."""
         rows = [row for row in self.rows if row.code != MOVE]
         return self._replace(rows=rows) if len(rows) < len(self.rows) else None

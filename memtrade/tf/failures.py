@@ -1,7 +1,5 @@
 """What the user's own code raises where it is called or traced, in one line."""
 
-from __future__ import annotations
-
 import os
 import re
 import reprlib

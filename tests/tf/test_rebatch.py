@@ -36,7 +36,7 @@ def comparable(data: GraphData) -> GraphData:
         msgspec.structs.replace(op, name="" if op.type == "Placeholder" else op.name, node=-1)
         for op in data.ops
     )
-    return msgspec.structs.replace(data, ops=ops, nodes=(), values={})
+    return msgspec.structs.replace(data, ops=ops, nodes=(), values={}, uniform={})
 
 
 # Inception-v4 takes as long as the others together, and has no op that they have not.
@@ -47,6 +47,7 @@ def test_a_rebatched_graph_is_the_traced_one(name: str) -> None:
     assert made.fingerprint == real.fingerprint
     assert comparable(made.data) == comparable(real.data)
     assert made.data.values.items() <= real.data.values.items()
+    assert made.data.uniform.items() <= real.data.uniform.items()
 
 
 def test_a_graph_in_parts_is_had_at_multiples_of_their_number() -> None:
