@@ -78,19 +78,22 @@ def requests_of(events: list[LogLine], kernel: str) -> list[tuple[int, int]]:
     """(bytes, output or -1 for scratch) of each request, in order.
 
     Scratch counts as held until the kernel ends, and what was given back serves what is asked for
-    next. Where that would still be more than the kernel ever held, the scratch is one piece of what
-    was held beyond the outputs at most. What is given back that the kernel never asked for was
-    another's.
+    next. Where that would still be more than the kernel ever held, the scratch is what was held
+    beyond the outputs at most, in the pieces of that moment if all outputs were there. What is
+    given back that the kernel never asked for was another's.
     """
     outputs = {e.address: e.slot for e in events if isinstance(e, Output) and e.kernel == kernel}
     outputs.pop(0, None)
     made: list[_Piece] = []
     held = most = 0
+    at_most: list[int] = []  # the scratch that was held then
     for event in events:
         if isinstance(event, Granted):
             _take(made, event.size_bytes, outputs.get(event.address, -1))
             held += event.size_bytes
-            most = max(most, held)
+            if held > most:
+                most = held
+                at_most = [piece.held_bytes for piece in made if piece.slot < 0]
         elif isinstance(event, Returned):
             piece = next((p for p in made if p.held_bytes == event.size_bytes), None)
             if piece is not None:
@@ -101,7 +104,8 @@ def requests_of(events: list[LogLine], kernel: str) -> list[tuple[int, int]]:
     if sum(size for size, _ in requests) <= most:
         return requests
     first = next(i for i, (_, slot) in enumerate(requests) if slot < 0)
-    scratch = [(most - kept, -1)] if most > kept else []
+    pieces = [each for each in at_most if each] if sum(at_most) == most - kept else [most - kept]
+    scratch = [(each, -1) for each in pieces if most > kept]
     return requests[:first] + scratch + [each for each in requests[first:] if each[1] >= 0]
 
 

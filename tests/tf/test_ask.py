@@ -61,6 +61,15 @@ def test_scratch_that_was_never_held_together_counts_once():
     assert requests_of(one_after_the_other, "run") == [(70, -1), (30, 0)]
 
 
+def test_scratch_is_in_the_pieces_in_which_most_of_it_was_held():
+    """A product over several axes copies each of what it reads, and then what it makes."""
+    copying = [
+        Granted(30, 3), Granted(100, 1), Granted(50, 2), Returned(100), Returned(50),
+        Granted(120, 4), Output("run", 0, 3),
+    ]  # fmt: skip
+    assert requests_of(copying, "run") == [(30, 0), (100, -1), (50, -1)]
+
+
 def test_what_another_gives_back_meanwhile_is_not_the_kernels():
     together = [Returned(8), Granted(100, 1), Granted(30, 3), Returned(100), Output("run", 0, 3)]
     assert requests_of(together, "run") == [(100, -1), (30, 0)]
