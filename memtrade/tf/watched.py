@@ -36,6 +36,7 @@ def learned_sizes(
     vague = _vague(learned)
     constant = constant_shapes(concrete, vague) if vague else {}
     if constant:
+        constant = inferred_shapes(concrete, constant, vague)
         learned = learn_sizes(operations, library, held, constant=constant)
     if not learned.unsized or example is None:
         return learned, {}
@@ -60,6 +61,26 @@ def constant_shapes(concrete: Any, names: Collection[str]) -> Shapes:
     ]
     behind = reached(varying, lambda op: [each for each in readers(op) if not _is_shape(each)])
     return _shapes(concrete, _tensors(concrete, names, but=behind), None)
+
+
+def inferred_shapes(concrete: Any, known: Shapes, names: Collection[str]) -> Shapes:
+    """`known`, and the shapes of the tensors `names` that TensorFlow infers from these."""
+    graph_def = concrete.graph.as_graph_def()
+    for node in graph_def.node:
+        operation = concrete.graph.get_operation_by_name(node.name)
+        if len(operation.outputs) == 1:
+            (made,) = operation.outputs
+            shape = known.get(made.name)
+            if any(t.dtype == tf.resource for t in operation.inputs):  # the graph alone says none
+                shape = made.shape
+            if shape is not None:
+                shape = tf.TensorShape(shape)
+                node.CopyFrom(make_node("Placeholder", node.name, dtype=made.dtype, shape=shape))
+    with tf.Graph().as_default() as graph:
+        tf.graph_util.import_graph_def(graph_def, name="")
+    made = [t for op in graph.get_operations() for t in op.outputs if t.name in names]
+    sure = {t.name: t.shape.as_list() for t in made if t.shape.is_fully_defined()}
+    return known | {name: tuple(each or 0 for each in shape) for name, shape in sure.items()}
 
 
 def _is_shape(operation: tf.Operation) -> bool:

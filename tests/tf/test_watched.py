@@ -178,6 +178,30 @@ def test_what_a_mask_of_constants_lets_through_is_known_exactly():
     assert where.outputs[0] not in graph.data.sized
 
 
+def test_what_is_as_large_as_what_a_mask_of_constants_lets_through_is_known_exactly():
+    """Beside other features, and in the gradient, which is cut in two."""
+    w = tf.Variable(tf.ones([31, 1]))
+
+    @tf.function
+    def train_step(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            pairs = tf.reshape(tf.matmul(x, x, transpose_b=True), [64, 64])
+            below = tf.linalg.band_part(tf.ones([8, 8]), -1, 0) - tf.eye(8)
+            kept = tf.boolean_mask(tf.transpose(pairs), tf.reshape(below, [-1]) > 0)  # 28 of 64
+            joined = tf.concat([x[:, 0], tf.transpose(kept)], 1)
+            loss = tf.reduce_sum(tf.matmul(tf.ensure_shape(joined, [64, 31]), w))
+        of_w, of_x = tape.gradient(loss, [w, x])
+        w.assign_sub(of_w)
+        return loss, of_x
+
+    graph = traced(train_step, tf.ones([64, 8, 3]))
+    slices = [op.outputs[0] for op in graph.ops if op.type == "Slice"]
+    assert 28 * 64 * 4 in {graph.tensors[t].size_bytes for t in slices}
+    assert not graph.data.sized
+    assert not graph.data.unsized
+
+
 def test_which_dimensions_a_gradient_is_summed_over_is_known_exactly_behind_an_unrolled_loop():
     """There shapes become known that were not when the gradients were written down."""
     w = tf.Variable(tf.ones([4]))
