@@ -3,7 +3,7 @@
 ≥   nothing tells the size of some tensors
 ≈   TensorFlow's own order decides, which differs from one process to the next; or some sizes are
     those of one batch; some are made in branches, or much is taken by loops, and nobody knows who
-    lies where in there; or branches move variables or do not
+    lies where in there; or variables lie elsewhere after each step, or may
 ≤   some sizes are only bounded from above
 """
 
@@ -16,12 +16,16 @@ from memtrade.plan import Plan
 _MUCH = 0.25
 
 
-def bound_of(graph: StepGraph, plan: Plan | None) -> str:
-    """Of the step by a plan, or as it is: one of the above, or nothing."""
+def bound_of(graph: StepGraph, plan: Plan | None, *, moves: bool = False) -> str:
+    """Of the step by a plan, or as it is: one of the above, or nothing.
+
+    Args:
+        moves: whether variables come to lie elsewhere in each step, as simulated.
+    """
     if graph.data.unsized:
         return "≥"
     pinned = plan is not None and plan.actions and plan.order == "pinned"
-    moves = any(map(moved, graph.ops))
+    moves = moves or any(map(moved, graph.ops))
     if not pinned or moves or graph.sized(WATCHED) or _in_branches(graph) or _in_loops(graph):
         return "≈"
     return "≤" if graph.sized(BOUND) else ""

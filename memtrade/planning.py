@@ -211,7 +211,7 @@ class Planner:
         found = clock.needed(plan)
         if log.isEnabledFor(logging.INFO):
             original = clock.simulator.memory((), limit_bytes=ROOMY_BYTES)
-            bound = bound_of(self.traced.graph, plan)
+            bound = bound_of(self.traced.graph, plan, moves=found.moves)
             about = bound_of(self.traced.graph, None)
             log.info(
                 "%s of %s: predicted peak %s%s MB, original %s%s MB",

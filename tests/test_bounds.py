@@ -49,6 +49,10 @@ def test_how_exact_a_prediction_is(graph: StepGraph, bound: str) -> None:
     assert bound_of(graph, PINNED) == bound
 
 
+def test_where_variables_lie_elsewhere_after_each_step_so_does_what_is_free() -> None:
+    assert bound_of(known(made(), sized={}), PINNED, moves=True) == "≈"
+
+
 @pytest.mark.parametrize(
     "plan",
     [

@@ -71,7 +71,8 @@ def simulate_all(
     with reporting() as reporter:
         for spec in foresight.in_turn(reporter):
             plan = foresight.plan(spec)
-            bound, usage = bound_of(foresight.graph, plan), use_of_memory(clock, plan)
+            usage = use_of_memory(clock, plan)
+            bound = bound_of(foresight.graph, plan, moves=usage.timeline.memory.moves)
             made = SimulatedStep(strategy_label(spec), foresight.graph, usage, bound)
             took = seconds(made.step_seconds)
             reporter.ended(f"predicted peak {made.peak_text} MB, {took} s a step")

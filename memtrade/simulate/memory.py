@@ -74,6 +74,7 @@ class MemoryResult(msgspec.Struct, frozen=True):
         peak_op: its op's name, or "swap in"/"swap out" and the tensor's.
         in_use_bytes: most bytes in use during each action (of the last step), if asked for.
         out_of_memory: set if the step does not fit; the peaks are then those up to there.
+        moves: whether variables come to lie elsewhere in each step.
         waits: the requests that waited for memory which a copy out held: (action, the copy's end).
         assumed: op types of the graph whose kernels nobody has looked at.
     """
@@ -89,6 +90,7 @@ class MemoryResult(msgspec.Struct, frozen=True):
     in_use_bytes: tuple[int, ...] | None = None
     out_of_memory: OutOfMemory | None = None
     assumed: tuple[str, ...] = ()
+    moves: bool = False
     waits: tuple[tuple[int, float], ...] = ()
 
 
@@ -191,6 +193,7 @@ class Simulator:
             in_use_bytes=in_use,
             out_of_memory=failed,
             assumed=self.assumed,
+            moves=any(each.walk.moved for each in tried),
             waits=tuple(walk.waits),
         )
 

@@ -59,5 +59,5 @@ class Predictor:
             fits=fits,
             step_seconds=timeline.step_seconds,
             stall_seconds=timeline.stall_seconds,
-            bound=bound_of(self.clock.simulator.graph, plan),
+            bound=bound_of(self.clock.simulator.graph, plan, moves=memory.moves),
         )

@@ -38,6 +38,7 @@ def test_an_update_copies_a_variable_whose_value_is_still_held(held: bool, copie
     result = simulate(graph, everything(graph))
     assert result.peak_bytes - result.persistent_bytes == copies * (BIG + 256) + 256
     assert result.peak_op == ("late" if held else "small")
+    assert result.moves is held
 
 
 def test_an_assignment_takes_the_value_over():
