@@ -8,7 +8,6 @@ import gc
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from memtrade.graph import BOUND
@@ -76,11 +75,18 @@ def inferred_shapes(concrete: Any, known: Shapes, names: Collection[str]) -> Sha
             if shape is not None:
                 shape = tf.TensorShape(shape)
                 node.CopyFrom(make_node("Placeholder", node.name, dtype=made.dtype, shape=shape))
+    try:
+        return known | _static_shapes(graph_def, names)
+    finally:
+        gc.collect()  # with a graph goes what TensorFlow has computed to infer its shapes
+
+
+def _static_shapes(graph_def: Any, names: Collection[str]) -> Shapes:
     with tf.Graph().as_default() as graph:
         tf.graph_util.import_graph_def(graph_def, name="")
     made = [t for op in graph.get_operations() for t in op.outputs if t.name in names]
-    sure = {t.name: t.shape.as_list() for t in made if t.shape.is_fully_defined()}
-    return known | {name: tuple(each or 0 for each in shape) for name, shape in sure.items()}
+    sure = [t for t in made if t.shape.is_fully_defined()]
+    return {t.name: tuple(each or 0 for each in t.shape.as_list()) for t in sure}
 
 
 def _is_shape(operation: tf.Operation) -> bool:
@@ -89,9 +95,8 @@ def _is_shape(operation: tf.Operation) -> bool:
 
 
 def _written_down(shape: tf.Operation) -> NodeDef:
-    dtype = shape.outputs[0].dtype
-    value = np.asarray(shape.inputs[0].shape.as_list(), dtype.as_numpy_dtype)
-    return make_node("Const", shape.name, dtype=dtype, value=value)
+    (told,) = shape.outputs
+    return make_node("Const", shape.name, dtype=told.dtype, value=tf.get_static_value(told))
 
 
 def watched_shapes(concrete: Any, batch: Sequence[Any], names: Collection[str]) -> Shapes:
