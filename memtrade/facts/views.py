@@ -44,11 +44,12 @@ def viewed(op: Op, graph: StepGraph) -> int | None:
         along = (op.attrs.get("axis", 0),)
         if dimension is not None:
             along = graph.data.values.get(op.inputs[dimension])
-        return place if along == (0,) and _has_aligned_rows(source, op, graph) else None
+        return place if along == (0,) and _has_aligned_rows(source) else None
     if op.type in ("Slice", "StridedSlice"):
         cuts = _cuts_rows_out if op.type == "Slice" else _takes_rows
-        aligned = _is_aligned_part if len(source.shape or ()) == 1 else _has_aligned_rows
-        return 0 if cuts(op, graph) and aligned(source, op, graph) else None
+        is_vector = len(source.shape or ()) == 1
+        aligned = _is_aligned_part(op, graph) if is_vector else _has_aligned_rows(source)
+        return 0 if aligned and cuts(op, graph) else None
     return None
 
 
@@ -70,16 +71,16 @@ def _stays(op: Op, source: Tensor, graph: StepGraph) -> bool:
     return True
 
 
-def _has_aligned_rows(source: Tensor, _op: Op, _graph: StepGraph) -> bool:
+def _has_aligned_rows(source: Tensor) -> bool:
     """Of one dimension each number is a row."""
     rows = source.shape[0] if source.shape else 0
     return rows > 0 and source.size_bytes // rows % _ALIGNED_BYTES == 0
 
 
-def _is_aligned_part(source: Tensor, op: Op, graph: StepGraph) -> bool:
+def _is_aligned_part(op: Op, graph: StepGraph) -> bool:
     """Whether a part of a vector is known to begin and to end at multiples of so many bytes."""
-    (length,) = source.shape or (0,)
-    made, start = graph.tensors[op.outputs[0]], graph.data.values.get(op.inputs[1])
+    source, made = graph.tensors[op.inputs[0]], graph.tensors[op.outputs[0]]
+    (length,), start = source.shape or (0,), graph.data.values.get(op.inputs[1])
     if not made.size_bytes or start is None or len(start) != 1:
         return False
     first = 0 if op.attrs.get("begin_mask") else start[0] + (length if start[0] < 0 else 0)

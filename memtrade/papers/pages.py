@@ -18,7 +18,7 @@ from memtrade.graph import StepGraph
 from memtrade.measure.extract import extract_graph
 from memtrade.measure.protocol import TrialSpec
 from memtrade.models import Model
-from memtrade.results.sheets import Sheet
+from memtrade.results.sheets import Sheet, templates
 
 TIMEOUT_SECONDS = 900.0
 
@@ -50,12 +50,9 @@ def page_text(template: str, /, **parts: object) -> str:
 
 @cache
 def _templates() -> jinja2.Environment:
-    return jinja2.Environment(
+    return templates().overlay(
         loader=jinja2.PackageLoader("memtrade.papers"),
-        undefined=jinja2.StrictUndefined,
         finalize=lambda part: part.to_markdown() if isinstance(part, Sheet) else part,
-        trim_blocks=True,
-        lstrip_blocks=True,
         keep_trailing_newline=True,
     )
 

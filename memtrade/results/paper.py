@@ -28,9 +28,13 @@ _MARKERS = "os^DvPX*<>hp"
 _DASHES = ("-", (0, (5, 1.5)), (0, (1.2, 1.2)), (0, (5, 1.5, 1.2, 1.5)))
 _CAPTION_CHARACTERS = 132
 _LEGEND_ABREAST = 6
-_STYLE: Any = mpl.rc_params_from_file(
-    Path(__file__).with_name("templates") / "paper.mplstyle", use_default_template=False
-)
+_INKED = ("axes.edgecolor", "axes.labelcolor", "text.color", "xtick.color", "ytick.color")
+_STYLE: Any = {
+    **mpl.rc_params_from_file(
+        Path(__file__).with_name("templates") / "paper.mplstyle", use_default_template=False
+    ),
+    **dict.fromkeys(_INKED, PAGE_INK),
+}
 # What a file would say of the time and the program that wrote it.
 _METADATA = {
     "pdf": {"CreationDate": None, "Producer": None, "Creator": None},
@@ -41,7 +45,7 @@ _METADATA = {
 
 def in_style(*, grid: bool = True) -> AbstractContextManager[None]:
     """Within it, what is drawn looks as all plots do."""
-    return mpl.rc_context({**_STYLE, "axes.grid": grid})
+    return mpl.rc_context(_STYLE | {"axes.grid": grid})
 
 
 def strips_of(heights: Sequence[float], *, height: float) -> tuple[Canvas, list[Axes]]:

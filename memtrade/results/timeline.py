@@ -140,7 +140,7 @@ def drawing(timelines: Timelines) -> Any:
 def _add_memory(figure: Any, strip: SimulatedStep, timelines: Timelines, *, row: int) -> None:
     """An area per band, stacked, and what runs at each moment; over it the outline of the first."""
     names = [_said(strip, moment) for moment in strip.moments] + [""]
-    hollow = {"color": "white", "size": 8, "line": {"color": "#1A1A1A", "width": 1.5}}
+    hollow = {"color": "white", "size": 8, "line": {"color": PAGE_INK, "width": 1.5}}
     stacks = timelines.stacks(strip)
     kept = [stacks[i] for i in (*strip.kept, strip.kept[-1])]
     for position, (band, colour) in enumerate(timelines.bands.items()):

@@ -145,11 +145,12 @@ class Linker:
                 spec = self.specs[op.id]
                 self.specs[op.id] = spec and spec._replace(requests=wanted, variables=())
         pairs = bias_gradients(graph) if facts.merges else {}
-        self.merged = dict(filter(None, map(self._both, pairs.items())))
+        both = {each: (bias, self._both(each, bias)) for each, bias in pairs.items()}
+        self.merged = {each: (bias, spec) for each, (bias, spec) in both.items() if spec}
 
-    def _both(self, pair: tuple[int, int]) -> tuple[int, tuple[int, Spec]] | None:
+    def _both(self, filter_gradient: int, bias_gradient: int) -> Spec | None:
         """oneDNN's kernel asks for the filter's first, and needs no scratch to sum the bias's."""
-        spec, other = (self.specs[op_id] for op_id in pair)
+        spec, other = self.specs[filter_gradient], self.specs[bias_gradient]
         if spec is None or other is None:
             return None
         (made,), (bias,) = spec.outputs, other.outputs
@@ -157,7 +158,7 @@ class Linker:
             return None
         wanted = *spec.requests[:1], Request(self.sizes[bias], 1), *spec.requests[1:]
         inputs, outputs = spec.inputs + other.inputs, (made, bias)
-        return pair[0], (pair[1], spec._replace(inputs=inputs, outputs=outputs, requests=wanted))
+        return spec._replace(inputs=inputs, outputs=outputs, requests=wanted)
 
     def _as_one(self, actions: Sequence[Action]) -> dict[int, Spec | None]:
         """By places in `actions`: what runs as one with the next, and nothing for that."""
