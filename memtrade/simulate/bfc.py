@@ -25,13 +25,14 @@ with their names there:
 - ``bytes_in_use`` adds whole chunks. Clearing the statistics sets the peak to the bytes in use.
 
 Assumed and not modelled. One thread, or requests in the order in which the allocator's lock served
-them; the system has the memory for each region. Their addresses come from ``malloc`` and are not
-known in advance; they matter only when two free chunks of one size lie in different regions (see
-``sub_allocator``). Not modelled: ``fragmentation_fraction`` (off), chunk
-timestamps (``SetTimingCounter``; only some GPU streams use them), ``garbage_collection`` of whole
-free regions (on for GPUs; without effect while there is one region), spatial partitioning and
-regions that coalesce (GPU virtual memory). An allocation that fails waits up to 10 s in TensorFlow
-for another thread to free memory; here it fails at once, and like there it changes no chunk.
+them; the system has the memory for each region. Their addresses come from ``malloc``: above one
+another in a heap that grows; mapped each by itself, in no order that is known in advance. They
+matter only when two free chunks of one size lie in different regions (see ``sub_allocator``). Not
+modelled: ``fragmentation_fraction`` (off), chunk timestamps (``SetTimingCounter``; only some GPU
+streams use them), ``garbage_collection`` of whole free regions (on for GPUs; without effect while
+there is one region), spatial partitioning and regions that coalesce (GPU virtual memory). An
+allocation that fails waits up to 10 s in TensorFlow for another thread to free memory; here it
+fails at once, and like there it changes no chunk.
 
 Cost: O(log f) comparisons per call, f = number of free chunks, plus a memmove of at most 8 f bytes;
 about 0.6 microseconds per call with 500 live chunks and 50 free ones. Bins or a tree would gain
@@ -46,13 +47,7 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple, Self
 
 from memtrade.errors import MemtradeError
-from memtrade.simulate.regions import (
-    GRAIN_BYTES,
-    Ascending,
-    Descending,
-    SubAllocator,
-    round_up,
-)
+from memtrade.simulate.regions import GRAIN_BYTES, Ascending, SubAllocator, round_up
 
 MIB = 1 << 20
 FIRST_REGION_BYTES = 2 * MIB
@@ -116,7 +111,7 @@ class BfcAllocator:
         True: regions on demand, as the CPU arena. False: the first request takes the whole limit
         as one region, as a GPU by default.
     sub_allocator
-        Where regions lie. By default each lies below the one before (as Linux places large blocks).
+        Where regions lie. By default each lies above the one before (as in memtrade's children).
 
     Examples
     --------
@@ -146,7 +141,7 @@ class BfcAllocator:
         self.limit_bytes = limit_bytes
         first_bytes = min(limit_bytes, FIRST_REGION_BYTES) if allow_growth else limit_bytes
         self._region_bytes = round_up(first_bytes)  # curr_region_allocation_bytes_
-        self._sub_allocator = sub_allocator or Descending()
+        self._sub_allocator = sub_allocator or Ascending()
         self._regions: list[tuple[int, int]] = []
         self._pool_bytes = 0
         self.bytes_in_use = 0  # bytes of all chunks in use, padding included
@@ -165,7 +160,7 @@ class BfcAllocator:
         op's shape, a 4-byte tensor, opens the usual first region of 2 MiB; the rest of the limit
         becomes one region. (For a device that really has one region: ``allow_growth=False``.)
         """
-        arena = cls(limit_bytes, sub_allocator=Ascending())
+        arena = cls(limit_bytes)
         shape = arena.allocate(4)
         arena.free(arena.allocate(arena.growable_bytes))
         arena.free(shape)

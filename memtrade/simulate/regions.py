@@ -13,17 +13,6 @@ def round_up(num_bytes: int) -> int:
     return (num_bytes + GRAIN_BYTES - 1) // GRAIN_BYTES * GRAIN_BYTES
 
 
-class Descending:
-    """Each region a page below the one before, from 2**47 down: the order of Linux's ``mmap``."""
-
-    def __init__(self) -> None:
-        self.lowest = 1 << 47
-
-    def __call__(self, num_bytes: int) -> int:
-        self.lowest -= round_up(num_bytes) + 4096
-        return self.lowest
-
-
 class Ascending:
     """Each region a page above the one before: the order of a heap that grows, where memtrade's
     children have theirs."""

@@ -6,7 +6,6 @@ by the last ones: each waits 10 s for the requests that must fail.
 """
 
 import json
-import os
 import subprocess
 import sys
 import types
@@ -32,17 +31,14 @@ STARTS = ("grown", "one_region")
 
 @pytest.fixture(scope="module", autouse=True)
 def children() -> Iterator[dict[str, subprocess.Popen[str]]]:
-    env = os.environ | {"PYTHONPATH": str(Path(bfc.__file__).parents[2])}
-    # Where regions lie: each mapped below the one before; in the heap of a trial, above.
-    where = {
-        "grown": f"glibc.malloc.mmap_threshold={MIB}",
-        "one_region": child_environment(TrialSpec())["GLIBC_TUNABLES"],
-    }
+    # Regions lie in the heap, as a trial's do. Each mapped by itself, some would lie in gaps that
+    # threads leave, and not in the order of their age.
+    env = child_environment(TrialSpec())
     script = str(Path(__file__).with_name("drive_arena.py"))
     started = {
         start: subprocess.Popen(
             [sys.executable, script, start, str(seed), str(STEPS), str(LIMIT_MIB), "1"],
-            env=env | {"GLIBC_TUNABLES": where[start]},
+            env=env,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
