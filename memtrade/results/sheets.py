@@ -155,13 +155,14 @@ class Sheet:
         gap = 0 if stacked and self._width(1, missing=missing) > (width or 0) else 1
         shown = [i for i, names in enumerate(self.headings) if not missing & set(names)]
         abreast = self._abreast(shown, gap, width, stacked=stacked)
-        tables = [self._table(columns, gap, stacked=stacked) for columns in abreast]
+        tables = [self._table(columns, gap, stacked=stacked) for columns in abreast if self.rows]
         notes = list(self.notes)
         if missing:
             left_out = [name for name in self.expendable if name in missing]
             notes.append(f"a wider terminal also shows: {', '.join(left_out)}")
-        parts = [part for table in tables for part in (table, "")]
-        return Group(Text(self.title, style="bold"), *parts, *map(Text, notes))
+        parts = [part for table in tables for part in ("", table)][1:]
+        below = ["", *map(Text, notes)] if parts and notes else map(Text, notes)
+        return Group(Text(self.title, style="bold"), *parts, *below)
 
     def _table(self, shown: Sequence[int], gap: int, *, stacked: bool) -> Table:
         """Of these columns, with all rows."""

@@ -79,15 +79,16 @@ def test_recompute_grad_is_the_same_step_without_batch_norm_and_dropout():
     assert not compare("recompute_grad", "gpt2", GPT2).beyond(1e-4)
 
 
-# 48 pixels, in place of 64: its cells read two others, and that is what counts here. At 36,
-# rounding flips a mask with SSE4.1's kernels, which moves gradients by 42%.
-TINY_CELLS = SMALL["amoebanet-d"][1] | {"filters": 16, "image_size": 48}
+TINY_CELLS = SMALL["amoebanet-d"][1] | {"filters": 16, "image_size": 32}
 
 
 @pytest.mark.parametrize(("model", "options"), [SMALL["resnet-18"], ("amoebanet-d", TINY_CELLS)])
 def test_recompute_grad_moves_batch_norms_averages_twice(model, options):
-    """And changes nothing else, but for rounding, where nothing is random."""
-    found = compare("recompute_grad", model, options).beyond(1e-2)
+    """And changes nothing else, but for rounding, where nothing is random.
+
+    After one step: what is rounded otherwise in its update flips masks in the next.
+    """
+    found = compare("recompute_grad", model, options, steps=1).beyond(1e-3)
     assert found
     kinds = {variable.rpartition("/")[2] for variable, _ in found}
     assert kinds == {"moving_mean", "moving_variance"}
