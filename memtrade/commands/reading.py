@@ -11,7 +11,7 @@ from typing import TypeVar
 from memtrade.errors import MemtradeError
 from memtrade.measure.max_batch_records import MaxBatchRecord, load_max_batches
 from memtrade.measure.records import DamagedRecordWarning, Record, load_records
-from memtrade.results.paper import FORMATS
+from memtrade.results.series import FORMATS
 
 T = TypeVar("T")
 

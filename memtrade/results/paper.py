@@ -18,8 +18,6 @@ from matplotlib.figure import Figure as Canvas
 
 from memtrade.results.series import INK, style_of
 
-FORMATS = ("pdf", "svg", "png")
-
 PAGE_INK = "#1A1A1A"
 WIDTH = 7.2  # inches: the text of an A4 page or two columns of a paper are about this wide
 PANELS_ABREAST = 4

@@ -13,6 +13,9 @@ from memtrade.results.words import joined, strategy_rank
 
 Quantity = Literal["peak", "time"]
 
+# Files that a plot may be drawn into.
+FORMATS = ("pdf", "svg", "png")
+
 # Okabe and Ito's colours, which people with any colour vision tell apart; a marker and a hatch go
 # with each, for print in grey. "original" is drawn in the ink of the page.
 INK = "ink"
