@@ -43,9 +43,8 @@ class Constants:
     def __init__(self, graph: StepGraph, hide: Callable[[int, str], int]):
         """`hide`: adds a tensor that the graph does not have, of so many bytes and so labelled."""
         self.folded: dict[int, int] = {}
-        # What is inside of a loop or a branch: of it, only the sum is known.
-        bodies = (op.attrs.get("folding_bytes", 0) for op in graph.ops)
-        self.folding_bytes: list[int] = [*filter(None, bodies)]
+        bodies = (op.attrs.get("folding_bytes", ()) for op in graph.ops)
+        self.folding_bytes: list[int] = [*itertools.chain.from_iterable(bodies)]
         self._fold(graph, hide)
         held = [t for op in graph.ops if op.type == "Const" for t in op.outputs]
         sizes = (round_up(graph.tensors[t].size_bytes) for t in held)

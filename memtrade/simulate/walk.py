@@ -125,8 +125,10 @@ class Walk:
                 size_bytes = self.linker.sizes[folded]
                 self.sources[folded] = self._always("constants", size_bytes)
         for op in graph.ops:
-            if kept_bytes := op.attrs.get("kept_bytes", 0):
-                self._always("constants", kept_bytes)
+            for size_bytes in op.attrs.get("kept_bytes", ()):  # of loops and branches
+                self._always("constants", size_bytes)
+            for size_bytes in op.attrs.get("looked_at_bytes", ()) * max(0, self._graphs - 1):
+                self._always("constants", size_bytes)
         self.persistent_bytes = self.allocator.bytes_in_use
         before = max(folding_bytes, self.persistent_bytes)
         self.peak = Peak(before, -1)

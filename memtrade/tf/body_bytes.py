@@ -11,6 +11,7 @@ from memtrade.graph import GraphData, StepGraph
 from memtrade.op_types import ALIAS_TYPES, BODY_TYPES, READ_TYPES
 from memtrade.plan import Action
 from memtrade.simulate.memory import ROOMY_BYTES, Simulator
+from memtrade.simulate.program import Linker
 from memtrade.target import ARENA, profile_target
 from memtrade.tf.bodies import Body
 from memtrade.tf.definitions import Definitions, read_ops
@@ -140,8 +141,10 @@ class Taken(NamedTuple):
     Attributes:
         peak_bytes: most in use beside the arguments (lists are counted where they are handed on)
             and beside what constants take.
-        kept_bytes: constants, which are there for good once the step has run.
-        folding_bytes: what the runtime computes of them before, merged or not.
+        kept_bytes: of each constant that is there for good once the step has run.
+        folding_bytes: of each that the runtime computes of them before, merged or not.
+        looked_at_bytes: of each that shape functions ask for: graphs keep these. The step as it was
+            traced has a graph of the body, and a rewritten one only its nodes.
         relief: order after order, most in use until an argument's last reader has run, and the
             number of that argument; last of each, what is in use after the last of them, and END.
         touched: the numbers of arguments that are handles, and the types of ops that they are
@@ -149,8 +152,9 @@ class Taken(NamedTuple):
     """
 
     peak_bytes: int
-    kept_bytes: int
-    folding_bytes: int
+    kept_bytes: tuple[int, ...]
+    folding_bytes: tuple[int, ...]
+    looked_at_bytes: tuple[int, ...]
     relief: tuple[tuple[int, int], ...]
     touched: frozenset[tuple[int, str]]
 
@@ -166,21 +170,34 @@ def body_bytes(operations: Sequence[tf.Operation], body: Body, learned: BodyByte
         [bytes_ + ahead - each.persistent_bytes for bytes_ in each.in_use_bytes or (0,)]
         for each, ahead in zip(walked, ahead_bytes, strict=True)
     ]
-    kept = walked[0].persistent_bytes - walked[0].given_bytes
-    constants, inner = simulator.linker.constants, learned.attrs.values()
+    own, inner = _constants(graph, simulator.linker), learned.attrs.values()
     return Taken(
         max(map(max, in_use)),
-        kept + sum(each["kept_bytes"] for each in inner),
-        sum(constants.folding_bytes)
-        + constants.own_bytes
-        + sum(each["folding_bytes"] for each in inner),
-        tuple(
+        **{
+            name: sizes + tuple(size for each in inner for size in each[name])
+            for name, sizes in own.items()
+        },
+        relief=tuple(
             each
             for order, series in zip(orders, in_use, strict=True)
             for each in _relief(order, series, body, graph)
         ),
-        _touched(operations, body, learned),
+        touched=_touched(operations, body, learned),
     )
+
+
+def _constants(graph: StepGraph, linker: Linker) -> dict[str, tuple[int, ...]]:
+    """See `Taken`: what its attributes of these names say of the body itself."""
+    constants, sizes = linker.constants, linker.sizes
+    held = [t for op in graph.ops if op.type == "Const" for t in op.outputs]
+    own = held if constants.folding_bytes else []
+    made = dict.fromkeys(t for t in constants.folded.values() if t not in held)
+    lasting = [t for t in held if t in constants.lasting]
+    return {
+        "kept_bytes": tuple(sizes[t] for t in (*lasting, *made)),
+        "folding_bytes": (*constants.folding_bytes, *(sizes[t] for t in own)),
+        "looked_at_bytes": tuple(sizes[t] for t in held if t in constants.looked_at),
+    }
 
 
 def _relief(

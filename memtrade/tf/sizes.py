@@ -351,8 +351,9 @@ def _attrs(
     touched = sorted({(first + i, type_) for each in bodies for i, type_ in each.taken.touched})
     made = {
         "scratch_bytes": scratch_bytes,
-        "kept_bytes": sum(each.taken.kept_bytes for each in bodies),
-        "folding_bytes": sum(each.taken.folding_bytes for each in bodies),
+        "kept_bytes": sum((each.taken.kept_bytes for each in bodies), ()),
+        "folding_bytes": sum((each.taken.folding_bytes for each in bodies), ()),
+        "looked_at_bytes": sum((each.taken.looked_at_bytes for each in bodies), ()),
         "handed": handed,
         "ahead_bytes": ahead_bytes,
         "relief": relief,

@@ -84,6 +84,24 @@ def test_numbers_that_shapes_are_inferred_with_are_kept_by_graphs_too():
     assert held == 2 * 256 + 3 * 256  # both by their kernels, the dimensions by three graphs
 
 
+@pytest.mark.parametrize(("name", "times"), [("kept_bytes", 1), ("looked_at_bytes", 2)])
+def test_what_branches_keep_lies_there_in_pieces(name: str, times: int):
+    """As one it would take what is free in the first region whole, up to twice as much. Of the
+    rewritten step there is no graph of a branch that would keep what shape functions ask for."""
+
+    def persistent_bytes(**kept: tuple[int, ...]) -> int:
+        b = Builder()
+        (x,) = b.op("x", "Placeholder", sizes=[256])
+        (y,) = b.op("cond", "If", [x], sizes=[256])
+        b.ops[-1] = msgspec.structs.replace(b.ops[-1], attrs={"scratch_bytes": 0, **kept})
+        graph = b.build(inputs=[x], outputs=[y], loss=y)
+        return simulate(graph, everything(graph)).persistent_bytes
+
+    pieces = (25_600,) * 23
+    taken = persistent_bytes(**{name: pieces}) - persistent_bytes()
+    assert taken == times * sum(pieces)
+
+
 def test_constants_that_hold_the_same_lie_there_once():
     """And what is computed of them: a loop's zeros."""
 
