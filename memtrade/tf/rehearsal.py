@@ -16,17 +16,22 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from memtrade.facts.variables import placed
-from memtrade.op_types import CALL_TYPES, HARMLESS_TYPES
+from memtrade.op_types import BODY_TYPES, CALL_TYPES, HARMLESS_TYPES
 from memtrade.simulate.regions import GRAIN_BYTES, round_up
 from memtrade.target import Places
 from memtrade.tf.captured import captures, on_device, on_host, variable_spec
 from memtrade.tf.device import Arena
 from memtrade.tf.extract import Trace
 from memtrade.tf.in_place import put_in_place
+from memtrade.tf.inline import functions_named, functions_with, op_defs
+from memtrade.tf.nodes import NodeDef
 from memtrade.tf.places import places_here
 
 _DRAWING = ("Random", "StatelessRandom", "TruncatedNormal", "Multinomial")
-_UPDATING = ("Assign", "ResourceApply", "ResourceScatter", "ResourceSparseApply")
+_UPDATING = (
+    "Assign", "ResourceApply", "ResourceScatter", "ResourceSparseApply",
+    "ResourceStridedSliceAssign",
+)  # fmt: skip
 # Updates may have given variables other places by the second, which others fill in the third.
 _STEPS = 3
 # A step that begins elsewhere takes another peak: it is rehearsed again from there.
@@ -45,13 +50,35 @@ def can_be_rehearsed(trace: Trace) -> bool:
         return False
     if any(tf.is_symbolic_tensor(captured) for _, captured in captures(trace.concrete)):
         return False
+    bodies = _bodies_beyond_variables(trace)
     return all(
-        op.type in HARMLESS_TYPES
-        or op.type.startswith(_DRAWING + _UPDATING)
+        _ends_in_variables(op.type)
         or (op.type in CALL_TYPES and "filter" in op.attrs)
+        or (op.type in BODY_TYPES and op.name not in bodies)
         for op in trace.graph.ops
         if op.stateful
     )
+
+
+def _ends_in_variables(op_type: str) -> bool:
+    """Whether an op with a state changes nothing but variables."""
+    return op_type in HARMLESS_TYPES or op_type.startswith(_DRAWING + _UPDATING)
+
+
+def _bodies_beyond_variables(trace: Trace) -> set[str]:
+    """The loops and branches that change something else, in what they call, too."""
+    graph_def = trace.graph_def
+    defined, library = op_defs(graph_def), graph_def.library.function
+    functions = {each.signature.name for each in library}
+
+    def goes_beyond(node: NodeDef) -> bool:
+        if not functions.isdisjoint(functions_named(node)):
+            return False  # what it runs decides
+        return defined[node.op].is_stateful and not _ends_in_variables(node.op)
+
+    beyond = functions_with(library, goes_beyond)
+    named = (node for node in graph_def.node if node.op in BODY_TYPES)
+    return {node.name for node in named if not beyond.isdisjoint(functions_named(node))}
 
 
 class Rehearsal(NamedTuple):

@@ -1,0 +1,55 @@
+"""Which steps may be rehearsed: those that do no more than compute and update variables."""
+
+from __future__ import annotations
+
+import pytest
+import tensorflow as tf
+
+from memtrade.tf.extract import trace_concrete
+from memtrade.tf.rehearsal import can_be_rehearsed
+from memtrade.tf.step import TrainStep
+
+BATCH = (tf.TensorSpec([16, 8]),)
+
+
+def rehearsed(then) -> bool:
+    """Whether a step is that does `then`, of a variable and its gradient, if that is finite, in a
+    function of its own and in as many iterations as the batch says."""
+    weight = tf.Variable(tf.eye(8))
+    inner = tf.function(then)
+
+    @tf.function
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.tanh(x @ weight))
+        gradient = tape.gradient(loss, weight)
+        if tf.reduce_all(tf.math.is_finite(gradient)):
+            inner(weight, gradient)
+        for _ in tf.range(tf.cast(x[0, 0], tf.int32)):
+            inner(weight, gradient)
+        return loss
+
+    concrete = step.get_concrete_function(*BATCH)  # pyright: ignore[reportFunctionMemberAccess]
+    traced = trace_concrete(TrainStep("step", step, BATCH, tuple, lambda: (weight,)), concrete)
+    return can_be_rehearsed(traced)
+
+
+@pytest.mark.parametrize(
+    "then",
+    [
+        lambda weight, gradient: weight.assign_sub(0.1 * gradient),
+        lambda weight, gradient: weight.assign(gradient + tf.random.normal([8, 8])),
+        lambda weight, gradient: weight.scatter_sub(
+            tf.IndexedSlices(gradient[:1], tf.constant([0]))
+        ),
+    ],
+)
+def test_a_step_is_whose_branches_and_loops_update_variables(then):
+    assert rehearsed(then)
+
+
+def test_a_step_is_not_whose_branches_and_loops_do_more():
+    def prints(weight, gradient):
+        tf.print(gradient)
+
+    assert not rehearsed(prints)
