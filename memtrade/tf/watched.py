@@ -151,14 +151,14 @@ def _asking(concrete: Any, wanted: Sequence[tf.Tensor], *, reads: bool) -> Any:
     inputs = list(concrete.inputs) if reads else []
     given = inputs[: len(inputs) - len(concrete.captured_inputs)]
     names = [t.op.name for t in inputs]
-    needed = reached(
-        (t.op for t in wanted), lambda op: [] if _is_shape(op) else [t.op for t in op.inputs]
-    )
+    needed = reached((t.op for t in wanted), _run_before)
     nodes = [node for node in graph_def.node if node.name in needed and node.name not in names]
     for node in nodes:
         operation = concrete.graph.get_operation_by_name(node.name)
         if _is_shape(operation):
             node.CopyFrom(_written_down(operation))
+        elif (value := _just_assigned(operation)) is not None:
+            node.CopyFrom(make_node("Identity", node.name, [value.name], T=value.dtype))
         node.input[:] = [each for each in node.input if not each.startswith("^")]
     asks = [
         make_node("Shape", f"memtrade/shape_{i}", [t.name], T=t.dtype, out_type=tf.int64)
@@ -173,6 +173,28 @@ def _asking(concrete: Any, wanted: Sequence[tf.Tensor], *, reads: bool) -> Any:
         results=[node.name for node in asks],
         effects=[],
     ).get_concrete_function()
+
+
+def _run_before(operation: tf.Operation) -> list[tf.Operation]:
+    """What has to run before this, where nothing is assigned."""
+    if _is_shape(operation):
+        return []
+    value = _just_assigned(operation)
+    return [t.op for t in (operation.inputs if value is None else [value])]
+
+
+def _just_assigned(read: tf.Operation) -> tf.Tensor | None:
+    """What the step has assigned to the variable that this reads, just before: what it held until
+    then may have no sense there, such as an average's first zeros below a fraction line."""
+    if read.type != "ReadVariableOp":
+        return None
+    handle = read.inputs[0].name
+    assigned = (
+        each.inputs[1]
+        for each in read.control_inputs
+        if each.type == "AssignVariableOp" and each.inputs[0].name == handle
+    )
+    return next(assigned, None)
 
 
 def _changing(graph: Any) -> list[tf.Operation]:

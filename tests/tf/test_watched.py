@@ -134,6 +134,23 @@ def test_watching_takes_nothing_from_an_iterator():
     assert next(rows).shape[0] == 0
 
 
+def test_averages_that_begin_with_zeros_do_not_keep_an_embeddings_step_from_having_sizes():
+    """Adafactor divides by them, and where any is 0, Keras widens the gradient's rows."""
+    table = keras.Variable(tf.ones([6, 4]))
+    optimizer = keras.optimizers.Adafactor(0.01)
+    optimizer.build([table])
+
+    @tf.function
+    def step(words):
+        with tf.GradientTape() as tape:
+            near = tf.range(tf.shape(words)[0]) // 4
+            loss = tf.reduce_sum(tf.gather(table.value, near) ** 2)
+        optimizer.apply(tape.gradient(loss, [table.value]), [table])
+        return loss
+
+    assert not traced(step, tf.zeros([16])).data.unsized
+
+
 def test_what_runs_to_be_watched_may_read_a_table():
     keys = tf.lookup.KeyValueTensorInitializer(tf.range(4), tf.range(4) * 2)
     table = tf.lookup.StaticHashTable(keys, -1)
