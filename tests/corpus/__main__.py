@@ -234,10 +234,19 @@ def _summary(strategy: str, rows: Sequence[Row]) -> str:
         f"{strategy}: {len(ran)} of {len(own)} steps ran ({others or 'all'}){above}, {equal}, "
         f"{left} as they were; median peak {statistics.median(smaller):.0%} of the "
         f"original's, largest {max(smaller):.0%}; median step {statistics.median(slower):.2f} "
-        f"times the original's; of {len(off)} rewritten steps whose tensors all have a size, "
-        f"predictions are off by {statistics.median(map(abs, off)):.1%} in the median, "
-        f"{sum(abs(each) <= 0.02 for each in off)} by 2% at most, and "
-        f"{sum(each < -0.005 for each in off)} more than 0.5% too low."
+        f"times the original's{_off(off)}."
+    )
+
+
+def _off(shares: Sequence[float]) -> str:
+    """How far predictions are off, of steps whose tensors all have a size; nothing of none."""
+    if not shares:
+        return ""
+    return (
+        f"; of {len(shares)} rewritten steps whose tensors all have a size, "
+        f"predictions are off by {statistics.median(map(abs, shares)):.1%} in the median, "
+        f"{sum(abs(each) <= 0.02 for each in shares)} by 2% at most, and "
+        f"{sum(each < -0.005 for each in shares)} more than 0.5% too low"
     )
 
 

@@ -12,6 +12,7 @@ from memtrade.measure.protocol import TrialSpec
 from memtrade.simulate.regions import GRAIN_BYTES
 from tests import forks
 from tests.corpus import CORPUS
+from tests.corpus.__main__ import _summary
 from tests.corpus.__main__ import main as table
 from tests.corpus.running import differing
 from tests.corpus.trial import LIMIT_BYTES
@@ -63,6 +64,12 @@ def test_the_tables_command_says_what_is_wrong_in_one_line(words, capsys, tmp_pa
     assert ended.value.code == 2
     assert len(capsys.readouterr().err.splitlines()) == 1
     assert not list(tmp_path.iterdir())
+
+
+def test_steps_of_which_no_prediction_is_exact_have_a_summary():
+    row = {"outcome": "rewritten", "equal": True, "bound": "≈", "original_bytes": 2}
+    row |= {"strategy": "ome", "peak_bytes": 1, "original_seconds": 1.0, "seconds": 1.0}
+    assert _summary("ome", [row]).endswith("median step 1.00 times the original's.")
 
 
 MEASURED = """
