@@ -32,6 +32,10 @@ from memtrade.tf.swap import HostTransfer, NodeDef, empty_node, size_node
 # Names of new nodes start with this; users find them in TensorBoard and in traces.
 SCOPE = "memtrade"
 
+# Ops whose shape functions compare what they are told with what they know of their inputs, and
+# refuse these where they know nothing: what comes back from the host has no shape by itself.
+_WANTING_SHAPES = frozenset({"MatrixDiagV2", "MatrixDiagV3"})
+
 
 def apply_plan(trace: Trace, plan: Plan, transfer: HostTransfer) -> Callable[..., tf.Tensor]:
     """The step that `plan` makes of `trace`, as a tf.function of the same batch.
@@ -80,6 +84,7 @@ class _Rewriter:
         self.swaps_in = [0] * len(self.graph.tensors)
         self.previous = ""  # pinned: the action that the next one waits for
         self.awaited: list[str] = []  # what else the action that comes waits for
+        self.shapes_wanted = any(op.type in _WANTING_SHAPES for op in self.graph.ops)
         self.bias_gradients = bias_gradients(self.graph)
         self.biases = biases(self.graph)
         self.sums = sums_as_they_came(self.graph, self.plan.actions)
@@ -166,6 +171,14 @@ class _Rewriter:
         if not self.transfer.blocking:
             self.awaited.append(f"{self.scope}/out/{self._flat_label(tensor)}")
 
+    def _shaped(self, swap_in: NodeDef, tensor: int) -> list[NodeDef]:
+        """What says the shape of a tensor that is there again, where an op wants to know it."""
+        back = self.graph.tensors[tensor]
+        if not self.shapes_wanted or back.shape is None or tensor in self.graph.data.sized:
+            return []
+        name, shape = f"{swap_in.name}/shaped", tf.TensorShape(back.shape)
+        return [make_node("EnsureShape", name, [swap_in.name], T=back.dtype, shape=shape)]
+
     def _swap_in(self, tensor: int) -> None:
         self.swaps_in[tensor] += 1
         label = self._flat_label(tensor)
@@ -174,6 +187,7 @@ class _Rewriter:
             f"{self.scope}/out/{label}",
             self.graph.tensors[tensor],
         )
+        made += self._shaped(made[-1], tensor)
         self.nodes.extend(made)
         self.latest[tensor] = made[-1].name
         self._hold(made[0])

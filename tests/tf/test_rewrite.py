@@ -1,6 +1,7 @@
 # pyright: reportOperatorIssue=false
 
 import itertools
+from typing import Any
 
 import msgspec
 import pytest
@@ -11,6 +12,7 @@ from memtrade.graph import Tensor
 from memtrade.measure.environment import child_environment
 from memtrade.measure.protocol import TrialSpec
 from memtrade.plan import Action, Order, Plan
+from memtrade.schedule import lower
 from memtrade.strategies import PLANNED, make_options
 from memtrade.tf.calling import step_to_read
 from memtrade.tf.extract import trace, trace_concrete
@@ -122,6 +124,26 @@ def test_a_tensor_survives_the_way_to_the_host_in_slices(shape, max_slice_bytes)
         return tf.graph_util.import_graph_def(graph_def, {"x": x}, ["in:0"], name="")[0]
 
     tf.debugging.assert_equal(there_and_back(value), value)
+
+
+def test_what_comes_back_has_a_shape_where_an_op_wants_to_know_one():
+    def function(x):
+        y = tf.exp(x)
+        ridge = tf.linalg.set_diag(y, tf.linalg.diag_part(y) + 1)
+        loss = tf.reduce_sum(ridge @ tf.tanh(x))
+        return loss, tf.gradients(loss, [x])[0]
+
+    traced = trace(step_of(function, tf.TensorSpec([32, 32])))
+    graph = traced.graph
+    assert any(op.type == "MatrixDiagV3" for op in graph.ops)
+    actions = lower(graph, dict.fromkeys(graph.activations, "swap"))
+    plan = Plan("all", {}, graph.fingerprint, "pinned", (), actions)
+    lean: Any = apply_plan(traced, plan, SerializeTransfer())
+    original: Any = traced.step.function
+    around: Any = tf.function(lambda x: lean(x))  # where shapes are inferred once more
+    x = tf.random.stateless_normal([32, 32], (1, 2))
+    for one, other in zip(around(x), original(x), strict=True):
+        tf.debugging.assert_equal(one, other)
 
 
 def test_device_copies_run_on_their_devices(found):
