@@ -189,8 +189,8 @@ def body_bytes(operations: Sequence[tf.Operation], body: Body, learned: BodyByte
 def _constants(graph: StepGraph, linker: Linker) -> dict[str, tuple[int, ...]]:
     """See `Taken`: what its attributes of these names say of the body itself."""
     constants, sizes = linker.constants, linker.sizes
-    held = [t for op in graph.ops if op.type == "Const" for t in op.outputs]
-    own = held if constants.folding_bytes else []
+    held = dict.fromkeys(t for op in graph.ops if op.type == "Const" for t in op.outputs)
+    own = held if constants.folding_bytes else ()
     made = dict.fromkeys(t for t in constants.folded.values() if t not in held)
     lasting = [t for t in held if t in constants.lasting]
     return {

@@ -236,6 +236,25 @@ def functions_with(library: Iterable[Any], is_meant: Callable[[NodeDef], bool]) 
     return found
 
 
+def changing(graph_def: GraphDef, is_harmless: Callable[[str], bool]) -> list[str]:
+    """The names of the nodes that change something, themselves or in what they call. Of the types
+    of ops with a state, `is_harmless` says which do not count."""
+    defined, library = op_defs(graph_def), graph_def.library.function
+    functions = {each.signature.name for each in library}
+
+    def changes(node: NodeDef) -> bool:
+        if not functions.isdisjoint(functions_named(node)):
+            return False  # what it runs decides
+        return defined[node.op].is_stateful and not is_harmless(node.op)
+
+    found = functions_with(library, changes)
+    return [
+        node.name
+        for node in graph_def.node
+        if changes(node) or not found.isdisjoint(functions_named(node))
+    ]
+
+
 def _op_of(reference: str) -> str:
     return _bare(reference).partition(":")[0]
 

@@ -23,8 +23,7 @@ from memtrade.tf.captured import captures, on_device, on_host, variable_spec
 from memtrade.tf.device import Arena
 from memtrade.tf.extract import Trace
 from memtrade.tf.in_place import put_in_place
-from memtrade.tf.inline import functions_named, functions_with, op_defs
-from memtrade.tf.nodes import NodeDef
+from memtrade.tf.inline import changing
 from memtrade.tf.places import places_here
 
 _DRAWING = ("Random", "StatelessRandom", "TruncatedNormal", "Multinomial")
@@ -50,11 +49,11 @@ def can_be_rehearsed(trace: Trace) -> bool:
         return False
     if any(tf.is_symbolic_tensor(captured) for _, captured in captures(trace.concrete)):
         return False
-    bodies = _bodies_beyond_variables(trace)
+    beyond = set(changing(trace.graph_def, _ends_in_variables))
     return all(
         _ends_in_variables(op.type)
         or (op.type in CALL_TYPES and "filter" in op.attrs)
-        or (op.type in BODY_TYPES and op.name not in bodies)
+        or (op.type in BODY_TYPES and op.name not in beyond)
         for op in trace.graph.ops
         if op.stateful
     )
@@ -63,22 +62,6 @@ def can_be_rehearsed(trace: Trace) -> bool:
 def _ends_in_variables(op_type: str) -> bool:
     """Whether an op with a state changes nothing but variables."""
     return op_type in HARMLESS_TYPES or op_type.startswith(_DRAWING + _UPDATING)
-
-
-def _bodies_beyond_variables(trace: Trace) -> set[str]:
-    """The loops and branches that change something else, in what they call, too."""
-    graph_def = trace.graph_def
-    defined, library = op_defs(graph_def), graph_def.library.function
-    functions = {each.signature.name for each in library}
-
-    def goes_beyond(node: NodeDef) -> bool:
-        if not functions.isdisjoint(functions_named(node)):
-            return False  # what it runs decides
-        return defined[node.op].is_stateful and not _ends_in_variables(node.op)
-
-    beyond = functions_with(library, goes_beyond)
-    named = (node for node in graph_def.node if node.op in BODY_TYPES)
-    return {node.name for node in named if not beyond.isdisjoint(functions_named(node))}
 
 
 class Rehearsal(NamedTuple):

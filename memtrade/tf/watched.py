@@ -15,7 +15,7 @@ from memtrade.op_types import DRAWING_TYPES, HARMLESS_TYPES
 from memtrade.simulate.walk import MAX_SLICE_BYTES
 from memtrade.tf.body_bytes import BodyBytes
 from memtrade.tf.graft import called_as_it_is, grafted
-from memtrade.tf.inline import functions_named, functions_with, op_defs
+from memtrade.tf.inline import changing
 from memtrade.tf.nodes import NodeDef, make_node, reached, readers, with_nodes
 from memtrade.tf.sizes import learn_sizes
 
@@ -199,18 +199,6 @@ def _just_assigned(read: tf.Operation) -> tf.Tensor | None:
 
 def _changing(graph: Any) -> list[tf.Operation]:
     """The ops that change something, themselves or in what they call."""
-    graph_def = graph.as_graph_def()
-    defined = op_defs(graph_def)
-    functions = {each.signature.name for each in graph_def.library.function}
-
-    def changes(node: Any) -> bool:
-        if not functions.isdisjoint(functions_named(node)):
-            return False  # what it runs decides
-        return defined[node.op].is_stateful and node.op not in HARMLESS_TYPES | DRAWING_TYPES
-
-    changing = functions_with(graph_def.library.function, changes)
-    return [
-        graph.get_operation_by_name(node.name)
-        for node in graph_def.node
-        if changes(node) or not changing.isdisjoint(functions_named(node))
-    ]
+    harmless = HARMLESS_TYPES | DRAWING_TYPES
+    names = changing(graph.as_graph_def(), harmless.__contains__)
+    return [graph.get_operation_by_name(name) for name in names]
