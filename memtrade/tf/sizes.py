@@ -47,6 +47,11 @@ _ROW_NAMES = """
 _ROW_BY_ROW = frozenset(_ROW_NAMES.split()) | frozenset(reuse().tried) | reuse().passing
 # Ops whose output is as large as the tensor whose shape they are given, and where they read it.
 _SHAPED = {"BroadcastTo": 1, "Fill": 0, "Tile": 1}
+# What inputs are called that say how much an op makes.
+_TELLING = frozenset(
+    {"depth", "dims", "limit", "nbins", "num", "num_samples", "num_segments", "output_shape",
+     "paddings", "shape", "size"}
+)  # fmt: skip
 # Ops whose output is a shape, of unknown rank.
 _SHAPES = frozenset({"Shape", "TensorListElementShape", "VariableShape"})
 # Ops whose output is a part of what they read, and where they read it.
@@ -158,12 +163,15 @@ class _Sizes:
             return self._rows_times(inputs, t.shape)
         if operation.type in _SHAPES:
             return _FEW
+        if operation.type == "Range":
+            return self._counted(inputs[1])
         if operation.type in ("TensorListGetItem", "TensorListPopBack") and t.dtype == tf.int32:
             content = self.found.contents.get(inputs[0].name)
             return _FEW if content and content.shape.rank == 1 else None
         elements = [self._elements(each) for each in inputs]
         few = all(count is not None and count <= _FEW for count in elements)
-        return _FEW if inputs and few and t.dtype in (tf.int32, tf.int64) else None
+        told = any(each.name in _TELLING for each in operation.op_def.input_arg)
+        return _FEW if inputs and few and not told and t.dtype in (tf.int32, tf.int64) else None
 
     def _bytes(self, *tensors: tf.Tensor) -> int | None:
         """Of all of them; None where one has no size."""
@@ -192,6 +200,14 @@ class _Sizes:
             content = self.found.contents.get(shape.op.inputs[0].name)
             elements = content.shape.num_elements() if content else None
         return None if elements is None or times is None else elements * times
+
+    def _counted(self, number: tf.Tensor) -> int | None:
+        """The most that a number can be that is a rank, or a dimension of some tensor."""
+        while number.op.type in ("Cast", "Identity", "StridedSlice"):
+            number = number.op.inputs[0]
+        if number.op.type == "Rank":
+            return _FEW
+        return self._elements(number.op.inputs[0]) if number.op.type in ("Shape", "Size") else None
 
     def _rows_times(self, inputs: Sequence[tf.Tensor], shape: tf.TensorShape) -> int | None:
         """For one unknown dimension: the most that any input has in its own."""

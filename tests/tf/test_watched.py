@@ -14,7 +14,7 @@ import tensorflow as tf
 import memtrade
 from memtrade.bounds import bound_of
 from memtrade.errors import UnsupportedGraphError
-from memtrade.graph import WATCHED
+from memtrade.graph import BOUND, WATCHED
 from memtrade.tf import unroll
 from memtrade.tf.calling import step_to_read
 from memtrade.tf.extract import trace_concrete
@@ -168,6 +168,44 @@ def test_what_runs_to_be_watched_may_read_a_table():
         graph.ops[[op.type for op in graph.ops].index("LookupTableFindV2")].outputs[0]
     ]
     assert found.shape == (3,)
+
+
+def count_of(x):
+    return tf.reduce_sum(tf.cast(x > 0, tf.int32))
+
+
+def range_to_count(x):
+    return tf.range(count_of(x))
+
+
+def range_to_rows(x):
+    return tf.range(tf.shape(tf.boolean_mask(x, x > 0))[0])
+
+
+def random_to_count(x):
+    return tf.random.uniform([count_of(x)], maxval=300, dtype=tf.int32)
+
+
+@pytest.mark.parametrize(
+    ("indices", "known"),
+    [
+        (range_to_count, (200, WATCHED)),
+        (range_to_rows, (250, BOUND)),  # a dimension is no longer than it can be
+        (random_to_count, (200, WATCHED)),
+    ],
+)
+def test_as_many_elements_as_a_number_says(indices, known):
+    weight = tf.Variable(tf.ones([300]))
+
+    def train_step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.gather(weight, indices(x)))
+        weight.assign_sub(tf.convert_to_tensor(tape.gradient(loss, weight)))
+        return loss
+
+    graph = traced(train_step, tf.constant([1.0] * 200 + [-1.0] * 50))
+    [made] = [op.outputs[0] for op in graph.ops if op.type in ("RandomUniformInt", "Range")]
+    assert (graph.tensors[made].size_bytes // 4, graph.data.sized[made]) == known
 
 
 def masked_pairs_step():
