@@ -20,14 +20,10 @@ from typing import Any, TypeVar
 import msgspec
 
 from memtrade.errors import UnsupportedGraphError
-from memtrade.op_types import ALIAS_TYPES, GIVEN_TYPES, NEVER_FOLDED_TYPES
+from memtrade.folding import Folding, folding_of
+from memtrade.op_types import ALIAS_TYPES, GIVEN_TYPES
 
 T = TypeVar("T")
-
-# The runtime computes ops whose inputs are all constants once, up to this size, and lets others
-# read the results; with a pinned order the ops themselves still run.
-_FOLDED_BYTES = 10 << 20
-_COUNTS = ("int32", "int64")
 
 # How a tensor's size is known that tracing does not tell.
 BOUND, TRIP_COUNT, WATCHED = "bound", "trip count", "watched"
@@ -350,22 +346,14 @@ class StepGraph:
         return self.tensors[tensor].size_bytes > 0 and not there
 
     @cached_property
-    def folded(self) -> list[bool]:
-        """For each op, whether it is a constant for the runtime, which computes what is made of
-        constants alone once and for all."""
-        found = [op.type == "Const" for op in self.ops]
-        for op in self.ops:
-            runs = op.stateful or not op.inputs or op.type in NEVER_FOLDED_TYPES
-            if not runs and all(found[self.tensors[t].op] for t in op.inputs):
-                found[op.id] |= all(self._is_foldable(self.tensors[t]) for t in op.outputs)
-        return found
+    def folding(self) -> Folding:
+        """What of the step the runtime computes once, before it."""
+        return folding_of(self)
 
-    def _is_foldable(self, tensor: Tensor) -> bool:
-        """Small, and of no bytes only if it is empty, as the axes that a gradient sums over are
-        where nothing was broadcast; handles, lists and strings lie elsewhere."""
-        if tensor.size_bytes or 0 in (tensor.shape or ()):
-            return tensor.size_bytes <= _FOLDED_BYTES
-        return tensor.dtype in _COUNTS and self.label(tensor.id) not in self.data.unsized
+    @cached_property
+    def folded(self) -> list[bool]:
+        """For each op, whether no step runs it: what is read of it is a constant by then."""
+        return self.folding.gone
 
     def label(self, tensor: int) -> str:
         """TensorFlow's name of a tensor, such as "block1/Relu:0"."""

@@ -33,6 +33,7 @@ class Constants:
     Attributes:
         folded: constant tensor -> its copy that others read.
         folding_bytes: of each that the runtime computes, merged or not.
+        computing_bytes: of what lies there at once while the runtime computes them.
         own_bytes: of those that the step has, where the runtime computes any.
         looked_at: those that TensorFlow infers shapes with: each graph keeps those that it has
             looked at. The runtime merges constants that hold the same, and graphs do not.
@@ -46,6 +47,7 @@ class Constants:
         bodies = (op.attrs.get("folding_bytes", ()) for op in graph.ops)
         self.folding_bytes: list[int] = [*itertools.chain.from_iterable(bodies)]
         self._fold(graph, hide)
+        self.computing_bytes = _computing_bytes(graph) if self.folding_bytes else 0
         held = [t for op in graph.ops if op.type == "Const" for t in op.outputs]
         sizes = (round_up(graph.tensors[t].size_bytes) for t in held)
         self.own_bytes = sum(sizes) if self.folding_bytes else 0
@@ -58,18 +60,19 @@ class Constants:
         )
 
     def _fold(self, graph: StepGraph, hide: Callable[[int, str], int]) -> None:
-        folded, same = graph.folded, merged_tensors(graph)
+        folding, same = graph.folding, merged_tensors(graph)
         handed, alike, first = _handed_on(graph, same), _alike(graph), {}
-        computed = (op for op in graph.ops if folded[op.id] and op.type != "Const")
-        for t in itertools.chain.from_iterable(op.outputs for op in computed):
-            if all(folded[c] for c in graph.consumers[t]) and t not in graph.data.outputs:
-                continue
+        seen: set[int] = set()
+        for t in sorted(folding.kept | folding.dropped):
             one = handed.get(t, t if alike.get(t) == t else same.get(t, t))
             if graph.ops[graph.tensors[one].op].type == "Const":
                 self.folded[t] = one
                 continue
-            if t not in handed or one not in self.folded:
+            if t not in handed or one not in seen:
                 self.folding_bytes.append(graph.tensors[t].size_bytes)
+                seen.add(one)
+            if t in folding.dropped:
+                continue
             one = first.setdefault(alike.get(t, one), one)
             if one not in self.folded:
                 size_bytes = graph.tensors[one].size_bytes
@@ -77,12 +80,39 @@ class Constants:
             self.folded[t] = self.folded[one]
 
 
+def _computing_bytes(graph: StepGraph) -> int:
+    """The most that lies there at once of what is made of constants alone, when each op is run as
+    soon as it can be: what is kept, and what that is computed of."""
+    asked = graph.folding.kept | graph.folding.dropped
+    needed: set[int] = set()
+    readers: dict[int, int] = defaultdict(int)  # of each buffer
+    for op in reversed(graph.ops):
+        runs = graph.folding.computed[op.id] and op.type != "Const"
+        if runs and any(t in asked or readers[graph.root[t]] for t in op.outputs):
+            needed.add(op.id)
+            for t in op.inputs:
+                readers[graph.root[t]] += 1
+    held = {graph.root[t] for t in asked}
+    there_bytes = most_bytes = 0
+    for op in (graph.ops[each] for each in sorted(needed)):
+        made = sum(graph.tensors[t].size_bytes for t in op.outputs if graph.root[t] == t)
+        freed = 0
+        for t in (graph.root[t] for t in op.inputs):
+            readers[t] -= 1
+            if not readers[t] and t not in held and graph.tensors[t].op in needed:
+                freed += graph.tensors[t].size_bytes
+        in_place = freed if op.type in _EACH else 0
+        most_bytes = max(most_bytes, there_bytes + made - min(in_place, made))
+        there_bytes += made - freed
+    return most_bytes
+
+
 def _handed_on(graph: StepGraph, same: Mapping[int, int]) -> dict[int, int]:
     """What Identities hand on of constants -> what that is: the runtime takes them out first, and
     has others read it."""
     given: dict[int, int] = {}
     for op in graph.ops:
-        if op.type == "Identity" and graph.folded[op.id]:
+        if op.type == "Identity" and graph.folding.computed[op.id]:
             source = op.inputs[0]
             given[op.outputs[0]] = given.get(source, same.get(source, source))
     return given
@@ -115,7 +145,7 @@ def _alike(graph: StepGraph) -> dict[int, Hashable]:
     known: dict[Hashable, int] = {}
     alike: dict[Hashable, list[int]] = defaultdict(list)
     for op in graph.ops:
-        if not graph.folded[op.id]:
+        if not graph.folding.computed[op.id]:
             continue
         before = {*op.controls, *(graph.tensors[t].op for t in op.inputs)}
         waits[op.id] = frozenset().union(*(waits.get(each, {each}) for each in before))
@@ -124,7 +154,7 @@ def _alike(graph: StepGraph) -> dict[int, Hashable]:
         for t, held in _held(op, graph, number, content):
             made = graph.tensors[t]
             content[t] = known.setdefault((held, made.dtype, made.shape), len(known))
-            if t in graph.data.outputs or not all(graph.folded[c] for c in graph.consumers[t]):
+            if t in graph.folding.kept:
                 alike[content[t]].append(t)
     found: dict[int, Hashable] = {}
     for key, these in alike.items():

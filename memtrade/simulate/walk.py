@@ -138,11 +138,12 @@ class Walk:
         constants alone: it holds all of it twice for a moment, what it will merge included, and
         the step's constants themselves twice more."""
         allocator, constants = self.allocator, self.linker.constants
+        computing_bytes = allocator.bytes_in_use + constants.computing_bytes + constants.own_bytes
         made = [allocator.allocate(size) for size in 2 * constants.folding_bytes]
         most = allocator.bytes_in_use + 2 * constants.own_bytes
         for handle in made:
             allocator.free(handle)
-        return most
+        return max(most, computing_bytes)
 
     def _constant_lies(self, made: Tensor) -> None:
         """Once for its kernel, if it holds what no other does, and in graphs that look at it."""

@@ -11,7 +11,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tests.corpus.parts import Made, normal, seeded, weights
+from tests.corpus.parts import Made, normal, seeded, sparse_loss, supervised, weights, whole
 
 ROWS, WIDTH, DEPTH = 512, 128, 8
 
@@ -128,7 +128,26 @@ def per_example_clipping() -> Made:
     return train_step, (normal(64, 32),)
 
 
+def weight_decay() -> Made:
+    """Keras's L2 penalties, whose gradients hang on constants alone; one of them takes 12 MB."""
+    seeded()
+    penalty = keras.regularizers.L2(1e-4)
+    model = keras.Sequential(
+        [
+            keras.Input([768]),
+            keras.layers.Dense(2048, "relu", kernel_regularizer=penalty),
+            keras.layers.Dense(1536, "relu", kernel_regularizer=penalty),
+            keras.layers.Dense(10, kernel_regularizer=penalty),
+        ]
+    )
+
+    def compute_loss(labels, logits):
+        return sparse_loss(labels, logits) + tf.add_n(model.losses)
+
+    return supervised(model, compute_loss), (normal(1024, 768), whole(1024))
+
+
 STEPS = (
     v1_adam, v1_minimize, v1_gradients, keras_lion, keras_accumulating, clipped_by_norm, schedule,
-    per_example_clipping,
+    per_example_clipping, weight_decay,
 )  # fmt: skip

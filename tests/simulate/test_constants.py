@@ -24,6 +24,38 @@ def test_constant_ops_are_read_from_a_copy_that_is_always_there():
     assert result.peak_bytes == BIG + 2 * BIG + 2 * 256
 
 
+WIDE = 12 << 20
+
+
+def test_what_is_too_large_to_be_kept_is_computed_twice_before_the_first_step_and_then_in_each():
+    """The gradient of a wide layer's L2 penalty."""
+    b = Builder()
+    (size,) = b.op("size", "Const", sizes=[4])
+    (spread,) = b.op("spread", "Fill", [size], sizes=[WIDE])
+    (x,) = b.op("x", "Placeholder", sizes=[WIDE])
+    (y,) = b.op("y", "Add", [spread, x], sizes=[WIDE])
+    graph = b.build(inputs=[x], outputs=[y], loss=y)
+    assert not graph.folded[graph.tensors[spread].op]
+    result = simulate(graph, everything(graph))
+    assert result.persistent_bytes == WIDE + 256  # x, and the size, which each step reads again
+    assert (result.peak_action, result.peak_bytes) == (-1, 3 * WIDE + 3 * 256)
+
+
+def test_what_leads_to_a_constant_lies_there_while_it_is_computed():
+    b = Builder()
+    (size,) = b.op("size", "Const", sizes=[4])
+    (spread,) = b.op("spread", "Fill", [size], sizes=[WIDE])
+    (turned,) = b.op("turned", "Cumsum", [spread], sizes=[WIDE])
+    (total,) = b.op("total", "Sum", [turned], sizes=[4])
+    (x,) = b.op("x", "Placeholder", sizes=[BIG])
+    (y,) = b.op("y", "Mul", [total, x], sizes=[BIG])
+    graph = b.build(inputs=[x], outputs=[y], loss=y)
+    assert all(graph.folded[graph.tensors[t].op] for t in (spread, turned, total))
+    result = simulate(graph, everything(graph))
+    assert result.peak_action == -1
+    assert result.peak_bytes == pytest.approx(BIG + 2 * WIDE, abs=2048)
+
+
 def test_a_constant_that_is_handed_on_is_there_once():
     """As the runtime has it, which takes Identities out before it computes constants: the gradient
     of a mean over pixels goes through several."""

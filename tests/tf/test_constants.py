@@ -23,6 +23,11 @@ def step(x):
     noise = tf.random.stateless_normal([8, 2], [3, 1])
     sums = tf.raw_ops.BroadcastGradientArgs(s0=[8, 2], s1=[8, 2])
     seen = tf.cast(tf.size(sums[0]) + tf.size(sums[1]), tf.float32)
+    small = tf.sin(tf.reshape(tf.range(1 << 18, dtype=tf.float32), [1, 1 << 18]))
+    large = tf.tile(small, [12, 1])  # of 12 MB: not kept, and so nor is what it is made of
+    seen += tf.reduce_sum(tf.cos(tf.tile(small + 1, [12, 1])))  # of which only the sum is read
+    first = x[0, 0]
+    seen += tf.reduce_max(large * first)
     return tf.reduce_sum(x * made + noise * 2.0) + seen
 
 x = tf.ones([8, 2])
