@@ -3,7 +3,8 @@
 ≥   nothing tells the size of some tensors
 ≈   TensorFlow's own order decides, which differs from one process to the next; or some sizes are
     those of one batch; some are made in branches, or much is taken by loops, and nobody knows who
-    lies where in there; or variables lie elsewhere after each step, or may
+    lies where in there; or variables lie elsewhere after each step, or may; or kernels keep
+    constant filters in a form of their own, which lies wherever there is room in the first step
 ≤   some sizes are only bounded from above
 """
 
@@ -12,6 +13,8 @@ from memtrade.graph import BOUND, WATCHED, StepGraph
 from memtrade.op_types import LOOP_TYPES
 from memtrade.plan import Plan
 
+# Kernels of oneDNN keep the filters of these, their second inputs, once reordered.
+_FILTERING = frozenset({"Conv2D", "Conv3D", "DepthwiseConv2dNative"})
 # A loop takes much if it takes so much of the largest tensor.
 _MUCH = 0.25
 
@@ -26,7 +29,8 @@ def bound_of(graph: StepGraph, plan: Plan | None, *, moves: bool = False) -> str
         return "≥"
     pinned = plan is not None and plan.actions and plan.order == "pinned"
     moves = moves or any(map(moved, graph.ops))
-    if not pinned or moves or graph.sized(WATCHED) or _in_branches(graph) or _in_loops(graph):
+    unclear = graph.sized(WATCHED) or _in_branches(graph) or _in_loops(graph)
+    if not pinned or moves or unclear or _keeps_filters(graph):
         return "≈"
     return "≤" if graph.sized(BOUND) else ""
 
@@ -41,3 +45,8 @@ def _in_loops(graph: StepGraph) -> bool:
     taken = (op.attrs.get("scratch_bytes", 0) for op in graph.ops if op.type in LOOP_TYPES)
     most_bytes = max((t.size_bytes for t in graph.tensors), default=0)
     return max(taken, default=0) > _MUCH * most_bytes
+
+
+def _keeps_filters(graph: StepGraph) -> bool:
+    filters = (op.inputs[1] for op in graph.ops if op.type in _FILTERING)
+    return any(graph.folded[graph.tensors[t].op] for t in filters)

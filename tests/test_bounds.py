@@ -49,6 +49,15 @@ def test_how_exact_a_prediction_is(graph: StepGraph, bound: str) -> None:
     assert bound_of(graph, PINNED) == bound
 
 
+@pytest.mark.parametrize(("source", "bound"), [("Const", "≈"), ("Placeholder", "")])
+def test_kernels_keep_filters_that_are_constants_wherever_there_is_room(source: str, bound: str):
+    b = Builder()
+    (x,) = b.op("x", "Placeholder", sizes=[SIZE])
+    (filters,) = b.op("filters", source, sizes=[SIZE])
+    (y,) = b.op("y", "DepthwiseConv2dNative", [x, filters], sizes=[SIZE])
+    assert bound_of(b.build(inputs=[x], outputs=[y], loss=y), PINNED) == bound
+
+
 def test_where_variables_lie_elsewhere_after_each_step_so_does_what_is_free() -> None:
     assert bound_of(known(made(), sized={}), PINNED, moves=True) == "≈"
 

@@ -116,10 +116,14 @@ class Walk:
             if place < len(data.captures):
                 self._capture_lies(data.captures[place], data.capture_bytes[place])
         self.given_bytes = self.allocator.bytes_in_use - aside_bytes
-        for op in graph.ops:
-            if op.type == "Const":
-                self._constant_lies(graph.tensors[op.outputs[0]])
+        held = [graph.tensors[op.outputs[0]] for op in graph.ops if op.type == "Const"]
+        for each in held:
+            if each.id in self.linker.constants.looked_at:
+                for _ in range(self._graphs):
+                    self._always("constants", each.size_bytes)
         folding_bytes = self._folded()
+        for each in held:
+            self._constant_lies(each)
         for folded in dict.fromkeys(self.linker.constants.folded.values()):
             if not self.sources[folded]:
                 size_bytes = self.linker.sizes[folded]
@@ -136,25 +140,27 @@ class Walk:
     def _folded(self) -> int:
         """The most bytes in use before the first step, when the runtime computes what is made of
         constants alone: it holds all of it twice for a moment, what it will merge included, and
-        the step's constants themselves twice more."""
+        the step's constants, too, which their kernels do not have yet."""
         allocator, constants = self.allocator, self.linker.constants
-        computing_bytes = allocator.bytes_in_use + constants.computing_bytes + constants.own_bytes
-        made = [allocator.allocate(size) for size in 2 * constants.folding_bytes]
-        most = allocator.bytes_in_use + 2 * constants.own_bytes
-        for handle in made:
+        there_bytes = allocator.bytes_in_use
+        read = [allocator.allocate(size) for size in constants.own_bytes]
+        made = [allocator.allocate(size) for size in constants.folding_bytes]
+        computing_bytes = there_bytes + sum(constants.own_bytes) + constants.computing_bytes
+        made += [
+            allocator.allocate(size) for size in (*constants.own_bytes, *constants.folding_bytes)
+        ]
+        most = allocator.bytes_in_use
+        for handle in (*read, *made):
             allocator.free(handle)
         return max(most, computing_bytes)
 
     def _constant_lies(self, made: Tensor) -> None:
-        """Once for its kernel, if it holds what no other does, and in graphs that look at it."""
-        constants, first = self.linker.constants, self.linker.graph.data.equal.get(made.id)
+        """Once for its kernel, if it holds what no other does."""
+        first = self.linker.graph.data.equal.get(made.id)
         if first is not None:
             self.sources[made.id] = self.sources[first]
-        elif made.id in constants.lasting:
+        elif made.id in self.linker.constants.lasting:
             self.sources[made.id] = self._always("constants", made.size_bytes)
-        if made.id in constants.looked_at:
-            for _ in range(self._graphs):
-                self._always("constants", made.size_bytes)
 
     def _capture_lies(self, t: int, size: int) -> None:
         """A variable or a captured constant."""
