@@ -191,6 +191,9 @@ def supervise(
                     selector.unregister(key.fileobj)
             # What a child started may hold its pipes open behind its end.
             quiet = not ready or not selector.get_map()
+        # What it said between the look at its pipes and the one at itself: no more than they hold.
+        for key, _ in selector.select(0):
+            key.data.read()
     return True
 
 

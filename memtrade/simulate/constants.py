@@ -15,8 +15,9 @@ from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterator, Mapping
 
 from memtrade.facts import looked_at, reuse
-from memtrade.graph import Op, StepGraph
+from memtrade.graph import Op, StepGraph, once_per_graph
 from memtrade.op_types import ALIAS_TYPES
+from memtrade.simulate.regions import round_up
 from memtrade.simulate.unplanned import merged_tensors
 
 # Of one number they make tensors of that number; Fill reads it behind the dimensions.
@@ -33,7 +34,7 @@ class Constants:
         folded: constant tensor -> its copy that others read.
         folding_bytes: of each that the runtime computes, merged or not.
         computing_bytes: of what lies there at once while the runtime computes them.
-        own_bytes: of each that the step has, where the runtime computes any.
+        own_bytes: of those that the step has, where the runtime computes any.
         looked_at: those that TensorFlow infers shapes with: each graph keeps those that it has
             looked at. The runtime merges constants that hold the same, and graphs do not.
         lasting: those that the runtime holds, the first of those that hold the same: what it has
@@ -48,8 +49,8 @@ class Constants:
         self._fold(graph, hide)
         self.computing_bytes = _computing_bytes(graph) if self.folding_bytes else 0
         held = [t for op in graph.ops if op.type == "Const" for t in op.outputs]
-        sizes = [size for t in held if (size := graph.tensors[t].size_bytes)]
-        self.own_bytes = sizes if self.folding_bytes else []
+        sizes = (round_up(graph.tensors[t].size_bytes) for t in held)
+        self.own_bytes = sum(sizes) if self.folding_bytes else 0
         read = {*graph.data.outputs, *self.folded.values()}
         self.looked_at = frozenset(t for t in held if _is_looked_at(t, graph))
         self.lasting = frozenset(
@@ -79,6 +80,7 @@ class Constants:
             self.folded[t] = self.folded[one]
 
 
+@once_per_graph
 def _computing_bytes(graph: StepGraph) -> int:
     """The most that lies there at once of what is made of constants alone, when each op is run as
     soon as it can be: what is kept, and what that is computed of."""

@@ -142,15 +142,10 @@ class Walk:
         constants alone: it holds all of it twice for a moment, what it will merge included, and
         the step's constants, too, which their kernels do not have yet."""
         allocator, constants = self.allocator, self.linker.constants
-        there_bytes = allocator.bytes_in_use
-        read = [allocator.allocate(size) for size in constants.own_bytes]
-        made = [allocator.allocate(size) for size in constants.folding_bytes]
-        computing_bytes = there_bytes + sum(constants.own_bytes) + constants.computing_bytes
-        made += [
-            allocator.allocate(size) for size in (*constants.own_bytes, *constants.folding_bytes)
-        ]
-        most = allocator.bytes_in_use
-        for handle in (*read, *made):
+        computing_bytes = allocator.bytes_in_use + constants.own_bytes + constants.computing_bytes
+        made = [allocator.allocate(size) for size in 2 * constants.folding_bytes]
+        most = allocator.bytes_in_use + 2 * constants.own_bytes
+        for handle in made:
             allocator.free(handle)
         return max(most, computing_bytes)
 

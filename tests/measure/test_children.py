@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
+import os
 import signal
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
-from memtrade.measure.children import Child
+from memtrade.measure.children import Child, supervise
 
 
 def ended(code: int, *log: str) -> tuple[str, str]:
@@ -32,3 +34,22 @@ def test_a_step_that_fails_says_its_own_words():
     )
     assert status == "crashed"
     assert reason == "exit code 1 in step 1: assertion failed: [the loss is not finite]"
+
+
+def test_what_a_child_says_just_before_its_end_is_heard():
+    """Between the look at its pipes, which are empty, and the one at the process."""
+    reading, writing = os.pipe()
+    heard: list[bytes] = []
+
+    def poll() -> int:
+        os.write(writing, b"the last word\n")
+        return 0
+
+    with os.fdopen(reading, "rb", 0) as stdout, os.fdopen(writing, "wb", 0):
+        child = Child(cast("Any", SimpleNamespace(stdout=stdout, stderr=None, poll=poll)))
+        listener = SimpleNamespace(
+            take_event=lambda child, line: heard.append(line),
+            has_enough=lambda *, quiet: quiet and child.has_ended,
+        )
+        assert supervise([child], cast("Any", listener), deadline=math.inf)
+    assert heard == [b"the last word"]
