@@ -39,6 +39,9 @@ from memtrade.measure.protocol import (
 
 WORKER = (sys.executable, "-m", "memtrade.measure")
 
+# Made before there are threads: where two of them learn a type at once, msgspec 0.22 crashes.
+_EVENTS = msgspec.json.Decoder(Event)
+
 _GRACE_SECONDS = 5.0  # for a child that has said its last word to leave by itself
 
 
@@ -110,7 +113,7 @@ class _Conversation:
         if self.end or self.noise:
             return
         try:
-            event = msgspec.json.decode(line, type=Event)
+            event = _EVENTS.decode(line)
         except msgspec.DecodeError:
             self.noise = line.decode(errors="replace")[:80]
             return

@@ -40,6 +40,9 @@ from memtrade.plan import Action
 CHILD = (sys.executable, "-m", "memtrade.measure")
 
 _REACH_SECONDS = 4.0  # for a server to accept a connection; two addresses may be out of reach
+# Made before there are threads, as in `memtrade.measure.trial`.
+_EVENTS = msgspec.json.Decoder(PipelineEvent)
+
 _GRACE_SECONDS = 2.0  # for the process to be seen that made the driver fail
 
 
@@ -292,7 +295,7 @@ class _Watch:
 
     def take_event(self, child: Child, line: bytes) -> None:
         try:
-            event = msgspec.json.decode(line, type=PipelineEvent)
+            event = _EVENTS.decode(line)
         except msgspec.DecodeError:
             said = line.decode(errors="replace")[:80]
             self.noise = f"{child.name} wrote a line that is no event: {said!r}"
