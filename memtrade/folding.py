@@ -25,15 +25,15 @@ _COUNTS = ("int32", "int64")
 class Folding(NamedTuple):
     """Attributes:
     computed: of each op, whether the runtime computes it before the first step.
-    gone: whether no step does: what is read of it is a constant by then.
-    kept: the tensors that become constants.
-    dropped: those that are computed for that, and too large.
+    folded: whether no step does: what is read of it is a constant by then.
+    asked: the tensors that it is computed for.
+    kept: those of them that become constants; the others are too large.
     """
 
     computed: list[bool]
-    gone: list[bool]
+    folded: list[bool]
+    asked: frozenset[int]
     kept: frozenset[int]
-    dropped: frozenset[int]
 
 
 def folding_of(graph: StepGraph) -> Folding:
@@ -43,22 +43,22 @@ def folding_of(graph: StepGraph) -> Folding:
         runs = op.stateful or not op.inputs or op.type in NEVER_FOLDED_TYPES
         if not runs and all(computed[graph.tensors[t].op] for t in op.inputs):
             computed[op.id] |= all(_is_known(graph.tensors[t], graph) for t in op.outputs)
-    asked = {
+    asked = frozenset(
         t
         for op in graph.ops
         if computed[op.id] and op.type != "Const"
         for t in op.outputs
         if t in graph.data.outputs or not all(computed[c] for c in graph.consumers[t])
-    }
+    )
     kept = frozenset(t for t in asked if graph.tensors[t].size_bytes <= _KEPT_BYTES)
-    gone = computed[:]
+    folded = computed[:]
     for op in reversed(graph.ops):
         if computed[op.id] and op.type != "Const":
             others = [t for t in op.outputs if t not in kept]
-            gone[op.id] = asked.isdisjoint(others) and all(
-                gone[c] for t in others for c in graph.consumers[t]
+            folded[op.id] = asked.isdisjoint(others) and all(
+                folded[c] for t in others for c in graph.consumers[t]
             )
-    return Folding(computed, gone, kept, frozenset(asked - kept))
+    return Folding(computed, folded, asked, kept)
 
 
 def _is_known(tensor: Tensor, graph: StepGraph) -> bool:

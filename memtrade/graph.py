@@ -353,7 +353,7 @@ class StepGraph:
     @cached_property
     def folded(self) -> list[bool]:
         """For each op, whether no step runs it: what is read of it is a constant by then."""
-        return self.folding.gone
+        return self.folding.folded
 
     def label(self, tensor: int) -> str:
         """TensorFlow's name of a tensor, such as "block1/Relu:0"."""

@@ -63,7 +63,7 @@ class Constants:
         folding, same = graph.folding, merged_tensors(graph)
         handed, alike, first = _handed_on(graph, same), _alike(graph), {}
         seen: set[int] = set()
-        for t in sorted(folding.kept | folding.dropped):
+        for t in sorted(folding.asked):
             one = handed.get(t, t if alike.get(t) == t else same.get(t, t))
             if graph.ops[graph.tensors[one].op].type == "Const":
                 self.folded[t] = one
@@ -71,7 +71,7 @@ class Constants:
             if t not in handed or one not in seen:
                 self.folding_bytes.append(graph.tensors[t].size_bytes)
                 seen.add(one)
-            if t in folding.dropped:
+            if t not in folding.kept:
                 continue
             one = first.setdefault(alike.get(t, one), one)
             if one not in self.folded:
@@ -84,7 +84,7 @@ class Constants:
 def _computing_bytes(graph: StepGraph) -> int:
     """The most that lies there at once of what is made of constants alone, when each op is run as
     soon as it can be: what is kept, and what that is computed of."""
-    asked = graph.folding.kept | graph.folding.dropped
+    asked = graph.folding.asked
     needed: set[int] = set()
     readers: dict[int, int] = defaultdict(int)  # of each buffer
     for op in reversed(graph.ops):

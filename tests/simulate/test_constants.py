@@ -9,14 +9,20 @@ from memtrade.graph import StepGraph
 from tests.graphs import Builder
 from tests.simulate.test_memory import BIG, everything, simulate
 
+WIDE = 12 << 20  # too large to be kept
 
-def test_constant_ops_are_read_from_a_copy_that_is_always_there():
+
+def zeros_added(size_bytes: int) -> StepGraph:
     b = Builder()
     (size,) = b.op("size", "Const", sizes=[4])
-    (zeros,) = b.op("zeros", "Fill", [size], sizes=[BIG])
-    (x,) = b.op("x", "Placeholder", sizes=[BIG])
-    (y,) = b.op("y", "Add", [zeros, x], sizes=[BIG])
-    graph = b.build(inputs=[x], outputs=[y], loss=y)
+    (zeros,) = b.op("zeros", "Fill", [size], sizes=[size_bytes])
+    (x,) = b.op("x", "Placeholder", sizes=[size_bytes])
+    (y,) = b.op("y", "Add", [zeros, x], sizes=[size_bytes])
+    return b.build(inputs=[x], outputs=[y], loss=y)
+
+
+def test_constant_ops_are_read_from_a_copy_that_is_always_there():
+    graph = zeros_added(BIG)
     result = simulate(graph, everything(graph))
     assert result.persistent_bytes == 2 * BIG  # x, the folded zeros, but not their size
     # Before the first step, the runtime computes the zeros: twice, with the constant twice more.
@@ -24,18 +30,10 @@ def test_constant_ops_are_read_from_a_copy_that_is_always_there():
     assert result.peak_bytes == BIG + 2 * BIG + 2 * 256
 
 
-WIDE = 12 << 20
-
-
 def test_what_is_too_large_to_be_kept_is_computed_twice_before_the_first_step_and_then_in_each():
     """The gradient of a wide layer's L2 penalty."""
-    b = Builder()
-    (size,) = b.op("size", "Const", sizes=[4])
-    (spread,) = b.op("spread", "Fill", [size], sizes=[WIDE])
-    (x,) = b.op("x", "Placeholder", sizes=[WIDE])
-    (y,) = b.op("y", "Add", [spread, x], sizes=[WIDE])
-    graph = b.build(inputs=[x], outputs=[y], loss=y)
-    assert not graph.folded[graph.tensors[spread].op]
+    graph = zeros_added(WIDE)
+    assert graph.folded == [True, False, False, False]
     result = simulate(graph, everything(graph))
     assert result.persistent_bytes == WIDE + 256  # x, and the size, which each step reads again
     assert (result.peak_action, result.peak_bytes) == (-1, 3 * WIDE + 2 * 256)

@@ -39,10 +39,10 @@ from memtrade.plan import Action
 
 CHILD = (sys.executable, "-m", "memtrade.measure")
 
-_REACH_SECONDS = 4.0  # for a server to accept a connection; two addresses may be out of reach
 # Made before there are threads, as in `memtrade.measure.trial`.
 _EVENTS = msgspec.json.Decoder(PipelineEvent)
 
+_REACH_SECONDS = 4.0  # for a server to accept a connection; two addresses may be out of reach
 _GRACE_SECONDS = 2.0  # for the process to be seen that made the driver fail
 
 
