@@ -115,7 +115,8 @@ def find_loss(
         named: the user says that it is the only one.
 
     Raises:
-        UnsupportedGraphError: nothing that is returned or updated comes from the batch.
+        UnsupportedGraphError: nothing that is returned or updated comes from the batch, nor, of
+            a step that takes none or does not use it, from variables.
     """
     groups = [[computed_loss(ops, tensors, batch, t) for t in group] for group in returned]
     if named:
@@ -126,14 +127,15 @@ def find_loss(
         best = max(group, key=lambda t: shared[t])  # the first of several
         if shared[best] or not flow.leading:
             return best
-    if not flow.leading:
-        flow = _Flow(ops, tensors, batch, outputs)
-    if not flow.leading:
-        raise UnsupportedGraphError(
-            "no loss found: nothing that the step returns or updates is made from its batch. "
-            "Return the loss, alone or in a structure"
-        )
-    return flow.fullest
+    read = [t for op in ops if op.type in READ_TYPES for t in op.outputs]
+    for origin, ending in ((batch, outputs), (read, ()), (read, outputs)):
+        flow = flow if flow.leading else _Flow(ops, tensors, origin, ending)
+    if flow.leading:
+        return flow.fullest
+    raise UnsupportedGraphError(
+        "no loss found: nothing that the step returns or updates is made from its batch or "
+        "variables. Return the loss, alone or in a structure"
+    )
 
 
 @dataclass

@@ -131,3 +131,20 @@ def test_a_loss_that_reads_updated_weights_is_the_loss():
 
     graph = trace(step_of(step, tf.TensorSpec([2]))).graph
     assert graph.ops[graph.tensors[graph.loss].op].type == "Sum"
+
+
+def test_without_a_batch_what_variables_lead_to_is_the_way():
+    """What is trained may be all that a step takes, as an image is whose style is changed."""
+    image = tf.Variable(tf.ones([64, 64]))
+
+    def step():
+        with tf.GradientTape() as tape:
+            y = image
+            for _ in range(3):
+                y = tf.nn.tanh(y @ tf.ones([64, 64]))
+            loss = tf.reduce_mean(y**2)
+        image.assign_sub(tape.gradient(loss, image))
+
+    graph = trace(step_of(step)).graph
+    kinds = [graph.ops[i].type for i in sorted(graph.forward)]
+    assert kinds.count("MatMul") == kinds.count("Tanh") == 3
