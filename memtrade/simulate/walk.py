@@ -24,7 +24,7 @@ from memtrade.simulate.regions import round_up
 
 HANDLE_BYTES = 200  # the scalar tensor that holds a variable's resource handle
 SHAPE_BYTES, SEED_BYTES = 16, 8  # what is there while a variable or the batch gets its values
-STRING_BYTES = 24  # what a swapped tensor leaves in the arena: a string scalar
+STRING_BYTES = 24  # of a string in the arena, as swapped tensors leave; its text lies elsewhere
 # Of a string that is one message: below protobuf's limit of 2 GiB, with room for the header.
 MAX_SLICE_BYTES = (1 << 31) - (1 << 20)
 _GRAPHS = 3  # of functions: the rewritten one, and those that the step came from

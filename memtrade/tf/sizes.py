@@ -19,6 +19,7 @@ from memtrade.facts import reuse
 from memtrade.facts.kernel import END
 from memtrade.graph import BOUND, TRIP_COUNT, WATCHED
 from memtrade.op_types import ALIAS_TYPES, BRANCH_TYPES, LOOP_TYPES, RESERVING_TYPES
+from memtrade.simulate.walk import STRING_BYTES
 from memtrade.tf.bodies import Argument, Body, draw_body
 from memtrade.tf.body_bytes import (
     BodyBytes,
@@ -125,6 +126,8 @@ class _Sizes:
             self._set(t, size, "", content)
         elif t.dtype == tf.variant:
             self._list(operation, t)
+        elif t.dtype == tf.string and operation.type == "Const":
+            self._set(t, t.shape.num_elements() * STRING_BYTES, "")
         elif t.dtype in (tf.resource, tf.string):
             self._set(t, 0, "")
         elif t.shape.is_fully_defined():

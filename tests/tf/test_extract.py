@@ -3,6 +3,7 @@ import tensorflow as tf
 
 from memtrade.errors import UnsupportedGraphError
 from memtrade.facts.variables import placed
+from memtrade.simulate.walk import STRING_BYTES
 from memtrade.tf.extract import trace
 from memtrade.tf.step import TrainStep
 from tests.tf.small_models import small_step
@@ -150,6 +151,23 @@ def test_constants_that_hold_the_same_are_told():
     held = [op.outputs[0] for op in graph.ops if graph.tensors[op.outputs[0]].shape == (2,)][:3]
     equal = graph.data.equal
     assert (equal.get(held[1]), equal.get(held[0]), equal.get(held[2])) == (held[0], None, None)
+
+
+def test_strings_that_a_step_holds_take_what_stands_for_them(tmp_path):
+    """As names of summaries do; of what is computed, nothing is known."""
+    weight = tf.Variable(tf.ones([4, 4]))
+    writer = tf.summary.create_file_writer(str(tmp_path))
+
+    def step(x):
+        loss = tf.reduce_mean((x @ weight) ** 2)
+        with writer.as_default():
+            tf.summary.write("loss", loss, step=1)
+            tf.summary.write("a name that is longer than what stands for it", loss, step=1)
+        return loss
+
+    graph = trace(step_of(step, tf.TensorSpec([8, 4]))).graph
+    held = [graph.tensors[t] for op in graph.ops if op.type == "Const" for t in op.outputs]
+    assert {t.size_bytes for t in held if t.dtype == "string"} == {STRING_BYTES}
 
 
 def test_constants_that_hold_one_number_are_told():
