@@ -31,7 +31,8 @@ class Constants:
     """What the runtime holds of a graph's constants.
 
     Attributes:
-        folded: constant tensor -> its copy that others read.
+        folded: constant tensor -> its copy that others read, in the order they are made in: the
+            runtime sorts by name.
         folding_bytes: of each that the runtime computes, merged or not.
         computing_bytes: of what lies there at once while the runtime computes them.
         own_bytes: of those that the step has, where the runtime computes any.
@@ -78,6 +79,8 @@ class Constants:
                 size_bytes = graph.tensors[one].size_bytes
                 self.folded[one] = hide(size_bytes, f"{graph.label(one)} (constant)")
             self.folded[t] = self.folded[one]
+        by_name = sorted(self.folded, key=lambda t: (graph.ops[graph.tensors[t].op].name, t))
+        self.folded = {t: self.folded[t] for t in by_name}
 
 
 @once_per_graph

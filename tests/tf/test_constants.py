@@ -1,10 +1,12 @@
-"""What the runtime computes once: TensorFlow's log says which kernels run in a later step."""
+"""What the runtime computes once: TensorFlow's log says which kernels run in a later step, and in
+which order constants are made before the first."""
 
 from __future__ import annotations
 
 import json
 import os
 import re
+from functools import cache
 
 from tests import forks
 
@@ -12,6 +14,8 @@ SCRIPT = """
 import json, sys
 import tensorflow as tf
 from memtrade.graph import StepGraph
+from memtrade.simulate.memory import Simulator
+from memtrade.target import profile_target
 from memtrade.tf.extract import read_graph
 
 tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
@@ -27,6 +31,8 @@ def step(x):
     large = tf.tile(small, [12, 1])  # of 12 MB: not kept, and so nor is what it is made of
     seen += tf.reduce_sum(tf.cos(tf.tile(small + 1, [12, 1])))  # of which only the sum is read
     first = x[0, 0]
+    for size, name in ((96, "second"), (160, "first")):
+        seen += tf.reduce_sum(tf.fill([size], 0.5, name=name) * first)
     seen += tf.reduce_max(large * first)
     return tf.reduce_sum(x * made + noise * 2.0) + seen
 
@@ -36,17 +42,32 @@ ops = [op for op in graph.ops if op.type not in ("Const", "NoOp", "Placeholder")
 step(x)
 print("LATER", file=sys.stderr, flush=True)
 step(x)
-print(json.dumps({op.name: graph.folded[op.id] for op in ops}))
+folded = {op.name: graph.folded[op.id] for op in ops}
+made = Simulator(graph, profile_target("arena")).linker.constants.folded
+print(json.dumps([folded, [graph.label(t) for t in made]]))
 """
 
 
-def test_what_is_called_constant_is_what_does_not_run_again() -> None:
+@cache
+def _ran() -> tuple[dict[str, bool], list[str], str]:
+    """Of each op whether it is folded, the folded constants' labels in order, and the log."""
     logged = {"TF_CPP_VMODULE": "log_memory=2", "TF_CPP_MIN_LOG_LEVEL": "0"}
     done = forks.ran(["-c", SCRIPT], env=os.environ | logged)
     assert done.returncode == 0, done.stderr[-2000:]
-    folded = json.loads(done.stdout)
-    later = done.stderr.rpartition("LATER")[2]
+    return *json.loads(done.stdout), done.stderr
+
+
+def test_what_is_called_constant_is_what_does_not_run_again() -> None:
+    folded, _, log = _ran()
+    later = log.rpartition("LATER")[2]
     ran = set(re.findall(r'MemoryLogTensorOutput \{.*?kernel_name: "([^"]*)"', later))
     assert {name for name in folded if name in ran} == {name for name in folded if not folded[name]}
     assert len(ran & folded.keys()) > 3
     assert any(folded.values())
+
+
+def test_constants_are_made_in_the_order_of_their_names() -> None:
+    _, labels, log = _ran()
+    assert [each for each in labels if each in ("first:0", "second:0")] == ["first:0", "second:0"]
+    lies = re.findall(r'"Unknown \(from Proto\)".*?shape \{ dim \{ size: (96|160) \} \}', log)
+    assert lies[-2:] == ["160", "96"]
