@@ -2,9 +2,10 @@
 
 ≥   nothing tells the size of some tensors
 ≈   TensorFlow's own order decides, which differs from one process to the next; or some sizes are
-    those of one batch; some are made in branches, or much is taken by loops, and nobody knows who
-    lies where in there; or variables lie elsewhere after each step, or may; or kernels keep
-    constant filters in a form of their own, which lies wherever there is room in the first step
+    those of one batch; some are made in branches, or much is taken by loops or held in lists, and
+    nobody knows who lies where in there; or variables lie elsewhere after each step, or may; or
+    kernels keep constant filters in a form of their own, which lies wherever there is room in the
+    first step
 ≤   some sizes are only bounded from above
 """
 
@@ -15,7 +16,7 @@ from memtrade.plan import Plan
 
 # Kernels of oneDNN keep the filters of these, their second inputs, once reordered.
 _FILTERING = frozenset({"Conv2D", "Conv3D", "DepthwiseConv2dNative"})
-# A loop takes much if it takes so much of the largest tensor.
+# A loop takes much, and a list holds much, if that is so much of the largest tensor.
 _MUCH = 0.25
 
 
@@ -29,7 +30,7 @@ def bound_of(graph: StepGraph, plan: Plan | None, *, moves: bool = False) -> str
         return "≥"
     pinned = plan is not None and plan.actions and plan.order == "pinned"
     moves = moves or any(map(moved, graph.ops))
-    unclear = graph.sized(WATCHED) or _in_branches(graph) or _in_loops(graph)
+    unclear = graph.sized(WATCHED) or _in_branches(graph) or _in_pieces(graph)
     if not pinned or moves or unclear or _keeps_filters(graph):
         return "≈"
     return "≤" if graph.sized(BOUND) else ""
@@ -41,10 +42,12 @@ def _in_branches(graph: StepGraph) -> bool:
     return any(op.attrs.get("relief") for op in bounded)
 
 
-def _in_loops(graph: StepGraph) -> bool:
-    taken = (op.attrs.get("scratch_bytes", 0) for op in graph.ops if op.type in LOOP_TYPES)
+def _in_pieces(graph: StepGraph) -> bool:
+    """Loops and lists: each element is a tensor of its own, in a hole of its own."""
+    taken = [op.attrs.get("scratch_bytes", 0) for op in graph.ops if op.type in LOOP_TYPES]
+    held = [t.size_bytes for t in graph.tensors if t.dtype == "variant"]
     most_bytes = max((t.size_bytes for t in graph.tensors), default=0)
-    return max(taken, default=0) > _MUCH * most_bytes
+    return max(taken + held, default=0) > _MUCH * most_bytes
 
 
 def _keeps_filters(graph: StepGraph) -> bool:

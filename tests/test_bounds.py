@@ -58,6 +58,17 @@ def test_kernels_keep_filters_that_are_constants_wherever_there_is_room(source: 
     assert bound_of(b.build(inputs=[x], outputs=[y], loss=y), PINNED) == bound
 
 
+@pytest.mark.parametrize(("size", "bound"), [(SIZE, "≈"), (SIZE // 8, "≤")])
+def test_elements_of_a_list_lie_apart(size: int, bound: str) -> None:
+    b = Builder()
+    (x,) = b.op("x", "Placeholder", sizes=[SIZE])
+    (held,) = b.op("held", "TensorListFromTensor", [x], sizes=[size])
+    b.tensors[held] = msgspec.structs.replace(b.tensors[held], dtype="variant", shape=())
+    (y,) = b.op("y", "TensorListStack", [held], sizes=[SIZE])
+    graph = b.build(inputs=[x], outputs=[y], loss=y)
+    assert bound_of(known(graph, sized={held: BOUND}), PINNED) == bound
+
+
 def test_where_variables_lie_elsewhere_after_each_step_so_does_what_is_free() -> None:
     assert bound_of(known(made(), sized={}), PINNED, moves=True) == "≈"
 

@@ -53,6 +53,11 @@ _TELLING = frozenset(
     {"depth", "dims", "limit", "nbins", "num", "num_samples", "num_segments", "output_shape",
      "paddings", "shape", "size"}
 )  # fmt: skip
+# Ops that copy a tensor's parts into a list, which is given before it if it is there.
+_LISTING = frozenset(
+    {"TensorListFromTensor", "TensorListScatter", "TensorListScatterIntoExistingList",
+     "TensorListScatterV2", "TensorListSplit"}
+)  # fmt: skip
 # Ops whose output is a shape, of unknown rank.
 _SHAPES = frozenset({"Shape", "TensorListElementShape", "VariableShape"})
 # Ops whose output is a part of what they read, and where they read it.
@@ -151,6 +156,8 @@ class _Sizes:
             rank = inputs[0].shape.rank
             elements = self._elements(inputs[0])
             return None if rank is None or elements is None else rank * elements
+        if operation.type == "TensorListConcatV2" and t.value_index:  # how long each part is
+            return self._parts(inputs[0])
         if operation.type in ("TensorListStack", "TensorListConcatV2", "TensorListGather"):
             return self._elements(inputs[0], t.dtype)
         if operation.type in _SHAPED:
@@ -230,14 +237,21 @@ class _Sizes:
 
     # Lists
 
+    def _parts(self, held: tf.Tensor) -> int:
+        """How many elements a list has."""
+        content = self.found.contents.get(held.name)
+        each = content.shape.num_elements() if content else None
+        return (self._elements(held, content.dtype) or 0) // each if content and each else _FEW
+
     def _list(self, operation: tf.Operation, t: tf.Tensor) -> None:
         inputs: Sequence[tf.Tensor] = operation.inputs
         if operation.type in ("EmptyTensorList", "OptionalNone", "TensorListReserve"):
             self._set(t, 0, "")
-        elif operation.type == "TensorListFromTensor":
-            shape = inputs[0].shape
-            content = tf.TensorSpec(shape[1:], inputs[0].dtype) if shape.rank else None
-            self._set(t, self.found.sizes[inputs[0].name], BOUND, content)
+        elif operation.type in _LISTING:
+            held = inputs[: 1 + (inputs[0].dtype == tf.variant)]
+            rows = held[-1].shape.rank and operation.type != "TensorListSplit"
+            content = tf.TensorSpec(held[-1].shape[1:], held[-1].dtype) if rows else None
+            self._set(t, self._bytes(*held), BOUND, content)
         elif operation.type in ("TensorListPushBack", "TensorListSetItem"):
             item = inputs[1 if operation.type == "TensorListPushBack" else 2]
             shape = tf.TensorShape([None]) if item.op.type in _SHAPES else item.shape
@@ -248,7 +262,8 @@ class _Sizes:
             self._set(t, self._bytes(*inputs), BOUND, content)
         elif inputs and inputs[0].dtype == tf.variant:  # PopBack, Identity, ZerosLike, AddN
             content = self.found.contents.get(inputs[0].name)
-            self._set(t, self._bytes(inputs[0]), BOUND, content)
+            held = inputs if operation.type == "TensorListConcatLists" else inputs[:1]
+            self._set(t, self._bytes(*held), BOUND, content)
         else:
             self._set(t, None, "")
 

@@ -38,6 +38,12 @@ def test_what_tracing_does_not_size_is_bounded_from_above(step: str, batch_size:
 
 
 @pytest.mark.usefixtures("asking")
+def test_lists_hold_copies_of_what_they_are_made_of():
+    predicted, measured = peaks("target", "ome", target="tests.tf.unsized_steps:listed")
+    assert max(measured) * 0.995 <= predicted <= max(measured) * 1.005
+
+
+@pytest.mark.usefixtures("asking")
 def test_an_unrolled_loop_takes_half_and_what_is_predicted():
     target = "tests.tf.unsized_steps:recurrent"
     _, original = peaks("target", "original", target=target, batch_size=256)

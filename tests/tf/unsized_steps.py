@@ -46,6 +46,20 @@ def looped(batch_size: int = 1024) -> Any:
     return descending(forward, [w]), (tf.ones([batch_size, WIDTH]),)
 
 
+def listed(batch_size: int = 4096) -> Any:
+    """Lists that hold copies of a tensor's parts, which no loop reads."""
+    weights = _weights()
+
+    def forward(x):
+        parts = tf.reshape(x @ weights[0], [4, -1, WIDTH])
+        there = tf.TensorArray(tf.float32, 4).unstack(parts)
+        turned = tf.TensorArray(tf.float32, 4).scatter([3, 2, 1, 0], tf.nn.tanh(there.stack()))
+        halves = tf.TensorArray(tf.float32, 2).split(turned.concat(), [batch_size // 2] * 2)
+        return _deep(halves.stack(), weights[1:])
+
+    return descending(forward, weights), (tf.ones([batch_size, WIDTH]),)
+
+
 def mapped(batch_size: int = 32) -> Any:
     weights = _weights(2)
 
