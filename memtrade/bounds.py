@@ -2,21 +2,21 @@
 
 ≥   nothing tells the size of some tensors
 ≈   TensorFlow's own order decides, which differs from one process to the next; or some sizes are
-    those of one batch; some are made in branches, or much is taken by loops or held in lists, and
-    nobody knows who lies where in there; or variables lie elsewhere after each step, or may; or
-    kernels keep constant filters in a form of their own, which lies wherever there is room in the
-    first step
+    those of one batch; some are made in branches, or much is taken by loops and branches or held in
+    lists, and nobody knows who lies where in there; or variables lie elsewhere after each step, or
+    may; or kernels keep constant filters in a form of their own, which lies wherever there is room
+    in the first step
 ≤   some sizes are only bounded from above
 """
 
 from memtrade.facts.variables import moved
 from memtrade.graph import BOUND, WATCHED, StepGraph
-from memtrade.op_types import LOOP_TYPES
+from memtrade.op_types import BODY_TYPES
 from memtrade.plan import Plan
 
 # Kernels of oneDNN keep the filters of these, their second inputs, once reordered.
 _FILTERING = frozenset({"Conv2D", "Conv3D", "DepthwiseConv2dNative"})
-# A loop takes much, and a list holds much, if that is so much of the largest tensor.
+# What loops and branches take, and lists hold, is much if it is so much of the largest tensor.
 _MUCH = 0.25
 
 
@@ -43,8 +43,8 @@ def _in_branches(graph: StepGraph) -> bool:
 
 
 def _in_pieces(graph: StepGraph) -> bool:
-    """Loops and lists: each element is a tensor of its own, in a hole of its own."""
-    taken = [op.attrs.get("scratch_bytes", 0) for op in graph.ops if op.type in LOOP_TYPES]
+    """Much of it: in the runtime's order in loops and branches, and element by element in lists."""
+    taken = [op.attrs.get("scratch_bytes", 0) for op in graph.ops if op.type in BODY_TYPES]
     held = [t.size_bytes for t in graph.tensors if t.dtype == "variant"]
     most_bytes = max((t.size_bytes for t in graph.tensors), default=0)
     return max(taken + held, default=0) > _MUCH * most_bytes

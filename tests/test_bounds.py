@@ -41,6 +41,7 @@ def known(graph: StepGraph, **changes: Any) -> StepGraph:
         (known(made(kind="If", relief=((SIZE, -1),)), sized={}), ""),  # it updates variables
         (known(made(kind="If", touched=((0, "AssignVariableOp"),)), sized={}), "≈"),
         (known(made(kind="If", touched=((0, "ResourceApplyAdam"),)), sized={}), ""),
+        (known(made(kind="If", scratch_bytes=SIZE), sized={}), "≈"),
         (made(kind="While", scratch_bytes=SIZE), "≈"),
         (made(kind="While", scratch_bytes=SIZE // 8), "≤"),
     ],
