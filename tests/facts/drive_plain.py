@@ -30,6 +30,7 @@ OTHERS: dict[str, dict[str, Any]] = {
     "ClipByValue": {"clip_value_min": 0.1, "clip_value_max": 0.9},
     "Cumprod": AXIS,
     "Cumsum": AXIS,
+    "Empty": {"shape": SHAPE, "dtype": tf.float32},
     "MatrixDiagPartV3": {"k": 0, "padding_value": 0.0},
     "Max": AXIS,
     "Min": AXIS,
