@@ -28,7 +28,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from memtrade.graph import StepGraph
+from memtrade.graph import BOUND, StepGraph
 from memtrade.plan import Action, Plan
 from memtrade.simulate.bfc import ArenaOutOfMemoryError, BfcAllocator
 from memtrade.simulate.live import Laid, laid, live_rows
@@ -65,7 +65,8 @@ class MemoryResult(msgspec.Struct, frozen=True):
 
     Attributes:
         peak_bytes: the highest peak of the simulated steps, padding and holes included.
-        told_peak_bytes: where nothing but what is told of lies in the holes, if that is less.
+        told_peak_bytes: where nothing but what is told of lies in the holes, and all that is
+            bounded is as large as it can be, if that is less.
         persistent_bytes: in use between steps.
         given_bytes: of these, what is there before the first step: variables and batch.
         live_peak_bytes: the peak of the bytes asked for: no padding, no holes.
@@ -111,6 +112,7 @@ class Simulator:
         types = {op.type for op in graph.ops}
         self.assumed = tuple(sorted(each for each in types if not target.facts.is_known(each)))
         self.ahead_bytes = max((op.attrs.get("ahead_bytes", 0) for op in graph.ops), default=0)
+        self._bounded = frozenset(graph.sized(BOUND))
         self._base: tuple[Action, ...] | None = None
         places = target.places
         self.layouts = (places, places.narrowed()) if places and places.free[1:] else (places,)
@@ -148,7 +150,8 @@ class Simulator:
         lag: Lag | None = None,
     ) -> MemoryResult:
         """Simulates some steps in fresh memory; a plan, and a step whose variables move, in the
-        worst of `layouts`; where branches may move them, also as if none did.
+        worst of `layouts`; where branches may move them, also as if none did, and where sizes are
+        only bounded, also as if these tensors were empty.
 
         Args:
             limit_bytes: the target's unless given.
@@ -167,6 +170,9 @@ class Simulator:
             tried += [self._walked(program, steps, limit_bytes, lag, each) for each in others]
         if still := program.without_moves:  # no branch that may move variables does
             tried.append(self._walked(still, steps, limit_bytes, lag, told))
+        if self._bounded:  # less of them may leave holes that larger tensors take, with padding
+            empty = program.emptied(self._bounded)
+            tried.append(self._walked(empty, steps, limit_bytes, lag, told))
         walked = max(tried, key=lambda each: (each.error is not None, each.best.in_use))
         walk, best = walked.walk, walked.best
         in_use = failed = None

@@ -10,7 +10,7 @@ A consumer reads the latest version of its input, as the rewriter wires it, so a
 version's number of readers is known, and with it the moment of its death.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from enum import IntEnum
 from itertools import pairwise
 from typing import NamedTuple, Self
@@ -114,6 +114,21 @@ class Program(NamedTuple):
         """As it runs where no branch moves variables; None where none may."""
         rows = [row for row in self.rows if row.code != MOVE]
         return self._replace(rows=rows) if len(rows) < len(self.rows) else None
+
+    def emptied(self, tensors: Collection[int]) -> Self:
+        """As it runs where all of these have no bytes."""
+
+        def less(row: Row) -> Row:
+            these = [i for i, each in enumerate(row.outputs) if self.tensor_of[each] in tensors]
+            if not these:
+                return row
+            wanted = [
+                each._replace(size_bytes=0) if each.output in these else each
+                for each in row.requests
+            ]
+            return msgspec.structs.replace(row, requests=wanted)
+
+        return self._replace(rows=[*map(less, self.rows)])
 
 
 class Linker:

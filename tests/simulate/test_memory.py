@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from memtrade.graph import StepGraph
+from memtrade.graph import BOUND, StepGraph
 from memtrade.plan import Action
 from memtrade.simulate.bfc import MIB
 from memtrade.simulate.memory import MemoryResult, Simulator
@@ -181,6 +181,30 @@ def test_a_peak_is_told_with_holes_as_they_are_told_and_held_to_the_worse():
     found = Simulator(graph, ARENA.replace(places=places)).memory(everything(graph))
     # Two tensors divide the hole; where it is narrower, the first one takes all of it.
     assert found.peak_bytes - found.told_peak_bytes == MIB - 4096
+
+
+def test_what_is_only_bounded_may_leave_a_hole_to_who_takes_more_of_it():
+    """A boolean mask keeps few rows, and then another tensor comes to lie where room was kept."""
+    b = Builder()
+    (x,) = b.op("x", "Placeholder", sizes=[4096])
+    (kept,) = b.op("kept", "GatherV2", [x], sizes=[MIB])
+    (wide,) = b.op("wide", "Tile", [x], sizes=[MIB])
+    (total,) = b.op("total", "Sum", [kept], sizes=[4])
+    (wider,) = b.op("wider", "Tile", [wide], sizes=[4 * MIB], controls=[3])
+    (y,) = b.op("y", "Sum", [wider], sizes=[4])
+    made = b.build(inputs=[x], outputs=[total, y], loss=y)
+    graph = StepGraph(msgspec.structs.replace(made.data, sized={kept: BOUND}))
+    hole = (MIB, 2 * MIB - 4096)  # less than twice a tensor: whoever lies there takes all of it
+    places = Places(free=(hole, (4 * MIB, 60 * MIB)), captures=(), inputs=(0,))
+
+    def peaks(graph: StepGraph) -> tuple[int, int]:
+        simulator = Simulator(graph, ARENA.replace(places=places))
+        found = simulator.memory(everything(graph), limit_bytes=64 * MIB)
+        return found.told_peak_bytes, found.peak_bytes
+
+    known, _ = peaks(made)
+    told, most = peaks(graph)
+    assert (told, most) == (known, known + MIB - 4096)
 
 
 def test_out_of_memory_is_a_result_that_names_the_op():
