@@ -11,6 +11,7 @@
 
 import contextlib
 import dataclasses
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
@@ -158,11 +159,12 @@ def check(option: Option, value: object) -> None:
     )
     if not right_type:
         raise RuleError(named, f"must be {_KINDS[option.type]}, not {value!r}")
+    if not isinstance(value, str) and not math.isfinite(value):  # pyright: ignore[reportArgumentType]
+        raise RuleError(named, f"must be a finite number, not {value!r}")
     if option.choices and value not in option.choices:
         choices = ", ".join(str(choice) for choice in option.choices)
         raise RuleError(named, f"must be one of {choices}, not {value!r}")
     if option.at_least is not None and value < option.at_least:  # pyright: ignore[reportOperatorIssue]
         raise RuleError(named, f"must be at least {option.at_least:g}, not {value!r}")
-    # `not <` and not `>=`: a rate that is not a number is refused too.
-    if option.below is not None and not value < option.below:  # pyright: ignore[reportOperatorIssue]
+    if option.below is not None and value >= option.below:  # pyright: ignore[reportOperatorIssue]
         raise RuleError(named, f"must be below {option.below:g}, not {value!r}")

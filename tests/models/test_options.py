@@ -80,7 +80,7 @@ def test_image_axes_follow_the_data_format():
         ("resnet", {"num_classes": 1}, "'num_classes' must be at least 2, not 1"),
         ("inception-v4", {"image_size": 74}, "'image_size' must be at least 75, not 74"),
         ("inception-v4", {"dropout": 1}, "'dropout' must be below 1, not 1"),
-        ("inception-v4", {"dropout": "nan"}, "'dropout' must be below 1, not nan"),
+        ("inception-v4", {"dropout": "nan"}, "'dropout' must be a finite number, not nan"),
         ("unet", {"image_size": 63}, "'image_size' must be at least 64, not 63"),
         ("gpt2", {"heads": 5}, "'heads' must divide the width, but 5 does not divide 768"),
         ("gpt2", {"tied": "maybe"}, "'tied' must be true or false, not 'maybe'"),
