@@ -170,15 +170,14 @@ class StrategyFlags:
             if dot:
                 if scope not in given:
                     raise UnknownNameError(f"strategy in --option {key}={value}", scope, names)
-                given[scope][option.replace("-", "_")] = value
+                given[scope][option] = value
                 continue
-            plain = option.replace("-", "_")
-            owners = [name for name in names if plain in known[name]]
+            owners = [name for name in names if option in known[name]]
             if not owners:
                 choices = sorted(set().union(*known.values()))
                 raise UnknownNameError(f"option of {', '.join(names)}", option, choices)
             for name in owners:
-                given[name].setdefault(plain, value)  # a scoped one goes first
+                given[name].setdefault(option, value)  # a scoped one goes first
         flags = ("budget", "minimize", "host_memory_limit")
         told = [each for each in flags if getattr(self, each) is not None]
         for key in told:
@@ -367,13 +366,16 @@ def check_steps(steps: int, warmup: int) -> None:
 
 
 def key_values(pairs: Sequence[str], flag: str) -> dict[str, Value]:
-    """The pairs of a repeatable flag. Raises MemtradeError where one has no key or no "="."""
+    """The pairs of a repeatable flag. Raises MemtradeError where one has no key or no "=", or is
+    there twice."""
     found: dict[str, Value] = {}
     for pair in pairs:
         key, equals, value = pair.partition("=")
         if not (equals and key.strip()):
             raise MemtradeError(f"{flag} takes key=value, not {pair!r}")
-        found[key.strip()] = value.strip()
+        if (name := key.strip().replace("-", "_")) in found:
+            raise MemtradeError(f"{flag} {name} is given more than once: give it once")
+        found[name] = value.strip()
     return found
 
 
