@@ -341,7 +341,7 @@ class _Reader:
         # The flags' messages speak of --memory-limit where a file has memory_limit.
         text = re.sub(r"--([a-z-]+)", lambda flag: flag[1].replace("-", "_"), str(why))
         line = self.positions.line(block, key, word)
-        about = f", {key}" if key in KEYS else ""
+        about = f", {key}" if key in KEYS and not text.startswith(f"{key} ") else ""
         return MemtradeError(f"{self.path}, line {line}{about}: {text}")
 
 
