@@ -74,7 +74,9 @@ def explain(
         Print the explanation to stdout as JSON, and no page.
     """
     if (record is None) == (error is None):
-        raise MemtradeError("name the record of a trial, or a file with an error by --error")
+        one = "a record and --error both say what ran out of memory: give one of them"
+        none = "name the record of a trial, or a file with an error by --error"
+        raise MemtradeError(one if record else none)
     if record is not None:
         if model is not None or strategy is not None or device is not None:
             raise MemtradeError("a record says its step, strategy and device: leave the flags out")

@@ -87,6 +87,7 @@ def test_an_error_text_alone_and_with_its_step(run: Run, tmp_path: Path, limit_m
     ("tokens", "complaint"),
     [
         ([], "name the record of a trial, or a file with an error by --error"),
+        (["odd.json", "--error", "oom.txt"], "a record and --error both say what ran out of"),
         (["none.json"], "cannot read the record 'none.json': No such file or directory"),
         (["odd.json"], "odd.json is not the record of a trial: "),
         (["--error", "odd.json"], "this is no out-of-memory error of TensorFlow"),
