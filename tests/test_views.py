@@ -78,7 +78,7 @@ def test_a_half_written_record_is_named_and_left_out(run: Run, view: str) -> Non
     status, _, err = run(*view.replace("FOLDER", "runs").split())
     assert status == 0
     [line] = {each for each in err.splitlines() if "no search is in" not in each}
-    assert line.startswith("memtrade: warning: left out broken.json, which is not a record")
+    assert line.startswith("memtrade: warning: left out runs/broken.json, which is not a record")
 
 
 @pytest.mark.parametrize(

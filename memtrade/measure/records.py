@@ -19,7 +19,7 @@ from typing import Any, ClassVar, TypeVar
 import msgspec
 import pandas as pd
 
-from memtrade.errors import MemtradeError
+from memtrade.errors import MemtradeError, reason_of
 from memtrade.files import write_whole
 from memtrade.measure.host import Machine, describe_machine
 from memtrade.measure.protocol import (
@@ -248,7 +248,7 @@ def load_kind(folder: str | Path, kind: type[Kind]) -> list[Kind]:
         try:
             record = _decoded(path, kind)
         except (OSError, ValueError) as error:  # msgspec.DecodeError is a ValueError
-            message = f"left out {path.name}, which is not a record: {error}"
+            message = f"left out {path}, which is not a record: {reason_of(error)}"
             warnings.warn(message, DamagedRecordWarning, stacklevel=2)
             continue
         records.append(record)

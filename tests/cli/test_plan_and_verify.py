@@ -166,7 +166,7 @@ def test_table_names_damaged_records(shell: Shell) -> None:
     (shell.folder / "runs" / "bad.json").write_text("{")
     status, _, err = shell.run("table")
     assert status == 0
-    assert err.startswith("memtrade: warning: left out bad.json, which is not a record:")
+    assert err.startswith("memtrade: warning: left out runs/bad.json, which is not a record:")
     assert err.count("\n") == 1
 
 

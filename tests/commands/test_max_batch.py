@@ -182,7 +182,7 @@ def test_a_damaged_record_is_left_out_with_a_warning(run: Run, trials: Trials) -
     Path("runs/broken.json").write_text("{")
     status, _, err = run("max-batch", *LIMITED)
     assert status == 0
-    assert "memtrade: warning: left out broken.json" in err
+    assert "memtrade: warning: left out runs/broken.json" in err
 
 
 @pytest.mark.usefixtures("asking")

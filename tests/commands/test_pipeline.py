@@ -148,7 +148,7 @@ def test_a_damaged_record_is_left_out_with_a_warning(run: Run) -> None:
     path.with_stem(f"{path.stem}_bad").write_text("{")
     status, out, err = run("pipeline", "table", "runs")
     assert (status, "gpipe" in out) == (0, True)
-    assert err.startswith(f"memtrade: warning: left out {path.stem}_bad.json, which is not a rec")
+    assert err.startswith(f"memtrade: warning: left out runs/{path.stem}_bad.json, which is not a")
     assert err.count("\n") == 1
 
 

@@ -79,7 +79,7 @@ def test_a_damaged_record_is_named_and_its_trial_runs_again(
     damaged.write_bytes(damaged.read_bytes()[:100])
     capsys.readouterr()
     assert sweep(write(FOUR)) == 0
-    assert f"left out {damaged.name}" in capsys.readouterr().err
+    assert f"left out {damaged}, which" in capsys.readouterr().err
     assert fake.started() == [*NAMES, "ome"]
     assert len(load_records("runs")) == 4
 
