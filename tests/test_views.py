@@ -59,9 +59,11 @@ VIEWS = [
 
 @pytest.mark.parametrize("view", VIEWS)
 def test_an_empty_folder_says_what_to_run(run: Run, view: str) -> None:
+    Path("a_file").touch()
     for folder, message in (
         ("empty", "there are no records in 'empty': make some: memtrade run"),
         ("nowhere", "there is no folder of records 'nowhere': make some: memtrade run"),
+        ("a_file", "'a_file' is a file: name the folder of records that it is in"),
     ):
         before = sorted(Path().rglob("*"))
         status, out, err = run(*view.replace("FOLDER", folder).split())

@@ -29,6 +29,8 @@ def read_records(folder: Path) -> list[Record]:
 
 def read_kind(folder: Path, load: Callable[[Path], list[T]], kind: str, how: str) -> list[T]:
     """What `load` finds in a folder: records of a kind, and how to make some; see above."""
+    if folder.is_file():
+        raise MemtradeError(f"{str(folder)!r} is a file: name the folder of {kind} that it is in")
     if not folder.is_dir():
         raise MemtradeError(f"there is no folder of {kind} {str(folder)!r}: {how}")
     with warnings_on_stderr():
