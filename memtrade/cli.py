@@ -36,18 +36,14 @@ from memtrade.files import shown_path
 def _typed(kind: Any, tokens: Sequence[Token]) -> Any:
     """A flag's value as cyclopts converts it, but that 50.5 is no whole number: cyclopts makes it
     50, and another model runs than was asked for."""
-    for token in tokens if kind in (int, int | None) else ():
-        if not _is_whole(token.value):
-            flag = token.keyword or "this"
-            raise MemtradeError(f"{flag} must be a whole number, not {token.value}")
+    for number, what in ((int, "a whole number"), (float, "a number")):
+        for token in tokens if kind in (number, number | None) else ():
+            try:
+                number(token.value)
+            except ValueError:
+                flag = token.keyword or "this"
+                raise MemtradeError(f"{flag} must be {what}, not {token.value!r}") from None
     return convert(kind, tokens)
-
-
-def _is_whole(text: str) -> bool:
-    try:
-        return float(text).is_integer()
-    except ValueError:
-        return False
 
 
 app = App(
