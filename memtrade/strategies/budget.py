@@ -11,6 +11,7 @@ from functools import cache
 
 from memtrade.errors import InfeasibleBudgetError, RuleError, UnsupportedGraphError
 from memtrade.graph import StepGraph
+from memtrade.op_types import LOOP_TYPES
 from memtrade.options import Checked, option
 from memtrade.plan import Action
 from memtrade.simulate.defragment import defragment
@@ -61,12 +62,16 @@ class BudgetOptions(Checked):
 def check_sized(graph: StepGraph) -> None:
     """Raises UnsupportedGraphError where a tensor's size is known by nothing: no budget holds."""
     if graph.data.unsized:
-        more = len(graph.data.unsized) - 1
+        first, more = graph.data.unsized[0], len(graph.data.unsized) - 1
+        made = next((op for op in graph.ops if op.name == first.rpartition(":")[0]), None)
+        line = f" ({made.source})" if made and made.source else ""
         others = f" and {more} other{'s' if more > 1 else ''}" if more else ""
+        how = "hand what it comes of to the step as tensors, no specs and no iterator"
+        if made and made.type in LOOP_TYPES:
+            how = "bound the loop (maximum_iterations of tf.while_loop) or move it out of the step"
         raise UnsupportedGraphError(
-            f"a budget needs the size of every tensor, and nothing tells that of "
-            f"{graph.data.unsized[0]}{others}: give it a fixed shape (tf.ensure_shape), or plan "
-            "without a budget"
+            f"a budget needs the size of every tensor, and nothing tells that of {first}{line}"
+            f"{others}: {how}, or plan without a budget"
         )
 
 

@@ -7,6 +7,7 @@ import memtrade
 from memtrade.errors import MemtradeError, UnknownNameError, UnsupportedGraphError
 from memtrade.guard.peak import peak_of
 from memtrade.keras import restore
+from tests.tf import unsized_steps
 from tests.tf.user_steps import STEPS, WIDTH, images
 
 
@@ -89,6 +90,16 @@ def test_an_example_that_the_steps_code_fails_for_is_one_line_and_its_own_errors
         memtrade.apply(lambda x, y: step(x + y), (images(),) * 3)
     with pytest.raises(NameError, match="unheard_of"):
         memtrade.apply(lambda x: unheard_of(x), images())  # noqa: F821  # pyright: ignore[reportUndefinedVariable]
+
+
+def test_a_budget_that_a_size_is_missing_for_says_what_would_tell_it():
+    """And it does."""
+    (batch,) = unsized_steps.unknown()[1]
+    with pytest.raises(
+        UnsupportedGraphError, match=r"while:\d+ \(.*unsized_steps\.py:\d+\).*: bound the loop"
+    ):
+        memtrade.apply(unsized_steps.unknown()[0], batch, budget="60MB")
+    assert memtrade.apply(unsized_steps.unknown(maximum_iterations=3)[0], batch, budget="60MB")
 
 
 def test_what_python_does_in_the_graph_cannot_be_kept():

@@ -129,7 +129,9 @@ def test_watching_takes_nothing_from_an_iterator():
         weight.assign_sub(tape.gradient(loss, weight))
         return loss
 
-    with pytest.raises(UnsupportedGraphError, match="a budget needs the size of every tensor"):
+    with pytest.raises(
+        UnsupportedGraphError, match=r"IteratorGetNext:0 .*: hand what it comes of to"
+    ):
         memtrade.apply(train_step, (), "optimal", budget="1MB")
     assert next(rows).shape[0] == 0
 

@@ -86,13 +86,16 @@ def recurrent(batch_size: int = 64) -> Any:
     return step, (tf.ones([batch_size, 100, 64]),)
 
 
-def unknown(batch_size: int = 64) -> Any:
-    """How often the loop runs is known by nothing."""
+def unknown(batch_size: int = 64, maximum_iterations: int | None = None) -> Any:
+    """How often the loop runs is known by nothing, unless it is bounded."""
     (w,) = _weights(1)
 
     def forward(x):
         return tf.while_loop(
-            lambda x: tf.reduce_max(x) > 0.5, lambda x: (tf.nn.tanh(x @ w) * 0.1,), (x,)
+            lambda x: tf.reduce_max(x) > 0.5,
+            lambda x: (tf.nn.tanh(x @ w) * 0.1,),
+            (x,),
+            maximum_iterations=maximum_iterations,
         )[0]
 
     return descending(forward, [w]), (tf.ones([batch_size, WIDTH]),)
