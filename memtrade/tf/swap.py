@@ -117,8 +117,8 @@ def transfer_from(device: str) -> HostTransfer:
     count = len(tf.config.list_logical_devices("GPU"))
     if kind != "gpu" or not number.isdecimal() or int(number) >= count:
         raise UnsupportedGraphError(
-            f"there is no device {device!r}: choose arena, or one of the {count} GPUs that "
-            "TensorFlow sees as gpu:0 and so on"
+            f"there is no device {device!r}: choose arena"
+            + (f", or a GPU from gpu:0 to gpu:{count - 1}" if count else ": TensorFlow sees no GPU")
         )
     return DeviceCopyTransfer(device=f"/device:GPU:{number}", host="/device:CPU:0")
 

@@ -19,7 +19,7 @@ def test_names_are_checked():
         memtrade.apply(step.function, step.batch, selct="all")
     with pytest.raises(MemtradeError, match="xla has no plan"):
         memtrade.apply(step.function, step.batch, strategy="xla")
-    with pytest.raises(MemtradeError, match="no device 'gpu:7'"):
+    with pytest.raises(MemtradeError, match="no device 'gpu:7': choose arena: TensorFlow"):
         memtrade.apply(step.function, step.batch, device="gpu:7")
 
 
