@@ -44,10 +44,12 @@ def as_function(train_step: Any) -> Any:
     check_traced()
     if hasattr(train_step, "get_concrete_function"):
         return made_from[train_step][0] if train_step in made_from else train_step
-    if not callable(train_step):
-        kind = type(train_step).__name__
-        raise MemtradeError(f"a training step is a tf.function or a Python function, not {kind}")
-    return tf.function(train_step)
+    is_class, is_model = isinstance(train_step, type), hasattr(train_step, "make_train_function")
+    if callable(train_step) and not is_class and not is_model:
+        return tf.function(train_step)
+    what = f"{train_step}" if is_class else type(train_step).__name__
+    how = ": hand a Keras model to memtrade.keras.optimize" if is_model else ""
+    raise MemtradeError(f"a training step is a tf.function or a Python function, not {what}{how}")
 
 
 def argument_order(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[int]:

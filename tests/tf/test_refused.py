@@ -31,8 +31,14 @@ def test_a_mistake_of_ours_is_one_line_too(monkeypatch):
     step = STEPS["plain"]()
     with pytest.raises(UnsupportedGraphError, match=r"train_step could not be .* KeyError"):
         memtrade.apply(step.function, step.batch)
-    with pytest.raises(MemtradeError, match=r"a training step is a tf\.function .* not int"):
-        memtrade.apply(3, step.batch)  # pyright: ignore[reportArgumentType]
+    model = tf.keras.Sequential([tf.keras.Input([WIDTH]), tf.keras.layers.Dense(1)])
+    for other, kind in (
+        (3, "int"),
+        (dict, "<class 'dict'>"),
+        (model, r"Sequential: hand a Keras model to memtrade\.keras\.optimize"),
+    ):
+        with pytest.raises(MemtradeError, match=rf"a training step is a tf\.function .*not {kind}"):
+            memtrade.apply(other, step.batch)  # pyright: ignore[reportArgumentType]
 
 
 def test_inputs_without_a_size_are_named():
