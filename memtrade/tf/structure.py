@@ -104,10 +104,11 @@ def arguments_of(function: Any, example: Any) -> tuple[Any, ...]:
         else:
             return way
     name = getattr(function, "__name__", "train_step")
-    raise MemtradeError(
-        f"{name}{signature} cannot be called with this example: {why}. Give its positional "
-        "arguments, several as a tuple"
-    )
+    how = "Give its positional arguments, several as a tuple"
+    by_name = [p for p in signature.parameters.values() if p.kind == p.KEYWORD_ONLY]
+    if any(each.default is each.empty for each in by_name):
+        how = "Wrap it in a function that takes all arguments by position"
+    raise MemtradeError(f"{name}{signature} cannot be called with this example: {why}. {how}")
 
 
 def _as_array(leaf: Any) -> Any:
@@ -115,7 +116,12 @@ def _as_array(leaf: Any) -> Any:
     known = (tf.Tensor, tf.Variable, tf.TensorSpec, *_COMPOSITES, *_ARRAYS, _EXTENSION, _PerReplica)
     if isinstance(leaf, known) or not hasattr(leaf, "__array__"):
         return leaf
-    return np.asarray(leaf)
+    try:
+        return np.asarray(leaf)
+    except (TypeError, ValueError) as error:  # a KerasTensor, say, has no values
+        kind = type(leaf).__name__
+        rule = f"an example is made of tensors, arrays and tf.TensorSpecs, not {kind}"
+        raise MemtradeError(rule) from error
 
 
 def with_variables(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:

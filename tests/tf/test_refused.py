@@ -71,9 +71,11 @@ def test_an_example_that_the_step_does_not_take_is_refused():
 
     for step in (by_name, tf.function(by_name)):
         with pytest.raises(
-            MemtradeError, match=r"by_name\(\*, x\) cannot be called with this example"
+            MemtradeError, match=r"by_name\(\*, x\) cannot be called with this example.* Wrap it in"
         ):
             memtrade.apply(step, {"x": images()})
+    with pytest.raises(MemtradeError, match=r"arrays and tf\.TensorSpecs, not KerasTensor"):
+        memtrade.apply(train, tf.keras.Input([WIDTH]))
 
 
 def test_an_example_that_the_steps_code_fails_for_is_one_line_and_its_own_errors_stay():
