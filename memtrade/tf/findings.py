@@ -53,7 +53,8 @@ def refusals(graph_def: Any) -> Iterator[Finding]:
     for what, is_meant, why in _REFUSED:
         found = [node for node in nodes if is_meant(node)]
         if found:
-            where = f"{found[0].name!r} ({found[0].op})"
+            name, kind = found[0].name, found[0].op
+            where = repr(name) if name == kind else f"{name!r} ({kind})"
             yield Finding(what, len(found), where, why, refused=True)
 
 

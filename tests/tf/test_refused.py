@@ -124,8 +124,8 @@ def test_what_python_does_in_the_graph_cannot_be_kept():
             x = tf.numpy_function(lambda v: v * 2, [x @ weight], tf.float32)
         return tf.reduce_sum(x)
 
-    for step, kind in ((logged, "EagerPyFunc"), (sometimes_logged, "PyFunc")):
-        with pytest.raises(UnsupportedGraphError, match=rf"op '.*' \({kind}\) calls back into Py"):
+    for step, op in ((logged, "op 'EagerPyFunc'"), (sometimes_logged, r"op '.+' \(PyFunc\)")):
+        with pytest.raises(UnsupportedGraphError, match=f"^{op} calls back into Python"):
             memtrade.apply(step, images())
         step(images())  # still there
 
