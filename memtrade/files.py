@@ -5,11 +5,15 @@ from pathlib import Path
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """Makes the file and its folder; whoever reads meanwhile sees the old file or the new one.
+    """Makes the file and its folder; whoever reads meanwhile sees the old file or the new one. What
+    is no file of its own, such as a pipe, is written to as it is.
 
     Raises:
         OSError: it cannot be written. Then nothing is left behind.
     """
+    if leads_elsewhere(path):
+        path.write_bytes(data)
+        return
     temporary = path.parent / f".{path.name}.{os.getpid()}.tmp"
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
@@ -20,6 +24,11 @@ def write_whole(path: Path, data: bytes) -> None:
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def leads_elsewhere(path: Path) -> bool:
+    """Whether it is a link, or there and no file."""
+    return path.is_symlink() or (path.exists() and not path.is_file())
 
 
 def shown_apart(one: Path, other: Path) -> tuple[str, str]:

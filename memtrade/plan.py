@@ -22,6 +22,7 @@ from typing import Any, Literal
 import msgspec
 
 from memtrade.errors import InvalidPlanError, reason_of
+from memtrade.files import write_whole
 from memtrade.graph import StepGraph
 
 Decision = Literal["keep", "recompute", "swap"]
@@ -79,7 +80,8 @@ class Plan(msgspec.Struct, frozen=True, omit_defaults=True):
     found_for: str = ""
 
     def save(self, path: Path) -> None:
-        path.write_bytes(msgspec.json.encode(self))
+        """Raises OSError where it cannot be written; a plan that was there stays."""
+        write_whole(path, msgspec.json.encode(self))
 
     def tensors(self, decision: Decision) -> list[int]:
         return [fate.tensor for fate in self.fates if fate.decision == decision]

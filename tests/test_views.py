@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import resource
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -71,6 +72,22 @@ def test_an_empty_folder_says_what_to_run(run: Run, view: str) -> None:
         assert err.startswith(f"memtrade: {message}")
         assert err.count("\n") == 1
         assert sorted(Path().rglob("*")) == before
+
+
+def test_a_page_that_cannot_be_written_leaves_the_one_before(run: Run) -> None:
+    Path("r.html").write_text("before")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))  # as a full disk
+    try:
+        status, out, err = run("report", "runs", "--output", "r.html")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert (status, out, err) == (2, "", "memtrade: cannot write r.html: File too large\n")
+    assert Path("r.html").read_text() == "before"
+    Path("link.html").symlink_to("r.html")
+    assert run("report", "runs", "--output", "link.html")[0] == 0
+    assert Path("link.html").is_symlink()
+    assert Path("r.html").read_text() != "before"
 
 
 @pytest.mark.parametrize("view", VIEWS)

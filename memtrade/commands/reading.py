@@ -9,6 +9,7 @@ from tempfile import TemporaryFile
 from typing import TypeVar
 
 from memtrade.errors import MemtradeError
+from memtrade.files import leads_elsewhere, write_whole
 from memtrade.measure.max_batch_records import MaxBatchRecord, load_max_batches
 from memtrade.measure.records import DamagedRecordWarning, Record, load_records
 from memtrade.results.series import FORMATS
@@ -61,11 +62,11 @@ def check_folder(path: Path) -> None:
     folder = path.resolve().parent
     if not folder.is_dir():
         raise MemtradeError(f"there is no folder {str(path.parent)!r}: make it, or name another")
-    with (
-        _that_can_be_written(path),
-        path.open("ab") if path.exists() else TemporaryFile(dir=folder),
-    ):
-        pass
+    with _that_can_be_written(path):
+        if path.exists():
+            path.open("ab").close()
+        if not leads_elsewhere(path):
+            TemporaryFile(dir=folder).close()
 
 
 def picture_format(path: Path | None, what: str = "a plot", *, pages: bool = False) -> str:
@@ -94,7 +95,7 @@ def write_output(path: Path, content: bytes) -> None:
         MemtradeError: it cannot be written.
     """
     with _that_can_be_written(path):
-        path.write_bytes(content)
+        write_whole(path, content)
 
 
 @contextlib.contextmanager
