@@ -19,6 +19,7 @@ import tensorflow as tf
 from memtrade.errors import MemtradeError
 from memtrade.simulate.regions import GRAIN_BYTES
 from memtrade.tf.swap import DeviceCopyTransfer, HostTransfer, SerializeTransfer
+from memtrade.units import mebibytes
 
 MIB = 1 << 20
 _FIRST_BYTES = 2 * MIB  # of the region that the first request opens
@@ -75,14 +76,12 @@ class Arena(LocalDevice):
         self._rest_bytes = 0
 
     def start(self) -> None:
-        # One inter-op thread: with more, the executor's order, and so the peak, varies.
-        tf.config.threading.set_inter_op_parallelism_threads(1)
         rows = (self.limit_bytes - 2 * MIB) // MIB
         if rows < 1:
-            raise MemtradeError(
-                f"the arena needs at least 3MiB, not {self.limit_bytes} bytes: "
-                "give a larger --memory-limit"
-            )
+            given = mebibytes(self.limit_bytes)
+            raise MemtradeError(f"the arena needs at least 3 MiB, not {given}: give a larger limit")
+        # One inter-op thread: with more, the executor's order, and so the peak, varies.
+        tf.config.threading.set_inter_op_parallelism_threads(1)
         # The first allocation opens a region of 2 MiB, this one the other that holds the rest.
         # Its pages are not touched, so they cost nothing yet.
         shape = tf.constant([rows, MIB])

@@ -7,6 +7,7 @@ import memtrade
 from memtrade.errors import MemtradeError, UnknownNameError, UnsupportedGraphError
 from memtrade.guard.peak import peak_of
 from memtrade.keras import restore
+from memtrade.tf.device import Arena
 from tests.tf import unsized_steps
 from tests.tf.user_steps import STEPS, WIDTH, images
 
@@ -162,6 +163,8 @@ def test_counts_and_names_of_another_type_are_one_line():
         memtrade.apply(step.function, step.batch, count=[1])  # pyright: ignore[reportArgumentType]
     with pytest.raises(MemtradeError, match="cannot be called with this example: missing"):
         memtrade.inspect(step.function)
+    with pytest.raises(MemtradeError, match="the arena needs at least 3 MiB, not 2 MiB: give a la"):
+        Arena(2 << 20).start()
     with pytest.raises(MemtradeError, match="memory_limit must be at least 1MiB, not 0"):
         memtrade.summary(step.function, step.batch, memory_limit=0)
     with (
