@@ -155,7 +155,6 @@ def test_a_damaged_record_is_left_out_with_a_warning(run: Run) -> None:
 BAD = [
     ("partition --model gpt2 --partitions 100000", "can be cut into 1 to"),
     ("partition --model gpt2 --boundary block1/nothing", "'block1/nothing' is no op of"),
-    ("partition --model gpt2 --depth 0", "--depth is a number from 1 on, not 0"),
     ("partition --model gpt2 --iterations -1", "--iterations is a number from 0 on, not -1"),
     ("pipeline run --model gpt2 --batch-size 8 --micro-batches 3", "take 1 or 2 or 4"),
     ("pipeline run --model gpt2 --batch-size 8 --strategy lms,ome", "one strategy, not lms, ome"),
@@ -185,6 +184,16 @@ def test_bad_input_is_one_line(run: Run, command: str, message: str) -> None:
     assert (status, out, len(said)) == (2, "", 1)
     assert message in said[0]
     assert not list(Path().iterdir())
+
+
+@pytest.mark.parametrize(
+    ("flag", "rule"), [("depth 0", "is a number from 1 on, not 0"), ("slack nan", "must be at lea")]
+)
+def test_how_to_cut_is_checked_before_the_step_is_traced(run: Run, flag: str, rule: str) -> None:
+    for command in ("partition", "pipeline predict", "pipeline run"):
+        status, _, err = run(*f"{command} --model gpt2 --{flag}".split())
+        assert status == 2
+        assert err.startswith(f"memtrade: --{flag.split()[0]} {rule}")
 
 
 def test_an_address_where_nobody_answers_is_named(run: Run) -> None:

@@ -77,6 +77,12 @@ class CutFlags:
     boundary: Pairs = field(default_factory=list)
     bandwidth: str | None = None
 
+    def __post_init__(self) -> None:
+        if self.depth is not None and self.depth < 1:
+            raise MemtradeError(f"--depth is a number from 1 on, not {self.depth}")
+        if not self.slack >= 0:
+            raise MemtradeError(f"--slack must be at least 0, not {self.slack:g}")
+
     def sized(self, model: ModelFlags) -> ModelFlags:
         """The model's flags, with the options that --size stands for.
 
@@ -119,8 +125,6 @@ class CutFlags:
 
         Raises MemtradeError for too many partitions, or boundaries that do not exist.
         """
-        if self.depth is not None and self.depth < 1:
-            raise MemtradeError(f"--depth is a number from 1 on, not {self.depth}")
         partitioner = Partitioner(graph, depth=self.depth)
         if self.boundary:
             made = len(self.boundary) + 1
