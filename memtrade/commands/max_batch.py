@@ -169,8 +169,8 @@ def _search_all(
             )
             found = search.run()
             searches.append(make_max_batch_record(search, found, command=trials.command_line))
-            save_record(searches[-1], trials.folder)
             trials.found(searches[-1])
+            save_record(searches[-1], trials.folder)
     except KeyboardInterrupt:
         return searches, True
     return searches, False
@@ -233,9 +233,9 @@ class _Trials:
                 asked, self.reporter, timeout_seconds=self.timeout_seconds, verbose=self.verbose
             )
         record = make_record(spec, outcome, command=self.command_line)
+        self.reporter.ended(in_short(record))
         save_record(record, self.folder)
         self._by_id[record.id] = record
-        self.reporter.ended(in_short(record))
         return record
 
     def found(self, search: MaxBatchRecord) -> None:

@@ -79,9 +79,9 @@ def run(
                 record = make_record(spec, outcome, command=command_line)
                 if record.status != "ok" and record.plan is None and step.device.memory_limit:
                     check_limit(spec, timeout_seconds=timeout)
-                path = save_record(record, results)
                 records.append(record)
                 reporter.ended(in_short(record))
+                path = save_record(record, results)
                 if record.status == "out_of_memory":
                     failed.append(path)
     except KeyboardInterrupt:
@@ -89,6 +89,10 @@ def run(
         say(f"stopped; {done}")
         _show(records, json, log)
         return 130
+    except MemtradeError:  # such as a full disk: what was measured is said at least
+        if records:
+            _show(records, json, log)
+        raise
     _show(records, json, log)
     for path in failed:
         command = shlex.join(["memtrade", "explain", str(path)])

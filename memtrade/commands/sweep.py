@@ -248,7 +248,6 @@ class _Watch:
 
     def ended(self, trial: Trial, end: End, seconds: float) -> None:
         if isinstance(end, Record):
-            save_record(end, self._results)
             self._pace.took(trial, seconds)
         self._ends[trial.id] = end
         del self._left[trial.id]
@@ -258,6 +257,8 @@ class _Watch:
             self._reporter.ended(text)
         else:
             print(f"[{len(self._ends)}/{self._of}] {trial.label}: {text}", file=sys.stderr)
+        if isinstance(end, Record):
+            save_record(end, self._results)  # last: a full disk leaves what was said
 
     def again(self, trial: Trial, why: str) -> None:
         self.note(f"{trial.label}: {why}; it will run again")

@@ -234,6 +234,24 @@ def test_a_crash_is_recorded_and_the_exit_status_says_so(shell: Shell) -> None:
     assert len(load_records("runs")) == 4
 
 
+@pytest.mark.parametrize("typed", ["run --strategy original,lms", "sweep trials.toml"])
+def test_what_a_full_disk_cannot_take_is_told_at_least(
+    shell: Shell, typed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, data: bytes) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    grid = '[[grid]]\nmodel = "resnet"\nlayers = 18\nstrategy = ["original", "lms"]\n'
+    (shell.folder / "trials.toml").write_text(grid)
+    monkeypatch.setattr("memtrade.measure.records.write_whole", full)
+    status, out, err = shell.run(*typed.split())
+    assert status == 2
+    assert err.splitlines()[-1].endswith(": No space left on device")
+    assert "original" in out + err
+    assert "1.0 MB" in out + err or "2.0 MB" in out + err  # the peak that was measured
+    assert shell.started() == ["original"]
+
+
 def test_infeasible_exits_with_3(shell: Shell) -> None:
     assert shell.run("run", "--strategy", "ome", trick="infeasible")[0] == 3
 
