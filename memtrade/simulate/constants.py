@@ -20,8 +20,12 @@ from memtrade.op_types import ALIAS_TYPES
 from memtrade.simulate.regions import round_up
 from memtrade.simulate.unplanned import merged_tensors
 
-# Of one number they make tensors of that number; Fill reads it behind the dimensions.
-_SPREADING = ALIAS_TYPES | {"BroadcastTo", "Slice", "StridedSlice", "Tile"}
+# Of one number they make tensors of that number; Fill reads it behind the dimensions, Split behind
+# the axis.
+_SPREADING = ALIAS_TYPES | {
+    "BroadcastTo", "GatherV2", "ReverseV2", "Slice", "SplitV", "StridedSlice", "Tile", "Transpose",
+    "Unpack",
+}  # fmt: skip
 # These look at more than one number of an input, or at where it stands.
 _NOT_EACH = {"BiasAdd", "LogSoftmax", "MatrixBandPart", "ScatterNdNonAliasingAdd", "Softmax"}
 _EACH = (frozenset(reuse().tried) | {"Cast"}) - _NOT_EACH
@@ -188,7 +192,7 @@ def _held(
 def _number(op: Op, graph: StepGraph, number: dict[int, Hashable]) -> Hashable:
     """What stands for the number that `op` makes its outputs of; None where it may be several."""
     known = None
-    if op.type == "Fill":
+    if op.type in ("Fill", "Split"):
         known = number.get(op.inputs[-1])
     elif op.type in _SPREADING:
         known = number.get(op.inputs[0])

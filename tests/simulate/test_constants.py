@@ -84,6 +84,21 @@ def test_constants_of_one_number_are_merged_by_value(spread: str, lie: int):
     assert held == lie * BIG // 2
 
 
+@pytest.mark.parametrize("spread", ["Unpack", "Split"])
+def test_numbers_that_are_taken_out_of_one_all_over_are_that_number(spread: str):
+    """The gradient of a sum of many terms: L2 penalties of layers that are alike."""
+    b = Builder()
+    axis, size = (b.op(f"given{i}", "Const", sizes=[4])[0] for i in range(2))
+    (ones,) = b.op("ones", "Fill", [size, axis], sizes=[8])
+    parts = b.op("parts", spread, [axis, ones] if spread == "Split" else [ones], sizes=[4, 4])
+    tiled = [b.op(f"tiled{t}", "Tile", [t, size], sizes=[BIG])[0] for t in parts]
+    (x,) = b.op("x", "Placeholder", sizes=[BIG])
+    (y,) = b.op("y", "AddN", [*tiled, x], sizes=[BIG])
+    data = b.build(inputs=[x], outputs=[y], loss=y).data
+    graph = StepGraph(msgspec.structs.replace(data, uniform={axis: b"0"}))
+    assert simulate(graph, everything(graph)).persistent_bytes == 2 * BIG
+
+
 def test_constants_that_hold_one_number_all_over_are_merged_by_it():
     """What one of several zeros is repeated to, and what one zero is: forward-mode products."""
 
