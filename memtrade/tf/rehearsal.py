@@ -49,9 +49,14 @@ def can_be_rehearsed(trace: Trace) -> bool:
         return False
     if any(tf.is_symbolic_tensor(captured) for _, captured in captures(trace.concrete)):
         return False
-    beyond = set(changing(trace.graph_def, _ends_in_variables))
+    is_given = bool(trace.step.example)  # what is asserted of a batch holds for this one
+
+    def may(op_type: str) -> bool:
+        return _ends_in_variables(op_type) or (op_type == "Assert" and is_given)
+
+    beyond = set(changing(trace.graph_def, may))
     return all(
-        _ends_in_variables(op.type)
+        may(op.type)
         or (op.type in CALL_TYPES and "filter" in op.attrs)
         or (op.type in BODY_TYPES and op.name not in beyond)
         for op in trace.graph.ops

@@ -53,3 +53,19 @@ def test_a_step_is_not_whose_branches_and_loops_do_more():
         tf.print(gradient)
 
     assert not rehearsed(prints)
+
+
+@pytest.mark.parametrize("example", [None, [tf.ones([16, 8])]])
+def test_what_a_step_asserts_of_its_batch_holds_for_the_one_that_is_given(example):
+    """As `tf.repeat` does; of a batch that is made up, nobody knows."""
+    weight = tf.Variable(tf.eye(8))
+
+    @tf.function
+    def step(x):
+        tf.debugging.Assert(tf.reduce_all(x > 0), [x])
+        weight.assign_sub(tf.transpose(x) @ x)
+        return tf.reduce_sum(weight)
+
+    concrete = step.get_concrete_function(*BATCH)  # pyright: ignore[reportFunctionMemberAccess]
+    made = TrainStep("step", step, BATCH, tuple, lambda: (weight,), example=example)
+    assert can_be_rehearsed(trace_concrete(made, concrete)) == (example is not None)
