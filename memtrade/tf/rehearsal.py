@@ -74,9 +74,9 @@ class Rehearsal(NamedTuple):
 
     Attributes:
         concrete: the rewritten step's function.
-        taken_bytes: the most in use beyond what was before it was built; None where the device's
-            allocator keeps no count, as TensorFlow's for the CPU does not unless it is told to
-            (TF_CPU_ALLOCATOR_USE_BFC).
+        taken_bytes: the most in use beyond what was before it was built; None where what
+            the step asserts does not hold, and where the device's allocator keeps no count, as
+            TensorFlow's for the CPU does not unless it is told to (TF_CPU_ALLOCATOR_USE_BFC).
         places: what lies where now that the step is there; None where nobody can tell.
         moved: whether that is not as it was.
     """
@@ -112,7 +112,10 @@ def rehearsed(
         taken_bytes, moved = 0, False
         places = places_here(trace, lies, built=True)
         for _ in range(_REHEARSALS):
-            taken_bytes = _run(trace, partial(call, concrete), device) + kept_bytes
+            try:
+                taken_bytes = _run(trace, partial(call, concrete), device) + kept_bytes
+            except tf.errors.InvalidArgumentError:  # what it asserts: whoever calls it will see
+                return Rehearsal(concrete, None)
             before, places = places, places_here(trace, lies, built=True)
             moved = places != before
             if not moved:  # what trains begins where this began

@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from memtrade.tf.extract import trace_concrete
 from memtrade.tf.rehearsal import can_be_rehearsed
+from memtrade.tf.rehearsal import rehearsed as rehearse
 from memtrade.tf.step import TrainStep
 
 BATCH = (tf.TensorSpec([16, 8]),)
@@ -69,3 +70,24 @@ def test_what_a_step_asserts_of_its_batch_holds_for_the_one_that_is_given(exampl
     concrete = step.get_concrete_function(*BATCH)  # pyright: ignore[reportFunctionMemberAccess]
     made = TrainStep("step", step, BATCH, tuple, lambda: (weight,), example=example)
     assert can_be_rehearsed(trace_concrete(made, concrete)) == (example is not None)
+
+
+def test_an_assertion_that_does_not_hold_is_left_to_whoever_calls_the_step(monkeypatch):
+    weight = tf.Variable(tf.ones([]))
+
+    @tf.function
+    def step(x):
+        weight.assign_add(1.0)
+        tf.debugging.assert_positive(x)
+        return weight * tf.reduce_sum(x)
+
+    concrete = step.get_concrete_function(*BATCH)  # pyright: ignore[reportFunctionMemberAccess]
+    example = [-tf.ones([16, 8])]
+    made = TrainStep("step", step, BATCH, tuple, lambda: (weight,), example=example)
+    traced = trace_concrete(made, concrete)
+    counts = {"current": 0, "peak": 0}  # as a device that counts says
+    monkeypatch.setattr(tf.config.experimental, "get_memory_info", lambda device: counts)
+    monkeypatch.setattr(tf.config.experimental, "reset_memory_stats", lambda device: None)
+    tried = rehearse(traced, lambda: concrete, "CPU:0", None, lambda made, values: made(*values))
+    assert (tried.concrete, tried.taken_bytes) == (concrete, None)
+    assert weight.numpy() == 1.0
