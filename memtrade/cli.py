@@ -35,7 +35,12 @@ from memtrade.files import shown_path
 
 def _typed(kind: Any, tokens: Sequence[Token]) -> Any:
     """A flag's value as cyclopts converts it, but that 50.5 is no whole number: cyclopts makes it
-    50, and another model runs than was asked for."""
+    50, and another model runs than was asked for. Nor is nothing a budget or a folder, as an unset
+    variable of the shell leaves it."""
+    for token in tokens if kind in (str, str | None, Path, Path | None) else ():
+        if not token.value.strip():
+            flag = token.keyword or "an argument"
+            raise MemtradeError(f"{flag} must not be empty: give a value, or leave it out")
     for number, what in ((int, "a whole number"), (float, "a number")):
         for token in tokens if kind in (number, number | None) else ():
             try:
