@@ -157,7 +157,7 @@ class _Sizes:
             elements = self._elements(inputs[0])
             return None if rank is None or elements is None else rank * elements
         if operation.type == "TensorListConcatV2" and t.value_index:  # how long each part is
-            return self._parts(inputs[0])
+            return self._length(inputs[0])
         if operation.type in ("TensorListStack", "TensorListConcatV2", "TensorListGather"):
             return self._elements(inputs[0], t.dtype)
         if operation.type in _SHAPED:
@@ -237,7 +237,7 @@ class _Sizes:
 
     # Lists
 
-    def _parts(self, held: tf.Tensor) -> int:
+    def _length(self, held: tf.Tensor) -> int:
         """How many elements a list has."""
         content = self.found.contents.get(held.name)
         each = content.shape.num_elements() if content else None
