@@ -19,6 +19,9 @@ from memtrade.options import option
 
 Operation = Callable[[Net, Tensor, int], Tensor]  # (net, x, stride)
 
+# A reduction cell each, and behind it so many thirds of the normal cells.
+STAGES = (("stem2", 0), ("stem3", 1), ("cell2", 1), ("cell4", 1))
+
 
 @dataclass(frozen=True, kw_only=True)
 class AmoebaNetD(Classifier):
@@ -48,7 +51,7 @@ class AmoebaNetD(Classifier):
             x = net.block(conv, images, filters=channels, kernel=3, stride=2)
         states = (x, x)  # the outputs of the last two cells, the newer one first
         reduced = False  # whether the newer one is half the size of the older one
-        for name, normals in (("stem2", 0), ("stem3", 1), ("cell2", 1), ("cell4", 1)):
+        for name, normals in STAGES:
             channels *= 2
             with net.scope(f"{name}_reduction"):
                 states = step(net, states, channels, REDUCTION, reduced=reduced)

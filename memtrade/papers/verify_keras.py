@@ -52,12 +52,12 @@ def application(name: str, size: int) -> Callable[[], keras.Model]:
     return lambda: kind(weights=None, input_shape=(size, size, 3), classes=CLASSES)
 
 
-def transformer() -> keras.Model:
-    """Two blocks of attention and feed-forward, before each a norm, behind each dropout."""
+def transformer(blocks: int = 2) -> keras.Model:
+    """Blocks of attention and feed-forward, before each a norm, behind each dropout."""
     length, width = 32, 64
     inputs = keras.Input([length, width])
     x = inputs
-    for _ in range(2):
+    for _ in range(blocks):
         y = keras.layers.LayerNormalization()(x)
         y = keras.layers.MultiHeadAttention(4, width // 4, dropout=0.1)(y, y)
         x = keras.layers.Add()([x, keras.layers.Dropout(0.1)(y)])

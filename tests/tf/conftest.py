@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 import tensorflow as tf
 
-from tests.tf.small_models import narrow
+from tests.tf.small_models import small
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -14,6 +14,6 @@ def _no_meta_optimizer():
 
 
 @pytest.fixture(scope="module")
-def narrow_models() -> Iterator[None]:
-    with narrow():
+def small_models() -> Iterator[None]:
+    with small():
         yield

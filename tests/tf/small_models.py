@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
-from memtrade.models import inception_v4, make_model, resnet
+from memtrade.models import amoebanet_d, inception_v4, make_model, resnet, unet
 from memtrade.tf.build import make_step
 from memtrade.tf.step import TrainStep
 
@@ -37,21 +37,31 @@ def small_step(name: str, optimizer: str = "momentum") -> TrainStep:
     return make_step(make_model(family, options), optimizer=optimizer)
 
 
-# ResNet and Inception have no option for their width, and most of a small step goes into weights.
+# What no option says. Most of a small step goes into weights, and most of its time into drawing
+# blocks that are like the ones before them.
 _NARROWER = 2
+_REPEATED = {f"Mixed_{stage}{letter}" for stage in (5, 6, 7) for letter in "cdefgh"}
 
 
 @contextlib.contextmanager
-def narrow() -> Iterator[None]:
-    """Within it, ResNet and Inception are drawn with half as many channels."""
-    conv = inception_v4.conv
+def small() -> Iterator[None]:
+    """Within it, ResNet and Inception are drawn with half as many channels, and all that are deep
+    with a block of each kind: ResNet-18 with four, ResNet-50 with four bottlenecks."""
+    conv, block = inception_v4.conv, inception_v4.block
 
     def narrow_conv(net: Any, x: Any, filters: int, *args: Any, **settings: Any) -> Any:
         return conv(net, x, filters // _NARROWER, *args, **settings)
 
+    def first_block(net: Any, name: str, branches: Any, x: Any) -> Any:
+        return x if name in _REPEATED else block(net, name, branches, x)
+
     widths = tuple(width // _NARROWER for width in resnet.WIDTHS)
     with (
         mock.patch.object(resnet, "WIDTHS", widths),
+        mock.patch.dict(resnet.BLOCKS, dict.fromkeys(resnet.BLOCKS, (1, 1, 1, 1))),
         mock.patch.object(inception_v4, "conv", narrow_conv),
+        mock.patch.object(inception_v4, "block", first_block),
+        mock.patch.object(amoebanet_d, "STAGES", amoebanet_d.STAGES[:2]),
+        mock.patch.object(unet, "DEPTH", 3),
     ):
         yield

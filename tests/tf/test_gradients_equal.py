@@ -28,7 +28,7 @@ from tests import forks
 from tests.graphs import ARENA, target
 from tests.tf.small_models import SMALL, small_step
 
-pytestmark = pytest.mark.usefixtures("narrow_models")
+pytestmark = pytest.mark.usefixtures("small_models")
 
 CASES = [
     ("original", {}),

@@ -22,9 +22,9 @@ from memtrade.tf.native import grappler_config, make_native_step
 from memtrade.tf.verify import compare_steps
 from tests.tf.small_models import SMALL
 
-pytestmark = pytest.mark.usefixtures("narrow_models")
+pytestmark = pytest.mark.usefixtures("small_models")
 
-GPT2 = {"layers": 2, "width": 32, "heads": 2, "positions": 16, "vocabulary": 50, "batch_size": 4}
+GPT2 = {"layers": 1, "width": 32, "heads": 2, "positions": 16, "vocabulary": 50, "batch_size": 4}
 DROPOUT = GPT2 | {"dropout": 0.1}
 KERAS = {"image_size": 32, "num_classes": 10, "batch_size": 4}
 

@@ -14,6 +14,8 @@ from memtrade.tf.calling import step_to_read
 from memtrade.tf.extract import trace, trace_concrete
 from tests.tf.small_models import small_step
 
+pytestmark = pytest.mark.usefixtures("small_models")
+
 BATCH = tf.TensorSpec([8, 16])
 
 

@@ -19,6 +19,8 @@ from memtrade.tf.extract import trace, trace_concrete
 from memtrade.tf.split import split_step
 from tests.tf.small_models import SMALL
 
+pytestmark = pytest.mark.usefixtures("small_models")
+
 
 @cache
 def traced(name: str, batch: int, *, in_parts: bool = False) -> StepGraph:

@@ -24,6 +24,8 @@ from tests.graphs import target
 from tests.tf.small_models import small_step
 from tests.tf.test_extract import step_of
 
+pytestmark = pytest.mark.usefixtures("small_models")
+
 
 @pytest.fixture(scope="module")
 def found():
