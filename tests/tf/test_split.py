@@ -23,6 +23,8 @@ from memtrade.tf.split import split_step
 from memtrade.tf.step import TrainStep
 from memtrade.tf.verify import compare_steps
 
+pytestmark = pytest.mark.usefixtures("small_models")
+
 
 def resnet(batch_size: int = 5, image_size: int = 32) -> TrainStep:
     options = {"layers": 18, "image_size": image_size, "batch_size": batch_size}
