@@ -25,7 +25,7 @@ def explained(capsys: pytest.CaptureFixture[str], words: str, *step: Any, **how:
 
 
 def dense() -> keras.Model:
-    hidden = [keras.layers.Dense(64, "tanh") for _ in range(8)]
+    hidden = [keras.layers.Dense(64, "tanh") for _ in range(4)]
     model = keras.Sequential([keras.Input([64]), *hidden, keras.layers.Dense(1)], name="small")
     model.compile("sgd", "mse", jit_compile=False)  # pyright: ignore[reportArgumentType]
     return model
@@ -35,7 +35,7 @@ def test_a_rewritten_step_is_explained_by_its_plan(capsys: pytest.CaptureFixture
     weight = tf.Variable(tf.eye(64))
 
     def forward(x):
-        for _ in range(8):
+        for _ in range(5):
             x = tf.nn.tanh(x @ weight)
         return x
 
