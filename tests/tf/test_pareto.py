@@ -3,13 +3,14 @@
 import contextlib
 import functools
 from collections.abc import Iterator, Sequence
+from unittest import mock
 
 import pytest
 import tensorflow as tf
 
 from memtrade.errors import InfeasibleBudgetError, UnsupportedGraphError
 from memtrade.graph import StepGraph
-from memtrade.models import make_model
+from memtrade.models import make_model, resnet, unet
 from memtrade.options import Value
 from memtrade.plan import check_plan
 from memtrade.simulate.memory import ROOMY_BYTES
@@ -25,10 +26,11 @@ from tests.graphs import ARENA, target
 TOLERANCE = 0.003
 
 
-# Of real size, where plans are no rounding errors: nothing of it is allocated.
+# Tensors of real size, where plans are no rounding errors: nothing of it is allocated. Each kind of
+# block stands there as often as it takes for a plan to choose, no more: a search is long.
 STEPS = {
     "resnet-18": ("resnet", {"layers": 18, "batch_size": 32, "image_size": 64}),
-    "gpt2": ("gpt2", {"layers": 3, "batch_size": 8}),
+    "gpt2": ("gpt2", {"layers": 2, "batch_size": 8}),
     "unet": ("unet", {"num_convs": 1, "base_channels": 32, "batch_size": 8}),
 }
 TARGETS = {"arena": ARENA, "gtx-1070": target("gtx-1070")}
@@ -39,7 +41,8 @@ SHARES = (0.25, 0.6)
 
 @functools.cache
 def graph_of(name: str) -> StepGraph:
-    with tf.Graph().as_default():
+    shallow = mock.patch.dict(resnet.BLOCKS, {18: (1, 1, 1, 1)})
+    with shallow, mock.patch.object(unet, "DEPTH", 3), tf.Graph().as_default():
         return trace(make_step(make_model(*STEPS[name]))).graph
 
 
@@ -49,8 +52,10 @@ class Judged:
     def __init__(self, name: str, target: Target):
         self.graph, self.target = graph_of(name), target
         self.times = TimeSimulator(self.graph, target)
+        # Strategies often come to the same peak.
+        self.of = functools.cache(self._of)
 
-    def of(self, name: str, **options: Value) -> tuple[int, float]:
+    def _of(self, name: str, **options: Value) -> tuple[int, float]:
         plan = find_planned(name).plan(self.graph, make_options(name, options), self.target)
         check_plan(plan, self.graph)
         timeline = self.times.timeline(plan, limit_bytes=ROOMY_BYTES)

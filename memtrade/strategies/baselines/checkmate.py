@@ -14,6 +14,7 @@ has O(nodes (nodes + edges)) columns and rows, and is solved at most MOVES times
 """
 
 import math
+from functools import cached_property
 
 import numpy as np
 
@@ -52,11 +53,23 @@ CLOSE = 0.005
 
 
 def plan(graph: StepGraph, options: Options, target: Target) -> Plan:
-    clock = clock_of(graph, target)
-    planner = _Planner(clock, choose_nodes(graph, clock))
+    planner = _planner_of(clock_of(graph, target))
     budget_bytes = options.budget_for(graph)
-    actions = planner.leanest() if budget_bytes is None else planner.fastest(budget_bytes)
+    actions = planner.leanest if budget_bytes is None else planner.fastest(budget_bytes)
     return assemble("checkmate", graph, options, target, fates(graph, actions), actions)
+
+
+_last_planner: list["_Planner"] = []
+
+
+def _planner_of(clock: TimeSimulator) -> "_Planner":
+    """The last one is kept: for each budget that it cannot keep to it looks for the smallest peak,
+    which takes longer than all else and is always the same."""
+    planner = next(iter(_last_planner), None)
+    if planner is None or planner.clock is not clock:
+        planner = _Planner(clock, choose_nodes(clock.graph, clock))
+        _last_planner[:] = [planner]
+    return planner
 
 
 def choose_nodes(graph: StepGraph, clock: TimeSimulator) -> NodeGraph:
@@ -79,6 +92,7 @@ class _Planner:
         self.clock, self.nodes, self.dag = clock, nodes, nodes.dag
         self.relaxed: Relaxed | None = None
 
+    @cached_property
     def leanest(self) -> tuple[Action, ...]:
         """The program with the smallest simulated peak, among those for the smallest budgets."""
         self.relaxed = relax(self.dag, None)
@@ -132,7 +146,7 @@ class _Planner:
         return best or self._leanest_within(budget_bytes)
 
     def _leanest_within(self, budget_bytes: int) -> tuple[Action, ...]:
-        actions = self.leanest()
+        actions = self.leanest
         found = peak_of(self.clock, actions)
         if found.peak_bytes > budget_bytes:
             raise InfeasibleBudgetError(found.peak_bytes, budget_bytes, found.peak_op)
