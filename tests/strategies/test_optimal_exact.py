@@ -22,7 +22,7 @@ from tests.graphs import ARENA
 from tests.strategies.brute_force import random_step_graph
 
 SEEDS = range(10)
-SHARES = (0.1, 0.25, 0.4, 0.6, 0.75, 0.9)  # of the way from the smallest peak to the original's
+SHARES = (0.1, 0.25, 0.5, 0.8)  # of the way from the smallest peak to the original's
 
 # Of a step's time, what may lie between them for these two reasons.
 TOLERANCE = 0.03

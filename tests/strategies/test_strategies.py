@@ -32,10 +32,10 @@ def peak_bytes(graph, strategy, **options) -> int:
 @pytest.mark.parametrize("strategy", PLANNED)
 @pytest.mark.parametrize("order", ["pinned", "dataflow"])
 def test_every_plan_can_be_carried_out_and_repeated(strategy, order):
-    graph = chain(8)
+    graph = chain(6)
     made = plan(graph, strategy, order)
     check_plan(made, graph)
-    assert made == plan(graph, strategy, order)
+    assert made == plan(chain(6), strategy, order)  # of which nothing is known yet
     assert {fate.tensor for fate in made.fates} >= set(graph.activations) - {graph.loss}
 
 
