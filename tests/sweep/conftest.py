@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +10,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from memtrade.measure import host, trial
+from memtrade.measure import host
+from tests.sweep.workers import use_worker
 
 # Answers as the real worker does, but for the trick that a test asks for by strategy. It notes when
 # it starts and ends, in a file per process.
@@ -41,6 +41,8 @@ if trick == "hang":
 if trick == "meet":  # waits for another one, and long enough to meet one too many
     until(lambda: sum(path.stat().st_size > 0 for path in diary.parent.iterdir()) > 1)
     time.sleep(0.4)
+if trick == "wait":
+    until((folder / "go").exists)
 if trick == "crash":
     os._exit(7)
 if trick == "refuse":
@@ -89,6 +91,10 @@ class Fake:
     def tricks(self, by_strategy: dict[str, str]) -> None:
         (self.folder / "tricks.json").write_text(json.dumps(by_strategy), encoding="utf-8")
 
+    def go(self) -> None:
+        """Lets those go on that wait."""
+        (self.folder / "go").touch()
+
     def notes(self, event: str) -> list[tuple[str, int, int]]:
         """Strategy, process and time in ns of each start or end, by time of start."""
         lines = [line.split() for path in sorted((self.folder / "diary").iterdir())
@@ -122,12 +128,6 @@ def make_room(setattr: Callable[..., None]) -> None:
     roomy = msgspec.structs.replace(host.describe_machine(), cores=8)
     setattr(host, "describe_machine", lambda: roomy)
     setattr(host, "free_memory_bytes", lambda: 32 << 30)
-
-
-def use_worker(script: Path, setattr: Callable[..., None]) -> None:
-    defaults = trial.run_child.__kwdefaults__ or {}
-    command = (sys.executable, str(script))
-    setattr(trial.run_child, "__kwdefaults__", defaults | {"worker": command})
 
 
 @pytest.fixture

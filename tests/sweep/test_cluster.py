@@ -1,4 +1,8 @@
-"""Sweeps on a real Ray cluster of this machine: two nodes, real trials, and what goes wrong."""
+"""Sweeps on a real Ray cluster of this machine: two nodes, and what goes wrong.
+
+The first has a real trial; the others are about where trials run and how they end, and have the
+fake worker, which lasts as long as a test says.
+"""
 
 from __future__ import annotations
 
@@ -24,14 +28,15 @@ from memtrade.errors import MemtradeError
 from memtrade.measure import host
 from memtrade.measure.records import load_records
 from memtrade.sweep import cluster as on_cluster
-from tests.sweep.conftest import Write
+from tests.sweep.conftest import Fake, Write
+from tests.sweep.workers import use_worker_on_nodes
 
 ROOT = Path(memtrade.__file__).resolve().parents[1]
 NODE: dict[str, Any] = {"num_cpus": 1, "memory": 2 << 30, "object_store_memory": 80 << 20}
 # That a node is dead is known after some seconds, by default after up to twenty.
 NOTICED_SOON = {
-    "health_check_initial_delay_ms": 500,
-    "health_check_period_ms": 1000,
+    "health_check_initial_delay_ms": 250,
+    "health_check_period_ms": 250,
     "health_check_failure_threshold": 3,
 }
 SMALL = """
@@ -47,6 +52,7 @@ SMALL = """
     strategy = ["original", "checkpoints", "lms", "ome"]
 """
 ONE = SMALL.replace('["original", "checkpoints", "lms", "ome"]', '"original"')
+NAMES = ["original", "checkpoints", "lms", "ome"]
 
 
 def test_auto_starts_a_cluster_of_this_machine_where_there_is_none(
@@ -68,29 +74,31 @@ def head() -> Iterator[Cluster]:
         patch.setenv("PYTHONPATH", path)
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         head_node = NODE | {"include_dashboard": False, "_system_config": NOTICED_SOON}
+        head_node |= {"no_monitor": True, "include_log_monitor": False}  # nobody reads them
         cluster = Cluster(initialize_head=True, head_node_args=head_node)
         yield cluster
         cluster.shutdown()
 
 
-def trials_of(node: Any) -> list[psutil.Process]:
-    """The trials' processes that run on a node: below its raylet.
-
-    What a trial starts looks like the trial itself for a moment, and does not count.
-    """
-    found = []
-    for _, process in node.live_processes():
-        trials = [each for each in descendants(process.pid) if is_trial(each)]
-        pids = {each.pid for each in trials}
-        found += [each for each in trials if parent_of(each) not in pids]
-    return found
+@pytest.fixture
+def fake_on_nodes(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> Fake:
+    """The fake worker in place of the real one, on the nodes, too."""
+    use_worker_on_nodes(fake.script, monkeypatch.setattr)
+    return fake
 
 
-def parent_of(process: psutil.Process) -> int | None:
-    try:
-        return process.ppid()
-    except psutil.NoSuchProcess:
-        return None
+@pytest.fixture
+def surely_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another test's sweep has a process try whether it can join the cluster, which takes long."""
+    monkeypatch.setattr(on_cluster, "_runs", lambda address: True)
+
+
+def trials_of(node: Any, fake: Fake) -> list[psutil.Process]:
+    """The processes of the fake worker that run on a node: below its raylet."""
+    (raylet,) = node.all_processes["raylet"]
+    return [
+        each for each in descendants(raylet.process.pid) if words_of(each) == [str(fake.script)]
+    ]
 
 
 def descendants(pid: int) -> list[psutil.Process]:
@@ -100,11 +108,15 @@ def descendants(pid: int) -> list[psutil.Process]:
         return []
 
 
-def is_trial(process: psutil.Process) -> bool:
+def words_of(process: psutil.Process) -> list[str]:
     try:
-        return process.cmdline()[1:] == ["-m", "memtrade.measure"]
+        return process.cmdline()[1:]
     except psutil.Error:
-        return False
+        return []
+
+
+def is_trial(process: psutil.Process) -> bool:
+    return words_of(process) == ["-m", "memtrade.measure"]
 
 
 def wait_for(condition: Callable[[], object], *, seconds: float = 40.0) -> None:
@@ -114,58 +126,42 @@ def wait_for(condition: Callable[[], object], *, seconds: float = 40.0) -> None:
         time.sleep(0.05)
 
 
-class Counter(threading.Thread):
-    """Counts the trials that are started on the nodes, and kills `victim` in the midst of one."""
-
-    def __init__(self, nodes: list[Any], kill: Callable[[], None]):
-        super().__init__(daemon=True)
-        self.nodes, self.kill = nodes, kill
-        self.seen: dict[int, set[psutil.Process]] = {each: set() for each in range(len(nodes))}
-        self.lost: list[psutil.Process] = []
-        self.over = threading.Event()
-
-    def run(self) -> None:
-        while not self.over.wait(0.05):
-            for number, node in enumerate(self.nodes):
-                self.seen[number] |= set(trials_of(node))
-            if not self.lost and all(self.seen.values()):
-                self.lost = trials_of(self.nodes[1])
-                self.kill()
-
-
 def test_a_node_that_is_killed_costs_nothing_but_the_trial_that_it_ran(
-    head: Cluster, write: Write, capfd: pytest.CaptureFixture[str]
+    head: Cluster, write: Write, fake_on_nodes: Fake, capfd: pytest.CaptureFixture[str]
 ) -> None:
+    fake = fake_on_nodes
+    fake.tricks(dict.fromkeys(NAMES, "wait"))
     path = write(SMALL)
     victim = head.add_node(**NODE)
-    counter = Counter(
-        [head.head_node, victim], lambda: head.remove_node(victim, allow_graceful=False)
-    )
-    counter.start()
-    try:
-        status = sweep(path, cluster=head.address, command_line="memtrade sweep sweep.toml")
-    finally:
-        counter.over.set()
-        counter.join()
+    lost: list[psutil.Process] = []
+
+    def kill() -> None:
+        wait_for(lambda: len(fake.started()) == 2)
+        lost.extend(trials_of(victim, fake))
+        head.remove_node(victim, allow_graceful=False)
+        fake.go()
+
+    killer = threading.Thread(target=kill, daemon=True)
+    killer.start()
+    status = sweep(path, cluster=head.address, command_line="memtrade sweep sweep.toml")
+    killer.join()
     out, err = capfd.readouterr()
     assert status == 0, err
     # Nothing is lost: every trial has its record, written here.
     records = load_records("runs")
-    assert sorted(record.spec.strategy for record in records) == sorted(
-        ["original", "checkpoints", "lms", "ome"]
-    )
+    assert sorted(record.spec.strategy for record in records) == sorted(NAMES)
     assert {(x.status, x.command, x.jobs) for x in records} == {
         ("ok", "memtrade sweep sweep.toml", 1)
     }
     assert "2 nodes, 2 trials at a time" in err
     assert "4 trials: 4 ran" in out
     # Nothing ran twice but what was running on the node when it died.
-    assert len(counter.lost) == 1
+    assert len(lost) == 1
     assert err.count("it will run again") == 1
-    assert sum(map(len, counter.seen.values())) == 4 + len(counter.lost)
-    assert len(counter.seen[0]) == 4
+    [twice] = [name for name, pid, _ in fake.notes("start") if pid == lost[0].pid]
+    assert sorted(fake.started()) == sorted([*NAMES, twice])
     # Nothing stays behind, not even on the dead node.
-    wait_for(lambda: not any(map(is_trial, counter.lost)))
+    wait_for(lambda: not any(map(words_of, lost)))
     # And nothing is left to do.
     assert sweep(path, cluster=head.address) == 0
     assert "4 trials: 4 skipped" in capfd.readouterr().out
@@ -173,26 +169,29 @@ def test_a_node_that_is_killed_costs_nothing_but_the_trial_that_it_ran(
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 def test_a_sweep_that_is_stopped_leaves_nothing_running_on_the_cluster(
-    head: Cluster, write: Write, number: signal.Signals
+    head: Cluster, write: Write, fake_on_nodes: Fake, number: signal.Signals
 ) -> None:
+    fake = fake_on_nodes
+    fake.tricks({"original": "hang"})
     tokens = [str(write(ONE)), "--cluster", str(head.address)]
     process = subprocess.Popen(
-        [sys.executable, "-m", "tests.sweep.drive", "-", *tokens],
+        [sys.executable, "-m", "tests.sweep.drive", str(fake.script), *tokens],
         env=os.environ | {"PYTHONPATH": str(ROOT)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
-    wait_for(lambda: trials_of(head.head_node))
+    wait_for(lambda: trials_of(head.head_node, fake))
     process.send_signal(number)
     _, err = process.communicate(timeout=30)
-    wait_for(lambda: not trials_of(head.head_node), seconds=15)
+    wait_for(lambda: not trials_of(head.head_node, fake), seconds=15)
     assert not list(Path("runs").glob("*"))
     if number == signal.SIGINT:
         assert process.returncode == 130
         assert "stopped; 0 of 1 trials had finished" in err
 
 
+@pytest.mark.usefixtures("surely_there")
 @pytest.mark.parametrize(
     ("retries", "reason"),
     [
@@ -203,11 +202,13 @@ def test_a_sweep_that_is_stopped_leaves_nothing_running_on_the_cluster(
 def test_a_trial_that_no_node_is_left_for_is_lost_and_said(
     head: Cluster,
     write: Write,
+    fake_on_nodes: Fake,
     capfd: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
     retries: int,
     reason: str,
 ) -> None:
+    fake_on_nodes.tricks({"original": "hang"})
     monkeypatch.setattr(on_cluster, "RETRIES", retries)
     monkeypatch.setattr(on_cluster, "_POLL_SECONDS", 0.5)
     monkeypatch.setattr(on_cluster, "_NODELESS_SECONDS", 1.0)
@@ -216,7 +217,7 @@ def test_a_trial_that_no_node_is_left_for_is_lost_and_said(
     large = head.add_node(**roomy)
 
     def kill() -> None:
-        wait_for(lambda: trials_of(large))
+        wait_for(lambda: trials_of(large, fake_on_nodes))
         head.remove_node(large, allow_graceful=False)
 
     killer = threading.Thread(target=kill, daemon=True)
@@ -227,12 +228,14 @@ def test_a_trial_that_no_node_is_left_for_is_lost_and_said(
     assert not list(Path("runs").glob("*"))
 
 
+@pytest.mark.usefixtures("surely_there")
 def test_a_trial_that_no_node_can_take_is_an_error(head: Cluster, write: Write) -> None:
     path = write(ONE.replace("512MiB", "2GiB"))
     with pytest.raises(MemtradeError, match=r"needs a node with 1 cores, 3,221\.2 MB; the largest"):
         sweep(path, cluster=head.address)
 
 
+@pytest.mark.usefixtures("surely_there")
 def test_a_node_with_other_versions_is_an_error(
     head: Cluster, write: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
