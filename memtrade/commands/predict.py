@@ -79,7 +79,9 @@ def _made(foresight: Foresight, *, apart: bool) -> Iterator[Iterator[Prediction]
         return
     children = min(len(specs), usable_cores())
     alone = signal.SIGINT, signal.SIG_IGN  # Ctrl-C is the parent's: it ends its children
-    with multiprocessing.get_context("spawn").Pool(children, signal.signal, alone) as pool:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])  # imported once, for all of them
+    with context.Pool(children, signal.signal, alone) as pool:
         # Exact programmes, which take longest, stand last among the strategies.
         made = [pool.apply_async(predict, (spec,)) for spec in reversed(specs)]
         yield (each.get() for each in reversed(made))
