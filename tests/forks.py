@@ -44,6 +44,7 @@ from memtrade.measure.child import PARENT_VARIABLE
 MODULE = "memtrade.measure"
 IMPORTED = (
     "keras", "memtrade.measure.worker", "memtrade.tf.ask", "memtrade.pipeline.measure.worker",
+    "memtrade.keras", "memtrade.explain.refusal", "memtrade.results.explanation",
 )  # fmt: skip
 
 # Read by memtrade, or by TensorFlow where it makes a device: children of one server may differ.

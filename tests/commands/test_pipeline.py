@@ -152,17 +152,17 @@ def test_a_damaged_record_is_left_out_with_a_warning(run: Run) -> None:
     assert err.count("\n") == 1
 
 
+SMALL_GPT2 = " ".join(MODEL)
 BAD = [
-    ("partition --model gpt2 --partitions 100000", "can be cut into 1 to"),
-    ("partition --model gpt2 --boundary block1/nothing", "'block1/nothing' is no op of"),
+    (f"partition {SMALL_GPT2} --partitions 100000", "can be cut into 1 to"),
+    (f"partition {SMALL_GPT2} --boundary block1/nothing", "'block1/nothing' is no op of"),
     ("partition --model gpt2 --iterations -1", "--iterations is a number from 0 on, not -1"),
     ("pipeline run --model gpt2 --batch-size 8 --micro-batches 3", "take 1 or 2 or 4"),
     ("pipeline run --model gpt2 --batch-size 8 --strategy lms,ome", "one strategy, not lms, ome"),
     ("pipeline run --model gpt2 --batch-size 8 --strategy xla", "xla has no plan"),
     ("pipeline run --model gpt2 --batch-size 8 --order dataflow", "one fixed order"),
     (
-        "pipeline run --model gpt2 --model-option layers=2 --model-option dropout=0.1 "
-        "--batch-size 8 --verify",
+        f"pipeline run {SMALL_GPT2} --model-option dropout=0.1 --micro-batches 2 --verify",
         "draw no random numbers",
     ),
     ("pipeline run --model gpt2 --batch-size 8 --steps 0", "--steps must be at least 1, not 0"),

@@ -68,12 +68,20 @@ def open_page(browser: Browser, path: Path, *, width: int = 1280, scheme: str = 
     return opened
 
 
-@pytest.fixture
-def report(browser: Browser, report_path: Path) -> Iterator[Opened]:
+@pytest.fixture(scope="module")
+def opened(browser: Browser, report_path: Path) -> Iterator[Opened]:
+    """Opened once, for that takes most of the time."""
     opened = open_page(browser, report_path)
     yield opened
-    assert opened.problems == []
     opened.page.close()
+
+
+@pytest.fixture
+def report(opened: Opened) -> Iterator[Opened]:
+    """The page at which tests look one after the other, each at a part that is its own."""
+    opened.page.mouse.move(0, 0)
+    yield opened
+    assert opened.problems == []
 
 
 def centre(page: Page, selector: str) -> tuple[float, float]:
