@@ -20,6 +20,11 @@ from memtrade.tf.build import make_step
 from memtrade.tf.extract import trace
 
 SMALL = ["--layers", "18", "--image-size", "32", "--num-classes", "10", "--batch-size", "16"]
+SMALL_GPT2 = [
+    "--model", "gpt2", "--model-option", "layers=2", "--model-option", "width=32",
+    "--model-option", "heads=2", "--model-option", "positions=16",
+    "--model-option", "vocabulary=50", "--batch-size", "4",
+]  # fmt: skip
 
 Run = Callable[..., tuple[int, str, str]]
 

@@ -16,7 +16,7 @@ from memtrade.measure.max_batch import BatchSearch, Candidate
 from memtrade.measure.max_batch_records import load_max_batches
 from memtrade.measure.protocol import Measured, Outcome, Status, StepDone, TrialSpec
 from memtrade.measure.records import load_records
-from tests.commands.conftest import SMALL, Run
+from tests.commands.conftest import SMALL, SMALL_GPT2, Run
 
 LIMITED = [*SMALL, "--memory-limit", "100MiB", "--strategy", "original,lms"]
 LIMITED += ["--granularity", "10"]
@@ -189,11 +189,11 @@ def test_a_damaged_record_is_left_out_with_a_warning(run: Run, trials: Trials) -
 def test_from_start_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Real children: the prediction is right, and two trials confirm it."""
     monkeypatch.chdir(tmp_path)
-    flags = ["--strategy", "lms", "--memory-limit", "130MiB", "--granularity", "20"]
-    assert cli.main(["max-batch", *SMALL, *flags]) == 0
+    flags = ["--strategy", "lms", "--memory-limit", "16MiB", "--granularity", "40"]
+    assert cli.main(["max-batch", *SMALL_GPT2, *flags]) == 0
     [search] = load_max_batches("runs")
     assert search.bound == "device memory"
-    assert search.failing_batch_size == search.batch_size + 20
+    assert search.failing_batch_size == search.batch_size + 40
     assert search.predicted_batch_size == search.batch_size
     assert [tried.status for tried in search.trials] == ["ok", "out_of_memory"]
     records = {record.id: record for record in load_records("runs")}

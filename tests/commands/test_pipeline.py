@@ -18,14 +18,8 @@ from memtrade.pipeline.commands.pipeline import PipelineFlags
 from memtrade.pipeline.commands.run import run as run_command
 from memtrade.pipeline.measure.protocol import PipelineOutcome
 from memtrade.pipeline.measure.records import load_pipeline_records
-from tests.commands.conftest import Run, trace_here
+from tests.commands.conftest import SMALL_GPT2, Run, trace_here
 from tests.pipeline.records import record
-
-MODEL = (
-    "--model", "gpt2", "--model-option", "layers=2", "--model-option", "width=32",
-    "--model-option", "heads=2", "--model-option", "positions=16",
-    "--model-option", "vocabulary=50", "--batch-size", "4",
-)  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -35,7 +29,7 @@ def here(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_partition_with_real_times_is_a_folder_of_three_files(run: Run) -> None:
     measured = ("--iterations", "3", "--results", "out")
-    status, out, _ = run("partition", *MODEL, "--partitions", "2", *measured)
+    status, out, _ = run("partition", *SMALL_GPT2, "--partitions", "2", *measured)
     assert status == 0
     assert "Real times, measured on this machine" in out
     stem = "gpt2-2x32_k2"
@@ -66,7 +60,7 @@ def test_a_partition_with_real_times_is_a_folder_of_three_files(run: Run) -> Non
 
 
 def test_a_partition_is_theoretical_unless_iterations_are_asked_for(run: Run) -> None:
-    status, out, _ = run("partition", *MODEL, "--partitions", "2", "--json")
+    status, out, _ = run("partition", *SMALL_GPT2, "--partitions", "2", "--json")
     assert status == 0
     assert json.loads(out)["report"]["real_times"] is None
 
@@ -75,7 +69,7 @@ def test_a_partition_keeps_layers_whole_from_a_depth_on(run: Run) -> None:
     found = []
     for depth in ("1", "2"):
         wanted = ("--partitions", "4", "--slack", "0", "--depth", depth, "--json")
-        status, out, _ = run("partition", *MODEL, *wanted)
+        status, out, _ = run("partition", *SMALL_GPT2, *wanted)
         assert status == 0
         found.append(json.loads(out)["partition"]["boundaries"])
     blocks, layers = found
@@ -85,7 +79,7 @@ def test_a_partition_keeps_layers_whole_from_a_depth_on(run: Run) -> None:
 
 def test_predicted_stages_are_numbered_from_1(run: Run) -> None:
     one = ("--partitions", "2", "--micro-batches", "2", "--schedule", "gpipe")
-    status, out, _ = run("pipeline", "predict", *MODEL, *one, "--picture", "schedule.svg")
+    status, out, _ = run("pipeline", "predict", *SMALL_GPT2, *one, "--picture", "schedule.svg")
     assert status == 0
     rows = out.partition("stage  peak in")[2].splitlines()[2:4]
     assert [row.split()[0] for row in rows] == ["1", "2"]
@@ -96,7 +90,7 @@ def test_predicted_stages_are_numbered_from_1(run: Run) -> None:
 def test_a_pipeline_with_swapping_stages_is_a_record(run: Run) -> None:
     wanted = ("--micro-batches", "2", "--checkpoint", "never", "--strategy", "lms")
     limits = ("--memory-limit", "200MiB", "--steps", "1", "--verify", "--results", "out")
-    status, out, _ = run("pipeline", "run", *MODEL, *wanted, *limits)
+    status, out, _ = run("pipeline", "run", *SMALL_GPT2, *wanted, *limits)
     assert status == 0, out
     (made,) = load_pipeline_records("out")
     assert (made.trial.strategy, made.status) == ("lms", "ok")
@@ -123,7 +117,7 @@ def test_a_pipeline_that_computes_something_else_exits_with_1(
     measured = msgspec.structs.replace(made.measured, verified=verified)
     outcome = PipelineOutcome(status="ok", measured=measured)
     monkeypatch.setattr(runner, "run_pipeline", lambda *given, **named: outcome)
-    status, out, _ = run("pipeline", "run", *MODEL, "--micro-batches", "2", "--verify")
+    status, out, _ = run("pipeline", "run", *SMALL_GPT2, "--micro-batches", "2", "--verify")
     assert status == 1
     assert f"Differs from the unpipelined step: w {why or 'by 0.5 of the update'}" in out
 
@@ -152,17 +146,17 @@ def test_a_damaged_record_is_left_out_with_a_warning(run: Run) -> None:
     assert err.count("\n") == 1
 
 
-SMALL_GPT2 = " ".join(MODEL)
+TYPED = " ".join(SMALL_GPT2)
 BAD = [
-    (f"partition {SMALL_GPT2} --partitions 100000", "can be cut into 1 to"),
-    (f"partition {SMALL_GPT2} --boundary block1/nothing", "'block1/nothing' is no op of"),
+    (f"partition {TYPED} --partitions 100000", "can be cut into 1 to"),
+    (f"partition {TYPED} --boundary block1/nothing", "'block1/nothing' is no op of"),
     ("partition --model gpt2 --iterations -1", "--iterations is a number from 0 on, not -1"),
     ("pipeline run --model gpt2 --batch-size 8 --micro-batches 3", "take 1 or 2 or 4"),
     ("pipeline run --model gpt2 --batch-size 8 --strategy lms,ome", "one strategy, not lms, ome"),
     ("pipeline run --model gpt2 --batch-size 8 --strategy xla", "xla has no plan"),
     ("pipeline run --model gpt2 --batch-size 8 --order dataflow", "one fixed order"),
     (
-        f"pipeline run {SMALL_GPT2} --model-option dropout=0.1 --micro-batches 2 --verify",
+        f"pipeline run {TYPED} --model-option dropout=0.1 --micro-batches 2 --verify",
         "draw no random numbers",
     ),
     ("pipeline run --model gpt2 --batch-size 8 --steps 0", "--steps must be at least 1, not 0"),
@@ -200,8 +194,8 @@ def test_an_address_where_nobody_answers_is_named(run: Run) -> None:
     with socket.socket() as held:  # bound, but nobody listens
         held.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{held.getsockname()[1]}"
-        status, _, err = run("pipeline", "run", *MODEL, "--micro-batches", "2", "--partitions", "1",
-                             "--cluster", address)  # fmt: skip
+        cluster = ("--micro-batches", "2", "--partitions", "1", "--cluster", address)
+        status, _, err = run("pipeline", "run", *SMALL_GPT2, *cluster)
     assert status == 2
     assert f"no server answers at {address}" in err
 
@@ -209,14 +203,14 @@ def test_an_address_where_nobody_answers_is_named(run: Run) -> None:
 def test_stages_on_gpus_need_gpus_and_elsewhere_a_profile(run: Run) -> None:
     """Here the card says which profile; what cards the servers of a cluster have is not known."""
     gpus = ("--micro-batches", "2", "--device", "gpu")
-    status, _, err = run("pipeline", "run", *MODEL, *gpus, "--cluster", "a:1,b:2")
+    status, _, err = run("pipeline", "run", *SMALL_GPT2, *gpus, "--cluster", "a:1,b:2")
     assert status == 2
     assert "name it with --profile, one of a100-40gb, arena," in err
-    status, _, err = run("pipeline", "run", *MODEL, *gpus)
+    status, _, err = run("pipeline", "run", *SMALL_GPT2, *gpus)
     assert status == 2
     assert "unknown device 'gpu:0'" in err
     profiled = ("--device", "gpu", "--profile", "p40")
-    status, _, err = run("pipeline", "run", *MODEL, "--micro-batches", "2", *profiled)
+    status, _, err = run("pipeline", "run", *SMALL_GPT2, "--micro-batches", "2", *profiled)
     assert status == 2
     assert "unknown device 'gpu:0'" in err
     status, _, err = run(
