@@ -11,6 +11,7 @@ import tarfile
 import zipfile
 from pathlib import Path
 
+import matplotlib
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -98,7 +99,8 @@ def test_its_commands_run_in_an_empty_folder(wheel: Path, tmp_path: Path) -> Non
         [sys.executable, "-P", "-c", COMMANDS],
         input=words.strip(),
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(wheel), "XDG_CACHE_HOME": str(tmp_path)},
+        env={**os.environ, "PYTHONPATH": str(wheel), "XDG_CACHE_HOME": str(tmp_path)}
+        | {"MPLCONFIGDIR": matplotlib.get_cachedir()},  # else it looks for all fonts anew
         capture_output=True,
         text=True,
     )
