@@ -34,7 +34,7 @@ from memtrade.pipeline.tf import draw_step
 from tests import forks
 from tests.graphs import ARENA
 
-OPTIONS = {"layers": 4, "width": 128, "heads": 4, "vocabulary": 500, "batch_size": 8}
+OPTIONS = {"layers": 2, "width": 128, "heads": 4, "vocabulary": 500, "batch_size": 8}
 MICRO_BATCHES = 4
 SCHEDULE = make_schedule("gpipe", stages=2, micro_batches=MICRO_BATCHES, checkpoint="always")
 
@@ -170,7 +170,7 @@ def test_long_skips_take_what_is_predicted(checkpoint):
 
 def test_a_stage_without_room_is_named(partition):
     outcome = run_pipeline(
-        trial(memory_limit_bytes=12 << 20), partition, SCHEDULE, timeout_seconds=120
+        trial(memory_limit_bytes=6 << 20), partition, SCHEDULE, timeout_seconds=120
     )
     assert outcome.status == "out_of_memory"
     assert outcome.stage in (0, 1)
