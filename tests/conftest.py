@@ -77,16 +77,16 @@ def asking(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFac
 # The files that take longest, the longest first: they begin first, so that neither of two processes
 # ends on one alone. `pytest --durations=0` tells.
 LONGEST = (
-    "tf/test_gradients_equal.py", "tf/test_pareto.py", "sweep/test_cluster.py", "tf/test_build.py",
-    "tf/test_native.py", "measure/test_budgets.py", "tf/test_keras_fit.py",
-    "notebooks/test_notebooks.py", "strategies/test_optimal.py", "tf/test_pipeline.py",
-    "commands/test_max_batch.py", "models/test_architectures.py", "planted/test_planted.py",
-    "pipeline/test_trial.py", "tf/test_batch.py", "strategies/test_optimal_exact.py",
-    "tf/test_rebatch.py", "tf/test_apply.py", "sweep/test_runner.py", "measure/test_sizes.py",
-    "corpus/test_corpus.py", "commands/test_watch.py", "commands/test_predict.py",
-    "tf/test_ask.py", "tf/test_replicas.py", "papers/test_thesis_predictor.py",
-    "guard/test_plugin.py", "commands/test_pipeline.py", "commands/test_target.py",
-    "results/test_measured_predictions.py",
+    "corpus/test_corpus.py", "tf/test_gradients_equal.py", "tf/test_keras_fit.py",
+    "notebooks/test_notebooks.py", "planted/test_planted.py", "tf/test_pareto.py",
+    "commands/test_max_batch.py", "tf/test_batch.py", "pipeline/test_trial.py",
+    "tf/test_native.py", "measure/test_budgets.py", "strategies/test_optimal.py",
+    "tf/test_pipeline.py", "models/test_architectures.py", "sweep/test_cluster.py",
+    "tf/test_build.py", "tf/test_apply.py", "tf/test_ask.py",
+    "strategies/test_optimal_exact.py", "measure/test_sizes.py", "strategies/test_blocks.py",
+    "commands/test_watch.py", "tf/test_split.py", "tf/test_rebatch.py",
+    "papers/test_thesis_predictor.py", "tf/test_watched.py", "commands/test_predict.py",
+    "simulate/test_bfc.py", "sweep/test_runner.py", "tf/test_replicas.py",
 )  # fmt: skip
 
 

@@ -19,7 +19,8 @@ from tests.corpus.trial import LIMIT_BYTES
 
 # Some of each family, beside those that are measured below; `python -m tests.corpus` has all.
 QUICK = (
-    "vision/conv_relu_chain", "vision/style_transfer", "generative/cvae", "text/ctc_speech",
+    "vision/conv_relu_chain", "vision/style_transfer", "generative/cvae", "text/lstm_classifier",
+    "text/ctc_speech",
     "tables/dlrm", "tables/two_tower", "training/frozen_backbone", "training/sim_clr",
     "training/ppo", "optimizers/v1_adam", "optimizers/clipped_by_norm", "control/mapped",
     "control/loss_from_cond", "control/loop_of_updates", "control/returns_nothing",
