@@ -20,12 +20,11 @@ from tests.corpus.trial import LIMIT_BYTES
 # Some of each family, beside those that are measured below; `python -m tests.corpus` has all.
 QUICK = (
     "vision/conv_relu_chain", "vision/style_transfer", "generative/cvae", "text/lstm_classifier",
-    "text/ctc_speech",
-    "tables/dlrm", "tables/two_tower", "training/frozen_backbone", "training/sim_clr",
-    "training/ppo", "optimizers/v1_adam", "optimizers/clipped_by_norm", "control/mapped",
-    "control/loss_from_cond", "control/loop_of_updates", "control/returns_nothing",
-    "control/routed_experts", "inputs/ragged", "inputs/sparse", "inputs/variable_as_argument",
-    "inputs/tiny_batch",
+    "text/ctc_speech", "tables/dlrm", "tables/two_tower", "training/frozen_backbone",
+    "training/sim_clr", "training/ppo", "optimizers/v1_adam", "optimizers/clipped_by_norm",
+    "control/mapped", "control/loss_from_cond", "control/loop_of_updates",
+    "control/returns_nothing", "control/routed_experts", "inputs/ragged", "inputs/sparse",
+    "inputs/variable_as_argument", "inputs/tiny_batch",
 )  # fmt: skip
 BY_CHECKPOINTS = (
     "vision/conv_relu_chain", "tables/dlrm", "training/ppo", "control/loop_of_updates",

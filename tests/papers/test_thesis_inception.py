@@ -1,20 +1,19 @@
 """What was tried about InceptionV4: long filters, and copies with channels first."""
 
 from functools import cache
-from unittest import mock
 
 from memtrade.costs import op_cost
 from memtrade.graph import Op, StepGraph
-from memtrade.models.resnet import BLOCKS
 from memtrade.papers.thesis_inception import WithCopies, is_long
 from memtrade.papers.thesis_trace import trace_step
 from memtrade.target import profile_target
+from tests.tf.small_models import shallow
 
 
 @cache
 def resnet(data_format: str) -> StepGraph:
     """With one block of each width: more of them are no other convolutions."""
-    with mock.patch.dict(BLOCKS, {18: (1, 1, 1, 1)}):
+    with shallow():
         return trace_step(18, 2, image_size=32, data_format=data_format)
 
 

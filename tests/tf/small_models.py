@@ -44,24 +44,35 @@ _REPEATED = {f"Mixed_{stage}{letter}" for stage in (5, 6, 7) for letter in "cdef
 
 
 @contextlib.contextmanager
-def small() -> Iterator[None]:
-    """Within it, ResNet and Inception are drawn with half as many channels, and all that are deep
-    with a block of each kind: ResNet-18 with four, ResNet-50 with four bottlenecks."""
-    conv, block = inception_v4.conv, inception_v4.block
-
-    def narrow_conv(net: Any, x: Any, filters: int, *args: Any, **settings: Any) -> Any:
-        return conv(net, x, filters // _NARROWER, *args, **settings)
+def shallow() -> Iterator[None]:
+    """Within it, models are drawn with a block of each kind: ResNet-18 with four, ResNet-50 with
+    four bottlenecks."""
+    block = inception_v4.block
 
     def first_block(net: Any, name: str, branches: Any, x: Any) -> Any:
         return x if name in _REPEATED else block(net, name, branches, x)
 
-    widths = tuple(width // _NARROWER for width in resnet.WIDTHS)
     with (
-        mock.patch.object(resnet, "WIDTHS", widths),
         mock.patch.dict(resnet.BLOCKS, dict.fromkeys(resnet.BLOCKS, (1, 1, 1, 1))),
-        mock.patch.object(inception_v4, "conv", narrow_conv),
         mock.patch.object(inception_v4, "block", first_block),
         mock.patch.object(amoebanet_d, "STAGES", amoebanet_d.STAGES[:2]),
         mock.patch.object(unet, "DEPTH", 3),
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def small() -> Iterator[None]:
+    """Within it, they are shallow, and ResNet and Inception have half as many channels."""
+    conv = inception_v4.conv
+
+    def narrow_conv(net: Any, x: Any, filters: int, *args: Any, **settings: Any) -> Any:
+        return conv(net, x, filters // _NARROWER, *args, **settings)
+
+    widths = tuple(width // _NARROWER for width in resnet.WIDTHS)
+    with (
+        shallow(),
+        mock.patch.object(resnet, "WIDTHS", widths),
+        mock.patch.object(inception_v4, "conv", narrow_conv),
     ):
         yield

@@ -3,14 +3,13 @@
 import contextlib
 import functools
 from collections.abc import Iterator, Sequence
-from unittest import mock
 
 import pytest
 import tensorflow as tf
 
 from memtrade.errors import InfeasibleBudgetError, UnsupportedGraphError
 from memtrade.graph import StepGraph
-from memtrade.models import make_model, resnet, unet
+from memtrade.models import make_model
 from memtrade.options import Value
 from memtrade.plan import check_plan
 from memtrade.simulate.memory import ROOMY_BYTES
@@ -21,6 +20,7 @@ from memtrade.target import Target
 from memtrade.tf.build import make_step
 from memtrade.tf.extract import trace
 from tests.graphs import ARENA, target
+from tests.tf.small_models import shallow
 
 # Of the step's time: the programme is solved to within 0.2% of it.
 TOLERANCE = 0.003
@@ -41,8 +41,7 @@ SHARES = (0.25, 0.6)
 
 @functools.cache
 def graph_of(name: str) -> StepGraph:
-    shallow = mock.patch.dict(resnet.BLOCKS, {18: (1, 1, 1, 1)})
-    with shallow, mock.patch.object(unet, "DEPTH", 3), tf.Graph().as_default():
+    with shallow(), tf.Graph().as_default():
         return trace(make_step(make_model(*STEPS[name]))).graph
 
 

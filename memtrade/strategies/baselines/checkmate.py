@@ -14,7 +14,7 @@ has O(nodes (nodes + edges)) columns and rows, and is solved at most MOVES times
 """
 
 import math
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import numpy as np
 
@@ -59,17 +59,11 @@ def plan(graph: StepGraph, options: Options, target: Target) -> Plan:
     return assemble("checkmate", graph, options, target, fates(graph, actions), actions)
 
 
-_last_planner: list["_Planner"] = []
-
-
+@lru_cache(maxsize=1)
 def _planner_of(clock: TimeSimulator) -> "_Planner":
     """The last one is kept: for each budget that it cannot keep to it looks for the smallest peak,
     which takes longer than all else and is always the same."""
-    planner = next(iter(_last_planner), None)
-    if planner is None or planner.clock is not clock:
-        planner = _Planner(clock, choose_nodes(clock.graph, clock))
-        _last_planner[:] = [planner]
-    return planner
+    return _Planner(clock, choose_nodes(clock.graph, clock))
 
 
 def choose_nodes(graph: StepGraph, clock: TimeSimulator) -> NodeGraph:
