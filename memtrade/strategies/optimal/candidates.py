@@ -251,6 +251,10 @@ class Candidates:
             high = fastest.peak_bytes
             limit = high - 3 * over // 2
             limit = limit if limit > low else (low + high) // 2
+        # Where all leaves that can, there are fewer holes.
+        gone = sorted((self._spilled(each, 0) for each in verdicts), key=lambda v: v.least_seconds)
+        for each in gone[:FASTEST]:
+            self._offer_if_faster(each, budget)
 
     def _fitted(self, verdict: Verdict, budget: int) -> Verdict:
         """With what rests gone as far as it takes. What comes back may lie about for a moment: then

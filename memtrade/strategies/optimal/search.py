@@ -181,9 +181,12 @@ class Search(Candidates):
     def _spill_choices(self, budget: int) -> None:
         """What was chosen for the budget, or for more, may fit with a few copies more. The fastest
         first: where that fits, the others need not be finished."""
-        chooser = self._chooser(self.problem, "time", awaited=True)
+        chooser, least = self._chooser(self.problem, "time", awaited=True), budget
+        if budget < self.unspilled_bytes < math.inf:  # the programme has no choice for so little
+            self._choose(self._chooser(self.problem, "memory"))
+            least = int((1 + 2 * SPARE) * self.unspilled_bytes)
         for room in ROOMS:
-            self._choose(chooser, int(room * budget), rough=MOSTLY)
+            self._choose(chooser, int(room * least), rough=MOSTLY)
         self._offer_spilled([*map(self.judge.judge, self.chosen)], budget)
 
     def _without_search(self) -> Finished:
