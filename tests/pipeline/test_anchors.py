@@ -1,11 +1,11 @@
 from memtrade.costs import op_cost
-from memtrade.pipeline.design.anchors import find_anchors
+from memtrade.pipeline.design.anchors import Anchors
 from tests.graphs import target
 from tests.pipeline.graphs import names, network
 
 
 def anchored(graph) -> dict[str, str]:
-    anchors = find_anchors(graph)
+    anchors = Anchors(graph)
     return {
         op.name: graph.ops[place].name
         for op, place in zip(graph.ops, anchors.at, strict=True)
@@ -15,7 +15,7 @@ def anchored(graph) -> dict[str, str]:
 
 def test_the_line_is_what_computes_from_the_batch():
     graph = network(3)
-    assert names(graph, find_anchors(graph).line) == ["layer1", "layer2", "layer3", "loss"]
+    assert names(graph, Anchors(graph).line) == ["layer1", "layer2", "layer3", "loss"]
 
 
 def test_weights_gradients_and_updates_follow_their_layer():
@@ -41,7 +41,7 @@ def test_a_sum_of_gradients_stays_where_the_last_of_them_came_from():
 def test_gradients_of_a_real_model_are_anchored_where_tensorflow_says(small_gpt2):
     """TensorFlow names a gradient op after the op whose gradient it is. Few may be elsewhere, and
     those nearby: what counts is the time that a cut between the two would misplace."""
-    anchors, device = find_anchors(small_gpt2), target("p40").device
+    anchors, device = Anchors(small_gpt2), target("p40").device
     position = {op_id: i for i, op_id in enumerate(anchors.line)}
     by_name = {small_gpt2.ops[op_id].name: op_id for op_id in anchors.line}
     total = off = 0.0

@@ -23,7 +23,6 @@ O(ops + edges), but for tensors with very many readers.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from memtrade.errors import UnsupportedGraphError
 from memtrade.graph import Op, StepGraph
@@ -32,7 +31,6 @@ from memtrade.op_types import ALIAS_TYPES, READ_TYPES
 Allowed = frozenset[int] | None  # ops of the line; None: no constraint
 
 
-@dataclass(frozen=True)
 class Anchors:
     """Where the ops of a graph belong.
 
@@ -41,114 +39,88 @@ class Anchors:
         constants: ids of the forward ops that compute from constants alone.
         at: for each op, the id of the op of the line where it belongs; None for what no op of
             the line leads to or reads (an optimizer's bookkeeping).
+
+    Raises UnsupportedGraphError where the loss does not depend on the batch.
     """
 
-    line: tuple[int, ...]
-    constants: frozenset[int]
-    at: tuple[int | None, ...]
-
-
-def find_anchors(graph: StepGraph) -> Anchors:
-    """Raises UnsupportedGraphError where the loss does not depend on the batch."""
-    return _Search(graph).anchors()
-
-
-class _Search:
     def __init__(self, graph: StepGraph):
         self.graph = graph
-        self.forward = sorted(graph.forward)
-        self.line = self.graph.from_batch
-        self.constants = self._from_constants()
-        self.at: list[int | None] = [None] * len(graph.ops)
-        # For each tensor, the ops of the line that may own a gradient op that reads it.
-        self.candidates: list[Allowed] = [None] * len(graph.tensors)
-
-    def anchors(self) -> Anchors:
-        loss = self.graph.tensors[self.graph.loss].op
-        if loss not in self.line:
+        self.line = tuple(sorted(graph.from_batch))
+        loss = graph.tensors[graph.loss].op
+        if loss not in graph.from_batch:
             raise UnsupportedGraphError(
-                f"the loss {self.graph.ops[loss].name!r} does not depend on the batch: "
+                f"the loss {graph.ops[loss].name!r} does not depend on the batch: "
                 "there is nothing to cut into stages"
             )
+        self._forward = sorted(graph.forward)
+        self.constants = self._from_constants()
+        self.at: list[int | None] = [None] * len(graph.ops)
         self._place_forward()
-        self._find_candidates()
-        for op in self.graph.ops:
-            if op.id not in self.graph.forward:
+        # For each tensor, the ops of the line that may own a gradient op that reads it.
+        self._candidates = self._find_candidates()
+        for op in graph.ops:
+            if op.id not in graph.forward:
                 self.at[op.id] = self._place(op)
         self._sink()
-        return Anchors(tuple(sorted(self.line)), frozenset(self.constants), tuple(self.at))
 
-    def _from_constants(self) -> set[int]:
+    def _producers(self, op_id: int) -> list[int]:
+        return [self.graph.tensors[t].op for t in self.graph.ops[op_id].inputs]
+
+    def _from_constants(self) -> frozenset[int]:
         graph, known = self.graph, set[int]()
         batch = set(graph.data.inputs)
-        for op_id in self.forward:
+        for op_id in self._forward:
             op = graph.ops[op_id]
-            outside = any(
-                graph.tensors[t].dtype == "resource" or t in batch
-                for t in (*op.inputs, *op.outputs)
-            )
-            if (
-                not (op.stateful or outside or op_id in self.line)
-                and op.type not in READ_TYPES
-                and all(graph.tensors[t].op in known for t in op.inputs)
-            ):
+            tensors = (*op.inputs, *op.outputs)
+            outside = any(graph.tensors[t].dtype == "resource" or t in batch for t in tensors)
+            changes = op.stateful or outside or op_id in graph.from_batch or op.type in READ_TYPES
+            if not changes and known.issuperset(self._producers(op_id)):
                 known.add(op_id)
-        return known
+        return frozenset(known)
 
     def _place_forward(self) -> None:
         """The line at itself, sources and constants at their first reader, the rest between."""
         graph, at = self.graph, self.at
-        first: dict[int, int] = {}  # op that is not of the line -> first op of the line it leads to
-        for op_id in reversed(self.forward):
-            if op_id in self.line:
-                at[op_id] = first[op_id] = op_id
-                continue
-            readers = [
-                first[c] for t in graph.ops[op_id].outputs for c in graph.consumers[t] if c in first
-            ]
-            first[op_id] = min(readers)
-        for op_id in self.forward:
-            if op_id in self.line:
-                continue
-            before = [
-                at[graph.tensors[t].op]
-                for t in graph.ops[op_id].inputs
-                if graph.tensors[t].op not in self.constants
-            ]
-            known = [place for place in before if place is not None]
-            at[op_id] = max(known) if known and op_id not in self.constants else first[op_id]
+        first: dict[int, int] = {}  # op -> first op of the line that it is, or leads to
+        for op_id in reversed(self._forward):
+            readers = (c for t in graph.ops[op_id].outputs for c in graph.consumers[t])
+            on_line = op_id in graph.from_batch
+            first[op_id] = op_id if on_line else min(first[c] for c in readers if c in first)
+        for op_id in self._forward:
+            known = []
+            if op_id not in graph.from_batch and op_id not in self.constants:
+                before = (at[p] for p in self._producers(op_id) if p not in self.constants)
+                known = [place for place in before if place is not None]
+            at[op_id] = max(known, default=first[op_id])
 
-    def _find_candidates(self) -> None:
+    def _find_candidates(self) -> list[Allowed]:
         """For a forward tensor, its producer and the readers of all its views."""
         graph = self.graph
         owners: dict[int, set[int]] = {}
-        for op_id in self.forward:
-            op = graph.ops[op_id]
-            if op_id in self.constants:
-                continue
+        for op_id in self._forward:
             place = self.at[op_id]
-            if place is None:
+            if op_id in self.constants or place is None:
                 continue
-            for t in op.outputs:
-                if op_id in self.line:
-                    owners.setdefault(graph.root[t], set()).add(place)
-            for t in op.inputs:
-                if graph.tensors[t].op not in self.constants:
-                    owners.setdefault(graph.root[t], set()).add(place)
-        frozen = {t: frozenset(places) for t, places in owners.items()}
-        for op_id in self.forward:
-            for t in graph.ops[op_id].outputs:
-                self.candidates[t] = frozen.get(graph.root[t])
+            op = graph.ops[op_id]
+            owned = [t for t in op.inputs if graph.tensors[t].op not in self.constants]
+            for t in (*owned, *(op.outputs if op_id in graph.from_batch else ())):
+                owners.setdefault(graph.root[t], set()).add(place)
+        frozen = {root: frozenset(places) for root, places in owners.items()}
+        return [
+            frozen.get(graph.root[t.id]) if t.op in graph.forward else None for t in graph.tensors
+        ]
 
     def _place(self, op: Op) -> int | None:
         """The anchor of an op outside the forward part; inputs are placed already."""
         graph = self.graph
-        allowed = _intersect(self.candidates[t] for t in op.inputs)
-        producers = [graph.tensors[t].op for t in op.inputs]
+        allowed = _intersect(self._candidates[t] for t in op.inputs)
+        producers = self._producers(op.id)
         if op.id not in graph.backward:
             for t in op.outputs:
-                self.candidates[t] = allowed
-            places = [self.at[p] for p in producers if p in self.line or p not in graph.forward]
+                self._candidates[t] = allowed
+            places = [
+                self.at[p] for p in producers if p in graph.from_batch or p not in graph.forward
+            ]
             known = [place for place in places if place is not None]
             return max(known) if known else None
         if op.stateful and not op.outputs:
@@ -184,7 +156,7 @@ class _Search:
             homes = {place for c in readers if (place := self.at[c]) is not None}
             if not homes:
                 continue
-            free = all(self.candidates[t] is None for t in op.inputs)
+            free = all(self._candidates[t] is None for t in op.inputs)
             if free and len(homes) == 1 and readers <= into_updates:
                 into_updates.add(op_id)
                 self.at[op_id] = homes.pop()

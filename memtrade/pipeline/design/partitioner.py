@@ -36,7 +36,7 @@ from memtrade.costs import OpCost
 from memtrade.errors import MemtradeError
 from memtrade.graph import Op, StepGraph, reached
 from memtrade.op_types import READ_TYPES
-from memtrade.pipeline.design.anchors import find_anchors
+from memtrade.pipeline.design.anchors import Anchors
 from memtrade.pipeline.design.partition import Balance, Crossing, Partition, Stage
 from memtrade.strategies.segments import frontiers
 from memtrade.target import Target
@@ -55,7 +55,7 @@ class Partitioner:
 
     def __init__(self, graph: StepGraph, *, depth: int | None = None):
         self.graph, self.depth = graph, depth
-        self.anchors = find_anchors(graph)
+        self.anchors = Anchors(graph)
         self._homes = self._find_homes()
         self._trainable = self._find_trainable()
 
