@@ -203,25 +203,25 @@ class _Driver:
             losses = [step.loss for step in ran]
             verified = self._verified(session.run(pipeline.values), losses, pipeline.averages)
         counted = ran[self.trial.warmup :]
-        phases = [self._phases(step.clocks) for step in counted]
-        seconds = [step.seconds for step in counted]
+        times = [self._times(step.clocks) for step in counted]
+        seconds = statistics.median(step.seconds for step in counted)
         return PipelineMeasured(
             stages=tuple(
                 self._stage_measured(
                     stage,
                     parameters=pipeline.parameters[i],
                     persistent_bytes=ran[-1].in_use[i],
-                    peaks=[step.peaks[i] for step in ran],
-                    phases=[phase.stages[i] for phase in phases],
+                    peaks=tuple(step.peaks[i] for step in ran),
+                    tasks=[step.tasks[i] for step in times],
                 )
                 for i, stage in enumerate(stages)
             ),
-            step_seconds=tuple(seconds),
-            median_seconds=statistics.median(seconds),
-            forward_seconds=statistics.median(phase.forward for phase in phases),
-            backward_seconds=statistics.median(phase.backward for phase in phases),
-            bubble=statistics.median(phase.bubble for phase in phases),
-            samples_per_second=self.trial.batch_size / statistics.median(seconds),
+            step_seconds=tuple(step.seconds for step in counted),
+            median_seconds=seconds,
+            forward_seconds=statistics.median(step.forward for step in times),
+            backward_seconds=statistics.median(step.backward for step in times),
+            bubble=statistics.median(step.bubble for step in times),
+            samples_per_second=self.trial.batch_size / seconds,
             build_seconds=build_seconds,
             losses=tuple(step.loss for step in ran),
             verified=verified,
@@ -276,7 +276,7 @@ class _Driver:
             found.append((int(peak), int(now)))
         return found
 
-    def _phases(self, looks: Sequence[np.ndarray]) -> _Phases:
+    def _times(self, looks: Sequence[np.ndarray]) -> _Times:
         """Of one step, by each stage's looks at the clock: begin and end of its tasks, in turn, and
         the end of its update."""
         stages, turns = [], []
@@ -285,16 +285,13 @@ class _Driver:
             early = np.array([task.kind == "forward" for task in tasks])
             begun, ended = own[:-1:2], own[1:-1:2]
             spans = ended - begun
-            update = float(own[-1] - ended[-1])
-            stages.append(
-                _StagePhases(float(spans[early].sum()), float(spans[~early].sum()), update)
-            )
+            stages.append((spans[early].sum(), spans[~early].sum(), own[-1] - ended[-1]))
             turns.append((begun[0], ended[early].max(), ended[-1]))
-        starts, forwards, ends = zip(*turns, strict=True)
-        start, forward, end = float(min(starts)), float(max(forwards)), float(max(ends))
-        busy = sum(each.forward + each.backward for each in stages)
-        bubble = 1 - busy / (len(stages) * (end - start))
-        return _Phases(forward - start, end - forward, bubble, stages)
+        starts, forwards, ends = np.transpose(turns)
+        start, forward, end = float(starts.min()), float(forwards.max()), float(ends.max())
+        tasks = np.array(stages, dtype=float)
+        bubble = 1 - sum(tasks[:, 0] + tasks[:, 1]) / (len(tasks) * (end - start))
+        return _Times(forward - start, end - forward, float(bubble), tasks)
 
     def _stage_measured(
         self,
@@ -302,10 +299,10 @@ class _Driver:
         *,
         parameters: int,
         persistent_bytes: int,
-        peaks: Sequence[int],
-        phases: Sequence[_StagePhases],
+        peaks: tuple[int, ...],
+        tasks: Sequence[np.ndarray],
     ) -> StageMeasured:
-        update = statistics.median(each.update for each in phases)
+        forward, backward, update = (tuple(map(float, each)) for each in np.transpose(tasks))
         return StageMeasured(
             parameters=parameters,
             variable_bytes=stage.variable_bytes,
@@ -313,12 +310,12 @@ class _Driver:
             slot_bytes=stage.slot_bytes,
             persistent_bytes=persistent_bytes,
             peak_bytes=max(peaks),
-            peak_bytes_by_step=tuple(peaks),
+            peak_bytes_by_step=peaks,
             activation_bytes=max(peaks) - stage.parameter_bytes,
-            busy_seconds=statistics.median(each.forward + each.backward for each in phases),
-            forward_seconds=tuple(each.forward for each in phases),
-            backward_seconds=tuple(each.backward for each in phases),
-            update_seconds=None if self.trial.tasks_alone else update,
+            busy_seconds=statistics.median(map(sum, zip(forward, backward, strict=True))),
+            forward_seconds=forward,
+            backward_seconds=backward,
+            update_seconds=None if self.trial.tasks_alone else statistics.median(update),
         )
 
 
@@ -332,21 +329,14 @@ class _Step(NamedTuple):
     clocks: Sequence[np.ndarray]
 
 
-class _StagePhases(NamedTuple):
-    """One stage's seconds in one step: in forward tasks, in all others, and its update."""
-
-    forward: float
-    backward: float
-    update: float
-
-
-class _Phases(NamedTuple):
-    """The times of one step, in seconds."""
+class _Times(NamedTuple):
+    """The times of one step, in seconds. `tasks`: [stages, 3], those of each stage in forward
+    tasks, in all others, and in its update."""
 
     forward: float
     backward: float
     bubble: float
-    stages: list[_StagePhases]
+    tasks: np.ndarray
 
 
 def _lost(error: tf.errors.OpError) -> Lost:
