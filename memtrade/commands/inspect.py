@@ -5,8 +5,8 @@ import msgspec
 from memtrade.commands.progress import ignore, log, reporting
 from memtrade.commands.screen import show, show_json
 from memtrade.findings import Finding, row
-from memtrade.measure.extract import told_by_child
 from memtrade.measure.flags import DeviceFlags, Flag, ModelFlags, StepFlags, Verbose, make_specs
+from memtrade.measure.trial import told_by_child
 from memtrade.results.sheets import Sheet
 from memtrade.results.words import step_text
 

@@ -10,7 +10,7 @@ import rich.progress
 from rich.console import Console
 
 from memtrade.graph import StepGraph
-from memtrade.measure import extract
+from memtrade.measure import trial
 from memtrade.measure.protocol import Corrected, Event, Outcome, Progress, StepDone, TrialSpec
 from memtrade.measure.trial import run_child
 from memtrade.results.words import seconds
@@ -173,7 +173,7 @@ def extract_graph(spec: TrialSpec, *, timeout_seconds: float, verbose: bool = Fa
     """The graph of the spec's step. Raises UnsupportedGraphError where it could not be traced."""
     with reporting() as reporter:
         reporter.trial(1, 1, spec.model)
-        return extract.extract_graph(
+        return trial.extract_graph(
             spec,
             timeout_seconds=timeout_seconds,
             on_event=reporter.event,

@@ -11,14 +11,18 @@ import contextlib
 import math
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from memtrade.comparison import Verified
-from memtrade.errors import MemtradeError
+from memtrade.errors import MemtradeError, UnsupportedGraphError
+from memtrade.graph import StepGraph
 from memtrade.measure import host
 from memtrade.measure.children import Child, children, start, supervise
 from memtrade.measure.environment import child_environment
@@ -36,6 +40,7 @@ from memtrade.measure.protocol import (
     Status,
     TrialSpec,
 )
+from memtrade.units import mebibytes
 
 WORKER = (sys.executable, "-m", "memtrade.measure")
 
@@ -68,55 +73,98 @@ def run_child(
     Raises:
         MemtradeError: the child says that the input is bad.
     """
-    if environment is None:
-        environment = child_environment(spec)
     kills_before = host.oom_kills()
     with children() as started:
-        child = start(worker, msgspec.json.encode(spec), environment)
+        request = msgspec.json.encode(spec)
+        child = start(worker, request, environment or child_environment(spec))
         started.append(child)
-        conversation = _Conversation(child, on_event, on_log, on_wait)
-        timed_out = not conversation.listen(time.monotonic() + (timeout_seconds or math.inf))
-    status, reason = _classify(
-        conversation,
-        timeout_seconds=timeout_seconds if timed_out else None,
+        said = _Conversation(_EVENTS, on_event, on_log, child)
+        in_time = supervise(
+            started,
+            said,
+            deadline=time.monotonic() + (timeout_seconds or math.inf),
+            on_wait=on_wait,
+        )
+        if said.end:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.process.wait(timeout=_GRACE_SECONDS)
+    status, reason = said.verdict(
+        child if in_time else None,
+        timeout_seconds=timeout_seconds,
         oom_killed=host.oom_kills() > kills_before,
-        task=spec.task,
     )
-    return replace(conversation.told, status=status, reason=reason)
+    missing = {"measure": said.told.measured, "verify": said.told.verified}.get(spec.task, "none")
+    if status == "ok" and missing is None:
+        status, reason = "crashed", f"the worker ended without the result of {spec.task}"
+    return replace(said.told, status=status, reason=reason)
 
 
 @dataclass
-class _Conversation:
-    """What the child has said so far."""
+class Conversation:
+    """What the children of a trial, of whatever kind, have said so far. Its heirs `note` the rest.
 
-    child: Child
-    on_event: Callable[[Event], None]
+    Attributes:
+        events: decodes a line.
+        end: the last word, behind which nothing counts.
+        noise: what is said of the first line on stdout that is no event.
+    """
+
+    events: msgspec.json.Decoder[Any]
+    on_event: Callable[[Any], None]
     on_log: Callable[[str], None]
-    on_wait: Callable[[], None]
-    told: Outcome = field(default_factory=Outcome)
-    phase: Progress | None = None
-    end: Done | Failed | None = None
-    noise: str | None = None  # the first line on stdout that is no event
+    phase: Progress | None = field(default=None, init=False)
+    end: Any = field(default=None, init=False)
+    noise: str = field(default="", init=False)
 
-    def listen(self, deadline: float) -> bool:
-        """Takes in what the child says until it ends, or has said its last word.
-
-        Returns whether that was before the deadline.
-        """
-        in_time = supervise([self.child], self, deadline=deadline, on_wait=self.on_wait)
-        if self.end:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self.child.process.wait(timeout=_GRACE_SECONDS)
-        return in_time
+    def note(self, event: Any) -> None:
+        """Keeps what an event says."""
 
     def take_event(self, child: Child, line: bytes) -> None:
         if self.end or self.noise:
             return
         try:
-            event = _EVENTS.decode(line)
+            event = self.events.decode(line)
         except msgspec.DecodeError:
-            self.noise = line.decode(errors="replace")[:80]
+            said = line.decode(errors="replace")[:80]
+            self.noise = f"{child.name} wrote a line that is no event: {said!r}"
             return
+        match event:
+            case Progress():
+                self.phase = event
+            case Failed():
+                self.end = event
+            case _:
+                self.note(event)
+        self.on_event(event)
+
+    def take_log(self, child: Child, text: str) -> None:
+        self.on_log(text)
+
+    def verdict(
+        self, ended: Child | None, *, timeout_seconds: float | None, oom_killed: bool
+    ) -> tuple[Status, str]:
+        """How it went, and why, by the last word or by the child that ended without one; without
+        either, the time was up. Raises MemtradeError on bad input."""
+        if self.noise:
+            return "crashed", self.noise
+        if isinstance(self.end, Failed):
+            if self.end.status == "bad_input":
+                raise MemtradeError(self.end.reason)
+            return self.end.status, self.end.reason
+        if self.end:
+            return "ok", ""
+        where = f" in {self.phase.text}" if self.phase else ""
+        if ended is None:
+            return "timeout", f"no result within {timeout_seconds:g} s: stopped{where}"
+        return ended.how_it_ended(where, oom_killed=oom_killed)
+
+
+@dataclass
+class _Conversation(Conversation):
+    child: Child
+    told: Outcome = field(default_factory=Outcome)
+
+    def note(self, event: Event) -> None:
         match event:
             case Ready(runtime=runtime):
                 self.told = replace(self.told, runtime=runtime)
@@ -130,42 +178,58 @@ class _Conversation:
                 self.told = replace(self.told, profile=profile)
             case Verified():
                 self.told = replace(self.told, verified=event)
-            case Progress():
-                self.phase = event
             case Done(measured=measured):
                 self.told, self.end = replace(self.told, measured=measured), event
-            case Failed():
-                self.end = event
-        self.on_event(event)
-
-    def take_log(self, child: Child, text: str) -> None:
-        self.on_log(text)
 
     def has_enough(self, *, quiet: bool) -> bool:
         return bool(self.end or self.noise or (quiet and self.child.has_ended))
 
 
-def _classify(
-    said: _Conversation,
+# More than any device has, and any machine.
+_MOST_BYTES = 1 << 45
+
+
+def extract_graph(
+    spec: TrialSpec,
     *,
-    timeout_seconds: float | None,
-    oom_killed: bool,
-    task: str,
-) -> tuple[Status, str]:
-    """The status and the reason of a child that has ended; raises on bad input."""
-    if said.noise is not None:
-        return "crashed", f"the worker wrote a line that is no event: {said.noise!r}"
-    if isinstance(said.end, Failed):
-        if said.end.status == "bad_input":
-            raise MemtradeError(said.end.reason)
-        return said.end.status, said.end.reason
-    if isinstance(said.end, Done):
-        if (task == "measure" and said.told.measured is None) or (
-            task == "verify" and said.told.verified is None
-        ):
-            return "crashed", f"the worker ended without the result of {task}"
-        return "ok", ""
-    where = f" in {said.phase.text}" if said.phase else ""
-    if timeout_seconds is not None:
-        return "timeout", f"no result within {timeout_seconds:g} s: stopped{where}"
-    return said.child.how_it_ended(where, oom_killed=oom_killed)
+    timeout_seconds: float,
+    on_event: Callable[[Event], None] = lambda event: None,
+    on_log: Callable[[str], None] = lambda line: None,
+) -> StepGraph:
+    """The graph of the spec's step, traced in a child, which allocates nothing.
+
+    Raises:
+        UnsupportedGraphError: it could not be traced, and why; or one of its tensors or variables
+            is too large for any device.
+    """
+    graph = StepGraph.from_bytes(told_by_child(spec, timeout_seconds, on_event, on_log))
+    sizes = [(t.size_bytes, t.id) for t in graph.tensors]
+    sizes += zip(graph.data.capture_bytes, graph.data.captures, strict=True)
+    most_bytes, largest = max(sizes, key=lambda pair: pair[0], default=(0, 0))
+    if most_bytes > _MOST_BYTES:
+        raise UnsupportedGraphError(
+            f"{graph.name} has {graph.label(largest)} of {mebibytes(most_bytes)}, which no device "
+            "holds: give a smaller batch, smaller examples or fewer classes"
+        )
+    return graph
+
+
+def told_by_child(
+    spec: TrialSpec,
+    timeout_seconds: float,
+    on_event: Callable[[Event], None],
+    on_log: Callable[[str], None],
+) -> bytes:
+    """What a child writes of the step that it traces: its graph, or the findings as JSON."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "told"
+        outcome = run_child(
+            msgspec.structs.replace(spec, graph_path=str(path)),
+            timeout_seconds=timeout_seconds,
+            on_event=on_event,
+            on_log=on_log,
+        )
+        if outcome.status != "ok":
+            status = outcome.status.replace("_", " ")
+            raise UnsupportedGraphError(f"the step could not be traced: {status}: {outcome.reason}")
+        return path.read_bytes()

@@ -15,8 +15,8 @@ import pandas as pd
 
 from memtrade.errors import MemtradeError
 from memtrade.graph import StepGraph
-from memtrade.measure.extract import extract_graph
 from memtrade.measure.protocol import TrialSpec
+from memtrade.measure.trial import extract_graph
 from memtrade.models import Model
 from memtrade.results.sheets import Sheet, templates
 

@@ -22,13 +22,13 @@ from memtrade.papers.fused import Fusion, fused_kernels
 from memtrade.papers.published import published_lines
 from memtrade.pipeline.design.partitioner import Partitioner
 from memtrade.pipeline.design.predict import (
+    Hosts,
     Kernels,
     PipelinePrediction,
     PipelinePredictor,
     own_kernels,
 )
 from memtrade.pipeline.design.schedule import CheckpointMode, make_schedule
-from memtrade.pipeline.design.timing import Hosts
 from memtrade.target import Target
 
 SLACK = 0.1

@@ -16,7 +16,6 @@ import msgspec
 
 from memtrade.errors import MemtradeError
 from memtrade.graph import StepGraph
-from memtrade.measure.extract import extract_graph
 from memtrade.measure.here import profile_of
 from memtrade.measure.protocol import PlanSummary, TrialSpec
 from memtrade.measure.records import (
@@ -27,6 +26,7 @@ from memtrade.measure.records import (
     planned_options,
     save_record,
 )
+from memtrade.measure.trial import extract_graph
 from memtrade.simulate.predict import Predictor
 from memtrade.strategies import find_planned
 from memtrade.target import profile_target

@@ -22,7 +22,7 @@ from memtrade.papers.pipelines import published_run
 from memtrade.papers.torch_allocator import MIB, CachingAllocator
 from memtrade.papers.torch_pipeline import Update, reserved
 from memtrade.papers.torch_tape import FLOAT, Tape, TapeOp, draw
-from memtrade.pipeline.design.memory import StageMemory
+from memtrade.pipeline.design.predict import StageMemory
 from memtrade.pipeline.measure.protocol import StageMeasured
 from memtrade.pipeline.measure.records import PipelineRecord, load_pipeline_records
 from memtrade.results.sheets import NONE, Sheet, cell

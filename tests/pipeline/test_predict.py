@@ -6,12 +6,17 @@ import pytest
 
 from memtrade.graph import StepGraph
 from memtrade.papers.fused import fused_kernels
-from memtrade.pipeline.design.memory import stage_memory
 from memtrade.pipeline.design.partitioner import Partitioner
-from memtrade.pipeline.design.predict import PipelinePredictor, own_kernels
+from memtrade.pipeline.design.predict import (
+    Hosts,
+    PipelinePredictor,
+    Timing,
+    own_kernels,
+    simulate_timing,
+    stage_memory,
+)
 from memtrade.pipeline.design.schedule import CheckpointMode, Schedule, ScheduleName, make_schedule
 from memtrade.pipeline.design.stages import stage_graphs
-from memtrade.pipeline.design.timing import Hosts, Timing, simulate_timing
 from memtrade.pipeline.design.work import (
     StageBytes,
     StageSeconds,

@@ -6,7 +6,7 @@ import pytest
 from memtrade.errors import MemtradeError
 from memtrade.papers.gpipe_runs import published_sheet
 from memtrade.papers.published import load_published
-from memtrade.pipeline.results.measured import schedules_sheet
+from memtrade.pipeline.results.tables import schedules_sheet
 from memtrade.results.sheets import NONE, Sheet
 from tests.pipeline.records import record
 

@@ -29,7 +29,7 @@ from memtrade.pipeline.measure.records import (
     make_pipeline_record,
 )
 from memtrade.pipeline.measure.trial import check_reachable, run_pipeline
-from memtrade.pipeline.results.measured import device_sheet, runs_sheet
+from memtrade.pipeline.results.tables import device_sheet, runs_sheet
 from memtrade.pipeline.tf import draw_step
 from tests import forks
 from tests.graphs import ARENA

@@ -34,13 +34,11 @@ from memtrade.pipeline.commands.run import run
 from memtrade.pipeline.commands.runner import planned_stages
 from memtrade.pipeline.commands.serve import serve
 from memtrade.pipeline.commands.sweep import sweep
-from memtrade.pipeline.design.predict import Case, PipelinePrediction, PipelinePredictor
+from memtrade.pipeline.design.predict import Case, Hosts, PipelinePrediction, PipelinePredictor
 from memtrade.pipeline.design.schedule import Schedule, make_schedule, micro_batch_size
-from memtrade.pipeline.design.timing import Hosts
 from memtrade.pipeline.measure.records import load_pipeline_records
-from memtrade.pipeline.results.measured import schedules_sheet
 from memtrade.pipeline.results.picture import ScheduleStrip, draw_schedules
-from memtrade.pipeline.results.tables import prediction_sheet, stages_sheet
+from memtrade.pipeline.results.tables import prediction_sheet, schedules_sheet, stages_sheet
 from memtrade.results.paper import render
 from memtrade.strategies import find_planned
 from memtrade.sweep.shipped import sweep_file

@@ -32,7 +32,7 @@ from memtrade.pipeline.measure.records import (
     pipeline_record_id,
 )
 from memtrade.pipeline.measure.trial import run_pipeline
-from memtrade.pipeline.results.measured import device_sheet, runs_sheet
+from memtrade.pipeline.results.tables import device_sheet, runs_sheet
 from memtrade.results.words import number
 from memtrade.target import ARENA, Target, profile_target
 

@@ -20,7 +20,7 @@ from memtrade.devices import Device
 from memtrade.graph import Op, StepGraph
 from memtrade.op_types import GIVEN_TYPES
 from memtrade.order import base_order
-from memtrade.pipeline.design.schedule import TaskKind
+from memtrade.pipeline.design.schedule import Schedule, StageTask, TaskKind
 from memtrade.pipeline.design.stages import RECEIVE, SEND, StageGraph
 from memtrade.plan import Action
 from memtrade.simulate.memory import Simulator
@@ -87,6 +87,13 @@ class StageSeconds:
     bare_forward: TaskSeconds
     backward: TaskSeconds
     update: TaskSeconds
+
+    def of(self, task: StageTask, schedule: Schedule) -> TaskSeconds:
+        """Of a task, which recomputes its micro-batch if the schedule does."""
+        if task.kind == "backward":
+            return self.backward
+        bare = task.kind == "forward" and schedule.recomputes(task.micro_batch)
+        return self.bare_forward if bare else self.forward
 
 
 def stage_program(graph: StepGraph, plan: Sequence[Action]) -> Sequence[Action]:

@@ -14,8 +14,8 @@ import msgspec
 
 from memtrade.comparison import Verified
 from memtrade.measure.protocol import Failed, Progress, Runtime, Status
-from memtrade.pipeline.design.memory import StageTotals
 from memtrade.pipeline.design.partition import Partition
+from memtrade.pipeline.design.predict import StageTotals
 from memtrade.pipeline.design.schedule import CheckpointMode, Schedule, ScheduleName
 from memtrade.plan import Action
 

@@ -10,7 +10,6 @@ import contextlib
 import math
 import socket
 import statistics
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,7 +20,8 @@ from memtrade.errors import MemtradeError, reason_of
 from memtrade.measure import host
 from memtrade.measure.children import Child, children, start, supervise
 from memtrade.measure.environment import child_environment
-from memtrade.measure.protocol import Failed, Progress, Runtime, TrialSpec
+from memtrade.measure.protocol import Runtime, TrialSpec
+from memtrade.measure.trial import WORKER, Conversation
 from memtrade.pipeline.design.partition import Partition
 from memtrade.pipeline.design.schedule import Schedule
 from memtrade.pipeline.measure.protocol import (
@@ -36,8 +36,6 @@ from memtrade.pipeline.measure.protocol import (
     StageSpec,
 )
 from memtrade.plan import Action
-
-CHILD = (sys.executable, "-m", "memtrade.measure")
 
 # Made before there are threads, as in `memtrade.measure.trial`.
 _EVENTS = msgspec.json.Decoder(PipelineEvent)
@@ -136,7 +134,7 @@ def _drive(
             started.append(_start_stage(stage))
         driver = _start("drive", order, _driver_environment(trial), "the driver", None)
         started.append(driver)
-        watch = _Watch(started, driver, on_event, on_log)
+        watch = _Watch(_EVENTS, on_event, on_log, started, driver)
         in_time = supervise(started, watch, deadline=deadline)
         oom_killed = host.oom_kills() > kills_before
         return watch.outcome(
@@ -175,7 +173,7 @@ def serve_stage(
     with children() as started:
         child = _start_stage(order)
         started.append(child)
-        watch = _Watch(started, child, on_event, on_log)
+        watch = _Watch(_EVENTS, on_event, on_log, started, child)
         supervise(started, watch, deadline=math.inf)
         return watch.outcome(timeout_seconds=None, oom_killed=False)
 
@@ -231,28 +229,21 @@ def _start(
 ) -> Child:
     # A proxy for the web would be asked for the way to this machine's own ports.
     environment |= {"no_grpc_proxy": "*", "no_proxy": "*"}
-    return start([*CHILD, role], msgspec.json.encode(order), environment, name=name, stage=stage)
+    return start([*WORKER, role], msgspec.json.encode(order), environment, name=name, stage=stage)
 
 
 @dataclass
-class _Watch:
-    """Takes in what the children say, until the one that leads has said its last word or any
-    child has ended."""
+class _Watch(Conversation):
+    """Until the child that leads has said its last word or any child has ended."""
 
     children: Sequence[Child]
     leader: Child
-    on_event: Callable[[PipelineEvent], None]
-    on_log: Callable[[str], None]
-    phase: Progress | None = None
     runtime: Runtime | None = None
-    finished: PipelineMeasured | None = None
     lost: Lost | None = None
     lost_at: float = math.inf
-    failed: Failed | None = None
-    noise: str | None = None
 
     def has_enough(self, *, quiet: bool) -> bool:
-        if self.finished or self.failed or self.noise:
+        if self.end or self.noise:
             return True
         if self.lost is None:
             return quiet and self._ended() is not None
@@ -262,25 +253,20 @@ class _Watch:
 
     def outcome(self, *, timeout_seconds: float | None, oom_killed: bool) -> PipelineOutcome:
         """Raises MemtradeError on bad input."""
-        if self.failed is not None:
-            if self.failed.status == "bad_input":
-                raise MemtradeError(self.failed.reason)
-            return PipelineOutcome(status=self.failed.status, reason=self.failed.reason)
-        if self.finished is not None:
-            return PipelineOutcome(status="ok", measured=self.finished, runtime=self.runtime)
-        if self.noise is not None:
-            return PipelineOutcome(status="crashed", reason=self.noise)
-        where = f" in {self.phase.text}" if self.phase else ""
-        stage: int | None = None
-        if (ended := self._ended()) is not None:
-            status, reason = ended.how_it_ended(where, oom_killed=oom_killed)
-            stage, reason = ended.stage, f"{ended.name}: {reason}"
-        elif self.lost is not None:
-            status, stage, reason = self.lost.status, self.lost.stage, self.lost.reason
+        ended, stage = self._ended(), None
+        if self.lost and not (self.end or self.noise or ended):
+            status, reason, stage = self.lost.status, self.lost.reason, self.lost.stage
             reason = reason if stage is None else f"stage {stage + 1}: {reason}"
         else:
-            status, reason = "timeout", f"no result within {timeout_seconds:g} s: stopped{where}"
-        return PipelineOutcome(status=status, reason=reason, stage=stage, runtime=self.runtime)
+            status, reason = self.verdict(
+                ended, timeout_seconds=timeout_seconds, oom_killed=oom_killed
+            )
+            if ended and not (self.end or self.noise):
+                stage, reason = ended.stage, f"{ended.name}: {reason}"
+        measured = getattr(self.end, "measured", None)
+        return PipelineOutcome(
+            status=status, reason=reason, stage=stage, measured=measured, runtime=self.runtime
+        )
 
     def _ended(self) -> Child | None:
         """A child that has ended, which none should before its time: a stage rather than the
@@ -293,24 +279,11 @@ class _Watch:
     def take_log(self, child: Child, text: str) -> None:
         self.on_log(f"{child.name}: {text}")
 
-    def take_event(self, child: Child, line: bytes) -> None:
-        try:
-            event = _EVENTS.decode(line)
-        except msgspec.DecodeError:
-            said = line.decode(errors="replace")[:80]
-            self.noise = f"{child.name} wrote a line that is no event: {said!r}"
-            return
+    def note(self, event: PipelineEvent) -> None:
         match event:
             case Serving(runtime=runtime):
                 self.runtime = runtime
-            case Progress():
-                self.phase = event
-            case PipelineFinished(measured=measured):
-                self.finished = measured
+            case PipelineFinished():
+                self.end = event
             case Lost():
                 self.lost, self.lost_at = event, time.monotonic()
-            case Failed():
-                self.failed = event
-            case _:
-                pass
-        self.on_event(event)

@@ -11,9 +11,9 @@ from matplotlib.path import Path
 
 from memtrade.graph import StepGraph
 from memtrade.pipeline.design.partition import Partition
+from memtrade.pipeline.design.predict import Timing
 from memtrade.pipeline.design.report import PartitionReport
 from memtrade.pipeline.design.schedule import Schedule
-from memtrade.pipeline.design.timing import Timing
 from memtrade.results.paper import PAGE_INK, WIDTH, finish, in_style, strips_of
 from memtrade.units import megabytes
 

@@ -15,11 +15,10 @@ from memtrade.pipeline.design.schedule import Schedule, StageTask
 from memtrade.pipeline.design.stages import leaving, stage_graphs
 from memtrade.pipeline.design.work import has_state
 from memtrade.pipeline.tf.draw import DrawnStep
-from memtrade.pipeline.tf.handover import HandOver, Parcel
+from memtrade.pipeline.tf.handover import HandOver, Parcel, Stopwatch
 from memtrade.pipeline.tf.nodes import NodeWriter, host_of, output
 from memtrade.pipeline.tf.program import StageProgram
 from memtrade.pipeline.tf.state import StageState
-from memtrade.pipeline.tf.stopwatch import Stopwatch
 from memtrade.pipeline.tf.update import StepEnd
 from memtrade.plan import Action
 from memtrade.tf.nodes import with_nodes
