@@ -20,8 +20,7 @@ from memtrade.measure.flags import CommandLine, Flag, StepFlags, Verbose, check_
 from memtrade.measure.foreseen import Foreseen, told
 from memtrade.measure.here import here_target
 from memtrade.measure.host import describe_machine
-from memtrade.measure.max_batch import BatchSearch
-from memtrade.measure.max_batch_records import MaxBatchRecord, make_max_batch_record
+from memtrade.measure.max_batch import BatchSearch, MaxBatchRecord, make_max_batch_record
 from memtrade.measure.protocol import TrialSpec
 from memtrade.measure.records import Record, load_records, make_record, save_record, trial_id
 from memtrade.options import PARTS

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from memtrade.errors import MemtradeError
 from memtrade.files import leads_elsewhere, write_whole
-from memtrade.measure.max_batch_records import MaxBatchRecord, load_max_batches
+from memtrade.measure.max_batch import MaxBatchRecord
 from memtrade.measure.records import DamagedRecordWarning, Record, load_records
 from memtrade.results.series import FORMATS
 
@@ -44,7 +44,7 @@ def read_kind(folder: Path, load: Callable[[Path], list[T]], kind: str, how: str
 def read_searches(folder: Path) -> list[MaxBatchRecord]:
     """The searches for the largest batch in a folder, which may have none."""
     with warnings_on_stderr():
-        return load_max_batches(folder)
+        return MaxBatchRecord.load(folder)
 
 
 @contextlib.contextmanager

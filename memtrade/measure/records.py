@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
 import msgspec
 import pandas as pd
@@ -92,6 +92,50 @@ class AnyRecord(msgspec.Struct, frozen=True, kw_only=True):
         words = [re.sub(r"[^\w.-]+", "-", part) for part in (*self.words, self.id) if part]
         return f"{self.prefix}{'_'.join(words)}.json"
 
+    @classmethod
+    def made_now(
+        cls, step: Any, identity: tuple[Any, ...], /, *, command: str, **fields: Any
+    ) -> Self:
+        """The record of what ends now, on this machine.
+
+        Args:
+            step: what has the model's name and options.
+            identity: what of it is part of the id.
+            fields: that only records of this kind have.
+        """
+        machine = describe_machine()
+        return cls(
+            schema_version=SCHEMA_VERSION,
+            id=record_id(identity, machine),
+            created=now(),
+            command=command,
+            model=make_model(step.model, step.model_options).name,
+            machine=machine,
+            **fields,
+        )
+
+    @classmethod
+    def load(cls, folder: str | Path) -> list[Self]:
+        """All records of the kind in a folder and its subfolders, in the order of their file names.
+
+        A file that is not a record of this schema is left out, with a `DamagedRecordWarning` that
+        names it and says why. Raises MemtradeError where there is no such folder.
+        """
+        folder = Path(folder)
+        if not folder.is_dir():
+            raise MemtradeError(f"there is no folder of records {str(folder)!r}")
+        records = []
+        for path in sorted(folder.rglob("*.json")):
+            others = (MAX_BATCH_PREFIX, PIPELINE_PREFIX)
+            if next(filter(path.name.startswith, others), "") != cls.prefix:
+                continue
+            try:
+                records.append(_decoded(path, cls))
+            except (OSError, ValueError) as error:  # msgspec.DecodeError is a ValueError
+                message = f"left out {path}, which is not a record: {reason_of(error)}"
+                warnings.warn(message, DamagedRecordWarning, stacklevel=2)
+        return records
+
     @property
     def words(self) -> tuple[str, ...]:
         """What the file is called after, before the id."""
@@ -164,24 +208,15 @@ def now() -> str:
 
 def make_record(spec: TrialSpec, outcome: Outcome, *, command: str) -> Record:
     """The record of a trial that ends now, on this machine."""
-    machine = describe_machine()
-    return Record(
-        schema_version=SCHEMA_VERSION,
-        id=trial_id(spec, machine),
-        created=now(),
-        command=command,
-        model=make_model(spec.model, spec.model_options).name,
-        spec=msgspec.structs.replace(spec, known_folder=None),
-        status=outcome.status,
-        reason=outcome.reason,
-        measured=outcome.measured,
-        predicted=outcome.predicted,
-        corrections=outcome.corrections,
-        plan=outcome.plan,
-        runtime=outcome.runtime,
-        machine=machine,
-    )
+    known = {name: getattr(outcome, name) for name in _OF_OUTCOME}
+    bare = msgspec.structs.replace(spec, known_folder=None)
+    return Record.made_now(spec, _identity(spec), command=command, spec=bare, **known)
 
+
+# What the outcome of a trial that measures says for the record.
+_OF_OUTCOME = (
+    "status", "reason", "measured", "predicted", "corrections", "plan", "runtime",
+)  # fmt: skip
 
 # What a trial is told, and is the same trial without.
 _ASIDE = frozenset({"known_folder", "leaves_margin"})
@@ -189,23 +224,23 @@ _ASIDE = frozenset({"known_folder", "leaves_margin"})
 
 def trial_id(spec: TrialSpec, machine: Machine) -> str:
     """12 hexadecimal digits; a saved plan counts by its contents, not by its path."""
+    return record_id(_identity(spec), machine)
+
+
+def _identity(spec: TrialSpec) -> tuple[Any, ...]:
     plan = b""
     if spec.plan_path is not None:
         with contextlib.suppress(OSError):
             plan = Path(spec.plan_path).read_bytes()
-    asked = msgspec.structs.replace(spec, plan_path=None, graph_path=None)
-    identity = (
-        SCHEMA_VERSION,
-        {k: v for k, v in msgspec.structs.asdict(asked).items() if k not in _ASIDE},
-        hashlib.sha256(plan).hexdigest(),
-        *machine.identity,
-    )
-    return short_hash(identity)
+    asked = msgspec.structs.asdict(msgspec.structs.replace(spec, plan_path=None, graph_path=None))
+    told = {name: value for name, value in asked.items() if name not in _ASIDE}
+    return told, hashlib.sha256(plan).hexdigest()
 
 
-def short_hash(identity: tuple[Any, ...]) -> str:
-    """12 hexadecimal digits of what makes a record another than the next."""
-    return hashlib.sha256(msgspec.json.encode(identity, order="sorted")).hexdigest()[:12]
+def record_id(identity: tuple[Any, ...], machine: Machine) -> str:
+    """12 hexadecimal digits of what makes a record another than the next, on that machine."""
+    known = (SCHEMA_VERSION, *identity, *machine.identity)
+    return hashlib.sha256(msgspec.json.encode(known, order="sorted")).hexdigest()[:12]
 
 
 def save_record(record: AnyRecord, folder: Path) -> Path:
@@ -224,35 +259,8 @@ def save_record(record: AnyRecord, folder: Path) -> Path:
 
 
 def load_records(folder: str | Path) -> list[Record]:
-    """All trials' records of a folder and its subfolders, in the order of their file names.
-
-    A file that is not a record of this schema is left out, with a `DamagedRecordWarning` that
-    names it and says why.
-
-    Raises:
-        MemtradeError: there is no such folder.
-    """
-    return load_kind(folder, Record)
-
-
-def load_kind(folder: str | Path, kind: type[Kind]) -> list[Kind]:
-    """All records of one kind, by their files' names; see `load_records`."""
-    folder = Path(folder)
-    if not folder.is_dir():
-        raise MemtradeError(f"there is no folder of records {str(folder)!r}")
-    records = []
-    for path in sorted(folder.rglob("*.json")):
-        others = (MAX_BATCH_PREFIX, PIPELINE_PREFIX)
-        if next(filter(path.name.startswith, others), "") != kind.prefix:
-            continue
-        try:
-            record = _decoded(path, kind)
-        except (OSError, ValueError) as error:  # msgspec.DecodeError is a ValueError
-            message = f"left out {path}, which is not a record: {reason_of(error)}"
-            warnings.warn(message, DamagedRecordWarning, stacklevel=2)
-            continue
-        records.append(record)
-    return records
+    """All trials' records of a folder; see `AnyRecord.load`."""
+    return Record.load(folder)
 
 
 def _decoded(path: Path, kind: type[Kind]) -> Kind:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from memtrade.measure.max_batch_records import MaxBatchRecord
+from memtrade.measure.max_batch import MaxBatchRecord
 from memtrade.measure.records import Record
 from memtrade.papers.thesis_figures import figures_beside, max_batches_beside
 from memtrade.results.figures import SOURCES, Figure, Ran, Source, figures_frame

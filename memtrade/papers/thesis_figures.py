@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from memtrade.measure.max_batch_records import MaxBatchRecord
+from memtrade.measure.max_batch import MaxBatchRecord
 from memtrade.measure.records import Record
 from memtrade.models import make_model
 from memtrade.papers.published import published_lines

@@ -24,7 +24,7 @@ from memtrade.papers.torch_pipeline import Update, reserved
 from memtrade.papers.torch_tape import FLOAT, Tape, TapeOp, draw
 from memtrade.pipeline.design.predict import StageMemory
 from memtrade.pipeline.measure.protocol import StageMeasured
-from memtrade.pipeline.measure.records import PipelineRecord, load_pipeline_records
+from memtrade.pipeline.measure.records import PipelineRecord
 from memtrade.results.sheets import NONE, Sheet, cell
 from memtrade.results.words import status_text
 from memtrade.units import megabytes
@@ -267,7 +267,7 @@ def main(folder: Path) -> None:
     found = [figures_of(row) for row in ROWS]
     sheets = [errors_sheet(found), rows_sheet(found)]
     if MEASURED.is_dir():
-        sheets.append(measured_sheet(load_pipeline_records(MEASURED)))
+        sheets.append(measured_sheet(PipelineRecord.load(MEASURED)))
     save_page(folder / "torchgpipe_reserved.md", command=COMMAND, sheets=sheets)
     frame = pd.DataFrame(
         {

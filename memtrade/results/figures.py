@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 import pandas as pd
 
-from memtrade.measure.max_batch_records import MaxBatchRecord
+from memtrade.measure.max_batch import MaxBatchRecord
 from memtrade.measure.protocol import Measured
 from memtrade.measure.records import Record
 from memtrade.results.machines import hardware, machine_labels

@@ -6,7 +6,7 @@ from typing import Any
 
 import pandas as pd
 
-from memtrade.measure.max_batch_records import MaxBatchRecord
+from memtrade.measure.max_batch import MaxBatchRecord
 from memtrade.measure.protocol import Measured
 from memtrade.measure.records import Record
 from memtrade.results.figures import SOURCES, Figure, Source, figures_frame

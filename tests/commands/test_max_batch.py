@@ -12,8 +12,7 @@ import pytest
 
 from memtrade import cli
 from memtrade.commands import max_batch as module
-from memtrade.measure.max_batch import BatchSearch, Candidate
-from memtrade.measure.max_batch_records import load_max_batches
+from memtrade.measure.max_batch import BatchSearch, Candidate, MaxBatchRecord
 from memtrade.measure.protocol import Measured, Outcome, Status, StepDone, TrialSpec
 from memtrade.measure.records import load_records
 from tests.commands.conftest import SMALL, SMALL_GPT2, Run
@@ -79,7 +78,7 @@ def test_it_ends_in_a_table_and_a_record_per_search(run: Run, trials: Trials) ->
     assert "| original | device memory | 60 | 1.00 | 70 |" in out
     assert "| 60.0 | 5.0 | 2.00 | 30.00 |" in out
     assert "lms, batch 60: the largest, bound by device memory" in err
-    original, lms = sorted(load_max_batches("runs"), key=lambda s: s.spec.strategy, reverse=True)
+    original, lms = sorted(MaxBatchRecord.load("runs"), key=lambda s: s.spec.strategy, reverse=True)
     assert (original.batch_size, lms.batch_size) == (60, 60)
     assert original.command == " ".join(["memtrade max-batch", *LIMITED, "--format markdown"])
     assert original.predicted_batch_size != lms.predicted_batch_size
@@ -115,7 +114,7 @@ def test_a_trial_that_crashed_is_run_again(run: Run, trials: Trials) -> None:
 
 def test_ctrl_c_keeps_what_has_finished(run: Run, trials: Trials) -> None:
     run("max-batch", *LIMITED, "--results", "whole")
-    searched = {s.spec.strategy: s for s in load_max_batches("whole")}
+    searched = {s.spec.strategy: s for s in MaxBatchRecord.load("whole")}
     trials.batches.clear()
     trials.stop_at = len(searched["original"].trials) + 1
     status, out, err = run("max-batch", *LIMITED, "--json")
@@ -191,7 +190,7 @@ def test_from_start_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.chdir(tmp_path)
     flags = ["--strategy", "lms", "--memory-limit", "16MiB", "--granularity", "40"]
     assert cli.main(["max-batch", *SMALL_GPT2, *flags]) == 0
-    [search] = load_max_batches("runs")
+    [search] = MaxBatchRecord.load("runs")
     assert search.bound == "device memory"
     assert search.failing_batch_size == search.batch_size + 40
     assert search.predicted_batch_size == search.batch_size

@@ -17,7 +17,7 @@ from memtrade.pipeline.commands import partition, runner
 from memtrade.pipeline.commands.pipeline import PipelineFlags
 from memtrade.pipeline.commands.run import run as run_command
 from memtrade.pipeline.measure.protocol import PipelineOutcome
-from memtrade.pipeline.measure.records import load_pipeline_records
+from memtrade.pipeline.measure.records import PipelineRecord
 from tests.commands.conftest import SMALL_GPT2, Run, trace_here
 from tests.pipeline.records import record
 
@@ -92,7 +92,7 @@ def test_a_pipeline_with_swapping_stages_is_a_record(run: Run) -> None:
     limits = ("--memory-limit", "200MiB", "--steps", "1", "--verify", "--results", "out")
     status, out, _ = run("pipeline", "run", *SMALL_GPT2, *wanted, *limits)
     assert status == 0, out
-    (made,) = load_pipeline_records("out")
+    (made,) = PipelineRecord.load("out")
     assert (made.trial.strategy, made.status) == ("lms", "ok")
     assert made.measured is not None
     assert made.measured.verified is not None

@@ -13,8 +13,7 @@ from memtrade.errors import InfeasibleBudgetError, UnsupportedGraphError
 from memtrade.graph import StepGraph
 from memtrade.measure import host
 from memtrade.measure import max_batch as module
-from memtrade.measure.max_batch import BatchSearch, Obstacle
-from memtrade.measure.max_batch_records import make_max_batch_record
+from memtrade.measure.max_batch import BatchSearch, Obstacle, make_max_batch_record
 from memtrade.measure.protocol import Measured, Outcome, Status, StepDone, TrialSpec
 from memtrade.measure.records import Record, make_record
 from memtrade.options import option

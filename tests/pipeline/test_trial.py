@@ -25,7 +25,7 @@ from memtrade.pipeline.measure.protocol import (
     Serving,
 )
 from memtrade.pipeline.measure.records import (
-    load_pipeline_records,
+    PipelineRecord,
     make_pipeline_record,
 )
 from memtrade.pipeline.measure.trial import check_reachable, run_pipeline
@@ -121,7 +121,7 @@ def test_peaks_are_measured_and_predicted(graph, partition, ran: Ran, tmp_path: 
 
     record = make_pipeline_record(trial(), outcome, predicted, command="memtrade pipeline run")
     save_record(record, tmp_path)
-    assert load_pipeline_records(tmp_path) == [record]
+    assert PipelineRecord.load(tmp_path) == [record]
     assert load_records(tmp_path) == []  # other tables do not trip over it
     assert len(device_sheet(record).rows) == 2
     assert runs_sheet([record]).rows[0][:5] == ("gpipe", "always", "2", "4", "ok")

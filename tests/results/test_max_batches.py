@@ -8,8 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from memtrade.measure.max_batch import Tried
-from memtrade.measure.max_batch_records import MaxBatchRecord
+from memtrade.measure.max_batch import MaxBatchRecord, Tried
 from memtrade.measure.protocol import TrialSpec
 from memtrade.measure.records import SCHEMA_VERSION, Record
 from memtrade.papers.thesis_figures import max_batches_beside

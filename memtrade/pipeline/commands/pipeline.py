@@ -36,7 +36,7 @@ from memtrade.pipeline.commands.serve import serve
 from memtrade.pipeline.commands.sweep import sweep
 from memtrade.pipeline.design.predict import Case, Hosts, PipelinePrediction, PipelinePredictor
 from memtrade.pipeline.design.schedule import Schedule, make_schedule, micro_batch_size
-from memtrade.pipeline.measure.records import load_pipeline_records
+from memtrade.pipeline.measure.records import PipelineRecord
 from memtrade.pipeline.results.picture import ScheduleStrip, draw_schedules
 from memtrade.pipeline.results.tables import prediction_sheet, schedules_sheet, stages_sheet
 from memtrade.results.paper import render
@@ -252,7 +252,7 @@ def table(
         Also write the table into this Markdown file.
     """
     how = "make some: memtrade pipeline run, or memtrade pipeline sweep pipeline_schedules"
-    records = read_kind(folder, load_pipeline_records, "records of pipelines", how)
+    records = read_kind(folder, PipelineRecord.load, "records of pipelines", how)
     if published not in (None, PUBLISHED_RUNS):
         raise UnknownNameError("published table of pipelines", published, [PUBLISHED_RUNS])
     if output is not None:

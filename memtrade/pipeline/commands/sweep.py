@@ -29,7 +29,7 @@ from memtrade.pipeline.design.schedule import (
     micro_batch_size,
 )
 from memtrade.pipeline.design.stages import KEEP
-from memtrade.pipeline.measure.records import PipelineRecord, load_pipeline_records
+from memtrade.pipeline.measure.records import PipelineRecord
 from memtrade.strategies import find_planned, make_options
 from memtrade.sweep.shipped import sweep_file
 
@@ -101,7 +101,7 @@ def _run_all(
     """The records of the trials that ended, and whether somebody stopped them by Ctrl-C."""
     records: list[PipelineRecord] = []
     with warnings_on_stderr():
-        found = load_pipeline_records(results) if results.is_dir() else []
+        found = PipelineRecord.load(results) if results.is_dir() else []
     known = {each.id: each for each in found if each.status in ("ok", "out_of_memory")}
     try:
         for number, (runner, planned) in enumerate(plans, start=1):

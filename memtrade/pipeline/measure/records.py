@@ -4,7 +4,6 @@ Kept apart from the other trials' records by the files' names. A record's id is 
 trial, the machine's versions and the schema, so the same trial run again replaces its record.
 """
 
-from pathlib import Path
 from typing import ClassVar
 
 import msgspec
@@ -13,13 +12,9 @@ from memtrade.measure.host import describe_machine
 from memtrade.measure.protocol import Runtime, Status
 from memtrade.measure.records import (
     PIPELINE_PREFIX,
-    SCHEMA_VERSION,
     AnyRecord,
-    load_kind,
-    now,
-    short_hash,
+    record_id,
 )
-from memtrade.models import make_model
 from memtrade.pipeline.design.predict import PipelinePrediction
 from memtrade.pipeline.measure.protocol import PipelineMeasured, PipelineOutcome, PipelineTrial
 
@@ -59,27 +54,14 @@ class PipelineRecord(AnyRecord, frozen=True, kw_only=True):
 
 def pipeline_record_id(trial: PipelineTrial) -> str:
     """Of the record that the trial would have on this machine."""
-    return short_hash((SCHEMA_VERSION, trial, *describe_machine().identity))
+    return record_id((trial,), describe_machine())
 
 
 def make_pipeline_record(
     trial: PipelineTrial, outcome: PipelineOutcome, predicted: PipelinePrediction, *, command: str
 ) -> PipelineRecord:
     """The record of a trial that ends now, driven from this machine."""
-    machine = describe_machine()
-    return PipelineRecord(
-        schema_version=SCHEMA_VERSION,
-        id=pipeline_record_id(trial),
-        created=now(),
-        command=command,
-        model=make_model(trial.model, trial.model_options).name,
-        trial=trial,
-        predicted=predicted,
-        machine=machine,
-        **msgspec.structs.asdict(outcome),
+    told = msgspec.structs.asdict(outcome)
+    return PipelineRecord.made_now(
+        trial, (trial,), command=command, trial=trial, predicted=predicted, **told
     )
-
-
-def load_pipeline_records(folder: str | Path) -> list[PipelineRecord]:
-    """All records of pipelined trials below a folder, in the order of their file names."""
-    return load_kind(folder, PipelineRecord)
