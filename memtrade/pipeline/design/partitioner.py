@@ -34,7 +34,7 @@ import numpy as np
 
 from memtrade.costs import OpCost
 from memtrade.errors import MemtradeError
-from memtrade.graph import Op, StepGraph, reached
+from memtrade.graph import StepGraph, led_to, reached
 from memtrade.op_types import READ_TYPES
 from memtrade.pipeline.design.anchors import Anchors
 from memtrade.pipeline.design.partition import Balance, Crossing, Partition, Stage
@@ -56,8 +56,6 @@ class Partitioner:
     def __init__(self, graph: StepGraph, *, depth: int | None = None):
         self.graph, self.depth = graph, depth
         self.anchors = Anchors(graph)
-        self._homes = self._find_homes()
-        self._trainable = self._find_trainable()
 
     @cached_property
     def places(self) -> tuple[int, ...]:
@@ -125,10 +123,9 @@ class Partitioner:
                     f"boundary {name!r} is the last op of the forward pass of {self.graph.name}: "
                     "nothing is left for the stage after it"
                 )
-        costs = self._times(target)
-        optimum = 0
-        if len(names) < self.most_stages:
-            optimum = _smallest_maximum(self._prefix_sums(costs), len(names) + 1)
+        costs, stages = self._times(target), len(names) + 1
+        there_are = stages <= self.most_stages
+        optimum = _smallest_maximum(self._prefix_sums(costs), stages) if there_are else 0
         ends = sorted(by_name[name] for name in names)
         return self._partition(ends, costs, "explicit", slack=0.0, optimum=optimum)
 
@@ -166,42 +163,33 @@ class Partitioner:
             found[home] += copies * self.graph.capture_bytes[handle]
         return found
 
-    def _find_homes(self) -> dict[int, int]:
+    @cached_property
+    def _homes(self) -> dict[int, int]:
         """For each captured variable, the op of the line that it lives with."""
         graph, at = self.graph, self.anchors.at
         homes = {}
         for handle in graph.data.captures:
-            if graph.tensors[handle].dtype != "resource":
-                continue
-            own = at[graph.tensors[handle].op]
-            places = [at[c] for c in graph.consumers[handle]] if own is None else [own]
-            known = [place for place in places if place is not None]
-            if known:
-                homes[handle] = min(known)
+            if graph.tensors[handle].dtype == "resource":
+                own = at[graph.tensors[handle].op]
+                places = [at[c] for c in graph.consumers[handle]] if own is None else [own]
+                if known := [place for place in places if place is not None]:
+                    homes[handle] = min(known)
         return homes
 
-    def _find_trainable(self) -> frozenset[int]:
+    @cached_property
+    def _trainable(self) -> frozenset[int]:
         """The variables that the forward part reads and a gradient updates."""
         graph = self.graph
         read = {t for op_id in graph.forward for t in graph.ops[op_id].inputs}
-        return frozenset(
-            handle
-            for handle in self._homes
-            if handle in read and any(c in graph.backward for c in graph.consumers[handle])
-        )
-
-    def _part(self, op_id: int, ends: Sequence[int]) -> int | None:
-        """Where the op belongs, of the parts of the line that end with the ops `ends`."""
-        place = self.anchors.at[op_id]
-        return None if place is None else bisect_left(ends, place)
+        updated = (t for t in self._homes if not graph.backward.isdisjoint(graph.consumers[t]))
+        return frozenset(read.intersection(updated))
 
     def _totals(self, costs: list[int], ends: Sequence[int]) -> list[int]:
-        """The cost of each part of the line."""
+        """The cost of each part of the line, of those that end with the ops `ends`."""
         totals = [0] * (len(ends) + 1)
-        for op_id, cost in enumerate(costs):
-            part = self._part(op_id, ends)
-            if part is not None:
-                totals[part] += cost
+        for place, cost in zip(self.anchors.at, costs, strict=True):
+            if place is not None:
+                totals[bisect_left(ends, place)] += cost
         return totals
 
     def _prefix_sums(self, costs: list[int]) -> np.ndarray:
@@ -225,30 +213,21 @@ class Partitioner:
         """(tensor, anchor of its producer, anchors of its readers) of what may cross."""
         graph, at = self.graph, self.anchors.at
         outside = {*graph.data.inputs, *graph.data.captures}
+        with_it = graph.forward | self._side_ops
         for op_id in sorted(graph.forward - self.anchors.constants):
             producer = at[op_id]
-            for t in graph.ops[op_id].outputs:
-                if producer is None or t in outside:
-                    continue
-                readers = [
-                    place
-                    for c in graph.consumers[t]
-                    if (c in graph.forward or c in self._side_ops) and (place := at[c]) is not None
-                ]
-                yield t, producer, readers
+            for t in graph.ops[op_id].outputs if producer is not None else ():
+                if t not in outside:
+                    beside = (c for c in graph.consumers[t] if c in with_it)
+                    yield t, producer, [place for c in beside if (place := at[c]) is not None]
 
     @cached_property
     def _side_ops(self) -> frozenset[int]:
         """Ops outside the forward part that run with it: they lead from the line to updates."""
         graph = self.graph
-        from_line = set(self.anchors.line)
-        rest: list[Op] = []
-        for op in graph.ops:
-            if op.id in graph.forward or op.id in graph.backward:
-                continue
-            if any(graph.tensors[t].op in from_line for t in op.inputs):
-                from_line.add(op.id)
-            rest.append(op)
+        rest = [op for op in graph.ops if op.id not in graph.forward | graph.backward]
+        made = (t for op_id in self.anchors.line for t in graph.ops[op_id].outputs)
+        from_line = led_to(rest, graph.tensors, made)
         found: set[int] = set()
         for op in reversed(rest):
             updates = op.stateful and not op.outputs and op.id in from_line
@@ -262,7 +241,7 @@ class Partitioner:
         graph, found = self.graph, set[int]()
         for op_id in sorted(graph.forward):
             op = graph.ops[op_id]
-            if op.type in READ_TYPES or any(t in found for t in op.inputs):
+            if op.type in READ_TYPES or not found.isdisjoint(op.inputs):
                 found.update(t for t in op.outputs if "float" in graph.tensors[t].dtype)
         return frozenset(found)
 
@@ -271,69 +250,54 @@ class Partitioner:
     ) -> Partition:
         """The partition whose stages end with the ops `ends` of the line, and the line's end."""
         graph = self.graph
-        stage_of = self._stages_of(ends)
+        outside = {graph.tensors[t].op for t in graph.data.inputs} | self.anchors.constants
+        stage_of = tuple(
+            None if place is None or op_id in outside else bisect_left(ends, place)
+            for op_id, place in enumerate(self.anchors.at)
+        )
         crossings = []
         for t, producer, readers in self._forward_edges():
             source = bisect_left(ends, producer)
-            targets = sorted({bisect_left(ends, reader) for reader in readers} - {source})
-            if targets:
-                crossings.append(
-                    Crossing(
-                        tensor=t,
-                        source=source,
-                        targets=tuple(targets),
-                        size_bytes=graph.tensors[t].size_bytes,
-                        has_gradient=t in self._differentiable,
-                    )
-                )
+            if targets := sorted({bisect_left(ends, reader) for reader in readers} - {source}):
+                size_bytes, differs = graph.tensors[t].size_bytes, t in self._differentiable
+                crossings.append(Crossing(t, source, tuple(targets), size_bytes, differs))
         crossings.sort(key=lambda crossing: crossing.tensor)
+        homes: list[list[int]] = [[] for _ in range(len(ends) + 1)]
+        for handle, home in self._homes.items():
+            homes[bisect_left(ends, home)].append(handle)
         return Partition(
             fingerprint=graph.fingerprint,
             balance=balance,
             slack=slack,
             optimum=optimum,
             boundaries=tuple(graph.ops[end].name for end in ends),
-            stage_of=tuple(stage_of),
+            stage_of=stage_of,
             stages=tuple(
-                self._stage_data(stage, stage_of, ends, crossings, cost)
+                self._stage(stage, stage_of, crossings, homes[stage], cost)
                 for stage, cost in enumerate(self._totals(costs, ends))
             ),
             crossings=tuple(crossings),
         )
 
-    def _stages_of(self, ends: list[int]) -> list[int | None]:
-        outside = {self.graph.tensors[t].op for t in self.graph.data.inputs}
-        outside |= self.anchors.constants
-        return [None if op.id in outside else self._part(op.id, ends) for op in self.graph.ops]
-
-    def _stage_data(
+    def _stage(
         self,
         stage: int,
-        stage_of: list[int | None],
-        ends: list[int],
+        stage_of: Sequence[int | None],
         crossings: list[Crossing],
+        variables: list[int],
         cost: int,
     ) -> Stage:
         graph = self.graph
         own = {op_id for op_id in graph.forward if stage_of[op_id] == stage}
-        beside = self._closure(
-            {
-                op_id
-                for op_id in self._side_ops
-                if stage_of[op_id] == stage and graph.ops[op_id].stateful
-            },
-            self._side_ops,
-        )
+        updates = {o for o in self._side_ops if stage_of[o] == stage and graph.ops[o].stateful}
+        beside = self._closure(updates, self._side_ops)
         own = self._closure(own | beside, self.anchors.constants) - beside
         read = {t for op_id in own | beside for t in graph.ops[op_id].inputs}
-        captures = [t for t in graph.data.captures if graph.tensors[t].dtype != "resource"]
-        variables = [
-            handle for handle, home in self._homes.items() if bisect_left(ends, home) == stage
-        ]
 
         def built(ops: set[int]) -> tuple[int, ...]:
             return tuple(sorted(o for o in ops if graph.ops[o].type != "Placeholder"))
 
+        captures = (t for t in graph.data.captures if graph.tensors[t].dtype != "resource")
         return Stage(
             ops=built(own),
             side_ops=built(beside),
