@@ -19,7 +19,7 @@ from memtrade.op_types import SOURCE_TYPES
 from memtrade.pipeline.design.partition import Partition
 from memtrade.pipeline.design.schedule import Schedule, StageTask, TaskKind
 from memtrade.pipeline.design.stages import RECEIVE, SEND, StageGraph, leaving
-from memtrade.pipeline.design.work import stage_tasks
+from memtrade.pipeline.design.work import TaskActions
 from memtrade.plan import Action
 from memtrade.simulate.memory import ROOMY_BYTES, Simulator
 from memtrade.target import Target
@@ -71,7 +71,7 @@ class _Unrolled:
         self.shared: dict[int, int] = {}  # own tensor -> new one, of what all micro-batches read
         self.latest: dict[tuple[int, int], int] = {}  # (micro-batch, own tensor) -> new one
         self.outgoing: list[tuple[int, int]] = []  # (moment by which it has gone, new tensor)
-        self.tasks = stage_tasks(self.own, plan)
+        self.tasks = TaskActions(self.own, plan)
         labels = {whole.label(t) for t in whole.data.inputs}
         named = {t: self.own.ops[self.own.tensors[t].op].name for t in self.own.data.inputs}
         self.batch = [t for t, name in named.items() if name in labels]

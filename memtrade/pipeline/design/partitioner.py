@@ -216,7 +216,9 @@ class Partitioner:
         with_it = graph.forward | self._side_ops
         for op_id in sorted(graph.forward - self.anchors.constants):
             producer = at[op_id]
-            for t in graph.ops[op_id].outputs if producer is not None else ():
+            if producer is None:
+                continue
+            for t in graph.ops[op_id].outputs:
                 if t not in outside:
                     beside = (c for c in graph.consumers[t] if c in with_it)
                     yield t, producer, [place for c in beside if (place := at[c]) is not None]

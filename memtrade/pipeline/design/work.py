@@ -224,7 +224,10 @@ def _bare(forward: Sequence[Action]) -> list[Action]:
 
 
 class TaskActions:
-    """What a stage's tasks run.
+    """What a stage's tasks run, but for the ops that stand for other stages.
+
+    Reservations are left out: they fit one step in an arena of its own, and here many micro-batches
+    share one. Nothing waits for a copy: it has ended before the next action starts.
 
     Attributes:
         forward: by a forward task that leaves what its backward task reads.
@@ -234,17 +237,27 @@ class TaskActions:
         backward: by a backward task.
     """
 
-    def __init__(self, graph: StepGraph, forward: Sequence[Action], backward: Sequence[Action]):
-        self.forward, self.backward = forward, backward
-        self.bare_forward = _bare(forward)
-        needed = {action.id for action in backward if action.kind == "run"}
+    def __init__(self, graph: StepGraph, plan: Sequence[Action]):
+        program = stage_program(graph, plan)
+        split = split_program(graph, program)
+        self.forward, self.backward = (
+            [
+                action
+                for action in part
+                if action.kind not in ("reserve", "wait")
+                and not (action.kind == "run" and graph.ops[action.id].type in _STAND_INS)
+            ]
+            for part in (program[:split], program[split:])
+        )
+        self.bare_forward = _bare(self.forward)
+        needed = {action.id for action in self.backward if action.kind == "run"}
         for action in reversed(self.bare_forward):
             made = graph.ops[action.id].outputs
             if any(consumer in needed for t in made for consumer in graph.consumers[t]):
                 needed.add(action.id)
         beside = {action.id for action in self.bare_forward} - needed
         self.recompute: list[Action] = []
-        for action in forward:
+        for action in self.forward:
             runs = action.kind in ("run", "recompute")
             op = graph.ops[action.id if runs else graph.tensors[action.id].op]
             if op.id not in beside and not (runs and has_state(op)):
@@ -255,26 +268,6 @@ class TaskActions:
         if kind == "forward":
             return self.bare_forward if recomputed else self.forward
         return self.recompute if kind == "recompute" else self.backward
-
-
-def stage_tasks(graph: StepGraph, plan: Sequence[Action]) -> TaskActions:
-    """What the tasks of a stage run, but for the ops that stand for other stages.
-
-    Reservations are left out: they fit one step in an arena of its own, and here many micro-batches
-    share one. Nothing waits for a copy: it has ended before the next action starts.
-    """
-    program = stage_program(graph, plan)
-    split = split_program(graph, program)
-
-    def own(actions: Sequence[Action]) -> list[Action]:
-        return [
-            action
-            for action in actions
-            if action.kind not in ("reserve", "wait")
-            and not (action.kind == "run" and graph.ops[action.id].type in _STAND_INS)
-        ]
-
-    return TaskActions(graph, own(program[:split]), own(program[split:]))
 
 
 def has_state(op: Op) -> bool:

@@ -1,4 +1,8 @@
-"""Partition reports and pipeline predictions as sheets: finished text for terminal and Markdown."""
+"""Partitions, predicted pipelines and records of pipelined trials as sheets.
+
+What was measured and predicted stands in columns of its own, named so. Nothing is measured or
+simulated again here.
+"""
 
 from collections.abc import Callable, Sequence
 

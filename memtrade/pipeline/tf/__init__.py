@@ -32,12 +32,10 @@ their mean behind the stage's last task. For a loss that is the mean over indepe
 is the unpipelined step's update, but for the order of additions.
 
     draw.py      a step, traced and not allocated
-    builder.py   the tasks: copies of a stage's ops, from what they read
-    handover.py  when a task begins, and how tensors go from one stage to another
+    builder.py   the tasks: copies of a stage's ops, in its order or its plan's, from what they read
+    handover.py  when a task begins and ends, and how tensors go from one stage to another
     state.py     variables, sums of gradients, the batch: what lies there from step to step
-    program.py   a stage's order, or its plan, as tasks run it
     update.py    the end of a step
-    stopwatch.py when tasks began and ended
     nodes.py     the writer of nodes
 """
 

@@ -1,6 +1,6 @@
 """The graph of a pipelined step, written task by task in the order of the clocks."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,13 +11,12 @@ from memtrade.graph import StepGraph
 from memtrade.op_types import SOURCE_TYPES
 from memtrade.pipeline.design.batch_norm import MovingAverage, moving_averages
 from memtrade.pipeline.design.partition import Partition
-from memtrade.pipeline.design.schedule import Schedule, StageTask
-from memtrade.pipeline.design.stages import leaving, stage_graphs
-from memtrade.pipeline.design.work import has_state
+from memtrade.pipeline.design.schedule import Schedule, StageTask, TaskKind
+from memtrade.pipeline.design.stages import StageGraph, leaving, stage_graphs
+from memtrade.pipeline.design.work import TaskActions, has_state
 from memtrade.pipeline.tf.draw import DrawnStep
 from memtrade.pipeline.tf.handover import HandOver, Parcel, Stopwatch
 from memtrade.pipeline.tf.nodes import NodeWriter, host_of, output
-from memtrade.pipeline.tf.program import StageProgram
 from memtrade.pipeline.tf.state import StageState
 from memtrade.pipeline.tf.update import StepEnd
 from memtrade.plan import Action
@@ -108,6 +107,32 @@ def session_config() -> Any:
     return config
 
 
+class _Program:
+    """A stage's program as its tasks run it, in ids of the whole graph.
+
+    Attributes:
+        gradient_of: for each update of a weight, the gradient that it applies, in their order.
+    """
+
+    def __init__(self, whole: StepGraph, stage: StageGraph, plan: Sequence[Action]):
+        self.whole, self.own = whole, stage.graph
+        self.ids = {op.name: op.id for op in whole.ops}
+        self.tasks = TaskActions(stage.graph, plan)
+        late = [self._in_whole(action).id for action in self.tasks.backward if action.kind == "run"]
+        self.gradient_of = {op: stage.gradient_of[op] for op in late if op in stage.gradient_of}
+
+    def of(self, kind: TaskKind, *, recomputed: bool) -> Iterator[Action]:
+        """What a task runs; updates stand for the addition to the accumulator."""
+        return map(self._in_whole, self.tasks.of(kind, recomputed=recomputed))
+
+    def _in_whole(self, action: Action) -> Action:
+        if action.kind in ("run", "recompute"):
+            return Action(action.kind, self.ids[self.own.ops[action.id].name])
+        t = self.own.tensors[action.id]
+        op = self.whole.ops[self.ids[self.own.ops[t.op].name]]
+        return Action(action.kind, op.outputs[t.index])
+
+
 class _Builder:
     """Writes the nodes, stage by stage and task by task, in the order of the clocks.
 
@@ -134,7 +159,7 @@ class _Builder:
         self.hand_over = HandOver(self.writer, self.stopwatch, schedule, apart, alone is not None)
         stages = stage_graphs(self.graph, partition)
         self.programs = [
-            StageProgram(self.graph, stage, plan)
+            _Program(self.graph, stage, plan)
             for stage, plan in zip(stages, plans or [()] * len(stages), strict=True)
         ]
         self.transfers = [_transfer(device) for device in devices]
@@ -155,7 +180,7 @@ class _Builder:
         ends = []
         for stage in stages:
             restarted = self.stopwatch.restart(stage)
-            end.update(stage, self.programs[stage])
+            end.update(stage, self.programs[stage].gradient_of)
             updated = self.stopwatch.end(stage)
             ends.append(restarted if self.apart else updated)
         self.writer.add(0, "step", "NoOp", [f"^{name}" for name in ends])

@@ -1,4 +1,4 @@
-"""When tasks begin, and how tensors go from one stage to another.
+"""When tasks begin and end, and how tensors go from one stage to another.
 
 What a stage makes may be read later than it is ready. So that it does not pile up, and so that a
 peak is the same in every step, it goes at a moment of the schedule: behind the last task of its
@@ -25,7 +25,13 @@ from memtrade.pipeline.tf.state import StageState
 
 
 class Stopwatch:
-    """Writes the looks. Each stage looks twice for each of its tasks, and when it has updated."""
+    """Writes looks at the clock into one vector of each stage, twice for each of its tasks and when
+    it has updated: now ─► times[count], count += 1.
+
+    Kept one by one until the step has ended, they would cut the arena's free memory into pieces.
+    They lie in host memory: what a look takes of an arena, it gives back at once. They are counted
+    by a variable, since a constant for the place of each would stay there, too.
+    """
 
     def __init__(self, writer: NodeWriter, state: StageState, schedule: Schedule):
         self.writer = writer

@@ -1,14 +1,13 @@
 """The end of a step: the mean loss, and one update of the variables by the mean gradients."""
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import tensorflow as tf
 
 from memtrade.pipeline.design.batch_norm import MovingAverage
 from memtrade.pipeline.tf.nodes import NodeDef, NodeWriter, output
-from memtrade.pipeline.tf.program import StageProgram
 from memtrade.pipeline.tf.state import StageState
 
 
@@ -33,10 +32,14 @@ class StepEnd:
         nodes = self._mean(stage, self.state.loss_sum(stage), f"stage{stage}/loss", dtype)
         return nodes[-1].name
 
-    def update(self, stage: int, program: StageProgram) -> None:
-        """Runs the step's own updates on the mean gradients, and empties the accumulators."""
+    def update(self, stage: int, gradient_of: Mapping[int, int]) -> None:
+        """Runs the step's own updates on the mean gradients, and empties the accumulators.
+
+        Args:
+            gradient_of: for each update of a weight, the gradient that it applies.
+        """
         scope, state = f"stage{stage}/update", self.state
-        for op_id, gradient in program.gradient_of.items():
+        for op_id, gradient in gradient_of.items():
             variable = state.trainable_of(stage, op_id)
             accumulator = state.accumulator(stage, variable)
             mean = self._take_mean(stage, accumulator, state.flat(variable), state.dtype(gradient))
