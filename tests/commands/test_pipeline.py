@@ -15,7 +15,7 @@ from memtrade.comparison import Difference, Verified
 from memtrade.measure.records import save_record
 from memtrade.pipeline.commands import partition, runner
 from memtrade.pipeline.commands.pipeline import PipelineFlags
-from memtrade.pipeline.commands.run import run as run_command
+from memtrade.pipeline.commands.runner import run as run_command
 from memtrade.pipeline.measure.protocol import PipelineOutcome
 from memtrade.pipeline.measure.records import PipelineRecord
 from tests.commands.conftest import SMALL_GPT2, Run, trace_here

@@ -30,9 +30,7 @@ from memtrade.pipeline.commands.partition import (
     micro_batch_graphs,
     trace_step,
 )
-from memtrade.pipeline.commands.run import run
-from memtrade.pipeline.commands.runner import planned_stages
-from memtrade.pipeline.commands.serve import serve
+from memtrade.pipeline.commands.runner import planned_stages, run, serve
 from memtrade.pipeline.commands.sweep import sweep
 from memtrade.pipeline.design.predict import Case, Hosts, PipelinePrediction, PipelinePredictor
 from memtrade.pipeline.design.schedule import Schedule, make_schedule, micro_batch_size

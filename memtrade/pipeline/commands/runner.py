@@ -1,9 +1,10 @@
-"""What the pipeline commands share: where the stages are, trials, what is shown."""
+"""`memtrade pipeline run` and `serve`: pipelined steps in processes, measured; for `sweep`, too."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from cyclopts import Parameter
@@ -15,14 +16,28 @@ from memtrade.comparison import Verified
 from memtrade.devices import device_names
 from memtrade.errors import MemtradeError
 from memtrade.graph import StepGraph
-from memtrade.measure.flags import DeviceFlags, Flag, ModelFlags, check_steps
+from memtrade.measure.flags import (
+    CommandLine,
+    DeviceFlags,
+    Flag,
+    ModelFlags,
+    StrategyFlags,
+    Verbose,
+    check_steps,
+    check_writable,
+)
 from memtrade.measure.here import here_target, learned_target
 from memtrade.measure.protocol import Progress
-from memtrade.models import Model
+from memtrade.measure.records import save_record
 from memtrade.pipeline.commands.partition import CutFlags, micro_batch_graphs
-from memtrade.pipeline.design.partition import Partition
 from memtrade.pipeline.design.predict import PipelinePredictor
-from memtrade.pipeline.design.schedule import Schedule, micro_batch_size
+from memtrade.pipeline.design.schedule import (
+    CheckpointMode,
+    Schedule,
+    ScheduleName,
+    make_schedule,
+    micro_batch_size,
+)
 from memtrade.pipeline.design.stages import KEEP, plan_stages, stage_graphs
 from memtrade.pipeline.design.work import has_state
 from memtrade.pipeline.measure.protocol import PipelineEvent, PipelineTrial, Serving, StageDevice
@@ -31,9 +46,10 @@ from memtrade.pipeline.measure.records import (
     make_pipeline_record,
     pipeline_record_id,
 )
-from memtrade.pipeline.measure.trial import run_pipeline
+from memtrade.pipeline.measure.trial import check_reachable, run_pipeline, serve_stage
 from memtrade.pipeline.results.tables import device_sheet, runs_sheet
 from memtrade.results.words import number
+from memtrade.strategies import find_planned
 from memtrade.target import ARENA, Target, profile_target
 
 
@@ -134,12 +150,11 @@ class PipelineRunner:
         self, schedule: Schedule, known: Mapping[str, PipelineRecord] | None = None
     ) -> PipelineRecord:
         """The trial's record, out of those that are known by their ids, or made now."""
-        model = self.model.make_model()
         if self.where.one_at_a_time and (self.where.cluster or self.verify):
             raise MemtradeError(
                 "--one-at-a-time runs stages apart, on this machine: without --cluster and --verify"
             )
-        size = micro_batch_size(model.batch_size, schedule.micro_batches)
+        size = micro_batch_size(self.model.make_model().batch_size, schedule.micro_batches)
         graph = self.graph_at(size)
         if not graph.data.inputs:
             raise MemtradeError(
@@ -150,7 +165,7 @@ class PipelineRunner:
         if self.verify:
             _check_draws_nothing(graph)
         planned = planned_stages(graph, self.cutting, schedule, target, self.strategy, self.options)
-        trial = self._trial(model, schedule, planned.partition, target)
+        trial = self._trial(schedule, planned)
         if found := (known or {}).get(pipeline_record_id(trial)):
             say("measured before")
             return found
@@ -166,9 +181,8 @@ class PipelineRunner:
         )
         return make_pipeline_record(trial, outcome, predicted, command=self.command_line)
 
-    def _trial(
-        self, model: Model, schedule: Schedule, partition: Partition, target: Target
-    ) -> PipelineTrial:
+    def _trial(self, schedule: Schedule, planned: PipelinePredictor) -> PipelineTrial:
+        model, where = self.model.make_model(), self.where
         return PipelineTrial(
             model=model.family,
             model_options=dataclasses.asdict(model),
@@ -178,17 +192,17 @@ class PipelineRunner:
             micro_batches=schedule.micro_batches,
             schedule=schedule.name,
             checkpoint=schedule.checkpoint,
-            boundaries=partition.boundaries,
+            boundaries=planned.partition.boundaries,
             strategy=self.strategy,
             strategy_options=dataclasses.asdict(self.options) if self.options is not None else {},
             deferred_batch_norm=self.deferred_batch_norm,
-            device=self.where.device,
-            memory_limit_bytes=target.limit_bytes,
-            cluster=self.where.addresses(),
+            device=where.device,
+            memory_limit_bytes=planned.target.limit_bytes,
+            cluster=where.addresses(),
             steps=self.steps,
             warmup=self.warmup,
             verify=self.verify,
-            one_at_a_time=self.where.one_at_a_time,
+            one_at_a_time=where.one_at_a_time,
         )
 
 
@@ -216,14 +230,12 @@ def show_records(records: list[PipelineRecord], json: bool) -> None:
     if json:
         show_json(records)
         return
-    if not records:
-        return
-    if len(records) == 1 and records[0].measured is not None:
+    if len(records) == 1 and (measured := records[0].measured) is not None:
         show([device_sheet(records[0])])
-        verified = records[0].measured.verified
-        if verified is not None:
-            print(_verdict(verified) + "\n")
-    show([runs_sheet(records)])
+        if measured.verified is not None:
+            print(_verdict(measured.verified) + "\n")
+    if records:
+        show([runs_sheet(records)])
 
 
 def _verdict(found: Verified) -> str:
@@ -242,3 +254,139 @@ def exit_code(records: list[PipelineRecord]) -> int:
             for record in records
         )
     )
+
+
+def run(
+    *,
+    model: ModelFlags = ModelFlags(),
+    cut: CutFlags = CutFlags(),
+    stages: StageFlags = StageFlags(),
+    partitions: int = 2,
+    micro_batches: int = 8,
+    schedule: ScheduleName = "gpipe",
+    checkpoint: CheckpointMode = "always",
+    strategy: StrategyFlags = StrategyFlags(),
+    deferred_batch_norm: Flag = False,
+    steps: int = 5,
+    warmup: int = 1,
+    verify: Flag = False,
+    results: Path = Path("runs"),
+    json: Flag = False,
+    verbose: Verbose = False,
+    command_line: CommandLine = "",
+) -> int:
+    """Run a step as a pipeline, each stage a TensorFlow server with an arena of its own.
+
+    Measures the peak of each stage, forward and backward time and throughput, beside what the
+    simulator said. A strategy plans each stage by itself: what is swapped, say; unless --strategy
+    is given, stages keep what the schedule does not recompute. A stage that dies or runs out of
+    memory is a result that names it.
+
+    Parameters
+    ----------
+    partitions
+        How many stages.
+    micro_batches
+        Into how many to split the batch.
+    schedule
+        gpipe or 1f1b.
+    checkpoint
+        always recomputes all micro-batches, except_last all but the last one, never none.
+    deferred_batch_norm
+        Move batch norm's averages once per step, by the whole batch's mean and variance, and not
+        by each micro-batch's.
+    steps
+        Counted steps; times are their medians.
+    warmup
+        Steps before those.
+    verify
+        Compare variables and losses with the unpipelined step's, in the driver, by the share of its
+        update by which a variable is off. The exit status is 1 where they differ.
+    results
+        The folder for the record.
+    json
+        Print the record to stdout as JSON, and no table.
+    """
+    sized = cut.sized(model)
+    micro_batch_size(sized.make_model().batch_size, micro_batches)
+    planned = make_schedule(
+        schedule, stages=partitions, micro_batches=micro_batches, checkpoint=checkpoint
+    )
+    name, options = _one_strategy(strategy)
+    stages.target(partitions)
+    check_reachable(stages.addresses())
+    check_writable(results)
+    runner = PipelineRunner(
+        model=sized,
+        cutting=cut,
+        where=stages,
+        steps=steps,
+        warmup=warmup,
+        verify=verify,
+        verbose=verbose,
+        command_line=command_line,
+        strategy=name,
+        options=options,
+        deferred_batch_norm=deferred_batch_norm,
+    )
+    record = runner.run(planned)
+    save_record(record, results)
+    show_records([record], json)
+    return exit_code([record])
+
+
+def _one_strategy(flags: StrategyFlags) -> tuple[str, Any]:
+    """The strategy that plans the stages, and its options.
+
+    Raises MemtradeError for several, for one without a plan, and for an order of the executor's.
+    """
+    names = flags.names(default=[KEEP])
+    if len(names) != 1:
+        raise MemtradeError(f"a pipeline's stages take one strategy, not {', '.join(names)}")
+    if flags.order != "pinned":
+        raise MemtradeError(f"stages run in one fixed order: --order {flags.order} is not for them")
+    find_planned(names[0])
+    return names[0], flags.typed_options(names)[names[0]]
+
+
+def serve(
+    *,
+    cluster: str,
+    stage: int,
+    device: str | None = None,
+    memory_limit: str | None = None,
+    verbose: Verbose = False,
+) -> int:
+    """Serve one stage for pipelines that are driven from another machine. Ctrl-C ends it.
+
+    Like all TensorFlow servers it listens on all interfaces, asks for no password, and runs
+    whatever it is asked to: only within a network of one's own.
+
+    Parameters
+    ----------
+    cluster
+        host:port of all stages, in order, separated by commas: the same for every server.
+    stage
+        Which of them this one is, from 1.
+    device
+        arena or gpu:N, out of `memtrade devices`. Unless given: gpu:0 if there is one, else arena.
+    memory_limit
+        Of the stage, such as 2GiB.
+    """
+    where = StageFlags(cluster=cluster)
+    name, limit_bytes = DeviceFlags(device=device, memory_limit=memory_limit).resolve()
+
+    def tell(event: PipelineEvent) -> None:
+        if isinstance(event, Serving):
+            say(f"serving stage {event.stage + 1} at {where.addresses()[event.stage]}")
+
+    outcome = serve_stage(
+        stage - 1,
+        where.addresses(),
+        device=name,
+        memory_limit_bytes=limit_bytes,
+        on_event=tell,
+        on_log=log if verbose else ignore,
+    )
+    say(outcome.reason)
+    return 1
