@@ -178,7 +178,9 @@ class _Worker:
         return device
 
     def _make_step(self, construction: Construction = AS_USUAL) -> TrainStep:
-        step = self._make_whole_step(construction)
+        return self._split(self._make_whole_step(construction))
+
+    def _split(self, step: TrainStep) -> TrainStep:
         return split_step(step, self.spec.split) if self.spec.split else step
 
     def _make_whole_step(self, construction: Construction = AS_USUAL) -> TrainStep:
@@ -367,11 +369,10 @@ class _Worker:
             tolerance = max(tolerance, options.tolerance)
         else:
             original, own_variables = self._make_whole_step(), None
-            split = self.spec.split
-            traced = trace(split_step(original, split) if split else original)
+            traced = trace(self._split(original))
             variables = original.variables()
             step = self._rewrite(traced, self._plan(traced, self._target(traced)), device)
-            tolerance = max(tolerance, IN_PARTS if split == REORDERED else 0.0)
+            tolerance = max(tolerance, IN_PARTS if self.spec.split == REORDERED else 0.0)
         batch, steps = original.make_batch(), self.spec.steps
         comparison = compare_steps(
             original.function,

@@ -21,7 +21,6 @@ Theoretical times are a device profile's, so predicted; real times are measured.
 out: they run once per step.
 """
 
-import functools
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from typing import Generic, Literal, TypeVar
@@ -34,8 +33,6 @@ from memtrade.pipeline.design.partition import Partition
 from memtrade.target import Target
 
 Volumes = Literal["sum", "largest"]
-
-
 T = TypeVar("T")
 
 
@@ -139,14 +136,11 @@ def analyse(
     Raises MemtradeError where a stage has fewer than 2 runs.
     """
     connected = connected_stages(partition)
-    seconds = target.op_seconds(graph) if seconds is None else seconds
+    of_op = target.op_seconds(graph) if seconds is None else seconds
 
-    def in_turn(ops: Sequence[int]) -> float:
-        return sum(seconds[op_id] for op_id in ops)
+    def even(time_of: Callable[[Sequence[int]], float]) -> Evenness:
+        return evenness(_theoretical(graph, partition, time_of, recomputation), connected)
 
-    sequential = _theoretical(graph, partition, in_turn, recomputation)
-    longest_path = functools.partial(_longest_path, graph, seconds)
-    parallel = _theoretical(graph, partition, longest_path, recomputation)
     real_times = _real_times(samples) if samples is not None else None
     costs = [stage.cost for stage in partition.stages]
     return PartitionReport(
@@ -159,8 +153,8 @@ def analyse(
         cutting_edges=len(connected),
         op_edges=_op_edges(graph, partition),
         recomputation=recomputation,
-        sequential=evenness(sequential, connected),
-        parallel=evenness(parallel, connected),
+        sequential=even(lambda ops: sum(of_op[op_id] for op_id in ops)),
+        parallel=even(lambda ops: _longest_path(graph, of_op, ops)),
         real=evenness(real_times.mean, connected) if real_times is not None else None,
         real_times=real_times,
         volumes=volumes,
@@ -200,8 +194,8 @@ def _theoretical(
 
 
 def _real_times(samples: Sequence[StageSamples]) -> RealTimes:
-    phases = [each.forward for each in samples], [each.backward for each in samples]
-    fewest = min(len(runs) for phase in phases for runs in phase)
+    phases = Phases([each.forward for each in samples], [each.backward for each in samples])
+    fewest = min(len(runs) for runs in (*phases.forward, *phases.backward))
     if fewest < 2:
         raise MemtradeError(
             f"real times take at least 2 runs of each stage, of which the slowest does not count, "
@@ -209,19 +203,21 @@ def _real_times(samples: Sequence[StageSamples]) -> RealTimes:
         )
 
     def of_each(figure: Callable[[Sequence[float]], float]) -> PhaseTimes:
-        return PhaseTimes(*(tuple(figure(sorted(runs)[:-1]) for runs in phase) for phase in phases))
+        def times(phase: Sequence[Sequence[float]]) -> tuple[float, ...]:
+            return tuple(figure(sorted(runs)[:-1]) for runs in phase)
+
+        return PhaseTimes(times(phases.forward), times(phases.backward))
+
+    def mean_deviation(runs: Sequence[float]) -> float:
+        mean = statistics.fmean(runs)
+        return statistics.fmean(abs(run - mean) for run in runs)
 
     return RealTimes(
         iterations=fewest - 1,
         mean=of_each(statistics.fmean),
         variance=of_each(statistics.pvariance),
-        mean_deviation=of_each(_mean_deviation),
+        mean_deviation=of_each(mean_deviation),
     )
-
-
-def _mean_deviation(runs: Sequence[float]) -> float:
-    mean = statistics.fmean(runs)
-    return statistics.fmean(abs(run - mean) for run in runs)
 
 
 def connected_stages(partition: Partition) -> list[tuple[int, int]]:

@@ -144,13 +144,13 @@ class _Builder:
         received = [t for t in elsewhere if whole.tensors[t].op not in whole.backward]
         arriving = [t for t in elsewhere if whole.tensors[t].op in whole.backward]
         for t in (*batch, *received, *captures):
-            self.made.add(whole.label(t), "Placeholder", (), self._tensors([t]))
+            self.made.add(whole.label(t), "Placeholder", (), [whole.tensors[t]])
         accumulators = {t: self._add_accumulator(t) for t in stage.trainable}
         for op_id in sorted(self.forward):
             self._copy(op_id)
         loss = self._end_forward()
         if arriving:
-            self.made.add("receive", RECEIVE, (loss,), self._tensors(arriving))
+            self.made.add("receive", RECEIVE, (loss,), [whole.tensors[t] for t in arriving])
         for op_id in sorted(self.backward):
             self._copy_backward(op_id, accumulators)
         sizes = whole.capture_bytes
@@ -253,9 +253,6 @@ class _Builder:
         stage = self.partition.stage_of[t.op] or 0
         return (-stage if t.op in self.whole.backward else stage), -t.size_bytes
 
-    def _tensors(self, ids: Iterable[int]) -> list[Tensor]:
-        return [self.whole.tensors[t] for t in ids]
-
     def _add_accumulator(self, variable: int) -> int:
         """The handle of a variable that sums the gradients of `variable`. Its new tensor id."""
         name = f"{self.whole.ops[self.whole.tensors[variable].op].name}/gradient"
@@ -268,7 +265,7 @@ class _Builder:
             op.name,
             op.type,
             [self.made.new[t] for t in op.inputs],
-            self._tensors(op.outputs),
+            [self.whole.tensors[t] for t in op.outputs],
             controls=[self.new_op[c] for c in self._controls(op) if c in self.new_op],
             stateful=op.stateful,
             attrs=op.attrs,
@@ -279,13 +276,9 @@ class _Builder:
         """What the op waits for. TensorFlow gathers the gradients of an op by one that does
         nothing and is on no stage: in its place stands what it waits for itself."""
         found: dict[int, None] = {}
-        stack = list(reversed(op.controls))
-        while stack:
-            control = stack.pop()
-            if self.whole.ops[control].type == "NoOp":
-                stack.extend(reversed(self.whole.ops[control].controls))
-            else:
-                found[control] = None
+        for control in op.controls:
+            waited = self.whole.ops[control]
+            found |= dict.fromkeys(self._controls(waited) if waited.type == "NoOp" else [control])
         return list(found)
 
     def _copy_backward(self, op_id: int, accumulators: dict[int, int]) -> None:
