@@ -15,7 +15,7 @@ from memtrade.pipeline.design.predict import PipelinePrediction
 from memtrade.pipeline.design.schedule import CheckpointMode
 from memtrade.pipeline.design.stages import KEEP
 from memtrade.pipeline.measure.protocol import PipelineMeasured
-from memtrade.pipeline.measure.records import PipelineRecord
+from memtrade.pipeline.measure.trial import PipelineRecord
 from memtrade.pipeline.results.tables import (
     MIB,
     machines_text,

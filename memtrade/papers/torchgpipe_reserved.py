@@ -24,7 +24,7 @@ from memtrade.papers.torch_pipeline import Update, reserved
 from memtrade.papers.torch_tape import FLOAT, Tape, TapeOp, draw
 from memtrade.pipeline.design.predict import StageMemory
 from memtrade.pipeline.measure.protocol import StageMeasured
-from memtrade.pipeline.measure.records import PipelineRecord
+from memtrade.pipeline.measure.trial import PipelineRecord
 from memtrade.results.sheets import NONE, Sheet, cell
 from memtrade.results.words import status_text
 from memtrade.units import megabytes

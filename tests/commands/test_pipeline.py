@@ -17,7 +17,7 @@ from memtrade.pipeline.commands import partition, runner
 from memtrade.pipeline.commands.pipeline import PipelineFlags
 from memtrade.pipeline.commands.runner import run as run_command
 from memtrade.pipeline.measure.protocol import PipelineOutcome
-from memtrade.pipeline.measure.records import PipelineRecord
+from memtrade.pipeline.measure.trial import PipelineRecord
 from tests.commands.conftest import SMALL_GPT2, Run, trace_here
 from tests.pipeline.records import record
 

@@ -10,7 +10,7 @@ from memtrade.pipeline.measure.protocol import (
     PipelineTrial,
     StageMeasured,
 )
-from memtrade.pipeline.measure.records import PipelineRecord, make_pipeline_record
+from memtrade.pipeline.measure.trial import PipelineRecord, make_pipeline_record
 from tests.graphs import ARENA
 from tests.pipeline.graphs import MIB, network
 

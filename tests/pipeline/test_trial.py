@@ -24,11 +24,12 @@ from memtrade.pipeline.measure.protocol import (
     PipelineTrial,
     Serving,
 )
-from memtrade.pipeline.measure.records import (
+from memtrade.pipeline.measure.trial import (
     PipelineRecord,
+    check_reachable,
     make_pipeline_record,
+    run_pipeline,
 )
-from memtrade.pipeline.measure.trial import check_reachable, run_pipeline
 from memtrade.pipeline.results.tables import device_sheet, runs_sheet
 from memtrade.pipeline.tf import draw_step
 from tests import forks

@@ -34,7 +34,7 @@ from memtrade.pipeline.commands.runner import planned_stages, run, serve
 from memtrade.pipeline.commands.sweep import sweep
 from memtrade.pipeline.design.predict import Case, Hosts, PipelinePrediction, PipelinePredictor
 from memtrade.pipeline.design.schedule import Schedule, make_schedule, micro_batch_size
-from memtrade.pipeline.measure.records import PipelineRecord
+from memtrade.pipeline.measure.trial import PipelineRecord
 from memtrade.pipeline.results.picture import ScheduleStrip, draw_schedules
 from memtrade.pipeline.results.tables import prediction_sheet, schedules_sheet, stages_sheet
 from memtrade.results.paper import render

@@ -41,12 +41,14 @@ from memtrade.pipeline.design.schedule import (
 from memtrade.pipeline.design.stages import KEEP, plan_stages, stage_graphs
 from memtrade.pipeline.design.work import has_state
 from memtrade.pipeline.measure.protocol import PipelineEvent, PipelineTrial, Serving, StageDevice
-from memtrade.pipeline.measure.records import (
+from memtrade.pipeline.measure.trial import (
     PipelineRecord,
+    check_reachable,
     make_pipeline_record,
     pipeline_record_id,
+    run_pipeline,
+    serve_stage,
 )
-from memtrade.pipeline.measure.trial import check_reachable, run_pipeline, serve_stage
 from memtrade.pipeline.results.tables import device_sheet, runs_sheet
 from memtrade.results.words import number
 from memtrade.strategies import find_planned

@@ -29,7 +29,7 @@ from memtrade.pipeline.design.schedule import (
     micro_batch_size,
 )
 from memtrade.pipeline.design.stages import KEEP
-from memtrade.pipeline.measure.records import PipelineRecord
+from memtrade.pipeline.measure.trial import PipelineRecord
 from memtrade.strategies import find_planned, make_options
 from memtrade.sweep.shipped import sweep_file
 

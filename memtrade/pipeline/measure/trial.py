@@ -1,4 +1,5 @@
-"""A pipelined trial as the parent runs it: a process for each stage and one that drives them.
+"""A pipelined trial as the parent runs it, and its record: a process for each stage and one that
+drives them.
 
 The parent imports no TensorFlow. It starts the stages (or, with a cluster, finds them running),
 hands the driver its orders, and watches all of them. Whatever ends one ends the trial: a stage that
@@ -13,6 +14,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import msgspec
 
@@ -20,9 +22,11 @@ from memtrade.errors import MemtradeError, reason_of
 from memtrade.measure import host
 from memtrade.measure.children import Child, children, start, supervise
 from memtrade.measure.environment import child_environment
-from memtrade.measure.protocol import Runtime, TrialSpec
+from memtrade.measure.protocol import Runtime, Status, TrialSpec
+from memtrade.measure.records import PIPELINE_PREFIX, AnyRecord, record_id
 from memtrade.measure.trial import WORKER, Conversation
 from memtrade.pipeline.design.partition import Partition
+from memtrade.pipeline.design.predict import PipelinePrediction
 from memtrade.pipeline.design.schedule import Schedule
 from memtrade.pipeline.measure.protocol import (
     DriverSpec,
@@ -287,3 +291,51 @@ class _Watch(Conversation):
                 self.end = event
             case Lost():
                 self.lost, self.lost_at = event, time.monotonic()
+
+
+class PipelineRecord(AnyRecord, frozen=True, kw_only=True):
+    """One finished pipelined trial, whichever way it ended.
+
+    Attributes:
+        stage: that failed, from 0, where one did.
+        predicted: what the simulator said of it before it ran.
+    """
+
+    prefix: ClassVar[str] = PIPELINE_PREFIX
+
+    trial: PipelineTrial
+    status: Status
+    reason: str = ""
+    stage: int | None = None
+    measured: PipelineMeasured | None = None
+    predicted: PipelinePrediction
+    runtime: Runtime | None = None
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        trial = self.trial
+        sizes = (f"b{trial.batch_size}", f"k{trial.partitions}", f"m{trial.micro_batches}")
+        return self.model, *sizes, trial.schedule, trial.checkpoint
+
+    @property
+    def peak_errors(self) -> tuple[float, ...]:
+        """For each stage, the predicted peak's error as a share of the measured one."""
+        if self.measured is None:
+            return ()
+        pairs = zip(self.predicted.stages, self.measured.stages, strict=True)
+        return tuple(said.peak_bytes / seen.peak_bytes - 1 for said, seen in pairs)
+
+
+def pipeline_record_id(trial: PipelineTrial) -> str:
+    """Of the record that the trial would have on this machine."""
+    return record_id((trial,), host.describe_machine())
+
+
+def make_pipeline_record(
+    trial: PipelineTrial, outcome: PipelineOutcome, predicted: PipelinePrediction, *, command: str
+) -> PipelineRecord:
+    """The record of a trial that ends now, driven from this machine."""
+    told = msgspec.structs.asdict(outcome)
+    return PipelineRecord.made_now(
+        trial, (trial,), command=command, trial=trial, predicted=predicted, **told
+    )

@@ -11,7 +11,7 @@ from memtrade.pipeline.design.report import Evenness, PartitionReport, RealTimes
 from memtrade.pipeline.design.schedule import make_schedule
 from memtrade.pipeline.design.stages import KEEP
 from memtrade.pipeline.measure.protocol import PipelineMeasured, PipelineTrial
-from memtrade.pipeline.measure.records import PipelineRecord
+from memtrade.pipeline.measure.trial import PipelineRecord
 from memtrade.results.sheets import NONE, Sheet, cell
 from memtrade.results.words import seconds, status_text
 from memtrade.units import megabytes
