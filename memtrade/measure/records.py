@@ -38,7 +38,7 @@ from memtrade.strategies import STRATEGIES, make_options
 SCHEMA_VERSION = 1
 
 # How the files begin that are no trials' records: those of searches for the largest batch
-# (`max_batch_records.py`) and of pipelined trials (`pipeline/measure/records.py`).
+# (`max_batch.py`) and of pipelined trials (`pipeline/measure/trial.py`).
 MAX_BATCH_PREFIX, PIPELINE_PREFIX = "max-batch_", "pipeline_"
 
 Kind = TypeVar("Kind", bound="AnyRecord")

@@ -1,4 +1,4 @@
-"""A stage's whole step in its own arena: what `memory.py` counts in live bytes, on an allocator.
+"""A stage's whole step in its own arena: what `predict.py` counts in live bytes, on an allocator.
 
     F0 F1 .. R1 B1 R0 B0      the stage's tasks
     = ops of one long program, each task a copy of the stage's ops, in one StepGraph

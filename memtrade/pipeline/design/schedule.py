@@ -23,7 +23,7 @@ Recomputation: a stage that checkpoints a micro-batch keeps only what it receive
 its forward part again (R) just before the backward part, in the same clock. It reads nothing that
 is not there already, so it may start before the gradient arrives.
 
-A clock is a count, not a time: forward and backward take one each. `timing.py` gives them times.
+A clock is a count, not a time: forward and backward take one each. `predict.py` gives them times.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
