@@ -217,30 +217,27 @@ class _Builder:
         self.hand_over.end(stage, task, scope)
 
     def _act(self, stage: int, i: int, action: Action, scope: str) -> None:
-        if action.kind == "run":
-            if action.id in self.deferred:
+        at = len(self.writer.nodes)  # tells several of the same apart
+        match action.kind:
+            case "run" if action.id in self.deferred:
                 self._defer(stage, i, self.deferred[action.id], scope)
-            elif action.id not in self.skipped:
+            case "run" if action.id not in self.skipped:
                 self._run_op(stage, i, action.id, scope)
-        elif action.kind == "recompute":
-            self._copy(stage, i, action.id, f"{scope}/again{len(self.writer.nodes)}")
-        elif action.kind == "swap_out":
-            self._swap_out(stage, i, action.id, scope)
-        elif action.kind == "swap_in":
-            self._swap_in(stage, i, action.id, scope)
-
-    def _swap_out(self, stage: int, i: int, tensor: int, scope: str) -> None:
-        name = f"{scope}/out{len(self.writer.nodes)}/{self.state.flat(tensor)}"
-        source = self._read(stage, i, tensor, scope)
-        value = self.graph.tensors[tensor]
-        self.writer.chain_group(stage, self.transfers[stage].swap_out(name, source, value))
-        self.outside[stage, i, tensor] = name
-
-    def _swap_in(self, stage: int, i: int, tensor: int, scope: str) -> None:
-        name = f"{scope}/in{len(self.writer.nodes)}/{self.state.flat(tensor)}"
-        out, value = self.outside[stage, i, tensor], self.graph.tensors[tensor]
-        self.writer.chain_group(stage, self.transfers[stage].swap_in(name, out, value))
-        self.made[stage, i, tensor] = name
+            case "recompute":
+                self._copy(stage, i, action.id, f"{scope}/again{at}")
+            case "swap_out":
+                name = f"{scope}/out{at}/{self.state.flat(action.id)}"
+                source, value = (
+                    self._read(stage, i, action.id, scope),
+                    self.graph.tensors[action.id],
+                )
+                self.writer.chain_group(stage, self.transfers[stage].swap_out(name, source, value))
+                self.outside[stage, i, action.id] = name
+            case "swap_in":
+                name = f"{scope}/in{at}/{self.state.flat(action.id)}"
+                out, value = self.outside[stage, i, action.id], self.graph.tensors[action.id]
+                self.writer.chain_group(stage, self.transfers[stage].swap_in(name, out, value))
+                self.made[stage, i, action.id] = name
 
     def _defer(self, stage: int, i: int, average: MovingAverage, scope: str) -> None:
         """Adds what the micro-batch has to say of a moving average to the sums of the step.
@@ -314,9 +311,9 @@ class _Builder:
                 f"op {self.graph.ops[producer].name!r} has no place in the pipeline: "
                 "give other boundaries"
             )
-        made = ""
+        made, key = "", (source, i, tensor)
         if self.alone is None:
-            made = self.sent.get((source, i, tensor)) or self.made[source, i, tensor]
+            made = self.sent.get(key) or self.made[key]
         kind = "backward" if producer in self.graph.backward else "forward"
         return self.hand_over.receive(stage, source, kind, i, self._parcel(tensor, made))
 

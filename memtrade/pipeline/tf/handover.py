@@ -12,6 +12,7 @@ A stage alone receives zeros when it would receive, and what it sends lies there
 gone: its memory is what it is among the others.
 """
 
+import functools
 import itertools
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -34,7 +35,7 @@ class Stopwatch:
     """
 
     def __init__(self, writer: NodeWriter, state: StageState, schedule: Schedule):
-        self.writer = writer
+        self.writer, self._chain = writer, functools.partial(writer.chain, on_host=True)
         self._looks = [2 * len(own) for own in schedule.tasks]
         self._times, self._counts = [], []
         for stage, looks in enumerate(self._looks):
@@ -45,8 +46,7 @@ class Stopwatch:
 
     def look(self, stage: int, name: str) -> str:
         """The time behind the stage's last op. The op that tells it."""
-        now = self._chain(stage, name, "Timestamp", [], {})
-        count = [self._counts[stage]]
+        now, count = self._chain(stage, name, "Timestamp", []), [self._counts[stage]]
         at = self._chain(stage, f"{name}/at", "ReadVariableOp", count, {"dtype": tf.int32})
         self._write(stage, at, now)
         self._count(stage, f"{name}/count", "AssignAddVariableOp", 1)
@@ -59,7 +59,7 @@ class Stopwatch:
 
     def end(self, stage: int) -> str:
         """The time behind the update, which follows all tasks. The op that writes it."""
-        now = self._chain(stage, f"stage{stage}/update/end", "Timestamp", [], {})
+        now = self._chain(stage, f"stage{stage}/update/end", "Timestamp", [])
         return self._write(stage, self._number(stage, self._looks[stage]), now)
 
     def times(self, stage: int) -> str:
@@ -80,11 +80,6 @@ class Stopwatch:
     def _number(self, stage: int, number: int) -> str:
         name = f"stage{stage}/number{number}"
         return self.writer.number(stage, name, number, tf.int32, on_host=True)
-
-    def _chain(
-        self, stage: int, name: str, op: str, inputs: list[str], attrs: dict[str, tf.DType]
-    ) -> str:
-        return self.writer.chain(stage, name, op, inputs, attrs, on_host=True)
 
 
 class Parcel(NamedTuple):

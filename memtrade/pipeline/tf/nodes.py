@@ -56,18 +56,9 @@ class NodeWriter:
             node.input.append("^" + self._last[stage])
         self._last[stage] = node.name
 
-    def chain(
-        self,
-        stage: int,
-        name: str,
-        op: str,
-        inputs: Sequence[str],
-        attrs: dict[str, Any],
-        *,
-        on_host: bool = False,
-    ) -> str:
-        """A node at the end of its stage's order. Its name."""
-        self.pin(stage, self.add(stage, name, op, inputs, attrs, on_host=on_host))
+    def chain(self, stage: int, name: str, *given: Any, **named: Any) -> str:
+        """Like `add`, at the end of the stage's order. The node's name."""
+        self.pin(stage, self.add(stage, name, *given, **named))
         return name
 
     def chain_group(self, stage: int, nodes: Sequence[NodeDef]) -> None:
