@@ -19,8 +19,8 @@ from typing import Any
 
 from memtrade.errors import MemtradeError, UnsupportedGraphError, megabytes_apart
 from memtrade.measure import host
-from memtrade.measure.batches import BatchTargets
 from memtrade.measure.foreseen import Foreseen
+from memtrade.measure.here import BatchTargets
 from memtrade.measure.max_batch import SHORT_OF_MEMORY, BatchSearch, Bound, Obstacle
 from memtrade.measure.protocol import Status, TrialSpec
 from memtrade.measure.records import Record

@@ -14,11 +14,10 @@ from memtrade.commands.reading import warnings_on_stderr
 from memtrade.commands.run import in_short, refuse_small_limit
 from memtrade.commands.screen import Form, check_form, show, show_json
 from memtrade.errors import MemtradeError
-from memtrade.measure.batches import BatchTargets
 from memtrade.measure.environment import default_limit_bytes
 from memtrade.measure.flags import CommandLine, Flag, StepFlags, Verbose, check_writable, make_specs
 from memtrade.measure.foreseen import Foreseen, told
-from memtrade.measure.here import here_target
+from memtrade.measure.here import BatchTargets, here_target
 from memtrade.measure.host import describe_machine
 from memtrade.measure.max_batch import BatchSearch, MaxBatchRecord, make_max_batch_record
 from memtrade.measure.protocol import TrialSpec

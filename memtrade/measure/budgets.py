@@ -61,11 +61,8 @@ def leaving_margin(plan: Callable[[Target], T], target: Target) -> tuple[T, Targ
     A margin comes of one plan's peak, on one run, and need not be another's: a plan that is
     predicted to hold the budget without it is worth a run, which tells.
 
-    Returns:
-        What was made, and the target that it was made for.
-
-    Raises:
-        InfeasibleBudgetError: nothing holds the budget without a margin either.
+    Returns what was made, and the target that it was made for. Raises InfeasibleBudgetError where
+    nothing holds the budget without a margin either.
     """
     try:
         return plan(target), target

@@ -155,12 +155,8 @@ def supervise(
 ) -> bool:
     """Hands on what the children say until the listener has enough of it.
 
-    Args:
-        deadline: on the clock of `time.monotonic`.
-        on_wait: called several times a second.
-
-    Returns:
-        Whether that was before the deadline.
+    Returns whether that was before the deadline, on the clock of `time.monotonic`. `on_wait` is
+    called several times a second.
     """
 
     def take_log(child: Child, line: bytes) -> None:

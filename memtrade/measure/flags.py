@@ -241,10 +241,9 @@ class DeviceFlags:
         gpus = _gpus()
         device = self.device or _first(gpus)
         limit_bytes = limit_of("--memory-limit", self.memory_limit)
-        if device == ARENA:
-            return here_target(device, order=order, limit_bytes=limit_bytes)
         if device in gpus:
             limit_bytes = limit_bytes or _share(gpus[device], device)
+        if device == ARENA or device in gpus:
             return here_target(device, order=order, limit_bytes=limit_bytes)
         try:
             return profile_target(device, order=order, limit_bytes=limit_bytes)

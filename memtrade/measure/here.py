@@ -3,12 +3,16 @@
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping
+from functools import cached_property
 from pathlib import Path
+
+import msgspec
 
 from memtrade.devices import device_names
 from memtrade.facts import CPU, OUTPUTS, shipped
-from memtrade.facts.learned import LearnedFacts
-from memtrade.facts.signature import LEAST_BYTES
+from memtrade.facts.learned import Learned, LearnedFacts
+from memtrade.facts.lines import extended
+from memtrade.facts.signature import LEAST_BYTES, signature_of
 from memtrade.facts.surroundings import ONEDNN, Surroundings, surroundings
 from memtrade.graph import StepGraph
 from memtrade.measure import host
@@ -16,6 +20,7 @@ from memtrade.measure.environment import child_environment
 from memtrade.measure.learning import Asker, learn
 from memtrade.measure.protocol import TrialSpec
 from memtrade.plan import Order
+from memtrade.rebatch import Rebatcher
 from memtrade.simulate.calibration import measured_device
 from memtrade.target import ARENA, Target, profile_target
 
@@ -28,6 +33,11 @@ ASK = "MEMTRADE_ASK"
 
 # What the child that asks kernels may take, at most and of what is free.
 _ASKER_BYTES, _ASKER_SHARE = 4 << 30, 0.4
+
+# The smallest of three sizes, each twice the one before: small enough to be quick. A line through
+# the outer two that meets the one between is extended. A kernel may be small at these sizes, and
+# not at others.
+_LEAST = 4
 
 
 def here_target(
@@ -115,3 +125,76 @@ def profile_of(device_name: str) -> str:
 
     nearest = max(device_names(), key=likeness)
     return nearest if likeness(nearest) >= 0.5 else GENERIC
+
+
+class BatchTargets:
+    """Makes the target for the step at one batch size, from what its kernels do at three: no kernel
+    is asked for each size that a search looks at.
+
+    Args:
+        target: without what was learned.
+        rebatcher: of the step.
+        environment: of the process that will run the step; None is that of a trial's child.
+        unit: what batch sizes are multiples of.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        rebatcher: Rebatcher,
+        *,
+        environment: Mapping[str, str] | None = None,
+        unit: int = 1,
+    ):
+        self._plain, self._rebatcher = target, rebatcher
+        least = unit * -(-_LEAST // unit)
+        self._environment, self._sizes = environment, (least, 2 * least, 4 * least)
+
+    @cached_property
+    def _graphs(self) -> dict[int, StepGraph]:
+        return {size: self._rebatcher.at(size) for size in self._sizes}
+
+    @cached_property
+    def _learned(self) -> Target:
+        return learned_target(
+            self._plain,
+            self._graphs.values(),
+            environment=self._environment,
+            least_bytes=1,
+        )
+
+    def step(self, batch: int) -> tuple[StepGraph, Target]:
+        """The step at `batch`, and its target."""
+        graph = self._rebatcher.at(batch)
+        return graph, self.at(batch, graph)
+
+    def at(self, batch: int, graph: StepGraph) -> Target:
+        """The target for `graph`, which is the step at `batch`."""
+        facts = self._learned.facts
+        if not isinstance(facts, LearnedFacts):
+            return self._learned  # a device that is not here, or nothing is asked
+        table = dict(facts.table)
+        for index, op in enumerate(graph.ops):
+            signature = signature_of(op, graph)
+            if signature is None or signature.key in table:
+                continue
+            fitted = self._fitted(index, batch, facts.table)
+            if fitted is not None:
+                table[signature.key] = msgspec.structs.replace(fitted, key=signature.key)
+        return self._learned.replace(facts=LearnedFacts(facts.base, table))
+
+    def _fitted(self, index: int, batch: int, known: Mapping[str, Learned]) -> Learned | None:
+        """What the op with that index does at `batch`; None where the sizes do not tell."""
+        runs = {}
+        for size, graph in self._graphs.items():
+            signature = signature_of(graph.ops[index], graph, least_bytes=1)
+            run = known.get(signature.key) if signature else None
+            if run is None or not run.requests:
+                return None
+            runs[size] = run
+        line = extended(runs, batch)
+        if line is None:
+            return None
+        return msgspec.structs.replace(
+            runs[self._sizes[-1]], requests=line.requests, seconds=line.seconds, source=line.source
+        )

@@ -239,17 +239,10 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
         *,
         warmup: int,
         persistent_bytes: int,
-        host_bytes: int,
-        trace_seconds: float,
-        plan_seconds: float,
-        rewrite_seconds: float,
-        in_use_bytes: Sequence[int] = (),
+        **others: Any,
     ) -> Measured:
-        """The summary of all steps, of which the first `warmup` are not counted.
-
-        Raises:
-            ValueError: no step is left to count.
-        """
+        """The summary of all steps, of which the first `warmup` are not counted, and the `others`
+        of its fields. Raises ValueError where no step is left to count."""
         seconds = [step.seconds for step in steps]
         counted = seconds[warmup:]
         if not counted:
@@ -260,17 +253,13 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
             peak_bytes_by_step=tuple(step.peak_bytes for step in steps),
             persistent_bytes=persistent_bytes,
             memory_cost_bytes=peak_bytes - persistent_bytes,
-            host_bytes=host_bytes,
             step_seconds=tuple(counted),
             warmup_seconds=tuple(seconds[:warmup]),
             median_seconds=statistics.median(counted),
             fastest_seconds=min(counted),
             slowest_seconds=max(counted),
-            trace_seconds=trace_seconds,
-            plan_seconds=plan_seconds,
-            rewrite_seconds=rewrite_seconds,
             losses=tuple(step.loss for step in steps),
-            in_use_bytes=tuple(in_use_bytes),
+            **others,
         )
 
 

@@ -33,8 +33,7 @@ def try_step(
         foreseen: a plan that is tried in place of the strategy's own, and the graph that it was
             made for; if that is of another step after all, the strategy plans.
 
-    Raises:
-        UnsupportedGraphError: it closes over what no other process has.
+    Raises UnsupportedGraphError where it closes over what no other process has.
     """
     sizes: list[Any] = [each.shape[0] for each in specs if each.shape.rank]
     model = OwnStep(target=TARGET, batch_size=sizes[0] if sizes else 1)

@@ -70,8 +70,7 @@ def run_child(
         environment: the child's variables, by default `child_environment(spec)`.
         worker: the command to start.
 
-    Raises:
-        MemtradeError: the child says that the input is bad.
+    Raises MemtradeError where the child says that the input is bad.
     """
     kills_before = host.oom_kills()
     with children() as started:
@@ -198,9 +197,8 @@ def extract_graph(
 ) -> StepGraph:
     """The graph of the spec's step, traced in a child, which allocates nothing.
 
-    Raises:
-        UnsupportedGraphError: it could not be traced, and why; or one of its tensors or variables
-            is too large for any device.
+    Raises UnsupportedGraphError where it could not be traced, and why, or where one of its tensors
+    or variables is too large for any device.
     """
     graph = StepGraph.from_bytes(told_by_child(spec, timeout_seconds, on_event, on_log))
     sizes = [(t.size_bytes, t.id) for t in graph.tensors]

@@ -11,7 +11,6 @@ import contextlib
 import dataclasses
 import os
 import time
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -96,15 +95,12 @@ def main(request: bytes, say: Say) -> int:
     return 0
 
 
-@dataclass(frozen=True)
-class _Prepared:
-    """A step that is ready to be run, and how long it took: see `Measured`."""
+class _Prepared(NamedTuple):
+    """A step that is ready to be run, and by phase how long it took: see `Measured`."""
 
     step: StepFunction
     batch: tuple[tf.Tensor, ...]
-    trace_seconds: float
-    plan_seconds: float = 0.0
-    rewrite_seconds: float = 0.0
+    seconds: dict[str, float]
     foreseen: _Foreseen | None = None
 
 
@@ -248,7 +244,9 @@ class _Worker:
         options = self._native_options()
         if options is not None:
             native = self._make_native_step(options)
-            return _Prepared(native.function, native.make_batch(), time.perf_counter() - started)
+            batch, none = native.make_batch(), {"plan_seconds": 0.0, "rewrite_seconds": 0.0}
+            seconds = {"trace_seconds": time.perf_counter() - started, **none}
+            return _Prepared(native.function, batch, seconds)
         self._say(Progress("trace"))
         traced = trace(self._make_step())
         batch = traced.step.make_batch()
@@ -272,14 +270,12 @@ class _Worker:
         self._say(Simulated(predicted))
         simulated_at = time.perf_counter()
         step = self._rewrite(traced, plan, device)
-        return _Prepared(
-            step,
-            batch,
-            trace_seconds,
-            planned_at - started,
-            time.perf_counter() - simulated_at,
-            _Foreseen(traced, target, plan, predicted),
-        )
+        seconds = {
+            "trace_seconds": trace_seconds,
+            "plan_seconds": planned_at - started,
+            "rewrite_seconds": time.perf_counter() - simulated_at,
+        }
+        return _Prepared(step, batch, seconds, _Foreseen(traced, target, plan, predicted))
 
     def _measure(self, device: LocalDevice) -> None:
         process = psutil.Process()
@@ -300,9 +296,7 @@ class _Worker:
             warmup=self.spec.warmup,
             persistent_bytes=device.in_use_bytes(),
             host_bytes=host_bytes,
-            trace_seconds=prepared.trace_seconds,
-            plan_seconds=prepared.plan_seconds,
-            rewrite_seconds=prepared.rewrite_seconds,
+            **prepared.seconds,
             in_use_bytes=(before_bytes, ready_bytes, *in_use),
         )
         self._say(Done(measured))
@@ -354,7 +348,7 @@ class _Worker:
             )
         )
         batch, target = prepared.batch, correction.target
-        return self._planned(traced, batch, target, device, prepared.trace_seconds)
+        return self._planned(traced, batch, target, device, prepared.seconds["trace_seconds"])
 
     def _verify(self, device: LocalDevice) -> None:
         # On the CPU, rewritten steps equal the original to the bit.

@@ -67,9 +67,8 @@ def run_pipeline(
         on_event, on_log: called with each event of a child, and each line of their logs. Whatever
             they raise ends the trial, and is raised here.
 
-    Raises:
-        MemtradeError: an address of the cluster cannot be reached, or a child says that the input
-            is bad.
+    Raises MemtradeError where an address of the cluster cannot be reached, or a child says that the
+    input is bad.
     """
     if trial.cluster and len(trial.cluster) != trial.partitions:
         raise MemtradeError(
