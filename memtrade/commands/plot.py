@@ -11,8 +11,7 @@ from memtrade.commands.progress import say
 from memtrade.commands.reading import picture_format, read_records, read_searches, write_output
 from memtrade.errors import MemtradeError, UnknownNameError
 from memtrade.measure.records import Record
-from memtrade.papers.thesis import conditions, machines_text
-from memtrade.papers.thesis_figures import figures_beside, max_batches_beside
+from memtrade.papers.thesis import conditions, figures_beside, machines_text, max_batches_beside
 from memtrade.results.figures import SOURCES, Source
 from memtrade.results.paper import render
 from memtrade.results.plots import depth_plot, max_batch_plot, trade_plot

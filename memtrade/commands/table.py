@@ -14,10 +14,8 @@ from memtrade.errors import UnknownNameError
 from memtrade.files import shown_path
 from memtrade.measure.records import Record
 from memtrade.models import make_model
-from memtrade.papers.published import load_published
-from memtrade.papers.published_views import published_sheet, views_sheet
-from memtrade.papers.thesis import STEPS, thesis_sheets
-from memtrade.papers.thesis_figures import figures_beside
+from memtrade.papers.published import load_published, published_sheet, views_sheet
+from memtrade.papers.thesis import STEPS, figures_beside, thesis_sheets
 from memtrade.papers.thesis_log import thesis_log
 from memtrade.papers.thesis_tools import tools_sheets
 from memtrade.results.tables import compare

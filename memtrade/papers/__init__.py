@@ -1,8 +1,8 @@
 """What is here because something was published: figures, the nets and rules behind them, and the
 pages under `results/` that hold memtrade beside them.
 
-    published.py           the published tables in published/, as frames
-    thesis.py              the thesis' tables and the report, ours beside its own; thesis_figures.py
+    published.py           the published tables in published/, as frames, and what shows which
+    thesis.py              the thesis' tables and the report, ours beside its own
     thesis_nets.py         its networks and rules as options of ours; thesis_trace.py
     thesis_variants.py     which networks it ran, by its log
     thesis_prediction.py   its tables predicted, with thesis_predictor.py
@@ -11,7 +11,6 @@ pages under `results/` that hold memtrade beside them.
     originals.py           the original tools themselves, run: originals_graph.py draws the net for
                            TensorFlow 1, originals_child.py runs it there
     thesis_log.py          records as its log
-    published_views.py     what shows which published table
     pipelines.py           published pipelines predicted; pipelines_page.py, fused.py
     gpipe_runs.py          GPipe on GPT-2, run by run, beside our trials
     gpipe_reserved.py      what the bytes of those runs count: gpipe_torch.py has the step,

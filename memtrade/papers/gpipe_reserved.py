@@ -5,8 +5,7 @@
 Writes gpipe_reserved.md and .csv into the folder. Takes some minutes; nothing is traced or run.
 """
 
-import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -77,34 +76,19 @@ def _otherwise(
     ]
 
 
-def _reserved(devices: Sequence[CachingAllocator]) -> list[int]:
-    return [device.reserved_bytes for device in devices]
-
-
-def _in_use(devices: Sequence[CachingAllocator]) -> list[int]:
-    return [device.peak_bytes for device in devices]
-
-
-Errors = dict[str, list[float]]
-
-
-def hypotheses_sheet(runs: Sequence[PublishedRun], errors: Errors) -> Sheet:
+def hypotheses_sheet(runs: Sequence[PublishedRun], errors: dict[str, list[float]]) -> Sheet:
     """For each group of runs, the median error of each hypothesis."""
-    groups = dict.fromkeys(run.group for run in runs)
-
-    def medians(chosen: Callable[[PublishedRun], bool]) -> tuple[str, ...]:
-        each = (
-            [e for run, e in zip(runs, of, strict=True) if chosen(run)] for of in errors.values()
-        )
-        return tuple(f"{statistics.median(map(abs, found)):.1%}" for found in each)
-
-    rows = [(*map(str, g), *medians(lambda run, g=g: run.group == g)) for g in groups]
-    rows.append(("all", "", "", *medians(lambda run: True)))
+    names = ["implementation", "checkpoint", "K"]
+    groups = pd.DataFrame([run.group for run in runs], columns=pd.Index(names))
+    sizes = groups.join(pd.DataFrame(errors).abs())
+    medians = sizes.groupby(names, sort=False)[list(errors)].median()
+    medians.loc["all", "", ""] = sizes[list(errors)].median()
+    told = medians.map("{:.1%}".format)
     return Sheet(
         title=f"Activations of {len(runs)} runs: median error by what is counted",
-        columns=("implementation", "checkpoint", "K", *errors),
+        columns=(*names, *errors),
         words=2,
-        rows=tuple(rows),
+        rows=tuple((*map(str, group), *row) for group, *row in told.itertuples(name=None)),
         notes=(
             "in use: most bytes that tensors take at once; reserved: PyTorch's segments",
             "in turn: each micro-batch is recomputed when the one before has gone backward; ahead: "
@@ -142,19 +126,19 @@ def main(folder: Path) -> None:
     usual = [_predict(run) for run in runs]
     in_turn = _otherwise(runs, usual, order="in turn")
 
-    def errors_of(each: Sequence[Sequence[int]]) -> list[float]:
-        return [run.error(peaks) for run, peaks in zip(runs, each, strict=True)]
+    def errors_of(each: Sequence[list[CachingAllocator]], what: str) -> list[float]:
+        pairs = zip(runs, each, strict=True)
+        return [run.error([getattr(device, what) for device in devices]) for run, devices in pairs]
 
     errors = {
-        "in use, in turn": errors_of([_in_use(devices) for devices in in_turn]),
-        "reserved, in turn": errors_of([_reserved(devices) for devices in in_turn]),
-        "in use, ahead": errors_of([_in_use(devices) for devices in usual]),
-        "reserved, ahead": errors_of([_reserved(devices) for devices in usual]),
+        f"{name}, {order}": errors_of(each, what)
+        for order, each in (("in turn", in_turn), ("ahead", usual))
+        for name, what in (("in use", "peak_bytes"), ("reserved", "reserved_bytes"))
     }
     for share in SHARES:
         others = _otherwise(runs, usual, share=share)
-        errors[f"the same, a share of {share}"] = errors_of([_reserved(each) for each in others])
-    predicted = [_reserved(devices) for devices in usual]
+        errors[f"the same, a share of {share}"] = errors_of(others, "reserved_bytes")
+    predicted = [[device.reserved_bytes for device in devices] for devices in usual]
     save_page(
         folder / "gpipe_reserved.md",
         command=COMMAND,

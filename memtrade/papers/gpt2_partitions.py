@@ -15,12 +15,13 @@ pytorch_Gpipe/model_profiling/network_profiler.py, misc/partition_analysis.py):
                          net returns, and the logits; a time to send is the largest one's
 """
 
-import statistics
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import pandas as pd
 
 from memtrade.graph import StepGraph
 from memtrade.models import make_model
@@ -221,34 +222,34 @@ def _stage(name: str, i: int, stage: dict[Any, Any], ours: OurStages) -> Iterato
 
 def summary_sheet(found: Sequence[Field]) -> Sheet:
     """Per report and kind of figure, the median error."""
-    rows = []
-    for report, kind in dict.fromkeys((each.report, each.kind) for each in found):
-        errors = [each.error for each in found if (each.report, each.kind) == (report, kind)]
-        sizes = [abs(error) for error in errors]
-        told = f"{statistics.median(sizes):.1%}", f"{statistics.median(errors):+.1%}"
-        rows.append((report, kind, str(len(errors)), *told))
+    frame = pd.DataFrame(found).assign(error=[each.error for each in found])
+    errors: Any = frame.groupby(["report", "kind"], sort=False)["error"]
     return Sheet(
         title="How far ours are off",
         columns=("report", "figures", "predicted", "median |error|", "median error"),
         words=2,
-        rows=tuple(rows),
+        rows=tuple(
+            (*keys, str(len(own)), f"{own.abs().median():.1%}", f"{own.median():+.1%}")
+            for keys, own in errors
+        ),
     )
 
 
 def fields_sheet(found: Sequence[Field]) -> Sheet:
-    rows = tuple(
-        (
-            each.report,
-            each.kind,
-            each.what,
-            f"{each.published:,.4g}",
-            f"{each.predicted:,.4g}",
-            f"{100 * each.error:+.0f}",
-        )
-        for each in found
+    return Sheet.of(
+        found,
+        [
+            ("report", lambda it: it.report),
+            ("figures", lambda it: it.kind),
+            ("of", lambda it: it.what),
+            ("published", lambda it: f"{it.published:,.4g}"),
+            ("predicted", lambda it: f"{it.predicted:,.4g}"),
+            ("error %", lambda it: f"{100 * it.error:+.0f}"),
+        ],
+        title="Every figure",
+        words=3,
+        command=COMMAND,
     )
-    columns = ("report", "figures", "of", "published", "predicted", "error %")
-    return Sheet(title="Every figure", columns=columns, words=3, rows=rows, command=COMMAND)
 
 
 def main(folder: Path) -> None:

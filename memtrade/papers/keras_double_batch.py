@@ -11,12 +11,14 @@ double_batch.png.
 """
 
 import functools
+import itertools
 import json
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
@@ -42,13 +44,21 @@ CHILD = (sys.executable, "-m", "memtrade.papers.keras_double_batch", "child")
 
 
 @dataclass(frozen=True)
-class FitRun:
-    """One call of `model.fit`, over one epoch."""
+class Fit:
+    """One call of `model.fit`, over one epoch.
+
+    Attributes:
+        obstacle, peak_bytes, losses: how it went: what was in the way, if anything; the peak and
+            the loss after each step.
+    """
 
     model: str
     batch_size: int
     steps: int
     optimized: bool
+    obstacle: str | None = None
+    peak_bytes: int | None = None
+    losses: list[float] = field(default_factory=list)
 
     @property
     def label(self) -> str:
@@ -56,37 +66,10 @@ class FitRun:
         return f"{way}, batch {self.batch_size}"
 
 
-@dataclass(frozen=True)
-class FitOutcome:
-    """How it went: the peak and the loss after each step, or what was in the way."""
-
-    obstacle: str | None
-    peak_bytes: int | None
-    losses: list[float]
-
-
-@dataclass(frozen=True)
-class ModelResult:
-    """Of one model: the largest batches in both ways, and an epoch of three fits."""
-
-    model: str
-    original: int
-    optimized: int
-    trials: tuple[tuple[FitRun, FitOutcome], ...]
-    epochs: tuple[tuple[FitRun, FitOutcome], ...]
-
-    @property
-    def largest_difference(self) -> float:
-        """Between the two curves at the batch where both fit, relative to the loss."""
-        (_, kept), (_, rewritten), *_ = self.epochs
-        pairs = zip(kept.losses, rewritten.losses, strict=True)
-        return max(abs(a - b) / abs(a) for a, b in pairs)
-
-
 # --- the child ----------------------------------------------------------------------------------
 
 
-def train(fit: FitRun) -> FitOutcome:
+def train(fit: Fit) -> Fit:
     """Runs in a process of its own, whose environment turns the arena on."""
     import keras
     import tensorflow as tf
@@ -117,8 +100,8 @@ def train(fit: FitRun) -> FitOutcome:
     try:
         model.fit(pictures(fit.batch_size, fit.steps), verbose=0, callbacks=[each])
     except tf.errors.ResourceExhaustedError:
-        return FitOutcome(OUT_OF_MEMORY, None, seen)
-    return FitOutcome(None, arena.peak_bytes(), seen)
+        return replace(fit, obstacle=OUT_OF_MEMORY)
+    return replace(fit, peak_bytes=arena.peak_bytes(), losses=seen)
 
 
 def pictures(batch_size: int, steps: int):
@@ -146,7 +129,7 @@ def pictures(batch_size: int, steps: int):
 # --- the parent ---------------------------------------------------------------------------------
 
 
-def attempt(fit: FitRun) -> FitOutcome:
+def attempt(fit: Fit) -> Fit:
     """Trains in a child. A kernel that runs out of memory may abort, and that is an answer, too."""
     environment = child_environment(TrialSpec(memory_limit_bytes=LIMIT_BYTES))
     done = subprocess.run(
@@ -158,55 +141,78 @@ def attempt(fit: FitRun) -> FitOutcome:
         check=False,
     )
     if done.returncode == 0:
-        ran = FitOutcome(**json.loads(done.stdout.splitlines()[-1]))
+        ran = Fit(**json.loads(done.stdout.splitlines()[-1]))
     elif "ran out of memory" in done.stderr or "OOM" in done.stderr:
-        ran = FitOutcome(OUT_OF_MEMORY, None, [])
+        ran = replace(fit, obstacle=OUT_OF_MEMORY)
     else:
         raise RuntimeError(f"{fit}: {done.stderr[-2000:]}")
     print(fit.model, fit.label, f"{fit.steps} steps:", ran.obstacle or "ran", file=sys.stderr)
     return ran
 
 
-def answer(model: str) -> ModelResult:
-    trials: list[tuple[FitRun, FitOutcome]] = []
+def tried(model: str) -> list[Fit]:
+    """The trials of both searches, then an epoch of two fits, and of a third if twice the batch
+    runs."""
+    fits: list[Fit] = []
 
     def obstacle(batch_size: int, optimized: bool) -> str | None:
-        fit = FitRun(model, batch_size, TRIED_STEPS, optimized)
-        trials.append((fit, attempt(fit)))
-        return trials[-1][1].obstacle
+        fits.append(attempt(Fit(model, batch_size, TRIED_STEPS, optimized)))
+        return fits[-1].obstacle
 
-    plain = largest(functools.partial(obstacle, optimized=False), guess=GUESS, step=STEP)
-    if plain.batch == 0:
+    plain = largest(functools.partial(obstacle, optimized=False), guess=GUESS, step=STEP).batch
+    if plain == 0:
         raise RuntimeError(f"{model}: no batch runs under {megabytes(LIMIT_BYTES)} MB")
     lean = largest(
         functools.partial(obstacle, optimized=True),
-        guess=2 * plain.batch,
-        step=plain.batch,
-        most=MOST_TIMES * plain.batch,
-    )
-    fits = [FitRun(model, plain.batch, EPOCH_STEPS, optimized) for optimized in (False, True)]
-    if lean.batch >= 2 * plain.batch:
-        fits.append(FitRun(model, 2 * plain.batch, EPOCH_STEPS // 2, True))
-    epochs = tuple((fit, attempt(fit)) for fit in fits)
-    return ModelResult(model, plain.batch, lean.batch, tuple(trials), epochs)
+        guess=2 * plain,
+        step=plain,
+        most=MOST_TIMES * plain,
+    ).batch
+    asked = [Fit(model, plain, EPOCH_STEPS, optimized) for optimized in (False, True)]
+    if lean >= 2 * plain:
+        asked.append(Fit(model, 2 * plain, EPOCH_STEPS // 2, True))
+    return [*fits, *map(attempt, asked)]
 
 
-def sheet(answers: Sequence[ModelResult], folder: str) -> Sheet:
-    def difference(found: float) -> str:
+def epochs(fits: Sequence[Fit]) -> list[Fit]:
+    return [fit for fit in fits if fit.steps > TRIED_STEPS]
+
+
+def largest_batch(fits: Sequence[Fit], *, optimized: bool) -> int:
+    ran = (fit for fit in fits if fit.obstacle is None and fit.optimized == optimized)
+    return max((fit.batch_size for fit in ran), default=0)
+
+
+def largest_difference(fits: Sequence[Fit]) -> float:
+    """Between the two curves at the batch where both fit, relative to the loss."""
+    kept, rewritten, *_ = epochs(fits)
+    return max(abs(a - b) / abs(a) for a, b in zip(kept.losses, rewritten.losses, strict=True))
+
+
+def by_model(fits: Sequence[Fit]) -> list[list[Fit]]:
+    return [list(own) for _, own in itertools.groupby(fits, key=lambda fit: fit.model)]
+
+
+def sheet(fits: Sequence[Fit], folder: str) -> Sheet:
+    def difference(own: list[Fit]) -> str:
+        found = largest_difference(own)
         return f"{found:.2g}" if found else "0 (to the bit)"
 
+    def times(own: list[Fit]) -> float:
+        return largest_batch(own, optimized=True) / largest_batch(own, optimized=False)
+
     return Sheet.of(
-        answers,
+        by_model(fits),
         [
-            ("model", lambda it: it.model),
-            ("largest batch", lambda it: str(it.original)),
-            ("optimized", lambda it: str(it.optimized)),
-            ("times as large", lambda it: f"{it.optimized / it.original:.2f}"),
-            ("peak MB", lambda it: megabytes(it.epochs[0][1].peak_bytes or 0)),
-            ("optimized peak MB", lambda it: megabytes(it.epochs[1][1].peak_bytes or 0)),
-            ("largest difference of losses", lambda it: difference(it.largest_difference)),
-            ("last loss", lambda it: f"{it.epochs[0][1].losses[-1]:.4f}"),
-            ("optimized last loss", lambda it: f"{it.epochs[1][1].losses[-1]:.4f}"),
+            ("model", lambda own: own[0].model),
+            ("largest batch", lambda own: str(largest_batch(own, optimized=False))),
+            ("optimized", lambda own: str(largest_batch(own, optimized=True))),
+            ("times as large", lambda own: f"{times(own):.2f}"),
+            ("peak MB", lambda own: megabytes(epochs(own)[0].peak_bytes or 0)),
+            ("optimized peak MB", lambda own: megabytes(epochs(own)[1].peak_bytes or 0)),
+            ("largest difference of losses", difference),
+            ("last loss", lambda own: f"{epochs(own)[0].losses[-1]:.4f}"),
+            ("optimized last loss", lambda own: f"{epochs(own)[1].losses[-1]:.4f}"),
         ],
         title=f"The largest batch of Keras models under {LIMIT_BYTES >> 20} MiB",
         notes=(
@@ -221,43 +227,35 @@ def sheet(answers: Sequence[ModelResult], folder: str) -> Sheet:
     )
 
 
-def save(answers: Sequence[ModelResult], folder: Path) -> None:
+def save(fits: Sequence[Fit], folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    trials = [
-        (fit.model, fit.optimized, fit.batch_size, fit.steps, ran.obstacle or "ran", ran.peak_bytes)
-        for each in answers
-        for fit, ran in (*each.trials, *each.epochs)
-    ]
-    losses = [
-        (fit.model, fit.optimized, fit.batch_size, step, loss)
-        for each in answers
-        for fit, ran in each.epochs
-        for step, loss in enumerate(ran.losses, start=1)
-    ]
     about = ["model", "optimized", "batch_size"]
-    made = pd.DataFrame(trials, columns=[*about, "steps", "outcome", "peak_bytes"])
-    save_csv(folder / "double_batch.csv", made.astype({"peak_bytes": "Int64"}))
-    curves = pd.DataFrame(losses, columns=[*about, "step", "loss"])
+    every: Any = pd.DataFrame([asdict(fit) for fit in fits]).astype({"peak_bytes": "Int64"})
+    every["outcome"] = every["obstacle"].fillna("ran")
+    save_csv(folder / "double_batch.csv", every[[*about, "steps", "outcome", "peak_bytes"]])
+    curves = every[every["steps"] > TRIED_STEPS].explode("losses")
+    curves["step"] = curves.groupby(level=0).cumcount() + 1
+    curves = curves.rename(columns={"losses": "loss"})[[*about, "step", "loss"]]
     save_csv(folder / "double_batch_losses.csv", curves)
-    (folder / "double_batch.md").write_text(sheet(answers, str(folder)).to_markdown(), "utf-8")
-    draw(answers, folder / "double_batch.png")
+    (folder / "double_batch.md").write_text(sheet(fits, str(folder)).to_markdown(), "utf-8")
+    draw(by_model(fits), folder / "double_batch.png")
 
 
-def draw(answers: Sequence[ModelResult], path: Path) -> None:
+def draw(models: Sequence[list[Fit]], path: Path) -> None:
     """The losses over the examples seen, so that batches of two sizes share an axis."""
     from matplotlib.figure import Figure
 
-    canvas = Figure(figsize=(4.6 * len(answers), 3.4), layout="constrained")
+    canvas = Figure(figsize=(4.6 * len(models), 3.4), layout="constrained")
     looks = (
         {"color": "tab:blue", "linewidth": 6.0, "alpha": 0.35},
         {"color": "black", "linewidth": 1.2},
         {"color": "tab:orange", "linewidth": 1.6, "linestyle": "--"},
     )
-    for axis, each in zip(canvas.subplots(1, len(answers), squeeze=False)[0], answers, strict=True):
-        for (fit, ran), look in zip(each.epochs, looks, strict=False):
-            seen = [fit.batch_size * (i + 1) for i in range(len(ran.losses))]
-            axis.plot(seen, ran.losses, label=fit.label, **look)
-        axis.set_title(f"{each.model} under {LIMIT_BYTES >> 20} MiB")
+    for axis, own in zip(canvas.subplots(1, len(models), squeeze=False)[0], models, strict=True):
+        for fit, look in zip(epochs(own), looks, strict=False):
+            seen = [fit.batch_size * (i + 1) for i in range(len(fit.losses))]
+            axis.plot(seen, fit.losses, label=fit.label, **look)
+        axis.set_title(f"{own[0].model} under {LIMIT_BYTES >> 20} MiB")
         axis.set_xlabel("examples seen")
         axis.set_ylabel("loss, the epoch's mean so far")
         axis.grid(alpha=0.3)
@@ -265,22 +263,23 @@ def draw(answers: Sequence[ModelResult], path: Path) -> None:
     canvas.savefig(path, dpi=130, metadata={"Software": None})
 
 
+def is_good(own: Sequence[Fit]) -> bool:
+    """Twice the batch, and the same losses to the bit."""
+    plain, lean = (largest_batch(own, optimized=each) for each in (False, True))
+    return lean >= 2 * plain and largest_difference(own) == 0.0
+
+
 def main(words: Sequence[str]) -> int:
     match words:
         case ["child", text]:
-            ran = train(FitRun(**json.loads(text)))
-            print(json.dumps(asdict(ran)))
+            print(json.dumps(asdict(train(Fit(**json.loads(text))))))
             return 0
         case [folder]:
-            answers: list[ModelResult] = []
+            fits: list[Fit] = []
             for model in MODELS:
-                answers.append(answer(model))
-                save(answers, Path(folder))
-            good = all(
-                each.optimized >= 2 * each.original and each.largest_difference == 0.0
-                for each in answers
-            )
-            return 0 if good else 1
+                fits += tried(model)
+                save(fits, Path(folder))
+            return 0 if all(map(is_good, by_model(fits))) else 1
     print(__doc__, file=sys.stderr)
     return 2
 

@@ -13,8 +13,8 @@ are the records'; nothing is measured here.
 import csv
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pandas as pd
@@ -25,6 +25,7 @@ from memtrade.measure.records import Record, load_records, options_text, unusual
 from memtrade.measure.trial import Outcome, run_child
 from memtrade.models import make_model
 from memtrade.papers.pages import save_csv, save_page
+from memtrade.papers.published import lines
 from memtrade.results.sheets import NONE, Sheet, cell
 from memtrade.results.words import number, ratio, seconds, shortened, status_text, step_text
 from memtrade.strategies import NATIVE, STRATEGIES
@@ -120,46 +121,36 @@ def verified() -> dict[Key, dict[str, str]]:
 # --- table --------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Way:
-    """One strategy on one step: what it comes to beside the original.
-
-    Attributes:
-        relative_peak, relative_time: to the original of the same step; None where one of them did
-            not run.
-        same: whether it computes what the original does; None if that is not known.
-    """
-
-    record: Record
-    relative_peak: float | None
-    relative_time: float | None
-    same: bool | None
-    said: str
-
-    @property
-    def label(self) -> str:
-        options = options_text(unusual_strategy_options(self.record.spec))
-        return f"{self.record.spec.strategy} {options}".strip()
-
-    @property
-    def peak_bytes(self) -> int | None:
-        return None if self.record.measured is None else self.record.measured.peak_bytes
-
-
-def ways(records: Sequence[Record], checks: Mapping[Key, Mapping[str, str]]) -> list[Way]:
-    """Of one step, in the order of the registry."""
-    originals = [r.measured for r in records if r.spec.strategy == "original"]
-    original = originals[-1] if originals else None
+def ways(records: Sequence[Record], checks: Mapping[Key, Mapping[str, str]]) -> Any:
+    """Of one step, a row for each strategy in the order of the registry; in bytes and seconds, both
+    also over those of the original, where both ran. `same`: whether it computes what the original
+    does, None if that is not known; `same_step` says so in words."""
     order = list(STRATEGIES)
-    found = []
+    rows = []
     for record in sorted(records, key=lambda r: order.index(r.spec.strategy)):
-        measured = record.measured
-        peak = time = None
-        if measured is not None and original is not None:
-            peak = measured.peak_bytes / original.peak_bytes
-            time = measured.median_seconds / original.median_seconds
-        same, said = sameness(record, checks.get(key_of(record.spec)))
-        found.append(Way(record, peak, time, same, said))
+        spec, measured = record.spec, record.measured
+        same, said = sameness(record, checks.get(key_of(spec)))
+        options = options_text(unusual_strategy_options(spec))
+        rows.append(
+            {
+                "step": step_text(spec),
+                "label": f"{spec.strategy} {options}".strip(),
+                "strategy": spec.strategy,
+                "options": options,
+                "status": record.status,
+                "peak_bytes": measured and measured.peak_bytes,
+                "median_seconds": measured and measured.median_seconds,
+                "same": same,
+                "same_step": said,
+                "reason": " ".join(record.reason.split()),
+                "record": record.filename,
+            }
+        )
+    found: Any = pd.DataFrame(rows).astype({"peak_bytes": "Int64", "median_seconds": "Float64"})
+    original = found[found["strategy"] == "original"].tail(1)
+    for name, of in (("peak", "peak_bytes"), ("time", "median_seconds")):
+        over = found[of] / (original[of].item() if len(original) else pd.NA)
+        found.insert(found.columns.get_loc(of) + 1, f"relative_{name}", over)
     return found
 
 
@@ -179,91 +170,63 @@ def sameness(record: Record, check: Mapping[str, str] | None) -> tuple[bool | No
     return True, f"within {check['tolerance']}"
 
 
-def sheet(found: Sequence[Way]) -> Sheet:
+def sheet(found: Any) -> Sheet:
     """The table of one step, with the answer to the question that it is there for."""
 
-    def why(way: Way) -> str:
-        record = way.record
-        return "" if record.measured else f"{status_text(record.status)}: {record.reason}"
+    def why(it: dict[str, Any]) -> str:
+        ran = it["peak_bytes"] is not None
+        return "" if ran else f"{status_text(it['status'])}: {it['reason']}"
 
     return Sheet.of(
-        found,
+        lines(found),
         [
-            ("strategy", lambda it: it.label),
-            ("peak MB", lambda it: cell(megabytes, it.peak_bytes)),
-            ("of original", lambda it: ratio(it.relative_peak)),
-            ("step s", lambda it: cell(lambda m: seconds(m.median_seconds), it.record.measured)),
-            ("of original's time", lambda it: ratio(it.relative_time)),
-            ("same step", lambda it: it.said),
+            ("strategy", lambda it: it["label"]),
+            ("peak MB", lambda it: cell(megabytes, it["peak_bytes"])),
+            ("of original", lambda it: ratio(it["relative_peak"])),
+            ("step s", lambda it: cell(seconds, it["median_seconds"])),
+            ("of original's time", lambda it: ratio(it["relative_time"])),
+            ("same step", lambda it: it["same_step"]),
             ("note", lambda it: shortened(why(it), MOST_LETTERS) or NONE),
         ],
-        title=step_text(found[0].record.spec),
-        weak=lambda it: it.record.measured is None,
+        title=found["step"][0],
+        weak=lambda it: it["peak_bytes"] is None,
         notes=(answer(found),),
     )
 
 
-def best_own(found: Sequence[Way], *, same: bool) -> Way | None:
+def best_own(found: Any, *, same: bool) -> dict[str, Any] | None:
     """The smallest peak among TensorFlow's own ways: those that compute the same step, or all."""
-    own = [
-        way
-        for way in found
-        if way.record.spec.strategy in NATIVE
-        and way.peak_bytes is not None
-        and (way.same or not same)
-    ]
-    return min(own, key=lambda way: way.peak_bytes or 0, default=None)
+    own = found[found["strategy"].isin(list(NATIVE)) & found["peak_bytes"].notna()]
+    own = own[own["same"].eq(True)] if same else own
+    return min(lines(own), key=lambda it: it["peak_bytes"], default=None)
 
 
-def answer(found: Sequence[Way]) -> str:
+def answer(found: Any) -> str:
     """How `ome` stands to the original and to the best of TensorFlow's own ways."""
-    ome = next((way for way in found if way.record.spec.strategy == "ome"), None)
-    if ome is None or ome.relative_peak is None or ome.relative_time is None:
+    ome = next((it for it in lines(found) if it["strategy"] == "ome"), None)
+    if ome is None or ome["relative_peak"] is None:
         return "ome has no figures here"
-    assert ome.peak_bytes is not None
-    peak_met, time_met = ome.relative_peak <= MOST_PEAK, ome.relative_time <= MOST_TIME
+    peak, time = ome["relative_peak"], ome["relative_time"]
     said = (
-        f"ome: {ome.relative_peak:.0%} of the original's peak (at most {MOST_PEAK:.0%}: "
-        f"{yes(peak_met)}) in {ome.relative_time:.2f} times its time (at most {MOST_TIME:.2f}: "
-        f"{yes(time_met)})"
+        f"ome: {peak:.0%} of the original's peak (at most {MOST_PEAK:.0%}: "
+        f"{yes(peak <= MOST_PEAK)}) in {time:.2f} times its time (at most {MOST_TIME:.2f}: "
+        f"{yes(time <= MOST_TIME)})"
     )
     for same, which in ((True, "that computes the same"), (False, "whatever it computes")):
         own = best_own(found, same=same)
-        if own is None or own.peak_bytes is None:
+        if own is None:
             said += f"; none of TensorFlow's own ways is one {which}"
             continue
+        below = yes(ome["peak_bytes"] < own["peak_bytes"])
         said += (
-            f"; the best of TensorFlow's own ways {which}, {own.label}, peaks at "
-            f"{megabytes(own.peak_bytes)} MB (ome is below: {yes(ome.peak_bytes < own.peak_bytes)})"
+            f"; the best of TensorFlow's own ways {which}, {own['label']}, peaks at "
+            f"{megabytes(own['peak_bytes'])} MB (ome is below: {below})"
         )
     return said
 
 
 def yes(met: bool) -> str:
     return "yes" if met else "no"
-
-
-def frame(every: Sequence[Sequence[Way]]) -> pd.DataFrame:
-    """All ways as data, in bytes and seconds."""
-    rows = []
-    for way in (way for found in every for way in found):
-        record, measured = way.record, way.record.measured
-        rows.append(
-            {
-                "step": step_text(record.spec),
-                "strategy": record.spec.strategy,
-                "options": options_text(unusual_strategy_options(record.spec)),
-                "status": record.status,
-                "peak_bytes": measured.peak_bytes if measured else None,
-                "relative_peak": way.relative_peak,
-                "median_seconds": measured.median_seconds if measured else None,
-                "relative_time": way.relative_time,
-                "same_step": way.said,
-                "reason": " ".join(record.reason.split()),
-                "record": record.filename,
-            }
-        )
-    return pd.DataFrame(rows).astype({"peak_bytes": "Int64"})
 
 
 def table(records: Sequence[Record], folder: str) -> None:
@@ -276,9 +239,9 @@ def table(records: Sequence[Record], folder: str) -> None:
     body = "\n\n".join(sheet(found).to_markdown().strip() for found in every)
     about = {"folder": folder, "machine": records[-1].machine, "small": SMALL, "steps": STEPS}
     save_page(FOLDER / "own_ways.md", **about, body=body)
-    save_csv(FOLDER / "own_ways.csv", frame(every))
+    save_csv(FOLDER / "own_ways.csv", pd.concat(every).drop(columns=["label", "same"]))
     for found in every:
-        print(f"{step_text(found[0].record.spec)}: {answer(found)}")
+        print(f"{found['step'][0]}: {answer(found)}")
 
 
 def main(words: Sequence[str]) -> int:

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import jinja2
-import pandas as pd
 
 from memtrade.errors import MemtradeError
 from memtrade.graph import StepGraph
@@ -57,7 +56,8 @@ def _templates() -> jinja2.Environment:
     )
 
 
-def save_csv(path: Path, frame: pd.DataFrame, float_format: str | None = None) -> None:
+def save_csv(path: Path, frame: Any, float_format: str | None = None) -> None:
+    """Of a pandas frame, of which Python's types know little."""
     frame.to_csv(path, index=False, float_format=float_format, lineterminator="\n")
 
 

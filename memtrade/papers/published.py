@@ -8,19 +8,19 @@ Units are in the column names: ``_bytes`` (int), ``_mb`` (MB, 10^6 bytes), ``_gb
 bytes), ``_seconds``, ``_ms``. A ``_printed`` column is the source's own text. Every row has a
 ``provenance``; ``status`` is ``ok``, ``out_of_memory`` or ``not_available``.
 
-This module imports no TensorFlow.
+`VIEWS` says where each is shown beside ours. This module imports no TensorFlow.
 """
 
 import difflib
-import io
+from dataclasses import dataclass
 from importlib import resources
 from typing import Any
 
+import msgspec
 import pandas as pd
 
 from memtrade.errors import MemtradeError
-
-__all__ = ["UnknownPublishedError", "load_published", "published_lines", "published_names"]
+from memtrade.results.sheets import NONE, Sheet
 
 _FOLDER = resources.files("memtrade.papers") / "published"
 
@@ -80,23 +80,23 @@ def load_published(name: str) -> pd.DataFrame:
     valid_names = published_names()
     if name not in valid_names:
         raise UnknownPublishedError(name, valid_names)
-    text = (_FOLDER / f"{name}.csv").read_text(encoding="utf-8")
-    columns = pd.read_csv(io.StringIO(text), nrows=0).columns
-    frame = pd.read_csv(
-        io.StringIO(text),
-        dtype={column: dtype for column in columns if (dtype := _dtype(column)) is not None},
-        keep_default_na=False,
-        na_values=[""],
-    )
+    path: Any = _FOLDER / f"{name}.csv"
+    columns = pd.read_csv(path, nrows=0).columns
+    types = {column: dtype for column in columns if (dtype := _dtype(column)) is not None}
+    frame = pd.read_csv(path, dtype=types, keep_default_na=False, na_values=[""])
     return frame.fillna({"note": ""})
 
 
 def published_lines(name: str, **wanted: object) -> list[dict[Any, Any]]:
     """The rows of a published table one by one, in the order of the source; what it does not print
     is None. `wanted`: only those whose columns say so."""
-    rows = load_published(name).to_dict("records")
-    lines = [{key: None if pd.isna(value) else value for key, value in row.items()} for row in rows]
-    return [line for line in lines if all(line[key] == value for key, value in wanted.items())]
+    found = lines(load_published(name))
+    return [line for line in found if all(line[key] == value for key, value in wanted.items())]
+
+
+def lines(frame: Any) -> list[dict[Any, Any]]:
+    """A frame's rows one by one; what is missing is None."""
+    return frame.astype(object).where(frame.notna(), None).to_dict("records")
 
 
 def _dtype(column: str) -> str | None:
@@ -108,3 +108,46 @@ def _dtype(column: str) -> str | None:
     if column in TEXT_COLUMNS or column.endswith("_printed"):
         return "str"
     return None
+
+
+@dataclass(frozen=True)
+class View:
+    """`by`: a command that prints it, or a page in `results/` with both."""
+
+    what: str
+    by: str
+
+
+# Published table -> what shows its figures.
+VIEWS = msgspec.toml.decode(
+    (resources.files("memtrade.papers") / "published_views.toml").read_bytes(),
+    type=dict[str, View],
+)
+
+
+def views_sheet() -> Sheet:
+    """All published tables, and what shows each."""
+    rows = []
+    for name in published_names():
+        count = len(load_published(name))
+        view = VIEWS[name]
+        alone = f"memtrade table published {name}"
+        rows.append((name, view.what, view.by, alone, str(count)))
+    return Sheet(
+        title="What was published, and what shows it",
+        columns=("table", "what", "beside ours", "by itself", "rows"),
+        words=4,
+        rows=tuple(rows),
+        notes=("memtrade/papers/published/README.md says where each comes from",),
+    )
+
+
+def published_sheet(frame: Any, name: str) -> Sheet:
+    """One published table, a frame of `load_published`, without columns that say nothing."""
+    said = [column for column in frame if frame[column].notna().any() and column != "provenance"]
+    said = [column for column in said if frame[column].astype(str).str.strip().any()]
+    rows = tuple(
+        tuple(NONE if pd.isna(value) or value == "" else str(value) for value in row)
+        for row in frame[said].itertuples(index=False)
+    )
+    return Sheet(title=name, columns=tuple(map(str, said)), words=len(said), rows=rows, frame=frame)

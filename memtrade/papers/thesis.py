@@ -9,12 +9,22 @@ source, and out of memory as what it is. Records of other steps are not part of 
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from memtrade.measure.max_batch import MaxBatchRecord
 from memtrade.measure.records import Record
-from memtrade.papers.thesis_figures import figures_beside, max_batches_beside
-from memtrade.results.figures import SOURCES, Figure, Ran, Source, figures_frame
+from memtrade.models import make_model
+from memtrade.papers.published import published_lines
+from memtrade.results.figures import (
+    SOURCES,
+    Figure,
+    Ran,
+    Source,
+    by_variant,
+    figures_frame,
+    make_figures,
+    make_max_batches,
+)
 from memtrade.results.machines import machine_labels
 from memtrade.results.max_batches import max_batch_sheet
 from memtrade.results.report import make_report
@@ -29,7 +39,6 @@ from memtrade.results.words import (
     seconds,
     status_text,
     step_conditions,
-    strategy_rank,
 )
 from memtrade.units import megabytes
 
@@ -87,6 +96,53 @@ QUANTITIES = (
 )
 
 
+def figures_beside(records: Sequence[Record]) -> list[Figure]:
+    """The figures of all records, and the thesis's."""
+    tables = ("thesis_resnet", "thesis_inception_v4")
+    published = [_figure(line) for table in tables for line in published_lines(table)]
+    return make_figures(records, published)
+
+
+def max_batches_beside(
+    searches: Sequence[MaxBatchRecord], trials: Sequence[Record]
+) -> list[Figure]:
+    """The largest batches of all searches, and the thesis's."""
+    lines = published_lines("thesis_max_batch")
+    published = [
+        Figure(**_base(line), batch_size=line["max_batch"], searched=True) for line in lines
+    ]
+    return make_max_batches(searches, trials, published)
+
+
+def _figure(line: dict[Any, Any]) -> Figure:
+    host_gb = line["host_gb"]
+    return Figure(
+        **_base(line),
+        batch_size=line["batch_size"],
+        status=line["status"],
+        host_bytes=None if host_gb is None else round(host_gb * 1e9),
+    )
+
+
+def _base(line: dict[Any, Any]) -> dict[str, Any]:
+    """What a line says in whichever table."""
+    layers, peak_mb = line.get("layers"), line["peak_mb"]
+    model = make_model(line["model"], {} if layers is None else {"layers": layers})
+    return {
+        "source": "published",
+        "where": "thesis",  # as plots and tables title it
+        "model": model.name,
+        "family": model.family,
+        "layers": layers,
+        "strategy": line["strategy"],
+        "variant": line["strategy"],
+        "peak_bytes": None if peak_mb is None else round(peak_mb * 1e6),
+        "step_seconds": line["step_seconds"],
+        "origin": line["provenance"],
+        "note": line["note"],
+    }
+
+
 def thesis_sheets(
     records: Sequence[Record], searches: Sequence[MaxBatchRecord] = ()
 ) -> list[Sheet]:
@@ -104,7 +160,9 @@ def thesis_sheets(
         chosen = [figure for figure in figures if step.includes(figure)]
         if chosen:
             sheets.append(_sheet(step, chosen, _records_of(step, records)))
-    if batches := _of_the_thesis(max_batches_beside(searches, records)):
+    batches = max_batches_beside(searches, records)
+    models = {batch.model for batch in batches if batch.source == "published"}
+    if batches := [each for each in batches if each.model in models and not each.conditions]:
         sheet = max_batch_sheet(batches, published_in=_MAX_BATCHES_IN)
         frame = sheet.figures.assign(status="ok")
         frame.insert(0, "table", sheet.name)
@@ -131,12 +189,6 @@ def thesis_report(
     )
 
 
-def _of_the_thesis(batches: Sequence[Figure]) -> list[Figure]:
-    """Those of the models for which the thesis has any."""
-    models = {batch.model for batch in batches if batch.source == "published"}
-    return [batch for batch in batches if batch.model in models and not batch.conditions]
-
-
 def _records_of(step: ThesisStep, records: Iterable[Record]) -> list[Record]:
     return [
         record
@@ -152,12 +204,16 @@ def _sheet(step: ThesisStep, figures: Sequence[Figure], records: Sequence[Record
         (quantity, source)
         for quantity in QUANTITIES
         for source in quantity.sources
-        if any(f.source == source and _has_cell(f, quantity) for f in figures)
+        if any(  # under the peak there is a status at least
+            f.source == source
+            and (quantity.attribute == "peak_bytes" or getattr(f, quantity.attribute) is not None)
+            for f in figures
+        )
     ]
     by_depth = len({figure.layers for figure in figures}) > 1
     lines = [
         (title, str(layers) if by_depth else title, row)
-        for title, members in _variants(figures).items()
+        for title, members in by_variant(figures).items()
         for layers, row in _by_layers(members).items()
     ]
     frame = figures_frame(figures)
@@ -184,21 +240,6 @@ def _sheet(step: ThesisStep, figures: Sequence[Figure], records: Sequence[Record
     )
 
 
-def _variants(figures: Sequence[Figure]) -> dict[str, list[Figure]]:
-    """What stands in one section, by its title: a variant of a strategy in one place.
-
-    The published figures stand beside each place of ours that has the same strategy.
-    """
-    ordered = sorted(figures, key=lambda f: (strategy_rank(f.strategy), f.variant))
-    sections = {}
-    for variant in dict.fromkeys(figure.variant for figure in ordered):
-        published = [f for f in figures if f.variant == variant and f.source == "published"]
-        ours = [f for f in figures if f.variant == variant and f.source != "published"]
-        for where in dict.fromkeys(figure.where for figure in ours) or [""]:
-            sections[joined(variant, where)] = published + [f for f in ours if f.where == where]
-    return sections
-
-
 def _by_layers(figures: Iterable[Figure]) -> dict[int | None, dict[Source, Figure]]:
     rows: dict[int | None, dict[Source, Figure]] = {}
     for figure in sorted(figures, key=lambda figure: figure.layers or 0):
@@ -210,32 +251,21 @@ def _cells(
     figures: dict[Source, Figure], columns: Sequence[tuple[ColumnGroup, Source]]
 ) -> Iterator[str]:
     for quantity, source in columns:
-        figure = figures.get(source)
-        value = getattr(figure, quantity.attribute) if figure else None
-        if figure is None:
+        if (figure := figures.get(source)) is None:
             yield DASH
-        elif quantity.attribute != "peak_bytes":
-            jobs = _jobs(figure, quantity)
-            yield DASH if value is None else beside(quantity.text(value), jobs)
-        else:
-            mark = "*" if figure.note else ""
-            status = DASH if figure.status == "ok" else status_text(figure.status)
-            status = _STATUS.get(figure.status, status)
-            yield (status if value is None else quantity.text(value)) + mark
-
-
-def _jobs(figure: Figure, quantity: ColumnGroup) -> int:
-    """How many trials at a time disturbed what `quantity` says of the figure."""
-    if quantity.attribute == "step_seconds":
-        return figure.jobs
-    if quantity.attribute == "relative_time":
-        return max(figure.jobs, figure.original_jobs)
-    return 1
-
-
-def _has_cell(figure: Figure, quantity: ColumnGroup) -> bool:
-    """Whether there is anything to write: under the peak, a status at least."""
-    return quantity.attribute == "peak_bytes" or getattr(figure, quantity.attribute) is not None
+            continue
+        name, value = quantity.attribute, getattr(figure, quantity.attribute)
+        text = DASH if value is None else quantity.text(value)
+        if name == "peak_bytes":
+            if value is None and figure.status != "ok":
+                text = _STATUS.get(figure.status, status_text(figure.status))
+            yield text + "*" * bool(figure.note)
+        else:  # what trials at a time disturbed
+            both = {
+                "step_seconds": figure.jobs,
+                "relative_time": max(figure.jobs, figure.original_jobs),
+            }
+            yield beside(text, both.get(name, 1)) if value is not None else text
 
 
 def _notes(step: ThesisStep, figures: Sequence[Figure], records: Sequence[Record]) -> list[str]:
@@ -259,12 +289,9 @@ def _notes(step: ThesisStep, figures: Sequence[Figure], records: Sequence[Record
     if len(slips) > _NOTES_SHOWN:
         notes.append(f"*: slips of the source, told row by row in {step.published_in}")
     else:
-        notes += [f"* {_row_name(figure)}: {figure.note}" for figure in slips]
+        rows = (joined(f.variant, f"{f.layers} layers" if f.layers else "") for f in slips)
+        notes += [f"* {row}: {figure.note}" for row, figure in zip(rows, slips, strict=True)]
     return notes
-
-
-def _row_name(figure: Figure) -> str:
-    return figure.variant if figure.layers is None else f"{figure.variant}, {figure.layers} layers"
 
 
 def conditions(records: Sequence[Record]) -> str:

@@ -5,9 +5,10 @@
 Writes thesis_inception.md into the folder. The net is traced by TensorFlow; nothing is run.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+import numpy as np
 
 from memtrade.costs import op_cost
 from memtrade.facts.kernel import Fact, Facts, Request
@@ -15,7 +16,7 @@ from memtrade.graph import Op, StepGraph
 from memtrade.papers.pages import save_page, write_pages
 from memtrade.papers.thesis_predictor import (
     FITTED,
-    PredictedRow,
+    Published,
     ThesisPredictor,
     actions_of,
     published,
@@ -58,35 +59,14 @@ class WithCopies:
         return fact._replace(requests=(*fact.requests, Request(moved // 2))) if moved else fact
 
 
-@dataclass(frozen=True)
-class TriedRow:
-    """One row as predicted, with copies, and the seconds of its long filters."""
-
-    usual: PredictedRow
-    copied: PredictedRow
-    long_seconds: float
-
-
-def try_all(target: Target) -> list[TriedRow]:
-    graph = step_at(None, 32)
-    rows = [row for row in published() if row.table == "InceptionV4"]
-    usual = ThesisPredictor(step_at, target)
-    copied = ThesisPredictor(step_at, target.replace(facts=WithCopies(target.facts)))
-    simulator = TimeSimulator(graph, target)
-    seconds = target.op_seconds(graph)
-    long = {op.id for op in graph.ops if is_long(op, graph)}
-    return [
-        TriedRow(
-            usual.row(row),
-            copied.row(row),
-            sum(
-                seconds[action.id]
-                for action in actions_of(simulator, row)
-                if action.kind in ("run", "recompute") and action.id in long
-            ),
-        )
-        for row in rows
-    ]
+def long_seconds(row: Published, target: Target) -> float:
+    """What the long filters of its step take."""
+    graph, seconds = step_at(None, 32), target.op_seconds(step_at(None, 32))
+    return sum(
+        seconds[action.id]
+        for action in actions_of(TimeSimulator(graph, target), row)
+        if action.kind in ("run", "recompute") and is_long(graph.ops[action.id], graph)
+    )
 
 
 def is_long(op: Op, graph: StepGraph) -> bool:
@@ -96,29 +76,23 @@ def is_long(op: Op, graph: StepGraph) -> bool:
     )
 
 
-def tried_sheet(tried: Sequence[TriedRow]) -> Sheet:
+def tried_sheet(target: Target) -> Sheet:
     """Times, with long filters so slow that `original` is right; peaks, with copies."""
-    first = next(each for each in tried if each.usual.strategy == "original")
-    missing = (first.usual.published_seconds or 0.0) - first.usual.predicted_seconds
-    factor = 1 + missing / first.long_seconds
-    rows = []
-    for each in tried:
-        usual, given = each.usual, each.usual.published_seconds or 0.0
-        slowed = usual.predicted_seconds + (factor - 1) * each.long_seconds
-        peak = usual.published_peak_mb or 0.0
-        rows.append(
-            (
-                usual.strategy,
-                f"{given:.3f}",
-                f"{usual.predicted_seconds:.3f}",
-                f"{slowed:.3f}",
-                f"{slowed / given - 1:+.1%}",
-                f"{peak:,.0f}",
-                f"{usual.predicted_peak_mb:,.0f}",
-                f"{each.copied.predicted_peak_mb:,.0f}",
-                f"{each.copied.predicted_peak_mb / peak - 1:+.1%}",
-            )
-        )
+    printed = [row for row in published() if row.table == "InceptionV4"]
+    usual = ThesisPredictor(step_at, target).rows(printed)
+    copied = ThesisPredictor(step_at, target.replace(facts=WithCopies(target.facts))).rows(printed)
+    long = np.array([long_seconds(row, target) for row in printed])
+    given, said = usual["published_seconds"], usual["predicted_seconds"]
+    first = usual["strategy"] == "original"
+    factor = 1 + float(((given - said) / long)[first].iloc[0])
+    slowed = said + (factor - 1) * long
+    peak, with_copies = usual["published_peak_mb"], copied["predicted_peak_mb"]
+    columns = (
+        (given, "{:.3f}"), (said, "{:.3f}"), (slowed, "{:.3f}"), (slowed / given - 1, "{:+.1%}"),
+        (peak, "{:,.0f}"), (usual["predicted_peak_mb"], "{:,.0f}"), (with_copies, "{:,.0f}"),
+        (with_copies / peak - 1, "{:+.1%}"),
+    )  # fmt: skip
+    rows = zip(usual["strategy"], *(each.map(text.format) for each, text in columns), strict=True)
     return Sheet(
         title="InceptionV4 at batch 32 on the thesis' card",
         columns=(
@@ -166,7 +140,7 @@ def waiting_sheet(target: Target) -> Sheet:
 
 def main(folder: Path) -> None:
     target = profile_target(FITTED)
-    sheets = {"tried": tried_sheet(try_all(target)), "waiting": waiting_sheet(target)}
+    sheets = {"tried": tried_sheet(target), "waiting": waiting_sheet(target)}
     save_page(folder / "thesis_inception.md", **sheets)
 
 

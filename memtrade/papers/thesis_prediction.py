@@ -12,11 +12,10 @@ Writes thesis.csv and thesis.md into the folder, and the fitted profile where th
 gtx-1070-traced.toml. Takes some minutes: 17 steps are traced by TensorFlow, on any machine.
 """
 
-import statistics
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+import itertools
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 import pandas as pd
@@ -24,14 +23,13 @@ import pandas as pd
 from memtrade import devices
 from memtrade.devices import Device, to_toml
 from memtrade.papers.pages import page_text, save_csv, write_pages
+from memtrade.papers.published import lines
 from memtrade.papers.thesis_nets import net_name
 from memtrade.papers.thesis_predictor import (
     AGED,
     CARD,
     FITTED,
     TABLES,
-    PredictedRow,
-    Published,
     ThesisPredictor,
     fit,
     lms_otherwise,
@@ -49,45 +47,35 @@ SOURCE = (
 )
 
 
-def held_out(rows: Iterable[PredictedRow]) -> list[PredictedRow]:
+def held_out(rows: Any) -> Any:
     """The rows that count: published, and not fitted to."""
-    return [row for row in rows if not row.fitted and row.time_error is not None]
+    return rows[~rows["fitted"] & rows["time_error"].notna()]
 
 
-def median_errors(rows: Iterable[PredictedRow]) -> tuple[float, float]:
+def median_errors(rows: Any) -> tuple[float, float]:
     """Medians of the absolute errors of times and peaks, over the held-out rows."""
-    counted = held_out(rows)
-    return (
-        statistics.median(abs(row.time_error or 0.0) for row in counted),
-        statistics.median(abs(row.peak_error or 0.0) for row in counted),
-    )
+    time, peak = held_out(rows)[["time_error", "peak_error"]].abs().median()
+    return time, peak
 
 
-def orders(
-    rows: Iterable[PredictedRow], quantity: Literal["seconds", "peak_mb"]
-) -> dict[str, list[tuple[str, str]]]:
+def orders(rows: Any, quantity: Literal["seconds", "peak_mb"]) -> dict[str, list[tuple[str, str]]]:
     """For each step with several strategies, the pairs of them that are predicted the wrong way."""
-    groups: dict[str, list[tuple[str, float, float]]] = {}
-    for row in rows:
-        given, said = (getattr(row, f"{side}_{quantity}") for side in ("published", "predicted"))
-        if given is not None and row.table != "max batch":
-            step = f"{net_name(row.layers)}, batch {row.batch_size}"
-            groups.setdefault(step, []).append((row.strategy, given, said))
+    given, said = f"published_{quantity}", f"predicted_{quantity}"
+    counted = rows[rows[given].notna() & (rows["table"] != "max batch")]
     return {
-        step: [
-            (low, high)
-            for low, published_low, predicted_low in group
-            for high, published_high, predicted_high in group
-            if published_low * (1 + TIE) < published_high and predicted_low >= predicted_high
+        f"{network}, batch {batch}": [
+            (low["strategy"], high["strategy"])
+            for low, high in itertools.product(group.to_dict("records"), repeat=2)
+            if low[given] * (1 + TIE) < high[given] and low[said] >= high[said]
         ]
-        for step, group in groups.items()
+        for (network, batch), group in counted.groupby(["network", "batch_size"], sort=False)
     }
 
 
 def markdown(
-    rows: Sequence[PredictedRow],
+    rows: Any,
     device: Device,
-    others: Mapping[str, Sequence[PredictedRow]],
+    others: Mapping[str, Any],
     lms: Mapping[str, Mapping[str, tuple[float, float]]],
 ) -> str:
     """The tables, what they come to, and what the choices behind them change.
@@ -100,14 +88,20 @@ def markdown(
         "thesis.md",
         device=device,
         count=len(held_out(rows)),
-        errors=[_percent(error) for error in median_errors(rows)],
+        errors=median_errors(rows),
         orders=[
             _order_text("time", orders(rows, "seconds")),
             _order_text("peak", orders(rows, "peak_mb")),
         ],
-        tables={table: "\n".join(_table(rows, table)) for table in TABLES},
+        tables={table: lines(rows[rows["table"] == table]) for table in TABLES},
         lms=lms,
-        choices=[_choice(name, choice) for name, choice in {"as above": rows, **others}.items()],
+        choices={
+            name: (
+                *median_errors(chosen),
+                [median_errors(chosen[chosen["table"] == table])[0] for table in TABLES],
+            )
+            for name, chosen in {"as above": rows, **others}.items()
+        },
     )
 
 
@@ -123,44 +117,6 @@ def _order_text(what: str, found: dict[str, list[tuple[str, str]]]) -> str:
     return f"{told}{tail}."
 
 
-def _table(rows: Sequence[PredictedRow], table: str) -> list[str]:
-    largest = table == "max batch"
-    extra = " largest batch: published | predicted |" if largest else ""
-    lines = [
-        "| network | strategy | s: published | predicted | error | MB: published | predicted "
-        f"| error |{extra}",
-        "|---|---|" + "--:|" * (8 if largest else 6),
-    ]
-    for row in rows:
-        if row.table != table:
-            continue
-        given = "out of memory" if row.published_seconds is None else f"{row.published_seconds:.3f}"
-        seconds = f"*{given}*" if row.fitted else given
-        peak = "" if row.published_peak_mb is None else f"{row.published_peak_mb:,.0f}"
-        roomy = "" if row.fits else " (does not fit)"
-        cells = [
-            net_name(row.layers), row.strategy, seconds, f"{row.predicted_seconds:.3f}",
-            _percent(row.time_error, sign=True), peak, f"{row.predicted_peak_mb:,.0f}{roomy}",
-            _percent(row.peak_error, sign=True),
-        ]  # fmt: skip
-        if largest:
-            cells += [str(row.published_max_batch), str(row.predicted_max_batch)]
-        lines.append(f"| {' | '.join(cells)} |")
-    return lines
-
-
-def _choice(name: str, rows: Sequence[PredictedRow]) -> str:
-    seconds, peak = median_errors(rows)
-    by_table = ", ".join(
-        _percent(median_errors([row for row in rows if row.table == table])[0]) for table in TABLES
-    )
-    return f"| {name} | {_percent(seconds)} | {_percent(peak)} | {by_table} |"
-
-
-def _percent(share: float | None, *, sign: bool = False) -> str:
-    return "" if share is None else f"{100 * share:{'+' if sign else ''}.1f}%"
-
-
 def profile(device: Device) -> str:
     """The fitted profile as a file of its own."""
     fitted = {each: float(f"{getattr(device, each):.3g}") for each in FITTED_SECONDS}
@@ -173,47 +129,39 @@ def scaled(card: Target, factor: float) -> Target:
     return card.replace(device=msgspec.structs.replace(card.device, efficiency=efficiency))
 
 
-def _again(target: Target, rows: Sequence[Published]) -> list[PredictedRow]:
-    """All rows with another profile; their largest batches are not looked for."""
-    predictor = ThesisPredictor(step_at, target)
-    return [predictor.row(row, largest=False) for row in rows]
-
-
-def _shifted(
-    rows: Sequence[PredictedRow], overhead_seconds: float, aged: frozenset[str]
-) -> list[PredictedRow]:
+def shifted(rows: pd.DataFrame, overhead_seconds: float, aged: Sequence[str]) -> pd.DataFrame:
     """The rows where a step's overhead is that of the `aged` strategies: it only adds up."""
-    found = []
-    for row in rows:
-        more = (row.strategy in aged) - (row.strategy in AGED)
-        took = row.predicted_seconds + more * overhead_seconds
-        given = row.published_seconds
-        error = None if given is None else took / given - 1
-        found.append(replace(row, predicted_seconds=took, time_error=error))
-    return found
+    ours, theirs = (rows["strategy"].isin(each).astype(int) for each in (aged, list(AGED)))
+    took = rows["predicted_seconds"] + (ours - theirs) * overhead_seconds
+    return rows.assign(predicted_seconds=took, time_error=took / rows["published_seconds"] - 1)
 
 
 def main(folder: Path) -> None:
     card = profile_target(CARD)
     rows = published()
+
+    def again(target: Target) -> pd.DataFrame:
+        """With another profile; the largest batches are not looked for."""
+        return ThesisPredictor(step_at, target).rows(rows, largest=False)
+
     fitted = fit(step_at, rows, card)
-    predictor = ThesisPredictor(step_at, fitted)
-    predicted = [predictor.row(row) for row in rows]
+    predicted = ThesisPredictor(step_at, fitted).rows(rows)
     slow, fast = (fit(step_at, rows, scaled(card, factor)) for factor in (0.9, 1.1))
     nothing_else = fit(step_at, rows, card, ("compute", "memory", "trace"))
-    strategies = frozenset(row.strategy for row in rows)
     overhead = fitted.device.step_overhead_seconds
     others = {
-        "a step's overhead with every strategy": _shifted(predicted, overhead, strategies),
-        "a step's overhead with none": _shifted(predicted, overhead, frozenset()),
-        "the card's rates a tenth lower": _again(slow, rows),
-        "the card's rates a tenth higher": _again(fast, rows),
-        "its rates fitted to `original`, too; no step's overhead": _again(nothing_else, rows),
+        "a step's overhead with every strategy": shifted(
+            predicted, overhead, list(predicted["strategy"])
+        ),
+        "a step's overhead with none": shifted(predicted, overhead, []),
+        "the card's rates a tenth lower": again(slow),
+        "the card's rates a tenth higher": again(fast),
+        "its rates fitted to `original`, too; no step's overhead": again(nothing_else),
     }
     lms = {
         net_name(layers): lms_otherwise(step_at(layers, 32), fitted) for layers in (50, 152, None)
     }
-    save_csv(folder / "thesis.csv", pd.DataFrame(predicted), "%.4g")
+    save_csv(folder / "thesis.csv", predicted.drop(columns="network"), "%.4g")
     page = markdown(predicted, fitted.device, others, lms)
     (folder / "thesis.md").write_text(page, encoding="utf-8")
     profiles = Path(devices.__file__).parent / "devices"

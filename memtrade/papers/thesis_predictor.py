@@ -5,18 +5,18 @@ predicted with that profile.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
+import pandas as pd
 
 from memtrade.graph import StepGraph
 from memtrade.options import Value
 from memtrade.papers.executor import run_order, tasks_of
 from memtrade.papers.fit import Sample, fit_device
 from memtrade.papers.published import load_published, published_lines
-from memtrade.papers.thesis_nets import rules_of
+from memtrade.papers.thesis_nets import net_name, rules_of
 from memtrade.plan import Action, Order, Plan
 from memtrade.simulate.timeline import TimeSimulator
 from memtrade.strategies import find_planned, make_options
@@ -36,36 +36,9 @@ TABLES = ("batch 32", "batch 128", "InceptionV4", "max batch")
 Graphs = Callable[[int | None, int], StepGraph]
 
 
-@dataclass(frozen=True)
-class PredictedRow:
-    """One published figure and its prediction. Errors are shares of what was published.
+class Published(NamedTuple):
+    """One printed row. `layers`: None is InceptionV4."""
 
-    Attributes:
-        fitted: whether the profile was fitted to this row's time; its errors do not count.
-        fits: whether the predicted step runs in the memory that the thesis' card had.
-        predicted_peak_mb: of a step that does not fit, what it takes.
-        published_max_batch, predicted_max_batch: in the table "max batch" only.
-    """
-
-    table: str
-    model: str
-    layers: int | None
-    batch_size: int
-    strategy: str
-    fitted: bool
-    published_seconds: float | None
-    predicted_seconds: float
-    time_error: float | None
-    published_peak_mb: float | None
-    predicted_peak_mb: float
-    peak_error: float | None
-    fits: bool
-    published_max_batch: int | None = None
-    predicted_max_batch: int | None = None
-
-
-@dataclass(frozen=True)
-class Published:
     table: str
     layers: int | None
     batch_size: int
@@ -84,27 +57,16 @@ def published() -> list[Published]:
     steps = load_published("thesis_log_steps")
     means = steps[steps["model"] == "inception_v4"].groupby("strategy")["step_seconds_unrounded"]
     seconds: dict[str, float] = means.mean().to_dict()
+    found = [(f"batch {line['batch_size']}", line) for line in published_lines("thesis_resnet")]
+    for line in published_lines("thesis_inception_v4"):
+        found.append(("InceptionV4", line | {"step_seconds": seconds[line["strategy"]]}))
+    for line in published_lines("thesis_max_batch"):
+        found.append(("max batch", line | {"batch_size": line["max_batch"]}))
+    names = ("batch_size", "strategy", "step_seconds", "peak_mb")
     return [
-        *(
-            _of_line(f"batch {line['batch_size']}", line)
-            for line in published_lines("thesis_resnet")
-        ),
-        *(
-            _of_line("InceptionV4", line | {"step_seconds": seconds[line["strategy"]]})
-            for line in published_lines("thesis_inception_v4")
-        ),
-        *(
-            _of_line("max batch", line | {"batch_size": line["max_batch"]})
-            for line in published_lines("thesis_max_batch")
-        ),
+        Published(table, line.get("layers"), *(line[name] for name in names))
+        for table, line in found
     ]
-
-
-def _of_line(table: str, line: dict[Any, Any]) -> Published:
-    return Published(
-        table, line.get("layers"), line["batch_size"], line["strategy"], line["step_seconds"],
-        line["peak_mb"],
-    )  # fmt: skip
 
 
 class ThesisPredictor:
@@ -116,8 +78,14 @@ class ThesisPredictor:
         fresh = msgspec.structs.replace(traced.device, step_overhead_seconds=0.0)
         self.fresh = traced.replace(device=fresh)
 
-    def row(self, given: Published, *, largest: bool = True) -> PredictedRow:
-        """One row; `largest`: in the table of largest batches, also look for that."""
+    def row(self, given: Published, *, largest: bool = True) -> dict[str, Any]:
+        """One printed row and its prediction; errors are shares of what was printed. `fitted` says
+        whether the profile was fitted to its time, `fits` whether the step runs in the card's
+        memory: the peak of one that does not is what it takes.
+
+        Args:
+            largest: in the table of largest batches, also look for that.
+        """
         graph = self.graph(given.layers, given.batch_size)
         simulator = TimeSimulator(graph, self.traced if given.strategy in AGED else self.fresh)
         actions = actions_of(simulator, given)
@@ -127,23 +95,28 @@ class ThesisPredictor:
             timeline = simulator.timeline(actions, limit_bytes=ROOMY_BYTES)
         peak_mb = timeline.memory.peak_bytes / 1e6
         of_largest = given.table == "max batch"
-        return PredictedRow(
-            table=given.table,
-            model="inception_v4" if given.layers is None else "resnet",
-            layers=given.layers,
-            batch_size=given.batch_size,
-            strategy=given.strategy,
-            fitted=given.fitted,
-            published_seconds=given.seconds,
-            predicted_seconds=timeline.step_seconds,
-            time_error=_error(timeline.step_seconds, given.seconds),
-            published_peak_mb=given.peak_mb,
-            predicted_peak_mb=peak_mb,
-            peak_error=_error(peak_mb, given.peak_mb),
-            fits=fits,
-            published_max_batch=given.batch_size if of_largest else None,
-            predicted_max_batch=self.max_batch(given) if of_largest and largest else None,
-        )
+        return {
+            "table": given.table,
+            "model": "inception_v4" if given.layers is None else "resnet",
+            "layers": given.layers,
+            "batch_size": given.batch_size,
+            "strategy": given.strategy,
+            "fitted": given.fitted,
+            "published_seconds": given.seconds,
+            "predicted_seconds": timeline.step_seconds,
+            "time_error": given.seconds and timeline.step_seconds / given.seconds - 1,
+            "published_peak_mb": given.peak_mb,
+            "predicted_peak_mb": peak_mb,
+            "peak_error": given.peak_mb and peak_mb / given.peak_mb - 1,
+            "fits": fits,
+            "published_max_batch": given.batch_size if of_largest else None,
+            "predicted_max_batch": self.max_batch(given) if of_largest and largest else None,
+        }
+
+    def rows(self, given: Sequence[Published], *, largest: bool = True) -> pd.DataFrame:
+        """All of them; `network` names each."""
+        found = pd.DataFrame([self.row(each, largest=largest) for each in given])
+        return found.assign(network=[net_name(each.layers) for each in given])
 
     def max_batch(self, given: Published) -> int:
         """The largest batch that fits, by bisection from half to twice the published one."""
@@ -202,10 +175,6 @@ def plan_of(graph: StepGraph, strategy: str, layers: int | None) -> Plan:
     later. `layers`: None is InceptionV4, for which the rules are as the log prints them."""
     options = make_options(strategy, rules_of(layers)[strategy])
     return find_planned(strategy).plan(graph, options, profile_target(CARD, order="dataflow"))
-
-
-def _error(predicted: float, given: float | None) -> float | None:
-    return None if given is None else predicted / given - 1
 
 
 def fit(

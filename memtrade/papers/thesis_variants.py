@@ -7,14 +7,11 @@ Each variant's training step is traced and put beside the log: memory between st
 thesis_variants.csv and thesis_variants.md into the folder. Takes two minutes.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
@@ -38,79 +35,51 @@ BATCH = 32
 _SCOPES = frozenset({"InceptionV4", "Logits"})
 
 
-@dataclass(frozen=True)
-class Logged:
-    """What the log prints of one network. Bytes are in MB (10^6)."""
-
-    persistent_mb: float
-    cost_mb: float
-    tensors: int
-    ops: int
-
-    @classmethod
-    def of(cls, layers: int | None) -> Logged:
-        memory, steps = (
-            published_lines(name, layers=layers, strategy="original")
-            for name in ("thesis_log_memory", "thesis_log_steps")
-        )
-        [edits] = published_lines("thesis_log_lms_edits", layers=layers)
-        return cls(
-            persistent_mb=next(line["mem_used_mb"] for line in memory if line["line"] > 0),
-            cost_mb=steps[0]["memory_cost_mb"] if steps else float("nan"),
-            tensors=edits["tensors_swapped"],
-            ops=edits["ops_added"],
-        )
+def logged(layers: int | None) -> dict[str, Any]:
+    """What the log prints of one network; sizes in MB (10^6 bytes)."""
+    memory, steps = (
+        published_lines(name, layers=layers, strategy="original")
+        for name in ("thesis_log_memory", "thesis_log_steps")
+    )
+    [edits] = published_lines("thesis_log_lms_edits", layers=layers)
+    return {
+        "persistent_mb": next(line["mem_used_mb"] for line in memory if line["line"] > 0),
+        "cost_mb": steps[0]["memory_cost_mb"] if steps else float("nan"),
+        "tensors": edits["tensors_swapped"],
+        "ops": edits["ops_added"],
+    }
 
 
-class Variant:
-    """A network as it may have been, and what follows of each thing that the log prints.
+def cost_mb(graph: StepGraph) -> float:
+    """Of `original`, simulated on the card in the executor's order."""
+    simulator = TimeSimulator(graph, profile_target(CARD, order="dataflow"))
+    memory = simulator.needed(run_order(simulator, tasks_of(graph, ())))
+    return (memory.peak_bytes - memory.persistent_bytes) / 1e6
 
-    Attributes:
-        untrained_bytes: of weights that are drawn besides and have no part in the loss, nor slots.
-    """
 
-    def __init__(self, name: str, graph: StepGraph, untrained_bytes: int = 0):
-        self.name, self.graph, self.untrained_bytes = name, graph, untrained_bytes
+def by_lms(graph: StepGraph) -> tuple[int, int]:
+    """Tensors swapped, ops added."""
+    plan = plan_of(graph, "lms", None)
+    copies = [a for a in plan.actions if a.kind in ("swap_out", "swap_in")]
+    return len(plan.tensors("swap")), len(copies)
 
-    @property
-    def persistent_mb(self) -> float:
-        """Weights, their slots, averages: side by side, without what an allocator adds."""
-        return (sum(self.graph.data.capture_bytes) + self.untrained_bytes) / 1e6
 
-    @cached_property
-    def cost_mb(self) -> float:
-        """Of `original`, simulated on the card in the executor's order."""
-        simulator = TimeSimulator(self.graph, profile_target(CARD, order="dataflow"))
-        order = run_order(simulator, tasks_of(self.graph, ()))
-        memory = simulator.needed(order)
-        return (memory.peak_bytes - memory.persistent_bytes) / 1e6
+def products(graph: StepGraph) -> int:
+    """Large products with a constant: in TensorFlow 1 the unused gradient of the constant reads the
+    other factor, so there LMS takes that, too."""
+    return sum(
+        op.type == "Mul" and graph.ops[graph.tensors[op.inputs[0]].op].type == "Conv2D"
+        for op in (graph.ops[i] for i in graph.forward)
+    )
 
-    @cached_property
-    def lms(self) -> tuple[int, int]:
-        """Tensors swapped, ops added."""
-        plan = plan_of(self.graph, "lms", None)
-        copies = [a for a in plan.actions if a.kind in ("swap_out", "swap_in")]
-        return len(plan.tensors("swap")), len(copies)
 
-    @cached_property
-    def products(self) -> int:
-        """Large products with a constant: in TensorFlow 1 the unused gradient of the constant
-        reads the other factor, so there LMS takes that, too."""
-        graph = self.graph
-        return sum(
-            op.type == "Mul" and graph.ops[graph.tensors[op.inputs[0]].op].type == "Conv2D"
-            for op in (graph.ops[i] for i in sorted(graph.forward))
-        )
-
-    @cached_property
-    def checkpoints(self) -> dict[str, str]:
-        """Place in the network -> "keep" or "swap"."""
-        plan = plan_of(self.graph, "ome", None)
-        return {
-            place(self.graph.label(fate.tensor)): fate.decision
-            for fate in plan.fates
-            if fate.reason.startswith(CHECKPOINT)
-        }
+def checkpoints(graph: StepGraph) -> dict[str, str]:
+    """Place in the network -> "keep" or "swap"."""
+    return {
+        place(graph.label(fate.tensor)): fate.decision
+        for fate in plan_of(graph, "ome", None).fates
+        if fate.reason.startswith(CHECKPOINT)
+    }
 
 
 def place(tensor: str) -> str:
@@ -128,96 +97,83 @@ def printed_checkpoints() -> dict[str, str]:
     return {place(line["tensor"]): line["action"] for line in lines}
 
 
+AUXILIARY = "inference, auxiliary"
 INCEPTIONS: dict[str, dict[str, Value]] = {
     "training": {"batch_norm": "training"},
     "training, auxiliary": {"batch_norm": "training", "auxiliary": True},
     "inference": {},
     "inference, mean in one op": {"head": "mean"},
-    "inference, auxiliary": {"auxiliary": True},
+    AUXILIARY: {"auxiliary": True},
 }
 # Drawn as tf-slim does when asked, but without a part in the loss.
 UNTRAINED = "inference, auxiliary without a loss"
 
 
-def inceptions() -> list[Variant]:
-    made = {name: Variant(name, trace_step(None, BATCH, **o)) for name, o in INCEPTIONS.items()}
-    plain, trained = made["inference"].graph, made["inference, auxiliary"].graph
-    more = sum(trained.data.capture_bytes) - sum(plain.data.capture_bytes)
-    return [*made.values(), Variant(UNTRAINED, plain, more // 3)]
+def row_of(
+    variant: str, graph: StepGraph, layers: int | None, untrained_bytes: int = 0
+) -> dict[str, Any]:
+    """One variant beside the log. `..._over`: the log's figure over the variant's.
+
+    Args:
+        untrained_bytes: of weights that are drawn besides and have no part in the loss, nor slots.
+    """
+    log, cost, (tensors, ops) = logged(layers), cost_mb(graph), by_lms(graph)
+    # Weights, their slots, averages: side by side, without what an allocator adds.
+    persistent = (sum(graph.data.capture_bytes) + untrained_bytes) / 1e6
+    return {
+        "variant": variant,
+        "persistent_mb": persistent, "persistent_over": log["persistent_mb"] / persistent,
+        "cost_mb": cost, "cost_over": log["cost_mb"] / cost,
+        "tensors": tensors, "logged_tensors": log["tensors"],
+        "ops": ops, "logged_ops": log["ops"],
+        "products": products(graph),
+    }  # fmt: skip
 
 
-def resnets() -> dict[int, Variant]:
-    return {layers: Variant(net_name(layers), trace_step(layers, BATCH)) for layers in BLOCKS}
+def inceptions() -> tuple[list[dict[str, Any]], list[dict[str, str]]]:
+    """The rows of InceptionV4's variants, and the checkpoints of each."""
+    made = {name: trace_step(None, BATCH, **options) for name, options in INCEPTIONS.items()}
+    plain, trained = (sum(made[n].data.capture_bytes) for n in ("inference", AUXILIARY))
+    rows = [row_of(name, graph, None) for name, graph in made.items()]
+    rows.append(row_of(UNTRAINED, made["inference"], None, (trained - plain) // 3))
+    return rows, [checkpoints(graph) for graph in (*made.values(), made["inference"])]
 
 
-@dataclass(frozen=True)
-class VariantRow:
-    """One variant beside the log. `..._over`: the log's figure over the variant's."""
-
-    variant: str
-    persistent_mb: float
-    persistent_over: float
-    cost_mb: float
-    cost_over: float
-    tensors: int
-    logged_tensors: int
-    ops: int
-    logged_ops: int
-    products: int
-
-    @classmethod
-    def of(cls, variant: Variant, logged: Logged) -> VariantRow:
-        tensors, ops = variant.lms
-        return cls(
-            variant.name,
-            variant.persistent_mb,
-            logged.persistent_mb / variant.persistent_mb,
-            variant.cost_mb,
-            logged.cost_mb / variant.cost_mb,
-            tensors,
-            logged.tensors,
-            ops,
-            logged.ops,
-            variant.products,
-        )
-
-
-def met(row: VariantRow, found: dict[str, str], resnets: Sequence[VariantRow]) -> dict[str, bool]:
+def met(row: Any, found: dict[str, str], resnets: pd.DataFrame) -> dict[str, bool]:
     """Which evidence a variant of InceptionV4 meets. Ratios have to lie where those of the ResNets
     lie, which are known to be what the thesis ran; counts have to be equal."""
 
     def within(name: str) -> bool:
-        known = [value for each in resnets if (value := getattr(each, name)) == value]
-        return min(known) <= getattr(row, name) <= max(known)
+        return resnets[name].min() <= row[name] <= resnets[name].max()
 
     printed = printed_checkpoints()
     return {
         "memory between steps": within("persistent_over"),
         "memory cost": within("cost_over"),
-        "LMS's tensors": row.tensors == row.logged_tensors,
-        "with unused gradients": row.tensors + row.products == row.logged_tensors,
-        "LMS's ops": row.ops == row.logged_ops,
+        "LMS's tensors": row["tensors"] == row["logged_tensors"],
+        "with unused gradients": row["tensors"] + row["products"] == row["logged_tensors"],
+        "LMS's ops": row["ops"] == row["logged_ops"],
         "the 12 checkpoints": found.keys() == printed.keys(),
         "which are swapped": all(found.get(name) == how for name, how in printed.items()),
     }
 
 
-def networks_sheet(rows: Sequence[VariantRow]) -> Sheet:
+def networks_sheet(rows: Sequence[dict[str, Any]]) -> Sheet:
     def over(value: float) -> str:
         return NONE if math.isnan(value) else f"{value:.3f}"
 
     return Sheet.of(
         rows,
         [
-            ("network", lambda it: it.variant),
-            ("between steps MB", lambda it: f"{it.persistent_mb:,.1f}"),
-            ("log over it", lambda it: over(it.persistent_over)),
-            ("cost MB", lambda it: f"{it.cost_mb:,.1f}"),
-            ("log over it", lambda it: over(it.cost_over)),
-            ("LMS: tensors", lambda it: str(it.tensors)),
-            ("in the log", lambda it: str(it.logged_tensors)),
-            ("ops", lambda it: str(it.ops)),
-            ("in the log", lambda it: str(it.logged_ops)),
+            ("network", lambda it: it["variant"]),
+            ("between steps MB", lambda it: f"{it['persistent_mb']:,.1f}"),
+            ("log over it", lambda it: over(it["persistent_over"])),
+            ("cost MB", lambda it: f"{it['cost_mb']:,.1f}"),
+            ("log over it", lambda it: over(it["cost_over"])),
+            ("LMS: tensors", lambda it: str(it["tensors"])),
+            ("in the log", lambda it: str(it["logged_tensors"])),
+            ("ops", lambda it: str(it["ops"])),
+            ("in the log", lambda it: str(it["logged_ops"])),
         ],
         title="Variants of its networks beside what its log prints",
         notes=(
@@ -230,12 +186,13 @@ def networks_sheet(rows: Sequence[VariantRow]) -> Sheet:
 
 
 def met_sheet(
-    networks: Sequence[VariantRow], variants: Sequence[tuple[VariantRow, dict[str, str]]]
+    resnets: pd.DataFrame, variants: Sequence[dict[str, Any]], places: Sequence[dict[str, str]]
 ) -> Sheet:
+    """`places`: the checkpoints of each variant."""
     printed = printed_checkpoints()
     names, rows = [], []
-    for row, found in variants:
-        told = met(row, found, networks)
+    for row, found in zip(variants, places, strict=True):
+        told = met(row, found, resnets)
         names = list(told)
         missing = [name for name in printed if name not in found]
         there = f"all but {', '.join(missing)}" if 0 < len(missing) < 4 else ""
@@ -243,7 +200,7 @@ def met_sheet(
         others = [name for name in found if name not in printed]
         cells = ["yes" if yes else "no" for yes in told.values()]
         count = f"{sum(told.values())} of {len(told)}"
-        rows.append((row.variant, *cells, there, ", ".join(others) or NONE, count))
+        rows.append((row["variant"], *cells, there, ", ".join(others) or NONE, count))
     return Sheet(
         title="InceptionV4: what each variant meets",
         columns=("variant", *names, "checkpoints found", "not in the log", "met"),
@@ -261,14 +218,12 @@ def met_sheet(
 
 
 def main(folder: Path) -> None:
-    networks = [VariantRow.of(variant, Logged.of(layers)) for layers, variant in resnets().items()]
-    logged = Logged.of(None)
-    variants = [(VariantRow.of(variant, logged), variant.checkpoints) for variant in inceptions()]
-    rows = [*networks, *(row for row, _ in variants)]
-    frame = pd.DataFrame([vars(row) for row in rows])
-    save_csv(folder / "thesis_variants.csv", frame, "%.5g")
-    sheets = {"networks": networks_sheet(rows), "met": met_sheet(networks, variants)}
-    save_page(folder / "thesis_variants.md", **sheets)
+    resnets = [row_of(net_name(n), trace_step(n, BATCH), n) for n in BLOCKS]
+    variants, places = inceptions()
+    rows = [*resnets, *variants]
+    save_csv(folder / "thesis_variants.csv", pd.DataFrame(rows), "%.5g")
+    told = met_sheet(pd.DataFrame(resnets), variants, places)
+    save_page(folder / "thesis_variants.md", networks=networks_sheet(rows), met=told)
 
 
 if __name__ == "__main__":

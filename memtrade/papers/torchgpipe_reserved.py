@@ -6,11 +6,10 @@ Writes torchgpipe_reserved.md and .csv into the folder. A minute; nothing is tra
 measured comes from results/pipeline/torchgpipe_at_size.
 """
 
-import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pandas as pd
 
@@ -19,7 +18,7 @@ from memtrade.models import make_model
 from memtrade.options import Value
 from memtrade.papers.pages import save_csv, save_page, write_pages
 from memtrade.papers.pipelines import published_run
-from memtrade.papers.torch_allocator import MIB, CachingAllocator
+from memtrade.papers.torch_allocator import MIB
 from memtrade.papers.torch_pipeline import Update, reserved
 from memtrade.papers.torch_tape import FLOAT, Tape, TapeOp, draw
 from memtrade.pipeline.design.predict import StageMemory
@@ -101,44 +100,16 @@ ROWS = (
 )
 
 
-@dataclass(frozen=True)
-class ReservedFigures:
-    """`kernel_bytes`: of the largest parameter. `published_bytes` and `devices` are None where a
-    card has no more."""
-
-    row: ReservedRow
-    parameters: int
-    kernel_bytes: int
-    published_bytes: float | None
-    devices: list[CachingAllocator] | None
-
-    @property
-    def parameter_bytes(self) -> int:
-        return FLOAT * self.row.values * self.parameters
-
-    @property
-    def reserved_bytes(self) -> int | None:
-        devices = self.devices
-        return None if devices is None else sum(each.most_reserved_bytes for each in devices)
-
-    @property
-    def in_use_bytes(self) -> int | None:
-        devices = self.devices
-        return None if devices is None else sum(each.peak_bytes for each in devices)
-
-    def total_error(self, predicted: int | None) -> float | None:
-        return self._error(predicted, 0)
-
-    def activation_error(self, predicted: int | None) -> float | None:
-        return self._error(predicted, self.parameter_bytes)
-
-    def _error(self, predicted: int | None, less_bytes: int) -> float | None:
-        if predicted is None or self.published_bytes is None:
-            return None
-        return (predicted - less_bytes) / (self.published_bytes - less_bytes) - 1
+# What is counted, and less what: the columns of the errors.
+COUNTED = [
+    f"{less}_{what}_error" for less in ("total", "activation") for what in ("reserved", "in_use")
+]
 
 
-def figures_of(row: ReservedRow) -> ReservedFigures:
+def figures_of(row: ReservedRow) -> dict[str, Any]:
+    """Bytes on all devices, published and predicted, and predicted over published less 1; None
+    where a card has no more. `kernel_bytes` are of the largest parameter; `segments`: MiB reserved
+    on each device."""
     tape = row.tape()
     weights = [size for op in tape.events if isinstance(op, TapeOp) for size in op.weights]
     limit_bytes = load_device(CARD).memory_bytes
@@ -146,76 +117,82 @@ def figures_of(row: ReservedRow) -> ReservedFigures:
     try:
         devices = reserved(tape, balance, row.micro_batches, row.update, limit_bytes=limit_bytes)
     except MemoryError:
-        devices = None
-    published_bytes = published_run(row.table, row.run, row.model, "torchgpipe").total_bytes
-    return ReservedFigures(row, sum(weights) // FLOAT, max(weights), published_bytes, devices)
+        devices = []
+    published = published_run(row.table, row.run, row.model, "torchgpipe").total_bytes
+    predicted = {
+        "reserved": sum(each.most_reserved_bytes for each in devices) or None,
+        "in_use": sum(each.peak_bytes for each in devices) or None,
+    }
+    parameter_bytes = row.values * sum(weights)
+    lesses = {"total": 0, "activation": parameter_bytes}
+    return {
+        "family": row.model, "model": row.size, "run": row.run,
+        "parameters": sum(weights) // FLOAT, "parameter_bytes": parameter_bytes,
+        "kernel_bytes": max(weights), "published_bytes": published,
+        **{f"predicted_{what}_bytes": size for what, size in predicted.items()},
+        **{
+            f"{name}_{what}_error": published and size and (size - less) / (published - less) - 1
+            for name, less in lesses.items()
+            for what, size in predicted.items()
+        },
+        "segments": [each.most_reserved_bytes // MIB for each in devices],
+    }  # fmt: skip
 
 
-def rows_sheet(found: Sequence[ReservedFigures]) -> Sheet:
-    return Sheet(
+def rows_sheet(found: Sequence[dict[str, Any]]) -> Sheet:
+    def mb(name: str, *, less: bool = False) -> Callable[[dict[str, Any]], str]:
+        def text(it: dict[str, Any]) -> str:
+            size = it[name]
+            return "OOM" if size is None else megabytes(round(size - less * it["parameter_bytes"]))
+
+        return text
+
+    def error(name: str) -> tuple[str, Callable[[dict[str, Any]], str]]:
+        return "error %", lambda it: cell(lambda share: f"{100 * share:+.1f}", it[name])
+
+    def missing(it: dict[str, Any]) -> str:
+        published, kept = it["published_bytes"], it["predicted_reserved_bytes"]
+        if published is None or kept is None:
+            return NONE
+        return f"{(published - kept) / len(it['segments']) / it['kernel_bytes']:+.1f}"
+
+    return Sheet.of(
+        found,
+        [
+            ("run", lambda it: it["run"]),
+            ("model", lambda it: it["model"]),
+            ("parameters", lambda it: f"{it['parameters']:,}"),
+            ("total MB: published", mb("published_bytes")),
+            ("reserved, predicted", mb("predicted_reserved_bytes")),
+            error("total_reserved_error"),
+            ("in use, predicted", mb("predicted_in_use_bytes")),
+            error("total_in_use_error"),
+            ("activation MB: published", mb("published_bytes", less=True)),
+            ("reserved, predicted", mb("predicted_reserved_bytes", less=True)),
+            error("activation_reserved_error"),
+            ("error %, in use", error("activation_in_use_error")[1]),
+            ("missing on a device, in largest kernels", missing),
+            (
+                "MiB reserved on each device, predicted",
+                lambda it: " + ".join(f"{each:,}" for each in it["segments"]) or NONE,
+            ),
+        ],
         title="torchgpipe's memory: what is reserved on all devices",
-        columns=(
-            "run", "model", "parameters",
-            "total MB: published", "reserved, predicted", "error %", "in use, predicted", "error %",
-            "activation MB: published", "reserved, predicted", "error %", "error %, in use",
-            "missing on a device, in largest kernels", "MiB reserved on each device, predicted",
-        ),
         words=2,
-        rows=tuple(_cells(each) for each in found),
         notes=(
             "reserved: PyTorch's segments; in use: most that tensors take at once",
             "activation: the total less 2 (U-Net) or 3 (AmoebaNet-D) values a parameter",
             f"a device has {load_device(CARD).memory_bytes / 1e9:g} GB; OOM: it has no more",
         ),
         command=COMMAND,
-    )  # fmt: skip
-
-
-def _cells(each: ReservedFigures) -> tuple[str, ...]:
-    def mb(value: float | None) -> str:
-        return "OOM" if value is None else megabytes(round(value))
-
-    def less(value: float | None) -> float | None:
-        return None if value is None else value - each.parameter_bytes
-
-    def percent(error: float | None) -> str:
-        return NONE if error is None else f"{100 * error:+.1f}"
-
-    published, kept, used = each.published_bytes, each.reserved_bytes, each.in_use_bytes
-    devices = each.devices or []
-    missing = None if published is None or kept is None else published - kept
-    return (
-        each.row.run,
-        each.row.size,
-        f"{each.parameters:,}",
-        mb(published),
-        mb(kept),
-        percent(each.total_error(kept)),
-        mb(used),
-        percent(each.total_error(used)),
-        mb(less(published)),
-        mb(less(kept)),
-        percent(each.activation_error(kept)),
-        percent(each.activation_error(used)),
-        NONE if missing is None else f"{missing / len(devices) / each.kernel_bytes:+.1f}",
-        " + ".join(f"{device.most_reserved_bytes // MIB:,}" for device in devices) or NONE,
     )
 
 
-def errors_sheet(found: Sequence[ReservedFigures]) -> Sheet:
+def errors_sheet(frame: pd.DataFrame) -> Sheet:
     rows = []
-    for model in dict.fromkeys(each.row.model for each in found):
-        own = [each for each in found if each.row.model == model]
-        errors = (
-            [each.total_error(each.reserved_bytes) for each in own],
-            [each.total_error(each.in_use_bytes) for each in own],
-            [each.activation_error(each.reserved_bytes) for each in own],
-            [each.activation_error(each.in_use_bytes) for each in own],
-        )
-        sizes = [[abs(error) for error in each if error is not None] for each in errors]
-        rows.append(
-            (model, str(len(sizes[0])), *(f"{statistics.median(each):.1%}" for each in sizes))
-        )
+    for model, errors in frame.groupby("family", sort=False)[COUNTED]:
+        medians = errors.abs().median()
+        rows.append((str(model), str(errors[COUNTED[0]].count()), *map("{:.1%}".format, medians)))
     return Sheet(
         title="Median error by what is counted",
         columns=("model", "rows", "total: reserved", "in use", "activation: reserved", "in use"),
@@ -265,20 +242,13 @@ def measured_sheet(records: Sequence[PipelineRecord]) -> Sheet:
 
 def main(folder: Path) -> None:
     found = [figures_of(row) for row in ROWS]
-    sheets = [errors_sheet(found), rows_sheet(found)]
+    frame = pd.DataFrame(found).astype(dict.fromkeys(COUNTED, float))
+    sheets = [errors_sheet(frame), rows_sheet(found)]
     if MEASURED.is_dir():
         sheets.append(measured_sheet(PipelineRecord.load(MEASURED)))
     save_page(folder / "torchgpipe_reserved.md", command=COMMAND, sheets=sheets)
-    frame = pd.DataFrame(
-        {
-            "model": [each.row.size for each in found],
-            "run": [each.row.run for each in found],
-            "published_bytes": [each.published_bytes for each in found],
-            "predicted_reserved_bytes": [each.reserved_bytes for each in found],
-            "predicted_in_use_bytes": [each.in_use_bytes for each in found],
-        }
-    )
-    save_csv(folder / "torchgpipe_reserved.csv", frame, "%.0f")
+    told = ["published_bytes", "predicted_reserved_bytes", "predicted_in_use_bytes"]
+    save_csv(folder / "torchgpipe_reserved.csv", frame[["model", "run", *told]], "%.0f")
 
 
 if __name__ == "__main__":

@@ -132,6 +132,21 @@ def make_max_batches(
     )
 
 
+def by_variant(figures: Sequence[Figure]) -> dict[str, list[Figure]]:
+    """What stands in one section, by its title: a variant of a strategy in one place.
+
+    The published figures stand beside each place of ours that has the same strategy.
+    """
+    ordered = sorted(figures, key=lambda f: (strategy_rank(f.strategy), f.variant))
+    sections = {}
+    for variant in dict.fromkeys(figure.variant for figure in ordered):
+        published = [f for f in figures if f.variant == variant and f.source == "published"]
+        ours = [f for f in figures if f.variant == variant and f.source != "published"]
+        for where in dict.fromkeys(figure.where for figure in ours) or [""]:
+            sections[joined(variant, where)] = published + [f for f in ours if f.where == where]
+    return sections
+
+
 def figures_frame(found: Sequence[Figure]) -> pd.DataFrame:
     """One row each, units in the columns' names; what there is not is missing."""
     searched = any(each.searched for each in found)

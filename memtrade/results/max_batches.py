@@ -9,7 +9,7 @@ import pandas as pd
 from memtrade.measure.max_batch import MaxBatchRecord
 from memtrade.measure.protocol import Measured
 from memtrade.measure.records import Record
-from memtrade.results.figures import SOURCES, Figure, Source, figures_frame
+from memtrade.results.figures import SOURCES, Figure, Source, by_variant, figures_frame
 from memtrade.results.sheets import DASH, Sheet, cell
 from memtrade.results.words import (
     device_label,
@@ -18,7 +18,6 @@ from memtrade.results.words import (
     seconds,
     step_text,
     strategy_label,
-    strategy_rank,
 )
 from memtrade.units import megabytes
 
@@ -47,7 +46,8 @@ def max_batch_sheet(batches: Sequence[Figure], *, published_in: str = "") -> She
     rows, sections = [], []
     for model in models:
         own = [batch for batch in batches if batch.step_name == model]
-        for label, by_source in _rows(own).items():
+        for label, members in by_variant(own).items():
+            by_source = {batch.source: batch for batch in members}
             cells = (_cell(by_source.get(source), name, text) for _, name, text, source in columns)
             rows.append((label, *cells))
             sections.append(model)
@@ -64,26 +64,6 @@ def max_batch_sheet(batches: Sequence[Figure], *, published_in: str = "") -> She
         expendable=("relative batch", "step s"),
         frame=figures_frame(batches),
     )
-
-
-def _rows(batches: Sequence[Figure]) -> dict[str, dict[Source, Figure]]:
-    """By label; what is published stands beside each place of ours with the same strategy."""
-    published = {batch.variant: batch for batch in batches if batch.source == "published"}
-    rows: dict[str, dict[Source, Figure]] = {}
-    for batch in sorted(batches, key=lambda b: (strategy_rank(b.strategy), b.variant, b.where)):
-        if batch.source == "published":
-            if all(b.source == "published" for b in batches if b.variant == batch.variant):
-                rows[batch.variant] = {"published": batch}
-            continue
-        row = rows.setdefault(_label(batch), {})
-        row[batch.source] = batch
-        if batch.variant in published:
-            row["published"] = published[batch.variant]
-    return rows
-
-
-def _label(batch: Figure) -> str:
-    return joined(batch.variant, batch.where)
 
 
 def _cell(batch: Figure | None, attribute: str, text: Callable[..., str]) -> str:
@@ -103,7 +83,7 @@ def _notes(batches: Sequence[Figure], published_in: str) -> list[str]:
     bounds: dict[str, list[str]] = {}
     for batch in batches:
         if batch.source == "measured" and batch.bound:
-            bounds.setdefault(batch.bound, []).append(_label(batch))
+            bounds.setdefault(batch.bound, []).append(joined(batch.variant, batch.where))
     if len(bounds) > 1 or (bounds and "device memory" not in bounds):
         notes += [f"bound by {bound}: {', '.join(labels)}" for bound, labels in bounds.items()]
     notes.append("peak and step time at that batch; relative: to original of the same source")

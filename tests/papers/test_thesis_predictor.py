@@ -9,13 +9,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 
 from memtrade.graph import StepGraph
 from memtrade.papers import thesis_prediction as prediction
 from memtrade.papers import thesis_predictor, thesis_variants
 from memtrade.papers.thesis_trace import trace_step
-from memtrade.papers.thesis_variants import Logged, Variant
 from memtrade.strategies.bottlenecks import Trained
 from tests.graphs import target
 
@@ -32,13 +32,13 @@ def graph() -> Any:
 @pytest.mark.parametrize("layers", [18, 50])
 def test_lms_takes_the_tensors_and_adds_the_ops_that_the_log_counts(graph: Any, layers: int):
     """Which only a network that normalizes before its convolutions has."""
-    logged = Logged.of(layers)
-    assert Variant("", graph(layers, 32)).lms == (logged.tensors, logged.ops)
+    log = thesis_variants.logged(layers)
+    assert thesis_variants.by_lms(graph(layers, 32)) == (log["tensors"], log["ops"])
 
 
 def test_openai_s_rule_finds_the_checkpoints_that_the_log_prints(graph: Any):
     """All but one, the flattened features, which have 0.2 MB."""
-    found = Variant("", graph(None, 32)).checkpoints
+    found = thesis_variants.checkpoints(graph(None, 32))
     printed = thesis_variants.printed_checkpoints()
     assert len(printed) == 12
     assert found.items() < printed.items()
@@ -46,8 +46,10 @@ def test_openai_s_rule_finds_the_checkpoints_that_the_log_prints(graph: Any):
 
 
 def test_lms_of_inception_v4_misses_what_an_unused_gradient_reads(graph: Any):
-    variant = Variant("", graph(None, 32))
-    assert variant.lms[0] + variant.products == Logged.of(None).tensors
+    net = graph(None, 32)
+    swapped, _ = thesis_variants.by_lms(net)
+    log = thesis_variants.logged(None)
+    assert swapped + thesis_variants.products(net) == log["tensors"]
 
 
 def test_the_memory_of_a_step_without_strategy_is_the_thesis(graph: Any):
@@ -55,7 +57,7 @@ def test_the_memory_of_a_step_without_strategy_is_the_thesis(graph: Any):
     predictor = _predictor(graph)
     for given in thesis_predictor.published():
         if given.strategy == "original" and given.layers in NETWORKS and given.batch_size == 32:
-            assert predictor.row(given).peak_error == pytest.approx(0, abs=0.06)
+            assert predictor.row(given)["peak_error"] == pytest.approx(0, abs=0.06)
 
 
 def test_the_published_predictions_are_what_the_tool_says_today(graph: Any):
@@ -64,9 +66,9 @@ def test_the_published_predictions_are_what_the_tool_says_today(graph: Any):
     given = [r for r in thesis_predictor.published() if r.layers == 18 and r.batch_size == 32]
     assert len(given) == 4
     for row in map(predictor.row, given):
-        before = written[row.table, str(row.layers), row.strategy]
-        assert float(before["predicted_seconds"]) == pytest.approx(row.predicted_seconds, rel=0.01)
-        assert float(before["predicted_peak_mb"]) == pytest.approx(row.predicted_peak_mb, rel=0.001)
+        before = written[row["table"], str(row["layers"]), row["strategy"]]
+        for name, near in (("predicted_seconds", 0.01), ("predicted_peak_mb", 0.001)):
+            assert float(before[name]) == pytest.approx(row[name], rel=near)
 
 
 def _predictor(graph: Any) -> Any:
@@ -93,13 +95,9 @@ def test_errors_follow_from_the_figures_beside_them():
 
 
 def test_orders_tell_the_pairs_that_are_the_wrong_way():
-
-    def row(strategy: str, published: float, predicted: float) -> Any:
-        return thesis_predictor.PredictedRow(
-            "batch 32", "resnet", 18, 32, strategy, False, published, predicted, 0, 1, 1, 0, True
-        )
-
-    rows = [row("original", 1, 2), row("ome", 3, 1), row("lms", 3.001, 0.5)]
+    columns = ["strategy", "published_seconds", "predicted_seconds"]
+    rows = pd.DataFrame([("original", 1, 2), ("ome", 3, 1), ("lms", 3.001, 0.5)], columns=columns)
+    rows = rows.assign(table="batch 32", network="ResNet-18", batch_size=32)
     found = prediction.orders(rows, "seconds")
     assert found == {"ResNet-18, batch 32": [("original", "ome"), ("original", "lms")]}
 

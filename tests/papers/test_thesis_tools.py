@@ -11,8 +11,7 @@ import pytest
 from memtrade.errors import MemtradeError
 from memtrade.measure.records import Record
 from memtrade.models import make_model, options_of
-from memtrade.papers.published import published_names
-from memtrade.papers.published_views import VIEWS, published_sheet, views_sheet
+from memtrade.papers.published import VIEWS, published_names, published_sheet, views_sheet
 from memtrade.papers.thesis_nets import ORDER, RESNET, make_net, rules_of
 from memtrade.papers.thesis_tools import PREDICTED, rule_of, tools_sheets
 from memtrade.strategies import make_options

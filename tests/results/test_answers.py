@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from memtrade.papers.thesis_figures import max_batches_beside
+from memtrade.papers.thesis import max_batches_beside
 from memtrade.results.answers import (
     NEEDS,
     Need,

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import msgspec
 
 from memtrade.measure.records import Record
-from memtrade.papers.thesis_figures import figures_beside
+from memtrade.papers.thesis import figures_beside
 from memtrade.results.figures import Figure, figures_frame, make_figures, places
 from memtrade.results.machines import hardware, machine_labels
 from memtrade.simulate.predict import Predicted

@@ -11,7 +11,7 @@ import pytest
 from memtrade.measure.max_batch import MaxBatchRecord, Tried
 from memtrade.measure.protocol import TrialSpec
 from memtrade.measure.records import SCHEMA_VERSION, Record
-from memtrade.papers.thesis_figures import max_batches_beside
+from memtrade.papers.thesis import max_batches_beside
 from memtrade.results.figures import Figure
 from memtrade.results.max_batches import max_batch_sheet
 from tests.results.conftest import MACHINE, MODEL_OPTIONS

@@ -16,7 +16,7 @@ from PIL import Image
 from memtrade.commands.reading import picture_format
 from memtrade.errors import MemtradeError
 from memtrade.measure.records import Record
-from memtrade.papers.thesis_figures import figures_beside, max_batches_beside
+from memtrade.papers.thesis import figures_beside, max_batches_beside
 from memtrade.results.paper import render
 from memtrade.results.plots import depth_plot, max_batch_plot, trade_plot
 from memtrade.results.series import FORMATS, by_depth, depth_panels, trade_panels

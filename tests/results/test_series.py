@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from memtrade.errors import MemtradeError
 from memtrade.measure.records import Record
-from memtrade.papers.thesis_figures import figures_beside
+from memtrade.papers.thesis import figures_beside
 from memtrade.results.figures import Figure
 from memtrade.results.series import by_depth, depth_panels, style_of, trade_panels, value_of
 from memtrade.strategies import STRATEGIES
