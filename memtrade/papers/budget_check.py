@@ -10,8 +10,8 @@ child process and planned in this one. Takes some minutes.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
@@ -32,31 +32,15 @@ BATCH_SIZE = 32
 HOST_MEMORY = "64GiB"
 
 
-@dataclass(frozen=True)
-class BudgetRow:
-    """A plan's prediction. `overhead` is the step's time over the original's, less 1."""
-
-    network: str
-    device: str
-    question: str
-    budget_mb: float | None
-    peak_mb: float
-    original_peak_mb: float
-    host_mb: float
-    step_seconds: float
-    overhead: float
-    kept: int
-    recomputed: int
-    swapped: int
-
-
 def steps() -> Iterator[tuple[str, StepGraph]]:
     for name, given in NETWORKS:
         model = MODELS[name](batch_size=BATCH_SIZE, **given)
         yield model.name, trace_model(model, "sgd")
 
 
-def rows(network: str, graph: StepGraph, device: str) -> Iterator[BudgetRow]:
+def rows(network: str, graph: StepGraph, device: str) -> Iterator[dict[str, Any]]:
+    """A plan's prediction for each question. `overhead`: the step's time over the original's,
+    less 1."""
     target = profile_target(device)
     predictor = Predictor(graph, target)
 
@@ -87,20 +71,18 @@ def rows(network: str, graph: StepGraph, device: str) -> Iterator[BudgetRow]:
         plan = make_plan("optimal", options)
         found = predict(plan)
         assert found.step_seconds is not None
-        yield BudgetRow(
-            network=network,
-            device=device,
-            question=question,
-            budget_mb=budget / 1e6 if budget else None,
-            peak_mb=found.peak_bytes / 1e6,
-            original_peak_mb=base.peak_bytes / 1e6,
-            host_mb=found.host_bytes / 1e6,
-            step_seconds=found.step_seconds,
-            overhead=found.step_seconds / base.step_seconds - 1,
-            kept=len(plan.tensors("keep")),
-            recomputed=len(plan.tensors("recompute")),
-            swapped=len(plan.tensors("swap")),
-        )
+        yield {
+            "network": network, "device": device, "question": question,
+            "budget_mb": budget / 1e6 if budget else None,
+            "peak_mb": found.peak_bytes / 1e6,
+            "original_peak_mb": base.peak_bytes / 1e6,
+            "host_mb": found.host_bytes / 1e6,
+            "step_seconds": found.step_seconds,
+            "overhead": found.step_seconds / base.step_seconds - 1,
+            "kept": len(plan.tensors("keep")),
+            "recomputed": len(plan.tensors("recompute")),
+            "swapped": len(plan.tensors("swap")),
+        }  # fmt: skip
 
 
 def main(folder: Path) -> None:
@@ -108,7 +90,7 @@ def main(folder: Path) -> None:
     for network, graph in steps():
         for device in DEVICES:
             for row in rows(network, graph, device):
-                print(f"{network}, {device}, {row.question}: {row.overhead:+.1%}", flush=True)
+                print(f"{network}, {device}, {row['question']}: {row['overhead']:+.1%}", flush=True)
                 found.append(row)
     save_csv(folder / "budgets.csv", pd.DataFrame(found).round(4))
     save_page(folder / "budgets.md", batch_size=BATCH_SIZE, rows=found)

@@ -1,14 +1,16 @@
 """A comparison with published figures as a Markdown page: how far off, and every row."""
 
 import itertools
-import statistics
-
-import pandas as pd
+from collections.abc import Callable
+from typing import Any
 
 from memtrade.papers.pages import page_text
 from memtrade.papers.pipelines import SLACK, Compared
-from memtrade.results.sheets import NONE, Sheet
+from memtrade.papers.published import lines
+from memtrade.results.sheets import Sheet, cell
 from memtrade.units import megabytes
+
+Column = tuple[str, Callable[[dict[str, Any]], str]]
 
 _QUANTITIES = {
     "parameter_bytes": "parameter memory",
@@ -68,21 +70,16 @@ def errors_sheet(compared: Compared) -> Sheet:
     names = [name for name in _QUANTITIES if f"published_{name}" in compared.frame]
     for name, (by, frame) in itertools.product(names, groups):
         errors = errors_of(frame, name)
-        if not errors:
+        if errors.empty:
             continue
-        sizes = [abs(error) for error in errors]
+        sizes = errors.abs()
         rows.append(
             (
-                _QUANTITIES[name],
-                str(by),
-                str(len(errors)),
-                f"{statistics.median(sizes):.1%}",
-                f"{max(sizes):.1%}",
-                f"{statistics.median(errors):+.1%}",
-                f"{statistics.fmean(size <= 0.1 for size in sizes):.0%}",
-                f"{statistics.fmean(size <= 0.25 for size in sizes):.0%}",
+                _QUANTITIES[name], str(by), str(len(errors)), f"{sizes.median():.1%}",
+                f"{sizes.max():.1%}", f"{errors.median():+.1%}",
+                *(f"{(sizes <= most).mean():.0%}" for most in (0.1, 0.25)),
             )
-        )
+        )  # fmt: skip
     return Sheet(
         title=f"{compared.comparison.name}: how far the predictions are off",
         columns=(
@@ -95,73 +92,68 @@ def errors_sheet(compared: Compared) -> Sheet:
     )  # fmt: skip
 
 
-def errors_of(frame: pd.DataFrame, name: str) -> list[float]:
+def errors_of(frame: Any, name: str) -> Any:
     """Predicted over published less 1, of the rows where that is a prediction.
 
     Left out: rows without the figure, rows that the rates were fitted to, and of relative figures
     the row that the others are related to.
     """
-    found = []
-    for line in frame.to_dict("records"):
-        published, predicted = line[f"published_{name}"], line[f"predicted_{name}"]
-        fitted = "samples_per_second" in name and line["calibrated"]
-        reference = name.startswith("relative") and published == 1
-        if not (pd.isna(published) or fitted or reference):
-            found.append(predicted / published - 1)
-    return found
+    published, predicted = (frame[f"{side}_{name}"] for side in ("published", "predicted"))
+    fitted = frame["calibrated"] & ("samples_per_second" in name)
+    reference = (published == 1) & name.startswith("relative")
+    counted = published.notna() & ~fitted & ~reference
+    return (predicted[counted] / published[counted] - 1).astype(float)
 
 
 def _rows(compared: Compared, command: str) -> Sheet:
-    frame = compared.frame
+    frame: Any = compared.frame
+    related = compared.comparison.relative
     shown = [
         name
         for name in _QUANTITIES
-        if not name.startswith("relative")
-        and any(not pd.isna(value) for value in frame[f"published_{name}"])
+        if not name.startswith("relative") and frame[f"published_{name}"].notna().any()
     ]
-    related = compared.comparison.relative
-    columns = ["run", "model", "by", "stages", "micro-batches", "checkpoint"]
+    columns: list[Column] = [
+        ("run", lambda it: f"{it['run']}{'*' if it['calibrated'] else ''}"),
+        ("model", lambda it: f"{it['model']} {it['size']}".strip()),
+        ("by", lambda it: it["implementation"]),
+        ("stages", lambda it: str(it["partitions"])),
+        ("micro-batches", lambda it: f"{it['micro_batches']:,} of {it['micro_batch_size']}"),
+        ("checkpoint", lambda it: it["checkpoint"]),
+    ]
     words = len(columns)
     for name in shown:
-        what = _QUANTITIES[name].replace(" memory", "")
-        unit = "/s" if name == "samples_per_second" else " MB"
-        if name.startswith("fused"):
-            columns += ["predicted, fused", "error"]
-        else:
-            columns += [f"{what}{unit}: published", "predicted", "error"]
+        columns += _columns(name)
     if related is not None:
         what = _QUANTITIES[related].removesuffix(" memory")
-        columns += [f"relative {what}: published", "predicted"]
-    rows = []
-    for line in frame.to_dict("records"):
-        row = [
-            f"{line['run']}{'*' if line['calibrated'] else ''}",
-            f"{line['model']} {line['size']}".strip(),
-            line["implementation"],
-            str(line["partitions"]),
-            f"{line['micro_batches']:,} of {line['micro_batch_size']}",
-            line["checkpoint"],
+        three = "{:.3f}".format
+        columns += [
+            (
+                f"relative {what}: published",
+                lambda it: cell(three, it[f"published_relative_{related}"]),
+            ),
+            ("predicted", lambda it: cell(three, it[f"predicted_relative_{related}"])),
         ]
-        for name in shown:
-            cells = _cells(name, line[f"published_{name}"], line[f"predicted_{name}"])
-            row += cells[1:] if name.startswith("fused") else cells
-        if related is not None:
-            both = (line[f"{side}_relative_{related}"] for side in ("published", "predicted"))
-            row += [f"{value:.3f}" for value in both]
-        rows.append(tuple(row))
-    return Sheet(
-        title="Every row",
-        columns=tuple(columns),
-        words=words,
-        rows=tuple(rows),
-        command=command,
-    )
+    return Sheet.of(lines(frame), columns, title="Every row", words=words, command=command)
 
 
-def _cells(name: str, published: float | None, predicted: float) -> list[str]:
+def _columns(name: str) -> list[Column]:
+    """Of one quantity, published, predicted and the error; beside the one that is not fused, one
+    that is says nothing new of what was published."""
+    speed = name == "samples_per_second"
+
     def text(value: float) -> str:
-        return f"{value:,.1f}" if name == "samples_per_second" else megabytes(round(value))
+        return f"{value:,.1f}" if speed else megabytes(round(value))
 
-    if published is None or pd.isna(published):
-        return [NONE, text(predicted), NONE]
-    return [text(published), text(predicted), f"{predicted / published - 1:+.1%}"]
+    def error(it: dict[str, Any]) -> str:
+        given = it[f"published_{name}"]
+        return cell(lambda given: f"{it[f'predicted_{name}'] / given - 1:+.1%}", given)
+
+    what = f"{_QUANTITIES[name].replace(' memory', '')}{'/s' if speed else ' MB'}"
+    fused = name.startswith("fused")
+    found: list[Column] = [
+        (f"{what}: published", lambda it: cell(text, it[f"published_{name}"])),
+        ("predicted, fused" if fused else "predicted", lambda it: text(it[f"predicted_{name}"])),
+        ("error", error),
+    ]
+    return found[1:] if fused else found

@@ -70,39 +70,22 @@ def beside_sheet(record: Record, original: Record | None) -> Sheet:
     if plan is None or measured is None:
         raise MemtradeError(f"the run of {record.filename} did not end: {record.reason}")
     tensors, steps = _lines_of("thesis_log_ome_tensors"), _lines_of("thesis_log_steps")
-    costs = [step["memory_cost_mb"] for step in steps]
+    between = _lines_of("thesis_log_memory")[-1]["mem_used_mb"]
+    cost = max(step["memory_cost_mb"] for step in steps)
     before = max(step["memory_cost_mb"] for step in _lines_of("thesis_log_steps", "original"))
-    own = original and original.measured
     seconds = [step["step_seconds"] for step in steps]
-    checkpoints = plan.checkpoints or ()
+    checkpoints, own = plan.checkpoints or (), original and original.measured
     times = [*measured.warmup_seconds, *measured.step_seconds]
+    swapped = sum(each["action"] == "swap" for each in tensors)
+    our_cost = measured.memory_cost_bytes / 1e6
+    share = f"{our_cost / (own.memory_cost_bytes / 1e6):.2f}" if own else NONE
     rows = (
         ("checkpoints", str(len(tensors)), str(len(checkpoints))),
-        (
-            "of which swapped",
-            str(sum(each["action"] == "swap" for each in tensors)),
-            str(sum(each.decision == "swap" for each in checkpoints)),
-        ),
-        (
-            "in use between steps, MB",
-            f"{_lines_of('thesis_log_memory')[-1]['mem_used_mb']:,.1f}",
-            f"{measured.persistent_bytes / 1e6:,.1f}",
-        ),
-        (
-            "memory cost of a step, MB",
-            f"{max(costs):,.1f}",
-            f"{measured.memory_cost_bytes / 1e6:,.1f}",
-        ),
-        (
-            "of original's",
-            f"{max(costs) / before:.2f}",
-            f"{measured.memory_cost_bytes / own.memory_cost_bytes:.2f}" if own else NONE,
-        ),
-        (
-            "step, s",
-            f"{min(seconds):.3f} to {max(seconds):.3f}",
-            f"{min(times):.3f} to {max(times):.3f}",
-        ),
+        ("of which swapped", str(swapped), str(sum(c.decision == "swap" for c in checkpoints))),
+        ("in use between steps, MB", f"{between:,.1f}", f"{measured.persistent_bytes / 1e6:,.1f}"),
+        ("memory cost of a step, MB", f"{cost:,.1f}", f"{our_cost:,.1f}"),
+        ("of original's", f"{cost / before:.2f}", share),
+        ("step, s", *(f"{min(each):.3f} to {max(each):.3f}" for each in (seconds, times))),
     )
     batch = record.spec.model_options["batch_size"]
     return Sheet(

@@ -17,10 +17,11 @@ import pandas as pd
 from memtrade.errors import MemtradeError
 from memtrade.measure.records import Record, load_records
 from memtrade.papers.pages import save_page, write_pages
-from memtrade.papers.published import published_lines
+from memtrade.papers.published import lines, published_lines
 from memtrade.papers.thesis_log import STEPS
 from memtrade.papers.thesis_nets import ORDER, net_name
 from memtrade.results.sheets import NONE, Sheet, cell
+from memtrade.results.words import status_text
 
 COMMAND = "python -m memtrade.papers.thesis_rest results/predicted"
 RESULTS = Path("results")
@@ -39,12 +40,8 @@ def predicted_rows(path: Path) -> dict[Key, Any]:
             f"{path} does not exist: python -m memtrade.papers.thesis_prediction {path.parent} "
             "makes it"
         )
-    frame: Any = pd.read_csv(path)
-    rows = frame[frame["table"] != "max batch"].astype({"layers": "Int64"}).to_dict("records")
-    return {
-        (None if pd.isna(row["layers"]) else row["layers"], row["batch_size"], row["strategy"]): row
-        for row in rows
-    }
+    frame: Any = pd.read_csv(path).astype({"layers": "Int64"})
+    return {_key(line): line for line in lines(frame[frame["table"] != "max batch"])}
 
 
 def _key(line: dict[Any, Any]) -> Key:
@@ -65,40 +62,39 @@ def host_bytes(records: Sequence[Record]) -> dict[Key, int]:
 def lists_sheet(predicted: dict[Key, Any], hosts: dict[Key, int], idle_gb: float) -> Sheet:
     """The plain lists below the thesis' tables."""
     beside = {_key(line): line for line in published_lines("thesis_resnet")}
-    rows = []
-    for row in published_lines("thesis_resnet_lists"):
-        key = _key(row)
-        table, ours = beside[key], predicted[key]
-        rows.append(
+    # A row of the lists, and beside it the table's, what is predicted and our host memory.
+    rows = [
+        (row, beside[key], predicted[key], hosts.get(key))
+        for row in published_lines("thesis_resnet_lists")
+        for key in [_key(row)]
+    ]
+    two, three = "{:,.2f}".format, "{:.3f}".format
+    return Sheet.of(
+        rows,
+        [
+            ("list", lambda it: "{2}, ResNet-{0}, batch {1}".format(*_key(it[0]))),
+            ("peak MB: list", lambda it: cell(two, it[0]["peak_mb"])),
+            ("table", lambda it: cell(two, it[1]["peak_mb"])),
+            ("predicted", lambda it: f"{it[2]['predicted_peak_mb']:,.0f}"),
+            ("error %", lambda it: _error(it[2]["predicted_peak_mb"], it[0]["peak_mb"])),
+            ("step s: list", lambda it: cell(three, it[0]["step_seconds"])),
+            ("predicted", lambda it: three(it[2]["predicted_seconds"])),
+            ("error %", lambda it: _error(it[2]["predicted_seconds"], it[0]["step_seconds"])),
+            ("host GB: list", lambda it: cell(two, it[0]["host_with_idle_gb"])),
             (
-                f"{row['strategy']}, ResNet-{row['layers']}, batch {row['batch_size']}",
-                cell("{:,.2f}".format, row["peak_mb"]),
-                cell("{:,.2f}".format, table["peak_mb"]),
-                f"{ours['predicted_peak_mb']:,.0f}",
-                _error(ours["predicted_peak_mb"], row["peak_mb"]),
-                cell("{:.3f}".format, row["step_seconds"]),
-                f"{ours['predicted_seconds']:.3f}",
-                _error(ours["predicted_seconds"], row["step_seconds"]),
-                cell("{:.2f}".format, row["host_with_idle_gb"]),
-                cell(lambda gb: f"{gb - idle_gb:.2f}", row["host_with_idle_gb"]),
-                cell("{:.2f}".format, table["host_gb"]),
-                cell(lambda size: f"{size / 1e9:.2f}", hosts.get(key)),
-            )
-        )
-    return Sheet(
+                f"less {idle_gb:g}",
+                lambda it: cell(lambda gb: two(gb - idle_gb), it[0]["host_with_idle_gb"]),
+            ),
+            ("table", lambda it: cell(two, it[1]["host_gb"])),
+            ("measured here", lambda it: cell(lambda size: two(size / 1e9), it[3])),
+        ],
         title="The plain lists",
-        columns=(
-            "list", "peak MB: list", "table", "predicted", "error %",
-            "step s: list", "predicted", "error %",
-            "host GB: list", f"less {idle_gb:g}", "table", "measured here",
-        ),
-        rows=tuple(rows),
         notes=(
             "error: predicted less the list's, of the list's; predicted for the thesis' networks "
             "and card, measured of memtrade's own networks and rules (results/measured), whose "
             "host memory is without that of an idle process",
         ),
-    )  # fmt: skip
+    )
 
 
 def runs_sheet(predicted: dict[Key, Any]) -> Sheet:
@@ -109,35 +105,35 @@ def runs_sheet(predicted: dict[Key, Any]) -> Sheet:
         last = published_lines("thesis_log_memory", **same)[-1]
         costs = [line["memory_cost_mb"] for line in published_lines("thesis_log_steps", **same)]
         own = last["mem_used_mb"] + max(costs) if costs else None
-        ours = predicted[_key(run)]
-        fits = "ok" if ours["fits"] else "out of memory"
-        rows.append(
+        rows.append((run, predicted[_key(run)], last["max_mem_mb"], own))
+    one = "{:,.1f}".format
+    return Sheet.of(
+        rows,
+        [
+            ("run", lambda it: f"{it[0]['strategy']}, {net_name(it[0]['layers'])}"),
+            ("ended", lambda it: status_text(it[0]["status"])),
+            ("predicted", lambda it: "ok" if it[1]["fits"] else "out of memory"),
             (
-                f"{run['strategy']}, {net_name(run['layers'])}",
-                run["status"].replace("_", " "),
-                fits,
-                f"{run['memory_lines']} / {run['steps']}",
-                f"{last['max_mem_mb']:,.1f}" + ("" if run["max_mem_is_own"] is True else "*"),
-                cell("{:,.1f}".format, own),
-                f"{ours['predicted_peak_mb']:,.0f}",
-                _error(ours["predicted_peak_mb"], own),
-            )
-        )
-    return Sheet(
+                "memory lines / steps",
+                lambda it: f"{it[0]['memory_lines']} / {it[0]['steps']}",
+            ),
+            (
+                "max_mem at its end, MB",
+                lambda it: one(it[2]) + ("" if it[0]["max_mem_is_own"] is True else "*"),
+            ),
+            ("the run's own peak, MB", lambda it: cell(one, it[3])),
+            ("predicted", lambda it: f"{it[1]['predicted_peak_mb']:,.0f}"),
+            ("error %", lambda it: _error(it[1]["predicted_peak_mb"], it[3])),
+        ],
         title="The runs of the logs",
-        columns=(
-            "run", "ended", "predicted", "memory lines / steps", "max_mem at its end, MB",
-            "the run's own peak, MB", "predicted", "error %",
-        ),
         words=3,
-        rows=tuple(rows),
         notes=(
             "*: the counter was never reset, and is an earlier run's (or no step ended)",
             "the run's own peak: mem_used and the highest memory_cost",
             f"memtrade run --log thesis prints {STEPS + 2} memory lines and {STEPS} steps; its "
             "max_mem is the run's own",
         ),
-    )  # fmt: skip
+    )
 
 
 def single_figures() -> dict[str, str]:

@@ -41,10 +41,6 @@ CaseRow = dict[str, Any]
 STRATEGY = "ome"
 BATCH, CLASSES, STEPS = 4, 10, 2
 ROOMY_BYTES = 1 << 42
-COLUMNS = (
-    "model", "input", "batch", "ops", "variables", "strategy", "recomputed", "swapped", "steps",
-    "max_difference", "predicted_original_bytes", "predicted_peak_bytes",
-)  # fmt: skip
 
 
 def application(name: str, size: int) -> Callable[[], keras.Model]:
@@ -127,14 +123,14 @@ def verify(name: str) -> CaseRow:
     target = profile_target("arena")
     plan = find_planned(STRATEGY).plan(graph, make_options(STRATEGY), target)
     simulator = Simulator(graph, target)
-    row = (
-        name, "x".join(map(str, model.input_shape[1:])), BATCH, len(graph.ops), len(variables),
-        STRATEGY, len(plan.tensors("recompute")), len(plan.tensors("swap")), STEPS,
-        comparison.verified(0.0).max_difference,
-        simulator.memory((), limit_bytes=ROOMY_BYTES).peak_bytes,
-        simulator.memory(plan, limit_bytes=ROOMY_BYTES).peak_bytes,
-    )  # fmt: skip
-    return dict(zip(COLUMNS, row, strict=True))
+    peaks = [simulator.memory(each, limit_bytes=ROOMY_BYTES).peak_bytes for each in ((), plan)]
+    return {
+        "model": name, "input": "x".join(map(str, model.input_shape[1:])), "batch": BATCH,
+        "ops": len(graph.ops), "variables": len(variables), "strategy": STRATEGY,
+        "recomputed": len(plan.tensors("recompute")), "swapped": len(plan.tensors("swap")),
+        "steps": STEPS, "max_difference": comparison.verified(0.0).max_difference,
+        "predicted_original_bytes": peaks[0], "predicted_peak_bytes": peaks[1],
+    }  # fmt: skip
 
 
 def sheet(rows: Sequence[CaseRow], folder: str) -> Sheet:
@@ -144,15 +140,15 @@ def sheet(rows: Sequence[CaseRow], folder: str) -> Sheet:
         size = float(row["max_difference"])
         return f"{size:.3g}" if size else "0 (to the bit)"
 
-    def count(name: str) -> tuple[str, Callable[[CaseRow], str]]:
-        return name, lambda row: f"{row[name]:,}"
-
     return Sheet.of(
         rows,
         [
             ("model", lambda row: row["model"]),
             ("input", lambda row: row["input"]),
-            *map(count, ("ops", "variables", "recomputed", "swapped")),
+            *(
+                (name, lambda row, name=name: f"{row[name]:,}")
+                for name in ("ops", "variables", "recomputed", "swapped")
+            ),
             (
                 "predicted peak MB: original",
                 lambda row: megabytes(row["predicted_original_bytes"]),
