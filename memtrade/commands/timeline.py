@@ -5,8 +5,8 @@ from pathlib import Path
 from memtrade.commands.profiles import foresee, simulate_all
 from memtrade.commands.reading import picture_format, write_output
 from memtrade.measure.flags import CommandLine, StepFlags, Verbose
-from memtrade.results.bands import Bands
 from memtrade.results.paper import render
+from memtrade.results.simulated import Bands
 from memtrade.results.timeline import Timelines, timeline_plot, to_html
 from memtrade.results.words import step_text
 

@@ -81,40 +81,31 @@ def published_sheet(
 def _columns(first: dict[str, LogRow], base: PipelineRecord) -> list[Column]:
     """`first`: of each implementation, the run over which its others are shown."""
 
-    def over_first(line: LogRow, name: str) -> str:
-        return f"{line[name] / first[line['implementation']][name]:.3f}"
+    def over_first(name: str) -> Callable[[Beside], str]:
+        return lambda it: f"{it[0][name] / first[it[0]['implementation']][name]:.3f}"
 
+    def ours(text: Callable[[Totals, Totals], str]) -> tuple[Column, Column]:
+        """What was measured and predicted of our trial: `text` gets that, and the base's."""
+        seen, said = base.measured, base.predicted
+        assert seen is not None
+        return (
+            ("measured", lambda it: cell(lambda of: text(of, seen), it[1] and it[1].measured)),
+            ("predicted", lambda it: cell(lambda of: text(of.predicted, said), it[1])),
+        )
+
+    memory, speed = "peak_activation_bytes", "samples_per_second"
     return [
         ("implementation", lambda it: it[0]["implementation"]),
         ("checkpoint", lambda it: _settings_of(it[0])[2]),
         ("K", lambda it: str(_settings_of(it[0])[0])),
         ("M", lambda it: str(_settings_of(it[0])[1])),
-        (
-            "activation MiB: published",
-            lambda it: f"{it[0]['peak_activation_bytes'] / MIB:,.0f}",
-        ),
-        *_ours(base, lambda of, _: mib(of.activation_bytes)),
-        (
-            "activation over K=1, M=1, never: published",
-            lambda it: over_first(it[0], "peak_activation_bytes"),
-        ),
-        *_ours(base, lambda of, base: f"{of.activation_bytes / base.activation_bytes:.3f}"),
-        (
-            "samples/s over K=1, M=1, never: published",
-            lambda it: over_first(it[0], "samples_per_second"),
-        ),
-        *_ours(base, lambda of, base: f"{of.samples_per_second / base.samples_per_second:.3f}"),
+        ("activation MiB: published", lambda it: f"{it[0][memory] / MIB:,.0f}"),
+        *ours(lambda of, _: mib(of.activation_bytes)),
+        ("activation over K=1, M=1, never: published", over_first(memory)),
+        *ours(lambda of, base: f"{of.activation_bytes / base.activation_bytes:.3f}"),
+        ("samples/s over K=1, M=1, never: published", over_first(speed)),
+        *ours(lambda of, base: f"{of.samples_per_second / base.samples_per_second:.3f}"),
     ]
-
-
-def _ours(base: PipelineRecord, text: Callable[[Totals, Totals], str]) -> tuple[Column, Column]:
-    """Columns of what was measured and predicted of our trial: `text` gets that, and the base's."""
-    seen, said = base.measured, base.predicted
-    assert seen is not None
-    return (
-        ("measured", lambda it: cell(lambda of: text(of, seen), it[1] and it[1].measured)),
-        ("predicted", lambda it: cell(lambda of: text(of.predicted, said), it[1])),
-    )
 
 
 def _notes(

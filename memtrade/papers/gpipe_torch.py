@@ -17,10 +17,11 @@ several micro-batches' activations lie there together.
 None of it was seen running: the repository and the logs were read, and PyTorch's sources.
 """
 
-import tomllib
 from collections.abc import Generator, Iterator
 from importlib import resources
 from typing import Literal, NamedTuple, TypeVar
+
+import msgspec
 
 from memtrade.papers.torch_allocator import CachingAllocator, TorchTensor, copying_stream
 from memtrade.pipeline.design.schedule import CheckpointMode
@@ -28,8 +29,9 @@ from memtrade.pipeline.design.schedule import CheckpointMode
 BATCH, POSITIONS, WIDTH, HEADS, WORDS = 64, 128, 768, 12, 3000
 FLOAT = 4
 # Part of the step and layer -> its ops, one a line.
-OPS: dict[str, dict[str, str]] = tomllib.loads(
-    (resources.files("memtrade.papers") / "gpipe_torch.toml").read_text(encoding="utf-8")
+OPS = msgspec.toml.decode(
+    (resources.files("memtrade.papers") / "gpipe_torch.toml").read_bytes(),
+    type=dict[str, dict[str, str]],
 )
 # Of attention, its output, two norms, and the two products behind them: weights, then biases.
 _BLOCK_BYTES = [

@@ -13,7 +13,6 @@ double_batch.png.
 import functools
 import itertools
 import json
-import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -22,9 +21,7 @@ from typing import Any
 
 import pandas as pd
 
-from memtrade.measure.environment import child_environment
-from memtrade.measure.protocol import TrialSpec
-from memtrade.papers.pages import save_csv
+from memtrade.papers.pages import run_in_arena, save_csv
 from memtrade.results.sheets import Sheet
 from memtrade.search import largest
 from memtrade.units import megabytes
@@ -40,7 +37,7 @@ EPOCH_STEPS = 16  # at the largest batch of both
 TIMEOUT_SECONDS = 300
 
 OUT_OF_MEMORY = "out of memory"
-CHILD = (sys.executable, "-m", "memtrade.papers.keras_double_batch", "child")
+CHILD = ("memtrade.papers.keras_double_batch", "child")
 
 
 @dataclass(frozen=True)
@@ -131,15 +128,8 @@ def pictures(batch_size: int, steps: int):
 
 def attempt(fit: Fit) -> Fit:
     """Trains in a child. A kernel that runs out of memory may abort, and that is an answer, too."""
-    environment = child_environment(TrialSpec(memory_limit_bytes=LIMIT_BYTES))
-    done = subprocess.run(
-        [*CHILD, json.dumps(asdict(fit))],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_SECONDS,
-        check=False,
-    )
+    asked = json.dumps(asdict(fit))
+    done = run_in_arena(*CHILD, asked, limit_bytes=LIMIT_BYTES, timeout_seconds=TIMEOUT_SECONDS)
     if done.returncode == 0:
         ran = Fit(**json.loads(done.stdout.splitlines()[-1]))
     elif "ran out of memory" in done.stderr or "OOM" in done.stderr:

@@ -3,6 +3,7 @@
 python -m memtrade.papers.device_check results/predicted
 """
 
+import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
@@ -14,6 +15,7 @@ import jinja2
 
 from memtrade.errors import MemtradeError
 from memtrade.graph import StepGraph
+from memtrade.measure.environment import child_environment
 from memtrade.measure.protocol import TrialSpec
 from memtrade.measure.trial import extract_graph
 from memtrade.models import Model
@@ -59,6 +61,20 @@ def _templates() -> jinja2.Environment:
 def save_csv(path: Path, frame: Any, float_format: str | None = None) -> None:
     """Of a pandas frame, of which Python's types know little."""
     frame.to_csv(path, index=False, float_format=float_format, lineterminator="\n")
+
+
+def run_in_arena(
+    *words: str, limit_bytes: int, timeout_seconds: float | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Runs a module, the first of `words`, in a child whose arena has that limit; what it says last
+    on standard output is its answer."""
+    return subprocess.run(
+        [sys.executable, "-m", *words],
+        env=child_environment(TrialSpec(memory_limit_bytes=limit_bytes)),
+        capture_output=True,
+        text=True,
+        timeout=timeout_seconds,
+    )
 
 
 def trace_model(model: Model, optimizer: str) -> StepGraph:

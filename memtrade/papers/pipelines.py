@@ -114,10 +114,6 @@ class Compared(NamedTuple):
     fitted: Device | None
 
 
-class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    comparisons: list[PublishedPipelines] = msgspec.field(name="comparison")
-
-
 def load_comparison(path: Path, name: str) -> PublishedPipelines:
     """The comparison of that name in a TOML file.
 
@@ -126,10 +122,10 @@ def load_comparison(path: Path, name: str) -> PublishedPipelines:
         MemtradeError: it cannot be read; the message names the field.
     """
     try:
-        read = msgspec.toml.decode(path.read_bytes(), type=_File)
+        read = msgspec.toml.decode(path.read_bytes(), type=dict[str, list[PublishedPipelines]])
     except (OSError, msgspec.DecodeError) as error:
         raise MemtradeError(f"cannot read comparisons from {path}: {error}") from error
-    found = {each.name: each for each in read.comparisons}
+    found = {each.name: each for each in read.get("comparison", ())}
     if name not in found:
         raise UnknownNameError("comparison", name, found)
     return found[name]
@@ -236,19 +232,17 @@ def checkpoint_of(implementation: str, strategy: str) -> CheckpointMode:
 
 def _rows_of_grid(grid: Grid) -> list[PublishedRow]:
     """The rows of the GPT-2 logs."""
+    shared = ("run", "partitions", "micro_batches", "implementation")
     return [
         PublishedRow(
             published=grid.published,
-            run=line["run"],
             model=grid.model,
             options=grid.options,
             optimizer=grid.optimizer,
-            partitions=line["partitions"],
-            micro_batches=line["micro_batches"],
             micro_batch_size=line["batch_size"] // line["micro_batches"],
             checkpoint=checkpoint_of(line["implementation"], line["strategy"]),
             calibrate=line["run"] in grid.calibrate,
-            implementation=line["implementation"],
+            **{name: line[name] for name in shared},
         )
         for line in published_lines(grid.published)
     ]
@@ -284,38 +278,35 @@ def published_run(published: str, run: str, model: str, implementation: str) -> 
     return read(found[0])
 
 
-def _gpt2(line: dict[Any, Any]) -> Figures:
-    return Figures(
-        line["parameter_bytes"],
-        line["peak_activation_bytes"],
-        line["total_bytes"],
-        line["samples_per_second"],
-    )
-
-
-def _unet(line: dict[Any, Any]) -> Figures:
-    return Figures(total_bytes=line["memory_mb"] * 1e6)
-
-
 def _amoebanet(line: dict[Any, Any]) -> Figures:
-    activations = line["peak_activation_mb"]
-    return Figures(
-        parameter_bytes=line["model_memory_mb"] * 1e6,
-        activation_bytes=None if activations is None else activations * 1e6,
-        total_bytes=None if activations is None else (line["model_memory_mb"] + activations) * 1e6,
-    )
-
-
-def _speed(line: dict[Any, Any]) -> Figures:
-    return Figures(samples_per_second=line["samples_per_second"], relative=line["speedup"])
+    model, activations = line["model_memory_mb"] * 1e6, line["peak_activation_mb"]
+    if activations is None:
+        return Figures(parameter_bytes=model)
+    return Figures(model, activations * 1e6, model + activations * 1e6)
 
 
 # For each table, the column that names its rows, and what reads one.
 _READERS: dict[str, tuple[str, Callable[[dict[Any, Any]], Figures]]] = {
-    "gpipe_gpt2_runs": ("run", _gpt2),
-    "torchgpipe_unet_memory": ("experiment", _unet),
+    "gpipe_gpt2_runs": (
+        "run",
+        lambda line: Figures(
+            line["parameter_bytes"],
+            line["peak_activation_bytes"],
+            line["total_bytes"],
+            line["samples_per_second"],
+        ),
+    ),
+    "torchgpipe_unet_memory": (
+        "experiment",
+        lambda line: Figures(total_bytes=line["memory_mb"] * 1e6),
+    ),
     "torchgpipe_amoebanetd_memory": ("experiment", _amoebanet),
-    "torchgpipe_speed": ("experiment", _speed),
+    "torchgpipe_speed": (
+        "experiment",
+        lambda line: Figures(
+            samples_per_second=line["samples_per_second"], relative=line["speedup"]
+        ),
+    ),
 }
 # What the tables call our models.
 _SOURCES = {"amoebanet-d": "amoebanetd", "gpt2": "gpt2", "resnet": "resnet", "unet": "unet"}

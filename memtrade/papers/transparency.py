@@ -14,7 +14,6 @@ of what has been run so far.
 """
 
 import json
-import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -24,9 +23,7 @@ from typing import Any
 import pandas as pd
 
 from memtrade.errors import MemtradeError
-from memtrade.measure.environment import child_environment
-from memtrade.measure.protocol import TrialSpec
-from memtrade.papers.pages import save_page
+from memtrade.papers.pages import run_in_arena, save_page
 from memtrade.papers.published import load_published
 from memtrade.results.sheets import NONE, Sheet
 from memtrade.units import megabytes
@@ -39,7 +36,7 @@ LIMIT_BYTES = 4 << 30
 STRATEGIES = ("ome", "checkpoints", "lms", "optimal")
 GPIPE = "gpipe"
 WAYS = ("plain", GPIPE, *STRATEGIES)
-CHILD = (sys.executable, "-m", "memtrade.papers.transparency_child")
+CHILD = "memtrade.papers.transparency_child"
 COMMAND = "python -m memtrade.papers.transparency results/transparency docs/images/transparency.png"
 SETTINGS = {
     "layers": LAYERS, "image_size": IMAGE_SIZE, "batch": BATCH, "epochs": EPOCHS,
@@ -68,8 +65,7 @@ class TrainedRun:
 
 def run(way: str) -> TrainedRun:
     """Raises MemtradeError that says why the child ended early."""
-    environment = child_environment(TrialSpec(memory_limit_bytes=LIMIT_BYTES))
-    done = subprocess.run([*CHILD, way], env=environment, capture_output=True, text=True)
+    done = run_in_arena(CHILD, way, limit_bytes=LIMIT_BYTES)
     if done.returncode:
         raise MemtradeError(f"{way}: {done.stderr.strip().splitlines()[-1]}")
     print(done.stderr, file=sys.stderr, end="")

@@ -14,12 +14,20 @@ from matplotlib.figure import Figure as Canvas
 from matplotlib.patches import Patch
 
 from memtrade.devices import Device
-from memtrade.results.bands import COLOURS, MEANINGS, OTHERS, Bands, bands_of, stacks_of
 from memtrade.results.drawings import drawn, packed_plotly
 from memtrade.results.paper import PAGE_INK, finish, in_style, strips_of
 from memtrade.results.predictions import bound_notes
 from memtrade.results.sheets import NONE, Sheet, templates
-from memtrade.results.simulated import CHANNELS, SimulatedStep
+from memtrade.results.simulated import (
+    CHANNELS,
+    COLOURS,
+    MEANINGS,
+    OTHERS,
+    Bands,
+    SimulatedStep,
+    bands_of,
+    stacks_of,
+)
 from memtrade.results.words import seconds
 from memtrade.simulate.usage import Moment
 from memtrade.units import megabytes

@@ -11,9 +11,8 @@ import msgspec
 import pytest
 
 from memtrade.graph import StepGraph
-from memtrade.results.bands import COLOURS, Bands
 from memtrade.results.paper import render
-from memtrade.results.simulated import CHANNELS, THINNED, SimulatedStep
+from memtrade.results.simulated import CHANNELS, COLOURS, THINNED, Bands, SimulatedStep
 from memtrade.results.timeline import Timelines, drawing, timeline_plot, title_of, to_html
 from memtrade.simulate.timeline import TimeSimulator
 from memtrade.simulate.usage import Usage, use_of_memory
