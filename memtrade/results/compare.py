@@ -228,11 +228,11 @@ def changes_sheet(
 ) -> Sheet:
     """The pairs that changed, or all of them; `before` and `after` name the sets."""
     shown = [pair for pair in changes.pairs if unchanged or pair.verdict != "same"]
-    counts = [
-        f"{sum(pair.verdict == verdict for pair in changes.pairs)} {name}"
-        for verdict, name in (("worse", "worse"), ("better", "better"), ("same", "as before"))
+    counts = collections.Counter(pair.verdict for pair in changes.pairs)
+    notes = [
+        f"{plural([len(changes.pairs)], 'trial')}: {counts['worse']} worse, "
+        f"{counts['better']} better, {counts['same']} as before"
     ]
-    notes = [f"{plural([len(changes.pairs)], 'trial')}: {', '.join(counts)}"]
     if not shown:
         notes.insert(0, "nothing changed beyond noise")
     for name, records in ((before, changes.only_before), (after, changes.only_after)):
@@ -260,10 +260,8 @@ def unlike_notes(changes: ResultChanges) -> list[str]:
         for pair in changes.pairs
         for name, values in unlike([pair.before, pair.after]).items()
     )
-    return [
-        f"WARNING: {what} differ in {count} of {len(changes.pairs)} trials: changes may be theirs"
-        for what, count in found.items()
-    ]
+    of = f"of {len(changes.pairs)} trials: changes may be theirs"
+    return [f"WARNING: {what} differ in {count} {of}" for what, count in found.items()]
 
 
 def _frame(changes: ResultChanges) -> pd.DataFrame:
@@ -291,24 +289,19 @@ def _frame(changes: ResultChanges) -> pd.DataFrame:
 
 
 def _row(pair: Pair) -> tuple[str, ...]:
-    by_quantity = {change.quantity: change for change in pair.changes}
-    head = (
-        joined(step_text(pair.after.spec), pair.where),
-        strategy_label(pair.after.spec),
-        pair.verdict,
-    )
-    if "status" in by_quantity:
-        status = by_quantity["status"]
+    spec, found = pair.after.spec, {change.quantity: change for change in pair.changes}
+    head = joined(step_text(spec), pair.where), strategy_label(spec), pair.verdict
+    if status := found.get("status"):
         return *head, _arrow(str(status.before), str(status.after)), *(NONE,) * 4
-    peak, time = by_quantity["peak"], by_quantity["time"]
-    noise = NONE if time.noise is None else f"{100 * time.noise / float(time.before):.1f}"
+    peak, time = found["peak"], found["time"]
+    before, after = float(time.before), float(time.after)
     return (
         *head,
         _peaks(int(peak.before), int(peak.after)),
         _percent(peak),
-        _arrow(seconds(float(time.before)), seconds(float(time.after))),
+        _arrow(seconds(before), seconds(after)),
         _percent(time),
-        noise,
+        NONE if time.noise is None else f"{100 * time.noise / before:.1f}",
     )
 
 

@@ -26,11 +26,8 @@ def drawn(figure: Any, name: str) -> Markup:
         figure: of plotly.
         name: of the element; in a page, one for each.
     """
-    return Markup(
-        templates()
-        .get_template("drawing.html")
-        .render(name=name, figure=within_script(figure.to_json()))
-    )
+    page = templates().get_template("drawing.html")
+    return Markup(page.render(name=name, figure=within_script(figure.to_json())))
 
 
 def within_script(data: str) -> Markup:

@@ -49,7 +49,10 @@ class Page:
     def to_rich(self) -> Group:
         """For a terminal. Print it with a console without markup."""
         found = self.explanation
-        parts: list[RenderableType] = [Text(_title(found), style="bold"), ""]
+        step = f": {found.step}" if found.step else ""
+        device = f", on {found.device}" if found.device else ""
+        title = Text(f"Out of memory{step}{device}", style="bold")
+        parts: list[RenderableType] = [title, ""]
         facts = Table.grid(padding=(0, 2, 0, 0))
         facts.add_column(no_wrap=True, style="bold")
         facts.add_column(overflow="fold")
@@ -101,12 +104,6 @@ def _costs(remedy: Remedy) -> str:
         f"{remedy.strategy}{budget}: {megabytes(remedy.peak_bytes)} MB{host}, "
         f"{remedy.relative_time:.2f} times the step's time; predicted"
     )
-
-
-def _title(found: Explanation) -> str:
-    step = f": {found.step}" if found.step else ""
-    device = f", on {found.device}" if found.device else ""
-    return f"Out of memory{step}{device}"
 
 
 def _why(found: Explanation) -> str:

@@ -194,7 +194,7 @@ def _beside(
 
 def _of_record(record: Record, where: str) -> list[Figure]:
     base = replace(_base(record, where), status=record.status, jobs=record.jobs)
-    figures = [_with(base, record.measured)]
+    figures = [replace(base, **_took(record.measured))]
     if (predicted := record.shown_prediction) is not None:
         afterwards = f" (after the run, by memtrade {by})" if (by := record.predicted_by) else ""
         figures.append(
@@ -215,7 +215,7 @@ def _of_record(record: Record, where: str) -> list[Figure]:
 def _of_search(search: MaxBatchRecord, where: str, best: Measured | None) -> list[Figure]:
     """What was predicted is the batch alone: nothing was of the peak and time of that step."""
     base = replace(_base(search, where), batch_size=search.batch_size, searched=True)
-    figures = [_with(replace(base, bound=search.bound), best)]
+    figures = [replace(base, bound=search.bound, **_took(best))]
     if (batch := search.predicted_batch_size) is not None:
         bound = search.predicted_bound or ""
         figures.append(replace(base, source="predicted", batch_size=batch, bound=bound))
@@ -238,14 +238,16 @@ def _base(record: Ran, where: str) -> Figure:
     )
 
 
-def _with(figure: Figure, measured: Measured | None) -> Figure:
-    if measured is None:
-        return figure
-    return replace(
-        figure,
-        peak_bytes=measured.peak_bytes,
-        host_bytes=measured.host_bytes,
-        step_seconds=measured.median_seconds,
+def _took(measured: Measured | None) -> dict[str, Any]:
+    """What a trial took, if it came so far, as a figure has it."""
+    return (
+        {}
+        if measured is None
+        else {
+            "peak_bytes": measured.peak_bytes,
+            "host_bytes": measured.host_bytes,
+            "step_seconds": measured.median_seconds,
+        }
     )
 
 

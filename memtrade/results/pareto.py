@@ -92,11 +92,8 @@ def to_html(pareto: Pareto) -> str:
         hoverlabel={"align": "left"},
         margin={"t": 110},
     )
-    return (
-        templates()
-        .get_template("pareto.html")
-        .render(title=pareto.title, plotly=packed_plotly(), drawing=drawn(drawing, "pareto"))
-    )
+    page, picture = templates().get_template("pareto.html"), drawn(drawing, "pareto")
+    return page.render(title=pareto.title, plotly=packed_plotly(), drawing=picture)
 
 
 def _tip(point: Point) -> str:

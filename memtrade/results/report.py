@@ -5,6 +5,7 @@ commands. plotly.js is part of the page; `templates/report.js` draws what `serie
 """
 
 import shlex
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -52,16 +53,26 @@ def make_report(
     """The page, as HTML: of records, their figures and the largest batches, published ones among
     them. `sheets`, each with the command that prints it, go before the table of all trials.
     `folder` and `command` are shown as they are given."""
-    data = _data(figures, batches)
+    data, days = _data(figures, batches), sorted(record.created[:10] for record in records)
     return (
         templates()
         .get_template("report.html")
         .render(
             title="Memory-saving strategies, measured",
-            subtitle=_subtitle(records, folder),
+            subtitle=f"{plural([len(records)], 'trial')} in {folder}, run on {from_to(days)}",
             command=command,
             summary=[*summarize(figures), *summarize_batches(batches)],
-            plots=[plot for plot in _plots(folder) if data[plot["name"].replace("-", "_")]],
+            plots=[
+                {
+                    "name": name,
+                    "title": title,
+                    "command": shlex.join(
+                        ["memtrade", "plot", kind, folder, "--output", f"{kind}.pdf"]
+                    ),
+                }
+                for name, title, kind in _PLOTS
+                if data[name.replace("-", "_")]
+            ],
             sheets=[*sheets, _all_trials(records, shlex.join(["memtrade", "table", folder]))],
             environment=_environment(records),
             commands=dict.fromkeys(r.command for r in sorted(records, key=_by_model)),
@@ -73,15 +84,28 @@ def make_report(
 
 def _data(figures: Sequence[Figure], batches: Sequence[Figure]) -> dict[str, Any]:
     """What `report.js` reads, in MB and seconds."""
-    panels = trade_panels(figures)
     deep = [figure for figure in figures if figure.layers is not None]
+    steps: dict[str, list[dict[str, Any]]] = {}
+    for figure in figures:
+        if figure.source == "measured" and figure.peak_bytes and figure.step_seconds:
+            steps.setdefault(joined(figure.step_name, figure.where), []).append(_point(figure))
     chosen = by_depth(deep) if any(figure.source == "measured" for figure in deep) else []
     return {
         "peak": [_depth_data(panel, "peak") for panel in depth_panels(chosen, "peak")],
         "time": [_depth_data(panel, "time") for panel in depth_panels(chosen, "time")],
-        "trade": [_trade_data(panel) for panel in panels],
+        "trade": [
+            {
+                "title": panel.title,
+                "points": [
+                    _point(figure) | {"front": on_front}
+                    for figure, on_front in zip(panel.figures, panel.front, strict=True)
+                ],
+            }
+            for panel in trade_panels(figures)
+        ],
         "max_batch": _max_batch_data(batches),
-        "steps": _step_data(figures),
+        # One alone leaves nothing to choose.
+        "steps": [{"name": name, "points": own} for name, own in steps.items() if len(own) > 1],
     }
 
 
@@ -107,23 +131,6 @@ def _depth_data(panel: Panel, quantity: Quantity) -> dict[str, Any]:
             for (strategy, variant), line in panel.lines.items()
         ],
     }
-
-
-def _trade_data(panel: Panel) -> dict[str, Any]:
-    points = zip(panel.figures, panel.front, strict=True)
-    return {
-        "title": panel.title,
-        "points": [_point(figure) | {"front": on_front} for figure, on_front in points],
-    }
-
-
-def _step_data(figures: Sequence[Figure]) -> list[dict[str, Any]]:
-    steps: dict[str, list[dict[str, Any]]] = {}
-    for figure in figures:
-        if figure.source == "measured" and figure.peak_bytes and figure.step_seconds:
-            steps.setdefault(joined(figure.step_name, figure.where), []).append(_point(figure))
-    # One alone leaves nothing to choose.
-    return [{"name": name, "points": each} for name, each in steps.items() if len(each) > 1]
 
 
 def _point(figure: Figure) -> dict[str, Any]:
@@ -176,28 +183,16 @@ def _look(strategy: str, variant: str) -> dict[str, Any]:
     }
 
 
-def _plots(folder: str) -> list[dict[str, str]]:
-    """What the page says of each plot."""
-    return [
-        {
-            "name": name,
-            "title": title,
-            "command": shlex.join(["memtrade", "plot", kind, folder, "--output", f"{kind}.pdf"]),
-        }
-        for name, title, kind in _PLOTS
-    ]
-
-
 def _all_trials(records: Sequence[Record], command: str) -> Sheet:
     comparisons = compare(sorted(records, key=_by_model))
-    failed = [i in each.weak for each in comparisons for i in range(len(each.rows))]
+    weak = [i in each.weak for each in comparisons for i in range(len(each.rows))]
     return Sheet(
         name="trials",
         title="All trials",
         columns=comparisons[0].columns,
         rows=tuple(row for each in comparisons for row in each.rows),
         sections=tuple(each.title for each in comparisons for _ in each.rows),
-        weak=frozenset(i for i, fails in enumerate(failed) if fails),
+        weak=frozenset(i for i, fails in enumerate(weak) if fails),
         notes=tuple(dict.fromkeys(note for each in comparisons for note in each.notes)),
         command=command,
     )
@@ -210,11 +205,11 @@ def _by_model(record: Record) -> tuple[object, ...]:
 
 def _environment(records: Sequence[Record]) -> Sheet:
     labels = machine_labels(record.machine for record in records)
-    kinds: dict[tuple[str, ...], int] = {}
-    for record in records:
+
+    def kind(record: Record) -> tuple[str, ...]:
         machine, runtime = record.machine, record.runtime
         threads = f"{runtime.intra_op_threads} + {runtime.inter_op_threads}" if runtime else DASH
-        kind = (
+        return (
             labels[hardware(machine)],
             f"{machine.memory_bytes / 2**30:,.0f} GiB",
             device_label(record.spec.device, record.spec.memory_limit_bytes),
@@ -225,7 +220,8 @@ def _environment(records: Sequence[Record]) -> Sheet:
             machine.platform,
             machine.memtrade_version,
         )
-        kinds[kind] = kinds.get(kind, 0) + 1
+
+    kinds = Counter(map(kind, records))
     return Sheet(
         name="environment",
         title="Where the trials ran",
@@ -235,8 +231,3 @@ def _environment(records: Sequence[Record]) -> Sheet:
         ),
         rows=tuple((*kind, str(count)) for kind, count in kinds.items()),
     )  # fmt: skip
-
-
-def _subtitle(records: Sequence[Record], folder: str) -> str:
-    days = sorted(record.created[:10] for record in records)
-    return f"{plural([len(records)], 'trial')} in {folder}, run on {from_to(days)}"

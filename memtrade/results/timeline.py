@@ -45,6 +45,15 @@ _PAGE_STRIP, _PAGE_LANES, _PAGE_REST = 260, 70, 130
 _STRIP, _LANES, _REST = 1.75, 0.42, 1.0
 
 
+_MEANINGS = Sheet(
+    title="Who holds memory",
+    name="groups",
+    columns=("group", "what it is"),
+    words=2,
+    rows=tuple(MEANINGS.items()),
+)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Timelines:
     """Several strategies on one step and device."""
@@ -91,25 +100,17 @@ def title_of(strip: SimulatedStep) -> str:
 
 def to_html(timelines: Timelines) -> str:
     """The whole page; it needs no network."""
-    sheets = [_totals(timelines), *([_meanings()] if timelines.by == "group" else [])]
+    sheets = [_totals(timelines), *([_MEANINGS] if timelines.by == "group" else [])]
     sheets += [sheet for strip in timelines.strips for sheet in _at_the_peak(strip, timelines)]
-    return (
-        templates()
-        .get_template("timeline.html")
-        .render(
-            timelines=timelines,
-            jumps=[(strip.label, _around(strip)) for strip in timelines.strips],
-            plotly=packed_plotly(),
-            drawing=drawn(drawing(timelines), "memory"),
-            sheets=sheets,
-        )
+    jumps = []  # to the stretch of the step around its peak, in seconds
+    for strip in timelines.strips:
+        at, margin = strip.peak.seconds, strip.step_seconds * _NEAR
+        jumps.append((strip.label, [max(0.0, at - margin), at + margin]))
+    page = templates().get_template("timeline.html")
+    picture = drawn(drawing(timelines), "memory")
+    return page.render(
+        timelines=timelines, jumps=jumps, plotly=packed_plotly(), drawing=picture, sheets=sheets
     )
-
-
-def _around(strip: SimulatedStep) -> list[float]:
-    """The stretch of the step around its peak, in seconds."""
-    margin = strip.step_seconds * _NEAR
-    return [max(0.0, strip.peak.seconds - margin), strip.peak.seconds + margin]
 
 
 def drawing(timelines: Timelines) -> Any:
@@ -180,7 +181,13 @@ def _add_memory(figure: Any, strip: SimulatedStep, timelines: Timelines, *, row:
         marker=hollow, hoverinfo="skip", **about,
     )  # fmt: skip
     if strip is not timelines.strips[0]:
-        _add_outline(figure, timelines.strips[0], about)
+        first = timelines.strips[0]
+        figure.add_scatter(
+            x=first.edges, y=_in_use(first),
+            name=f"{html.escape(first.label, quote=False)}, for comparison", mode="lines",
+            line={"shape": "hv", "width": 1, "dash": "dot", "color": _OUTLINE},
+            hoverinfo="skip", **about,
+        )  # fmt: skip
     if (turn := strip.usage.turn_seconds) is not None:
         dashed = {"line_dash": "dash", "line_width": 1, "line_color": _OUTLINE}
         figure.add_vline(turn, **dashed, row=row, col=1)
@@ -190,15 +197,6 @@ def _add_memory(figure: Any, strip: SimulatedStep, timelines: Timelines, *, row:
     figure.update_yaxes(
         title="MB in use", range=[0, 1.05 * timelines.top_bytes / 1e6], row=row, col=1
     )
-
-
-def _add_outline(figure: Any, first: SimulatedStep, about: dict[str, Any]) -> None:
-    figure.add_scatter(
-        x=first.edges, y=_in_use(first),
-        name=f"{html.escape(first.label, quote=False)}, for comparison", mode="lines",
-        line={"shape": "hv", "width": 1, "dash": "dot", "color": _OUTLINE},
-        hoverinfo="skip", **about,
-    )  # fmt: skip
 
 
 def _in_use(strip: SimulatedStep) -> list[float]:
@@ -256,16 +254,6 @@ def _totals(timelines: Timelines) -> Sheet:
         notes=bound_notes(strip.bound for strip in timelines.strips),
         name="totals",
         command=timelines.command,
-    )
-
-
-def _meanings() -> Sheet:
-    return Sheet(
-        title="Who holds memory",
-        name="groups",
-        columns=("group", "what it is"),
-        words=2,
-        rows=tuple(MEANINGS.items()),
     )
 
 
