@@ -11,7 +11,6 @@ bytes), ``_seconds``, ``_ms``. A ``_printed`` column is the source's own text. E
 `VIEWS` says where each is shown beside ours. This module imports no TensorFlow.
 """
 
-import difflib
 from dataclasses import dataclass
 from importlib import resources
 from typing import Any
@@ -19,7 +18,7 @@ from typing import Any
 import msgspec
 import pandas as pd
 
-from memtrade.errors import MemtradeError
+from memtrade.errors import UnknownNameError
 from memtrade.results.sheets import NONE, Sheet
 
 _FOLDER = resources.files("memtrade.papers") / "published"
@@ -34,23 +33,6 @@ INTEGER_COLUMNS = frozenset({
 })  # fmt: skip
 FLAG_COLUMNS = frozenset({"graph_valid", "max_mem_carried_over", "max_mem_is_own"})
 TEXT_COLUMNS = frozenset({"note", "provenance", "status", "value"})
-
-
-class UnknownPublishedError(MemtradeError):
-    """No published table has this name.
-
-    Attributes: ``name`` as asked for, ``valid_names``, ``nearest`` (or None).
-    """
-
-    def __init__(self, name: str, valid_names: tuple[str, ...]) -> None:
-        close = difflib.get_close_matches(name, valid_names, n=1, cutoff=0.4)
-        self.name = name
-        self.valid_names = valid_names
-        self.nearest = close[0] if close else None
-        hint = f" Did you mean {self.nearest!r}?" if self.nearest else ""
-        super().__init__(
-            f"no published table is named {name!r}.{hint} Valid names: {', '.join(valid_names)}"
-        )
 
 
 def published_names() -> tuple[str, ...]:
@@ -74,12 +56,11 @@ def load_published(name: str) -> pd.DataFrame:
 
     Raises
     ------
-    UnknownPublishedError
+    UnknownNameError
         No such table; the message lists the valid names and the nearest.
     """
-    valid_names = published_names()
-    if name not in valid_names:
-        raise UnknownPublishedError(name, valid_names)
+    if name not in (names := published_names()):
+        raise UnknownNameError("published table", name, names)
     path: Any = _FOLDER / f"{name}.csv"
     columns = pd.read_csv(path, nrows=0).columns
     types = {column: dtype for column in columns if (dtype := _dtype(column)) is not None}

@@ -13,9 +13,8 @@ Batches differ, so what compares is the ratio to `original` of the same source.
 
 import statistics
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 
@@ -23,7 +22,7 @@ from memtrade.errors import MemtradeError
 from memtrade.measure.records import Record, planned_options, unusual_model_options
 from memtrade.options import Value
 from memtrade.papers.thesis_nets import INCEPTION, OPTIMIZER, ORDER, RESNET, TOOLS, rules_of
-from memtrade.papers.thesis_predictor import Published, published
+from memtrade.papers.thesis_predictor import published
 from memtrade.results.sheets import Sheet
 from memtrade.results.sheets import cell as text
 from memtrade.results.words import ratio, seconds
@@ -36,8 +35,7 @@ BATCH = 32
 PREDICTED = Path("results") / "predicted" / "thesis.csv"
 
 
-@dataclass(frozen=True)
-class Cell:
+class Cell(NamedTuple):
     """A peak and a step time of one source."""
 
     peak_bytes: float | None = None
@@ -122,7 +120,7 @@ def _sheet(layers: int | None, batch: int, tried: Sequence[Record], predicted: A
         command="\n".join(dict.fromkeys(record.command for record in records)),
         frame=pd.DataFrame(
             [
-                {"net": name, "strategy": strategy, "source": source, **asdict(cell)}
+                {"net": name, "strategy": strategy, "source": source, **cell._asdict()}
                 for strategy, source, cell, _ in rows
             ]
         ),
@@ -152,13 +150,10 @@ def _against(printed: CellByStrategy, theirs: CellByStrategy) -> list[str]:
 
 
 def _published(layers: int | None) -> CellByStrategy:
-    def of_step(row: Published) -> bool:
-        return row.layers == layers and row.batch_size == BATCH and row.table != "max batch"
-
     return {
-        row.strategy: Cell(None if row.peak_mb is None else 1e6 * row.peak_mb, row.seconds)
+        row.strategy: Cell(row.peak_mb and 1e6 * row.peak_mb, row.seconds)
         for row in published()
-        if of_step(row)
+        if (row.layers, row.batch_size) == (layers, BATCH) and row.table != "max batch"
     }
 
 
@@ -222,15 +217,12 @@ def _notes(records: Sequence[Record], layers: int | None) -> list[str]:
             f"{megabytes(min(steps))} to {megabytes(max(steps))} MB, steps "
             f"{seconds(measured.fastest_seconds)} to {seconds(measured.slowest_seconds)} s"
         )
+    ran = [record.measured for record in records if record.measured is not None]
     losses = [r.measured.losses for r in records if r.spec.strategy in TOOLS and r.measured]
     if losses:
         same = "the same to the bit" if len(set(losses)) == 1 else "not the same"
         notes.append(f"the losses of the {len(losses)} trials under TensorFlow 1 are {same}")
-    spreads = [
-        record.measured.slowest_seconds / record.measured.fastest_seconds
-        for record in records
-        if record.measured is not None
-    ]
+    spreads = [measured.slowest_seconds / measured.fastest_seconds for measured in ran]
     notes.append(
         f"the slowest step took {statistics.median(spreads):.2f} times the fastest "
         f"(median over {len(spreads)} trials)"

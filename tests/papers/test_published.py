@@ -9,8 +9,9 @@ from typing import Any
 import pandas as pd
 import pytest
 
+from memtrade.errors import UnknownNameError
 from memtrade.papers import published
-from memtrade.papers.published import UnknownPublishedError, load_published, published_names
+from memtrade.papers.published import load_published, published_names
 
 ROW_COUNTS = {
     "gpipe_gpt2_devices": 196,
@@ -61,15 +62,15 @@ def test_names_are_the_files_of_the_folder() -> None:
 
 
 def test_unknown_name_lists_the_valid_ones_and_the_nearest() -> None:
-    with pytest.raises(UnknownPublishedError) as caught:
+    with pytest.raises(UnknownNameError) as caught:
         load_published("thesis_resnets")
-    assert caught.value.nearest == "thesis_resnet"
+    assert "did you mean 'thesis_resnet'?" in str(caught.value)
     for name in ROW_COUNTS:
         assert name in str(caught.value)
 
 
 def test_a_path_is_not_a_name() -> None:
-    with pytest.raises(UnknownPublishedError):
+    with pytest.raises(UnknownNameError):
         load_published("../published/thesis_resnet")
 
 
