@@ -2,7 +2,7 @@
 
 import sys
 
-from memtrade.cli import main
+from memtrade.__main__ import main
 
 if __name__ == "__main__":
     flags = sys.argv[1:]

@@ -15,7 +15,7 @@ from pathlib import Path
 
 BLOCK = re.compile(r"(<!-- begin: (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
 
-PROGRAMS = {"memtrade": [sys.executable, "-m", "memtrade.cli"], "python": [sys.executable]}
+PROGRAMS = {"memtrade": [sys.executable, "-m", "memtrade"], "python": [sys.executable]}
 
 
 def fill(text: str) -> str:

@@ -37,7 +37,7 @@ def _reference() -> str:
 @cache
 def _run(*words: str) -> str:
     done = subprocess.run(
-        [sys.executable, "-m", "memtrade.cli", *words], capture_output=True, text=True
+        [sys.executable, "-m", "memtrade", *words], capture_output=True, text=True
     )
     if done.returncode:
         raise RuntimeError(f"memtrade {' '.join(words)}: {done.stderr.strip()}")

@@ -12,7 +12,7 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -104,11 +104,17 @@ for group, commands in COMMANDS.items():
         app.command(where, name=name, group=group, help=summary)
 
 
-def main(tokens: Sequence[str] | None = None, *, typed: Sequence[str] = ()) -> int:
+def main(
+    tokens: Sequence[str] | None = None,
+    *,
+    typed: Sequence[str] = (),
+    on_begin: Callable[[], None] = lambda: None,
+) -> int:
     """Runs a command and returns the exit status.
 
     `tokens` are the command and its flags, by default those of the process. `typed` is what to
-    write into records as the command line where that is not "memtrade" and the tokens.
+    write into records as the command line where that is not "memtrade" and the tokens. `on_begin`
+    is called when the command has been read and imported, before it begins.
     """
     tokens = list(sys.argv[1:] if tokens is None else tokens)
     for name in ("stdout", "stderr"):
@@ -120,6 +126,7 @@ def main(tokens: Sequence[str] | None = None, *, typed: Sequence[str] = ()) -> i
         chosen, bound, left_out = app.parse_args(given, exit_on_error=False, print_error=False)
         if "command_line" in left_out:
             bound.arguments["command_line"] = command_text(typed or ["memtrade", *tokens])
+        on_begin()
         status = chosen(*bound.args, **bound.kwargs) or 0
         sys.stdout.flush()
         return status
@@ -236,7 +243,3 @@ def _missing(error: MissingArgumentError) -> Exception:
 def _complain(error: Exception, *, status: int) -> int:
     print(f"memtrade: {' '.join(str(error).split())}", file=sys.stderr)
     return status
-
-
-if __name__ == "__main__":
-    sys.exit(main())

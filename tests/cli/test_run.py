@@ -288,6 +288,36 @@ def test_ctrl_c_keeps_what_has_finished_and_leaves_no_child(shell: Shell) -> Non
         os.kill(int(pid_file.read_text()), 0)
 
 
+@pytest.mark.parametrize("entry", ["module('memtrade'", f"path({str(ROOT / 'benchmark.py')!r}"])
+@pytest.mark.parametrize("module", ["cyclopts", "memtrade.commands"])
+def test_ctrl_c_while_modules_are_imported_ends_without_a_traceback(
+    tmp_path: Path, entry: str, module: str
+) -> None:
+    """Not even where an import makes another error of it, as Python 3.11's classes do."""
+    code = f"""
+        import importlib.abc, runpy, signal, sys
+        class Interrupted(importlib.abc.MetaPathFinder):
+            def find_spec(self, name, path, target=None):
+                if name == {module!r}:
+                    try:
+                        signal.raise_signal(signal.SIGINT)
+                    except KeyboardInterrupt as error:
+                        raise RuntimeError("in an import") from error
+        sys.meta_path.insert(0, Interrupted())
+        sys.argv = ["memtrade", "run", "--strategy", "omee"]
+        runpy.run_{entry}, run_name="__main__")
+    """
+    ended = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        cwd=tmp_path,
+        env=checkout(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "memtrade: stopped\n")
+
+
 def test_benchmark_is_run_with_the_same_flags(shell: Shell) -> None:
     status = cli.main(
         ["run", "--strategy", "ome", "--results", str(shell.folder / "out")],

@@ -26,7 +26,7 @@ print("trained")
 
 def watched(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     (folder / "train.py").write_text(SCRIPT)
-    command = [sys.executable, "-m", "memtrade.cli", "watch", "--memory-limit", "120MiB"]
+    command = [sys.executable, "-m", "memtrade", "watch", "--memory-limit", "120MiB"]
     root = str(Path(__file__).resolve().parents[2])
     return subprocess.run(
         [*command, "train.py", *arguments],

@@ -129,7 +129,7 @@ def _run(flags: tuple[str, ...], folder: str, onednn: bool) -> dict[str, object]
 
 
 def _memtrade(*words: str, onednn: bool) -> str:
-    command = [sys.executable, "-m", "memtrade.cli", *words]
+    command = [sys.executable, "-m", "memtrade", *words]
     environment = {**os.environ, "TF_ENABLE_ONEDNN_OPTS": str(int(onednn))}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     if done.returncode not in (0, 1):
