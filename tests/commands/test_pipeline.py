@@ -14,6 +14,7 @@ import pytest
 from memtrade.comparison import Difference, Verified
 from memtrade.measure.records import save_record
 from memtrade.pipeline.commands import partition, runner
+from memtrade.pipeline.commands.partition import CutFlags
 from memtrade.pipeline.commands.pipeline import PipelineFlags
 from memtrade.pipeline.commands.runner import run as run_command
 from memtrade.pipeline.measure.protocol import PipelineOutcome
@@ -181,13 +182,21 @@ def test_bad_input_is_one_line(run: Run, command: str, message: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("flag", "rule"), [("depth 0", "is a number from 1 on, not 0"), ("slack nan", "must be at lea")]
+    ("flags", "rule"),
+    [
+        ("--depth 0", "--depth is a number from 1 on, not 0"),
+        ("--slack nan", "--slack must be at lea"),
+        (
+            "--boundary gpt2/block_0/add --partitions 5",
+            "boundaries are one less than partitions, not 1 for 5: give as many, or none\n",
+        ),
+    ],
 )
-def test_how_to_cut_is_checked_before_the_step_is_traced(run: Run, flag: str, rule: str) -> None:
+def test_how_to_cut_is_checked_before_the_step_is_traced(run: Run, flags: str, rule: str) -> None:
     for command in ("partition", "pipeline predict", "pipeline run"):
-        status, _, err = run(*f"{command} --model gpt2 --{flag}".split())
+        status, _, err = run(*f"{command} --model gpt2 {flags}".split())
         assert status == 2
-        assert err.startswith(f"memtrade: --{flag.split()[0]} {rule}")
+        assert err.startswith(f"memtrade: {rule}")
 
 
 def test_an_address_where_nobody_answers_is_named(run: Run) -> None:
@@ -223,6 +232,6 @@ def test_stages_on_gpus_need_gpus_and_elsewhere_a_profile(run: Run) -> None:
 def test_what_is_predicted_is_what_would_run() -> None:
     run, told = inspect.signature(run_command).parameters, PipelineFlags()
     assert (run["schedule"].default, run["checkpoint"].default) == (told.schedule, told.checkpoint)
-    [case] = told.cases(batch_size=64, boundaries=0, strategies=["original"])
+    [case] = told.cases(batch_size=64, cut=CutFlags(), strategies=["original"])
     found = (case.partitions, case.micro_batches)
     assert found == (run["partitions"].default, run["micro_batches"].default)

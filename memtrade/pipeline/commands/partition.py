@@ -115,10 +115,24 @@ class CutFlags:
             )
         return rate
 
+    def stages(self, partitions: int | None) -> int:
+        """How many there will be: as many as the boundaries make, or 2, unless it is said.
+
+        Raises MemtradeError where the boundaries make another number.
+        """
+        count = len(self.boundary)
+        if count and partitions not in (None, count + 1):
+            raise MemtradeError(
+                f"boundaries are one less than partitions, not {count} for {partitions}: "
+                "give as many, or none"
+            )
+        made = count + 1 if count else DEFAULT_PARTITIONS
+        return made if partitions is None else partitions
+
     def cut(
         self, graph: StepGraph, partitions: int | None, target: Target, *, in_flight: int = 1
     ) -> Partition:
-        """The graph in stages: as many as the boundaries make, or 2, unless it is said.
+        """The graph in that many stages.
 
         Args:
             in_flight: of how many micro-batches a stage holds the activations at once.
@@ -126,15 +140,9 @@ class CutFlags:
         Raises MemtradeError for too many partitions, or boundaries that do not exist.
         """
         partitioner = Partitioner(graph, depth=self.depth)
+        count = self.stages(partitions)
         if self.boundary:
-            made = len(self.boundary) + 1
-            if partitions not in (None, made):
-                raise MemtradeError(
-                    f"{made - 1} boundaries make {made} partitions, not {partitions}: "
-                    "give as many boundaries, or none"
-                )
             return partitioner.cut_at(self.boundary, target)
-        count = DEFAULT_PARTITIONS if partitions is None else partitions
         if self.balance == "memory":
             return partitioner.by_memory(count, in_flight=in_flight, slack=self.slack)
         return partitioner.by_time(count, target, slack=self.slack)
@@ -272,6 +280,7 @@ def partition(
         raise MemtradeError(f"--iterations is a number from 0 on, not {iterations}")
     if partitions is not None and partitions < 1:
         raise MemtradeError(f"--partitions is a number from 1 on, not {partitions}")
+    cut.stages(partitions)
     sized = cut.sized(model)
     graph = trace_step(sized, timeout_seconds=device.timeout, verbose=verbose)
     target = learned_target(target, [graph])

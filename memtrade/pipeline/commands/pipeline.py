@@ -7,7 +7,7 @@ from pathlib import Path
 from cyclopts import App, Parameter
 
 from memtrade.commands.reading import check_folder, picture_format, read_kind, write_output
-from memtrade.commands.screen import Form, show, show_json
+from memtrade.commands.screen import Form, check_form, show, show_json
 from memtrade.errors import MemtradeError, UnknownNameError
 from memtrade.graph import StepGraph
 from memtrade.measure.flags import (
@@ -25,7 +25,6 @@ from memtrade.papers.pipelines import compare_published, load_comparison
 from memtrade.papers.pipelines_page import errors_sheet, to_markdown
 from memtrade.papers.published import load_published
 from memtrade.pipeline.commands.partition import (
-    DEFAULT_PARTITIONS,
     CutFlags,
     micro_batch_graphs,
     trace_step,
@@ -74,11 +73,12 @@ class PipelineFlags:
     checkpoint: str = "always"
     hosts: Hosts = "own"
 
-    def cases(self, *, batch_size: int, boundaries: int, strategies: list[str]) -> list[Case]:
+    def cases(self, *, batch_size: int, cut: CutFlags, strategies: list[str]) -> list[Case]:
         """Raises MemtradeError for micro-batches that do not divide the batch, and the like."""
-        given = self.partitions or str(boundaries + 1 if boundaries else DEFAULT_PARTITIONS)
+        given = self.partitions or str(cut.stages(None))
         found = []
         for partitions in _numbers(given, "--partitions"):
+            cut.stages(partitions)
             split = self.micro_batches or str(_fitting(batch_size, partitions))
             for micro_batches, schedule, checkpoint, strategy in itertools.product(
                 _numbers(split, "--micro-batches"),
@@ -135,13 +135,14 @@ def predict(
     json
         Print the predictions to stdout as JSON, and no table.
     """
+    check_form(format, json)
     sized = cut.sized(model)
     batch_size = sized.make_model().batch_size
     names = strategy.names(default=["original"])
     for name in names:
         find_planned(name)
     options = strategy.typed_options(names)
-    cases = flags.cases(batch_size=batch_size, boundaries=len(cut.boundary), strategies=names)
+    cases = flags.cases(batch_size=batch_size, cut=cut, strategies=names)
     target = device.target(strategy.order)
     link = cut.link_bytes_per_s(target)
     kind = picture_format(picture)

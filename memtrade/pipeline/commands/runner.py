@@ -310,6 +310,7 @@ def run(
         Print the record to stdout as JSON, and no table.
     """
     sized = cut.sized(model)
+    cut.stages(partitions)
     micro_batch_size(sized.make_model().batch_size, micro_batches)
     planned = make_schedule(
         schedule, stages=partitions, micro_batches=micro_batches, checkpoint=checkpoint
