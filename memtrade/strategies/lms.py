@@ -39,8 +39,10 @@ tool's cpu_device and debug levels have no counterpart: `memtrade plan` lists wh
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from memtrade.errors import MemtradeError, UnsupportedGraphError
-from memtrade.graph import StepGraph, reached
+from memtrade.graph import Op, StepGraph, reached
 from memtrade.op_types import ALIAS_TYPES, READ_TYPES, SOURCE_TYPES
 from memtrade.options import Checked, option
 from memtrade.plan import Action, Fate, Plan
@@ -99,7 +101,8 @@ def plan(graph: StepGraph, options: Options, target: Target) -> Plan:
     actions = lower(graph, decisions(decided), lowering)
     if options.rule == "tflms":
         actions = _views_stay(graph, actions)
-    return assemble("lms", graph, options, target, decided, start_early(graph, actions, options))
+    made = assemble("lms", graph, options, target, decided, start_early(graph, actions, options))
+    return msgspec.structs.replace(made, remarks=tuple(_in_vain(graph, options)))
 
 
 def _views_stay(graph: StepGraph, actions: Sequence[Action]) -> tuple[Action, ...]:
@@ -114,10 +117,14 @@ def _views_stay(graph: StepGraph, actions: Sequence[Action]) -> tuple[Action, ..
     return tuple(found)
 
 
+def candidates(graph: StepGraph, options: Options) -> list[int]:
+    """The tensors that could be swapped, in the order in which they count."""
+    return visited(graph, options) if options.rule == "tflms" else worth_deciding(graph)
+
+
 def fates(graph: StepGraph, options: Options) -> list[Fate]:
-    candidates = visited(graph, options) if options.rule == "tflms" else worth_deciding(graph)
     made, left = {}, options.n_tensors
-    for t in candidates:
+    for t in candidates(graph, options):
         reason = _excluded(graph, t, options)
         if reason or left == 0:
             made[t] = Fate(t, "keep", reason or f"after the first {options.n_tensors}")
@@ -201,22 +208,45 @@ def _under(name: str, scope: str) -> bool:
     return name == scope or name.startswith(f"{scope.rstrip('/')}/")
 
 
+def _of_type(op: Op, word: str) -> bool:
+    return op.type == word
+
+
+def _in_scope(op: Op, word: str) -> bool:
+    return _under(op.name, word)
+
+
+# How each option's words fit an op.
+_CHOOSING = {
+    "excl_types": _of_type,
+    "incl_types": _of_type,
+    "excl_scopes": _in_scope,
+    "incl_scopes": _in_scope,
+}
+
+
 def _excluded(graph: StepGraph, tensor: int, options: Options) -> str:
     """Why the options keep this tensor on the device, or nothing."""
     op = graph.ops[graph.tensors[tensor].op]
-
-    def under(scopes: str) -> bool:
-        return any(_under(op.name, scope) for scope in _listed(scopes))
-
-    if op.type in _listed(options.excl_types):
-        return f"op type {op.type} is excluded"
-    if options.incl_types and op.type not in _listed(options.incl_types):
-        return f"op type {op.type} is not included"
-    if under(options.excl_scopes):
-        return "its scope is excluded"
-    if options.incl_scopes and not under(options.incl_scopes):
-        return "its scope is not included"
+    for name, fits in _CHOOSING.items():
+        words = getattr(options, name)
+        included = name.startswith("incl")
+        if words and any(fits(op, word) for word in _listed(words)) != included:
+            what = f"op type {op.type}" if fits is _of_type else "its scope"
+            return f"{what} is {'not included' if included else 'excluded'}"
     return ""
+
+
+def _in_vain(graph: StepGraph, options: Options) -> list[str]:
+    """The words of options that choose nothing, such as a type that no op of the graph has."""
+    words = [(name, word) for name in _CHOOSING for word in _listed(getattr(options, name))]
+    ids = candidates(graph, options) if words else []
+    ops = [graph.ops[graph.tensors[t].op] for t in ids]
+    return [
+        f"{name} names nothing that could be swapped: {word!r}"
+        for name, word in words
+        if not any(_CHOOSING[name](op, word) for op in ops)
+    ]
 
 
 def start_early(

@@ -83,7 +83,11 @@ def test_lms_includes_and_excludes(graph):
     }
     assert names
     assert not names & {"layer3:0", "layer4:0"}
-    assert plan(graph, "lms", incl_types="Conv2D").tensors("swap") == []
+    none = plan(graph, "lms", incl_types="Conv2D")
+    assert none.tensors("swap") == []
+    assert none.remarks == ("incl_types names nothing that could be swapped: 'Conv2D'",)
+    some = plan(graph, "lms", excl_scopes="layer3, layer33")
+    assert some.remarks == ("excl_scopes names nothing that could be swapped: 'layer33'",)
 
 
 def test_lms_starts_swap_ins_as_early_as_told(graph):
