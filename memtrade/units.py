@@ -13,6 +13,8 @@ _FACTORS = {"B": 1} | {
     for power, prefix in enumerate("KMGT", start=1)
     for suffix, base in (("B", 1000), ("IB", 1024))
 }
+# The arena's first region has 2 MiB, and its second one at least.
+LEAST_LIMIT_BYTES = 3 << 20
 # Bytes of a number, by the names that TensorFlow has for its type in Python and in its messages.
 TYPE_BYTES = {
     "bool": 1, "int8": 1, "uint8": 1, "half": 2, "float16": 2, "bfloat16": 2, "int16": 2,
@@ -55,8 +57,8 @@ def limit_of(name: str, limit: Any) -> int | None:
     """The memory limit in bytes that `name` was given, if any. Raises MemtradeError for one that is
     too small for any step."""
     limit_bytes = None if limit is None else bytes_of(limit, name)
-    if limit_bytes is not None and limit_bytes < 1 << 20:
-        raise MemtradeError(f"{name} must be at least 1MiB, not {limit}")
+    if limit_bytes is not None and limit_bytes < LEAST_LIMIT_BYTES:
+        raise MemtradeError(f"{name} must be at least {LEAST_LIMIT_BYTES >> 20}MiB, not {limit}")
     return limit_bytes
 
 

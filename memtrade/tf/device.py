@@ -19,7 +19,7 @@ import tensorflow as tf
 from memtrade.errors import MemtradeError
 from memtrade.simulate.regions import GRAIN_BYTES
 from memtrade.tf.swap import DeviceCopyTransfer, HostTransfer, SerializeTransfer
-from memtrade.units import mebibytes
+from memtrade.units import LEAST_LIMIT_BYTES, mebibytes
 
 MIB = 1 << 20
 _FIRST_BYTES = 2 * MIB  # of the region that the first request opens
@@ -76,10 +76,12 @@ class Arena(LocalDevice):
         self._rest_bytes = 0
 
     def start(self) -> None:
-        rows = (self.limit_bytes - 2 * MIB) // MIB
-        if rows < 1:
-            given = mebibytes(self.limit_bytes)
-            raise MemtradeError(f"the arena needs at least 3 MiB, not {given}: give a larger limit")
+        if self.limit_bytes < LEAST_LIMIT_BYTES:
+            least, given = mebibytes(LEAST_LIMIT_BYTES), mebibytes(self.limit_bytes)
+            raise MemtradeError(
+                f"the arena needs at least {least}, not {given}: give a larger limit"
+            )
+        rows = (self.limit_bytes - _FIRST_BYTES) // MIB
         # One inter-op thread: with more, the executor's order, and so the peak, varies.
         tf.config.threading.set_inter_op_parallelism_threads(1)
         # The first allocation opens a region of 2 MiB, this one the other that holds the rest.

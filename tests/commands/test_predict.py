@@ -112,7 +112,7 @@ BAD = [
     ("predict --json --format csv", "--json prints no table, so --format csv says nothing"),
     ("predict --strategy omee", "unknown strategy 'omee'"),
     ("predict --strategy xla", "xla has no plan"),
-    ("predict --memory-limit 5KB", "--memory-limit must be at least 1MiB"),
+    ("predict --memory-limit 5KB", "--memory-limit must be at least 3MiB"),
     ("predict --layers 19", "--layers must be one of"),
     ("timeline --output t.txt", "a timeline is a file in .html, .pdf, .svg or .png, not 't.txt'"),
     ("timeline --output nowhere/t.html", "there is no folder 'nowhere'"),
