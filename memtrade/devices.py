@@ -14,7 +14,6 @@ to 4 times less than is counted here, so their share may exceed 1.
 import json
 import math
 import tomllib
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ import msgspec
 
 from memtrade.costs import OpClass, OpCost
 from memtrade.errors import MemtradeError, UnknownNameError, reason_of
+from memtrade.packaged import packaged_file
 
 _RATES = (
     "flops_per_s",
@@ -99,8 +99,8 @@ class Device(msgspec.Struct, frozen=True):
 
 def device_names() -> tuple[str, ...]:
     """The devices that come with memtrade."""
-    folder = resources.files("memtrade") / "devices"
-    return tuple(sorted(f.name[:-5] for f in folder.iterdir() if f.name.endswith(".toml")))
+    names = [file.name for file in packaged_file("devices").iterdir()]
+    return tuple(sorted(name[:-5] for name in names if name.endswith(".toml")))
 
 
 def load_device(name_or_path: str | Path) -> Device:
@@ -121,8 +121,8 @@ def load_device(name_or_path: str | Path) -> Device:
         return parse_device(text, where=str(path))
     if str(name_or_path) not in device_names():
         raise UnknownNameError("device", str(name_or_path), device_names())
-    file = resources.files("memtrade") / "devices" / f"{name_or_path}.toml"
-    return parse_device(file.read_text(), where=str(name_or_path))
+    text = packaged_file(f"devices/{name_or_path}.toml").read_text(encoding="utf-8")
+    return parse_device(text, where=str(name_or_path))
 
 
 def parse_device(text: str, *, where: str) -> Device:

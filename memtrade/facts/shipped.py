@@ -7,10 +7,8 @@ known from its data sheet.
 
 import math
 import re
-import tomllib
 from collections.abc import Iterator
 from functools import cache
-from importlib import resources
 from typing import Any, NamedTuple
 
 from memtrade.facts.calls import body_requests, call_scratch_bytes
@@ -24,6 +22,7 @@ from memtrade.op_types import (
     READ_TYPES,
     SOURCE_TYPES,
 )
+from memtrade.packaged import packaged_toml
 
 CPU, OUTPUTS = "onednn-cpu", "outputs"
 
@@ -139,8 +138,7 @@ def outputs_of(op: Op, graph: StepGraph) -> tuple[Request, ...]:
 
 
 def _read(name: str) -> dict[str, Any]:
-    file = resources.files("memtrade.facts") / "shipped" / f"{name}.toml"
-    return tomllib.loads(file.read_text(encoding="utf-8"))
+    return packaged_toml(f"facts/shipped/{name}.toml")
 
 
 def _applies(rule: dict[str, Any], op: Op, graph: StepGraph) -> bool:

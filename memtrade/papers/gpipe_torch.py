@@ -18,21 +18,16 @@ None of it was seen running: the repository and the logs were read, and PyTorch'
 """
 
 from collections.abc import Generator, Iterator
-from importlib import resources
 from typing import Literal, NamedTuple, TypeVar
 
-import msgspec
-
+from memtrade.packaged import packaged_toml
 from memtrade.papers.torch_allocator import CachingAllocator, TorchTensor, copying_stream
 from memtrade.pipeline.design.schedule import CheckpointMode
 
 BATCH, POSITIONS, WIDTH, HEADS, WORDS = 64, 128, 768, 12, 3000
 FLOAT = 4
 # Part of the step and layer -> its ops, one a line.
-OPS = msgspec.toml.decode(
-    (resources.files("memtrade.papers") / "gpipe_torch.toml").read_bytes(),
-    type=dict[str, dict[str, str]],
-)
+OPS: dict[str, dict[str, str]] = packaged_toml("papers/gpipe_torch.toml")
 # Of attention, its output, two norms, and the two products behind them: weights, then biases.
 _BLOCK_BYTES = [
     FLOAT * WIDTH * count

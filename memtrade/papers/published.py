@@ -12,16 +12,15 @@ bytes), ``_seconds``, ``_ms``. A ``_printed`` column is the source's own text. E
 """
 
 from dataclasses import dataclass
-from importlib import resources
 from typing import Any
 
-import msgspec
 import pandas as pd
 
 from memtrade.errors import UnknownNameError
+from memtrade.packaged import packaged_file, packaged_toml
 from memtrade.results.sheets import NONE, Sheet
 
-_FOLDER = resources.files("memtrade.papers") / "published"
+_FOLDER = packaged_file("papers/published")
 
 # Counts, read as nullable integers: some rows have none (InceptionV4 has no `layers`).
 INTEGER_COLUMNS = frozenset({
@@ -100,10 +99,7 @@ class View:
 
 
 # Published table -> what shows its figures.
-VIEWS = msgspec.toml.decode(
-    (resources.files("memtrade.papers") / "published_views.toml").read_bytes(),
-    type=dict[str, View],
-)
+VIEWS: dict[str, View] = packaged_toml("papers/published_views.toml", dict[str, View])
 
 
 def views_sheet() -> Sheet:

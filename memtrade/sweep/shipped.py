@@ -6,10 +6,10 @@
 A file of one's own under that name comes first.
 """
 
-from importlib import resources
 from pathlib import Path
 
 from memtrade.errors import UnknownNameError
+from memtrade.packaged import packaged_file
 
 # In whose name pages look for them.
 _NAMED_FOLDERS = (Path(), Path("sweeps"))
@@ -48,4 +48,4 @@ def sweep_file(path: Path, *, table: str) -> Path:
 
 def _folder() -> Path:
     # Installed packages lie in folders: measuring starts children from them.
-    return Path(str(resources.files("memtrade") / "sweeps"))
+    return Path(str(packaged_file("sweeps")))
