@@ -16,6 +16,10 @@ from memtrade.tf.structure import released
 _MOST_WORDS = 300
 # Keras has them in its messages, for terminals.
 _COLOURS = re.compile(r"\x1b\[[\d;]*m")
+_NO_VALUES = (
+    "while a step is traced its tensors have no values: compute with TensorFlow's functions, and "
+    "ask what the step returns for .numpy()"
+)
 
 
 def concrete_for(function: Any, specs: tuple[Any, ...]) -> Any:
@@ -26,12 +30,21 @@ def concrete_for(function: Any, specs: tuple[Any, ...]) -> Any:
     """
     try:
         return function.get_concrete_function(*released(specs))
-    except (TypeError, ValueError) as error:
+    except (AttributeError, NotImplementedError, TypeError, ValueError) as error:
+        if not (isinstance(error, TypeError | ValueError) or _wants_values(error)):
+            raise
         name = getattr(function, "__name__", "train_step")
         leaves = ", ".join(map(_leaf_text, tf.nest.flatten(specs)))
         example = shorten(leaves, _MOST_WORDS // 3, placeholder=" ...")
         what = f"{name} cannot be traced for this example ({example})"
         raise MemtradeError(failure_text(what, error)) from error
+
+
+def _wants_values(error: BaseException) -> bool:
+    """Whether the code asked a tensor for `.numpy()`, or NumPy to compute with it."""
+    return isinstance(error, AttributeError | NotImplementedError) and (
+        "SymbolicTensor" in str(error) or "symbolic tf.Tensor" in str(error)
+    )
 
 
 def _leaf_text(leaf: Any) -> str:
@@ -42,7 +55,8 @@ def _leaf_text(leaf: Any) -> str:
 
 
 def failure_text(what: str, error: BaseException) -> str:
-    """`what`, with the error's words and the last line of the user's own code on its way."""
+    """`what`, with the error's words, the last line of the user's own code on its way, and, of a
+    tensor that was asked for its values, what to do."""
     plain = _COLOURS.sub("", str(error))
     words = [line.strip() for line in plain.splitlines() if line.strip()] or [""]
     name = type(error).__name__
@@ -51,10 +65,11 @@ def failure_text(what: str, error: BaseException) -> str:
     first = next((i for i, word in enumerate(words) if word.startswith(name)), -1) if traced else 0
     word = " ".join(words[first:])
     kind = "" if word.startswith(name) else f"{name}: "
-    said = f"{what}: {kind}{word}"[:_MOST_WORDS].rstrip(": ")
+    said = f"{what}: {kind}{word}"[:_MOST_WORDS].rstrip(": .")
+    advice = f": {_NO_VALUES}" if _wants_values(error) else ""
     here = f"{os.getcwd()}{os.sep}"
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         inside = frame.filename.startswith(here) and "site-packages" not in frame.filename
         if inside and frame.filename != __file__:
-            return f"{said} ({frame.filename.removeprefix(here)}, line {frame.lineno})"
-    return said
+            return f"{said} ({frame.filename.removeprefix(here)}, line {frame.lineno}){advice}"
+    return said + advice

@@ -1,5 +1,6 @@
 """What memtrade.apply cannot rewrite, or is not told rightly: one line says the rule."""
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -99,6 +100,24 @@ def test_an_example_that_the_steps_code_fails_for_is_one_line_and_its_own_errors
         memtrade.apply(lambda x, y: step(x + y), (images(),) * 3)
     with pytest.raises(NameError, match="unheard_of"):
         memtrade.apply(lambda x: unheard_of(x), images())  # noqa: F821  # pyright: ignore[reportUndefinedVariable]
+
+
+def test_a_step_that_asks_a_tensor_for_its_values_is_told_that_there_are_none():
+    weight = tf.Variable(tf.ones([WIDTH, WIDTH]))
+
+    def logs(x):
+        return tf.reduce_sum(x @ weight).numpy()
+
+    def leaves(x):
+        return tf.reduce_sum(np.tanh(x) @ weight)
+
+    for step, why in ((logs, "has no attribute 'numpy'"), (leaves, "to a numpy array")):
+        with pytest.raises(MemtradeError, match=why) as found:
+            memtrade.apply(step, images())
+        assert str(found.value).endswith("ask what the step returns for .numpy()")
+        assert "\n" not in str(found.value)
+    with pytest.raises(AttributeError, match="no_such"):
+        memtrade.apply(lambda x: tf.no_such(x), images())
 
 
 def test_a_budget_that_a_size_is_missing_for_says_what_would_tell_it():
