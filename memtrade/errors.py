@@ -88,9 +88,9 @@ class InfeasibleBudgetError(MemtradeError):
 
     def __init__(self, needed_bytes: int, budget_bytes: int, op: str):
         self.needed_bytes, self.budget_bytes, self.op = needed_bytes, budget_bytes, op
-        budget, needed = megabytes_apart(budget_bytes, needed_bytes)
+        budget, needed = sizes_apart(budget_bytes, needed_bytes)
         super().__init__(
-            f"no plan fits a budget of {budget} MB: the smallest peak found is {needed} MB, bound "
+            f"no plan fits a budget of {budget}: the smallest peak found is {needed}, bound "
             f"by {op or BEFORE_ANY_OP}. Give a larger budget or a smaller batch"
         )
 
@@ -106,13 +106,19 @@ def reason_of(error: Exception) -> str:
     return str(getattr(error, "strerror", None) or error)
 
 
-def megabytes_apart(*sizes: int) -> list[str]:
-    """Bytes as MB, with as many decimals as it takes for different ones, and none, to read so.
+def sizes_apart(*sizes: int) -> list[str]:
+    """Bytes in the unit that suits each, with as many decimals as it takes for different ones to
+    read so.
 
-    >>> megabytes_apart(1000), megabytes_apart(47_210_000, 1000), megabytes_apart(0, 6_570_000)
-    (['0.001'], ['47.210', '0.001'], ['0.0', '6.6'])
+    >>> sizes_apart(6_570_000, 6_640_000), sizes_apart(5_000, 47_210_000), sizes_apart(40)
+    (['6.57 MB', '6.64 MB'], ['5.0 KB', '47.2 MB'], ['40 bytes'])
     """
-    told = *sizes, 0
-    tried = ([f"{size / 1e6:,.{decimals}f}" for size in told] for decimals in range(1, 7))
-    apart = (texts for texts in tried if len({*texts}) == len({*told}))
-    return next(apart)[:-1]  # six tell every byte
+    tried = ([_in_unit(size, decimals) for size in sizes] for decimals in range(1, 7))
+    return next(texts for texts in tried if len({*texts}) == len({*sizes}))  # six tell every byte
+
+
+def _in_unit(size: int, decimals: int) -> str:
+    for least, unit, name in ((100_000, 1e6, "MB"), (100, 1e3, "KB")):
+        if size >= least:
+            return f"{size / unit:,.{decimals}f} {name}"
+    return f"{size} bytes"

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from memtrade.errors import MemtradeError, UnsupportedGraphError, megabytes_apart
+from memtrade.errors import MemtradeError, UnsupportedGraphError, sizes_apart
 from memtrade.measure import host
 from memtrade.measure.foreseen import Foreseen
 from memtrade.measure.here import BatchTargets
@@ -224,9 +224,9 @@ class _Search:
     def _whole(self, limit_bytes: int) -> int:
         """Trials have limits of whole MiB, and of a few at least."""
         if self.trials and limit_bytes < _LEAST_BYTES:
-            least, limit = megabytes_apart(_LEAST_BYTES, limit_bytes)
+            least, limit = sizes_apart(_LEAST_BYTES, limit_bytes)
             raise MemtradeError(
-                f"trials have a budget of at least {least} MB, not {limit}: give more, or "
+                f"trials have a budget of at least {least}, not {limit}: give more, or "
                 "largest_batch trials=0 for a prediction"
             )
         return limit_bytes >> 20 << 20 if self.trials else limit_bytes
@@ -351,10 +351,10 @@ class _Search:
         strategy = self.settings.strategy
         options = make_options(strategy.name, self._options())
         usage = use_of_memory(TimeSimulator(graph, target), strategy.plan(graph, options, target))
-        limit, peak = megabytes_apart(limit_bytes, usage.peak_bytes)
+        limit, peak = sizes_apart(limit_bytes, usage.peak_bytes)
         return NoBatchFitsError(
-            f"no batch fits {limit} MB: at batch {self.unit}, the smallest peak of "
-            f"{strategy.name} is {peak} MB, of which {usage.held_text}. "
+            f"no batch fits {limit}: at batch {self.unit}, the smallest peak of "
+            f"{strategy.name} is {peak}, of which {usage.held_text}. "
             "Give a larger budget, another strategy or a smaller model",
             needed_bytes=usage.peak_bytes,
             budget_bytes=limit_bytes,

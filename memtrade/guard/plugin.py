@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from memtrade.errors import MemtradeError, megabytes_apart
+from memtrade.errors import MemtradeError, sizes_apart
 from memtrade.units import bytes_of, megabytes, parse_bytes
 
 _MARKER = "peak_memory"
@@ -115,11 +115,11 @@ def _limits(request: pytest.FixtureRequest) -> list[tuple[int, str]]:
             why = error if isinstance(error, MemtradeError) else f"not ({', '.join(said)})"
             rule = f"the marker {_MARKER} takes a limit, such as '500MB', and within"
             pytest.fail(f"{rule}: {why}", pytrace=False)
-        [limit] = megabytes_apart(size)
-        limits.append((int(size * (1 + within)), f"{limit} MB and {within:.0%}"))
+        [limit] = sizes_apart(size)
+        limits.append((int(size * (1 + within)), f"{limit} and {within:.0%}"))
     asked = request.config.getoption("memtrade_limit")
     if asked is not None:
-        limits.append((asked, f"--memtrade-limit, {megabytes_apart(asked)[0]} MB"))
+        limits.append((asked, f"--memtrade-limit, {sizes_apart(asked)[0]}"))
     return limits
 
 

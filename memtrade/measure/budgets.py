@@ -12,7 +12,7 @@ from memtrade.errors import (
     BEFORE_ANY_OP,
     InfeasibleBudgetError,
     MemtradeError,
-    megabytes_apart,
+    sizes_apart,
 )
 from memtrade.facts.signature import signature_of
 from memtrade.graph import Op, StepGraph
@@ -35,9 +35,9 @@ class BrokenBudgetError(MemtradeError):
     """A step that takes more than its budget, whatever was learned."""
 
     def __init__(self, peak_bytes: int, budget_bytes: int, op: str):
-        peak, budget = megabytes_apart(peak_bytes, budget_bytes)
+        peak, budget = sizes_apart(peak_bytes, budget_bytes)
         super().__init__(
-            f"the step takes {peak} MB, above the budget of {budget} MB, after {CORRECTIONS} "
+            f"the step takes {peak}, above the budget of {budget}, after {CORRECTIONS} "
             f"corrections of its plan; at the peak stands {op or BEFORE_ANY_OP}. Give a larger "
             "budget or a smaller batch"
         )

@@ -129,7 +129,7 @@ def test_measured(peak_memory):
         r".*a size is a number and a unit, not '10 parsecs'.*",
         r"the marker peak_memory takes a limit, such as '500MB', and within: not \(\)",
         r"the marker peak_memory takes .*, such as '500MB', and within: not \('1kB', foo=1\)",
-        r"the peak of train_step is \d\.\d MB \(predicted\), above 0\.001 MB and 1%: .*",
+        r"the peak of train_step is \d\.\d MB \(predicted\), above 1\.0 KB and 1%: .*",
         r".* is \d+\.\d MB \(predicted\), above --memtrade-limit, 9\.0 MB: activations .*",
         r".*peaks of training steps.*",
         r".*::test_within: train_step \d\.\d MB predicted",
