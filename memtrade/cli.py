@@ -34,21 +34,26 @@ from memtrade.files import shown_path
 
 
 def _typed(kind: Any, tokens: Sequence[Token]) -> Any:
-    """A flag's value as cyclopts converts it, but that 50.5 is no whole number: cyclopts makes it
+    """A flag's value as cyclopts converts it, where it is one."""
+    for token in tokens:
+        if wrong := _wrong(kind, token.value):
+            raise MemtradeError(f"{token.keyword or 'an argument'} must {wrong}")
+    return convert(kind, tokens)
+
+
+def _wrong(kind: Any, text: str) -> str:
+    """What a value must be and this one is not, if so. 50.5 is no whole number: cyclopts makes it
     50, and another model runs than was asked for. Nor is nothing a budget or a folder, as an unset
     variable of the shell leaves it."""
-    for token in tokens if kind in (str, str | None, Path, Path | None) else ():
-        if not token.value.strip():
-            flag = token.keyword or "an argument"
-            raise MemtradeError(f"{flag} must not be empty: give a value, or leave it out")
+    if kind in (str, str | None, Path, Path | None):
+        return "" if text.strip() else "not be empty: give a value, or leave it out"
     for number, what in ((int, "a whole number"), (float, "a number")):
-        for token in tokens if kind in (number, number | None) else ():
+        if kind in (number, number | None):
             try:
-                number(token.value)
+                number(text)
             except ValueError:
-                flag = token.keyword or "this"
-                raise MemtradeError(f"{flag} must be {what}, not {token.value!r}") from None
-    return convert(kind, tokens)
+                return f"be {what}, not {text!r}"
+    return ""
 
 
 app = App(

@@ -190,7 +190,7 @@ def test_two_machines_are_labelled_in_every_table(run: Run) -> None:
 )  # fmt: skip
 def test_plots_are_written_by_suffix(run: Run, kind: str, suffix: str) -> None:
     status, out, err = run("plot", kind, "--output", f"f.{suffix}")
-    assert (status, out) == (0, "")
+    assert (status, out) == (0, f"wrote f.{suffix}\n")
     bare = "memtrade: no search is in 'runs', so all bars are published: make one by max-batch\n"
     assert err == (bare if kind == "max-batch" else "")
     first = Path(f"f.{suffix}").read_bytes()
@@ -210,7 +210,7 @@ def at_64_pixels(folder: str) -> None:
 def test_steps_that_nothing_was_published_of_are_plotted_alone(run: Run) -> None:
     at_64_pixels("runs")
     said = "memtrade: nothing was published of the steps in 'runs': measured ones are alone\n"
-    assert run("plot", "peak", "--output", "f.svg") == (0, "", said)
+    assert run("plot", "peak", "--output", "f.svg") == (0, "wrote f.svg\n", said)
     assert "published" not in Path("f.svg").read_text()
 
 
@@ -221,7 +221,7 @@ def test_captions_can_be_left_out(run: Run) -> None:
 
 
 def test_the_report_is_a_page_that_names_its_command(run: Run) -> None:
-    assert run("report", "--output", "page.html") == (0, "", "")
+    assert run("report", "--output", "page.html") == (0, "wrote page.html\n", "")
     page = Path("page.html").read_text(encoding="utf-8")
     assert "<code>memtrade report --output page.html</code>" in page
     assert "4 trials in runs, run on" in page

@@ -5,9 +5,11 @@ from collections import Counter
 from pathlib import Path
 from typing import Literal
 
+import msgspec
+
 from memtrade.commands.profiles import foresee
 from memtrade.commands.progress import planning
-from memtrade.commands.reading import check_folder
+from memtrade.commands.reading import check_folder, write_output
 from memtrade.commands.screen import show, show_json, stdout
 from memtrade.errors import MemtradeError
 from memtrade.graph import StepGraph
@@ -64,10 +66,7 @@ def plan(
             begin(position, len(foresight.specs), spec.strategy)
             plans.append(foresight.plan(spec))
     if output is not None:
-        try:
-            plans[0].save(output)
-        except OSError as error:
-            raise MemtradeError(f"cannot save the plan to {output}: {error.strerror}") from error
+        write_output(output, msgspec.json.encode(plans[0]))
     if json:
         show_json(plans)
         return 0

@@ -175,5 +175,5 @@ def _sentences(texts: Sequence[str]) -> str:
 
 
 def _write(output: Path, canvas: Canvas, kind: str) -> int:
-    write_output(output, render(canvas, kind))
+    write_output(output, render(canvas, kind), alone=True)
     return 0

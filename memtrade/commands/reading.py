@@ -8,6 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import TypeVar
 
+from memtrade.commands.progress import say
 from memtrade.errors import MemtradeError
 from memtrade.files import leads_elsewhere, write_whole
 from memtrade.measure.max_batch import MaxBatchRecord
@@ -88,14 +89,19 @@ def picture_format(path: Path | None, what: str = "a plot", *, pages: bool = Fal
     return kind
 
 
-def write_output(path: Path, content: bytes) -> None:
-    """Writes a file whole.
+def write_output(path: Path, content: bytes, *, alone: bool = False) -> None:
+    """Writes a file whole and says where: on stderr, or on stdout if the file is `alone` and no
+    table is printed there.
 
     Raises:
         MemtradeError: it cannot be written.
     """
     with _that_can_be_written(path):
         write_whole(path, content)
+    if alone:
+        print(f"wrote {path}")
+    else:
+        say(f"wrote {path}")
 
 
 @contextlib.contextmanager

@@ -38,5 +38,5 @@ def report(
     check_folder(output)
     records, searches = read_records(results), read_searches(results)
     page = thesis_report(records, searches, folder=shown_path(results), command=command_line)
-    write_output(output, page.encode())
+    write_output(output, page.encode(), alone=True)
     return 0

@@ -42,8 +42,7 @@ def timeline(
         by=by,
         command=command_line,
     )
-    if kind == "html":
-        write_output(output, to_html(timelines).encode())
-    else:
-        write_output(output, render(timeline_plot(timelines), kind))
+    html = kind == "html"
+    page = to_html(timelines).encode() if html else render(timeline_plot(timelines), kind)
+    write_output(output, page, alone=True)
     return 0

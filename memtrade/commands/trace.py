@@ -58,5 +58,5 @@ def trace(
         made = to_trace(steps)
     else:
         made = to_chrome(steps, compressed=output.suffix == ".gz")
-    write_output(output, made)
+    write_output(output, made, alone=True)
     return 0

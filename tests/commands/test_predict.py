@@ -151,7 +151,7 @@ def test_a_timeline_is_written_in_each_format(run: Run) -> None:
     strategies = ("--strategy", "original,lms", "--device", "gtx-1070")
     for name, start in (("t.html", b"<!DOCTYPE html>"), ("t.png", b"\x89PNG"), ("t.pdf", b"%PDF")):
         status, out, err = run("timeline", *SMALL, *strategies, "--output", name)
-        assert (status, out) == (0, "")
+        assert (status, out) == (0, f"wrote {name}\n")
         assert "[2/2] lms: predicted peak" in err
         assert Path(name).read_bytes().startswith(start)
     page = Path("t.html").read_text()
@@ -160,7 +160,7 @@ def test_a_timeline_is_written_in_each_format(run: Run) -> None:
 
 
 def test_a_trace_is_one_that_perfetto_reads(run: Run) -> None:
-    assert run("trace", *SMALL, "--strategy", "original,lms")[0] == 0
+    assert run("trace", *SMALL, "--strategy", "original,lms")[:2] == (0, "wrote step.pftrace\n")
     trace = Trace.FromString(Path("step.pftrace").read_bytes())
     processes = [
         packet.track_descriptor.process.process_name
