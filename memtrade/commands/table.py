@@ -15,7 +15,7 @@ from memtrade.files import shown_path
 from memtrade.measure.records import Record
 from memtrade.models import make_model
 from memtrade.papers.published import load_published, published_sheet, views_sheet
-from memtrade.papers.thesis import STEPS, figures_beside, thesis_sheets
+from memtrade.papers.thesis import thesis_sheets
 from memtrade.papers.thesis_log import thesis_log
 from memtrade.papers.thesis_tools import tools_sheets
 from memtrade.results.tables import compare
@@ -78,10 +78,9 @@ def thesis(results: Path = Path("runs"), /, *more: Path, format: Form = "termina
     folders = (results, *more)
     found = [record for folder in folders for record in read_records(folder)]
     searches = [search for folder in folders for search in read_searches(folder)]
-    own = [figure for figure in figures_beside(found) if figure.source != "published"]
-    if not searches and not any(step.includes(figure) for step in STEPS for figure in own):
-        say("no record is of a step of the thesis, so all figures are published ones")
     sheets = thesis_sheets(found, searches)
+    if all((sheet.figures["source"] == "published").all() for sheet in sheets):
+        say("no record is of a step of the thesis, so all figures are published ones")
     if format == "html":
         command = shlex.join(["memtrade", "table", "thesis", *map(shown_path, folders)])
         sheets = [replace(sheet, command=command) for sheet in sheets]

@@ -50,9 +50,10 @@ def save_foreseen(plan: Plan, graph: StepGraph, path: Path) -> None:
 
 def given_plan(path: Path, graph: StepGraph) -> Plan | None:
     """The saved plan, carried over to `graph` if the one that it was made for is beside it; None if
-    that is another step."""
+    that is another step. Raises InvalidPlanError where none is beside it and it does not fit."""
     plan = load_plan(path)
     if not _graph_of(path).exists():
+        check_plan(plan, graph)
         return plan
     return carried(plan, StepGraph.from_bytes(_graph_of(path).read_bytes()), graph)
 

@@ -52,7 +52,7 @@ from memtrade.measure.protocol import (
 )
 from memtrade.models import DrawnModel, make_model
 from memtrade.options import REORDERED
-from memtrade.plan import Plan, check_plan
+from memtrade.plan import Plan
 from memtrade.simulate.predict import Predicted, Predictor
 from memtrade.strategies import NATIVE, NativeOptions, find_planned, make_options
 from memtrade.strategies.known import plan_sharing
@@ -217,7 +217,6 @@ class _Worker:
                     raise
                 options = dataclasses.replace(options, budget=f"{target.limit_bytes >> 20}MiB")
                 plan = plan_sharing(strategy, traced.graph, options, target, known)
-        check_plan(plan, traced.graph)
         self._say(Planned(PlanSummary.of(plan, traced.graph)))
         return plan
 

@@ -154,15 +154,19 @@ def thesis_sheets(
 
     `searches` are those for the largest batch; `records` has their trials, too.
     """
-    figures = figures_beside(records)
+    return _sheets(figures_beside(records), max_batches_beside(searches, records), records)
+
+
+def _sheets(
+    figures: Sequence[Figure], searched: Sequence[Figure], records: Sequence[Record]
+) -> list[Sheet]:
     sheets = []
     for step in STEPS:
         chosen = [figure for figure in figures if step.includes(figure)]
         if chosen:
             sheets.append(_sheet(step, chosen, _records_of(step, records)))
-    batches = max_batches_beside(searches, records)
-    models = {batch.model for batch in batches if batch.source == "published"}
-    if batches := [each for each in batches if each.model in models and not each.conditions]:
+    models = {batch.model for batch in searched if batch.source == "published"}
+    if batches := [each for each in searched if each.model in models and not each.conditions]:
         sheet = max_batch_sheet(batches, published_in=_MAX_BATCHES_IN)
         frame = sheet.figures.assign(status="ok")
         frame.insert(0, "table", sheet.name)
@@ -179,11 +183,13 @@ def thesis_report(
 ) -> str:
     """The report on records, with the thesis beside them: `memtrade.results.report`."""
     printed_by = shlex.join(["memtrade", "table", "thesis", folder])
+    figures, batches = figures_beside(records), max_batches_beside(searches, records)
+    sheets = _sheets(figures, batches, records)
     return make_report(
         records,
-        figures=figures_beside(records),
-        batches=max_batches_beside(searches, records),
-        sheets=[replace(each, command=printed_by) for each in thesis_sheets(records, searches)],
+        figures=figures,
+        batches=batches,
+        sheets=[replace(each, command=printed_by) for each in sheets],
         folder=folder,
         command=command,
     )

@@ -62,10 +62,12 @@ def test_ops_that_hand_on_change_nothing(strategy: str, tmp_path: Path) -> None:
     assert [fate.decision for fate in made.fates] == [fate.decision for fate in plan.fates]
 
 
-def test_a_plan_alone_is_taken_as_it_is(tmp_path: Path) -> None:
+def test_a_plan_alone_is_taken_as_it_is_and_for_its_own_graph(tmp_path: Path) -> None:
     plan = PLANNED["lms"].plan(GRAPH, make_options("lms"), ARENA)
     plan.save(tmp_path / "saved.plan")
-    assert given_plan(tmp_path / "saved.plan", handed_on(GRAPH, 5)) == plan
+    assert given_plan(tmp_path / "saved.plan", GRAPH) == plan
+    with pytest.raises(InvalidPlanError, match="made for another graph"):
+        given_plan(tmp_path / "saved.plan", handed_on(GRAPH, 5))
 
 
 def test_another_step_has_plans_of_its_own() -> None:
