@@ -144,6 +144,11 @@ def main(
     except KeyboardInterrupt:
         print("memtrade: stopped", file=sys.stderr)
         return 130
+    except SystemExit as ended:
+        # So rich ends where whoever reads stdout has left. Status 1 says that something differs.
+        if not isinstance(ended.__context__, BrokenPipeError):
+            raise
+        return 0
     except OSError as error:
         if error.errno not in (errno.EPIPE, errno.ENOSPC, errno.EDQUOT):
             raise
@@ -227,7 +232,7 @@ def _unknown(error: UnknownCommandError) -> MemtradeError:
     name = (error.unused_tokens or [""])[0]
     choices = [each for each in error.app or () if not each.startswith("-")]
     of = " ".join(["command of memtrade", *(error.command_chain or ())])
-    where = f": write one of them before {name}" if Path(name).exists() else ""
+    where = f": write one of them before {name}" if name and Path(name).exists() else ""
     return MemtradeError(f"{UnknownNameError(of, name, choices)}{where}")
 
 

@@ -91,7 +91,7 @@ def load_plan(path: Path) -> Plan:
     """The plan in a file. Raises InvalidPlanError, with the reason, where it is not one."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=Plan)
-    except (OSError, msgspec.DecodeError) as error:
+    except (OSError, ValueError) as error:  # no JSON, no UTF-8, or no plan
         raise InvalidPlanError(
             f"cannot read a plan from {str(path)!r}: {reason_of(error)}"
         ) from error

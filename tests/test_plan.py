@@ -30,9 +30,10 @@ def test_a_plan_survives_the_file(plan, tmp_path):
 
 
 def test_an_unreadable_plan_says_why(tmp_path):
-    (tmp_path / "plan.json").write_text('{"strategy": 3}')
-    with pytest.raises(InvalidPlanError, match="cannot read a plan"):
-        load_plan(tmp_path / "plan.json")
+    for text in (b'{"strategy": 3}', b'{"strategy": "\xff"}'):
+        (tmp_path / "plan.json").write_bytes(text)
+        with pytest.raises(InvalidPlanError, match="cannot read a plan"):
+            load_plan(tmp_path / "plan.json")
     with pytest.raises(InvalidPlanError, match="cannot read a plan"):
         load_plan(tmp_path / "absent.json")
 

@@ -34,7 +34,7 @@ def report(
         The page, a file in .html.
     """
     if output.suffix.lower() not in (".html", ".htm"):
-        raise MemtradeError(f"a report is a file in .html, not {output.name!r}")
+        raise MemtradeError(f"a report is a file in .html, not {output.name!r}: name another")
     check_folder(output)
     records, searches = read_records(results), read_searches(results)
     page = thesis_report(records, searches, folder=shown_path(results), command=command_line)

@@ -1,6 +1,5 @@
 """Where the commands print their results, and in which form."""
 
-import errno
 import sys
 from collections.abc import Sequence
 from typing import Literal
@@ -17,16 +16,10 @@ Form = Literal["terminal", "markdown", "csv", "latex", "html"]
 _FILE_WIDTH = 160
 
 
-class _Results(Console):
-    def on_broken_pipe(self) -> None:
-        # rich would exit with 1, which says that something differs.
-        raise BrokenPipeError(errno.EPIPE, "stdout is closed")
-
-
 def stdout() -> Console:
     """A console for results: cells are text, never markup."""
     width = None if sys.stdout.isatty() else _FILE_WIDTH
-    return _Results(width=width, markup=False, highlight=False, emoji=False)
+    return Console(width=width, markup=False, highlight=False, emoji=False)
 
 
 def show(sheets: Sequence[Sheet], form: Form = "terminal", *, title: str = "") -> None:

@@ -14,7 +14,7 @@ import msgspec
 import pandas as pd
 
 from memtrade.devices import Device
-from memtrade.errors import MemtradeError, UnknownNameError
+from memtrade.errors import MemtradeError, UnknownNameError, reason_of
 from memtrade.graph import StepGraph
 from memtrade.options import Value
 from memtrade.papers.fit import fit_ratios
@@ -123,8 +123,8 @@ def load_comparison(path: Path, name: str) -> PublishedPipelines:
     """
     try:
         read = msgspec.toml.decode(path.read_bytes(), type=dict[str, list[PublishedPipelines]])
-    except (OSError, msgspec.DecodeError) as error:
-        raise MemtradeError(f"cannot read comparisons from {path}: {error}") from error
+    except (OSError, ValueError) as error:  # no UTF-8, no TOML, or no comparisons
+        raise MemtradeError(f"cannot read comparisons from {path}: {reason_of(error)}") from error
     found = {each.name: each for each in read.get("comparison", ())}
     if name not in found:
         raise UnknownNameError("comparison", name, found)

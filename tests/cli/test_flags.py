@@ -25,6 +25,7 @@ def test_commands_are_recorded_without_folders(words: list[str], text: str) -> N
     assert cli.command_text([word.format(here=Path.cwd()) for word in words]) == text
 
 
+@pytest.mark.parametrize("words", ["strategies", "run --help"])
 @pytest.mark.parametrize(
     ("stdout", "status", "said"),
     [
@@ -34,9 +35,9 @@ def test_commands_are_recorded_without_folders(words: list[str], text: str) -> N
     ],
 )
 def test_a_stdout_that_takes_nothing_ends_in_no_traceback(
-    stdout: str, status: int, said: str
+    stdout: str, status: int, said: str, words: str
 ) -> None:
-    command = f"set -o pipefail; {sys.executable} -m memtrade strategies {stdout}"
+    command = f"set -o pipefail; {sys.executable} -m memtrade {words} {stdout}"
     ended = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stderr) == (status, said)
 
