@@ -85,7 +85,8 @@ class GraphData(msgspec.Struct, frozen=True):
             optimizers do so with all gradients. Rewritten steps do not wait for the last of them.
         behind: for each input, how many captures were made before it; all, where it does not say.
         repeated: inputs that are the same tensor as an input before them -> that one.
-        equal: constants that hold the same as a constant before them -> that one.
+        equal: constants, and what is made of them alone, that hold the same as one before them ->
+            that one.
         uniform: constants that hold one number all over -> its type and bytes.
         sized: how tensors' sizes are known that tracing does not: BOUND, WATCHED or TRIP_COUNT.
         unsized: names of the tensors whose sizes nothing tells, and that so count as nothing.

@@ -69,10 +69,10 @@ class Constants:
 
     def _fold(self, graph: StepGraph, hide: Callable[[int, str], int]) -> None:
         folding, same = graph.folding, merged_tensors(graph)
-        handed, alike, first = _handed_on(graph, same), _alike(graph), {}
+        handed, held, first = _handed_on(graph, same), alike(graph), {}
         seen: set[int] = set()
         for t in sorted(folding.asked):
-            one = handed.get(t, t if alike.get(t) == t else same.get(t, t))
+            one = handed.get(t, t if held.get(t) == t else same.get(t, t))
             if graph.ops[graph.tensors[one].op].type == "Const":
                 self.folded[t] = one
                 continue
@@ -81,7 +81,7 @@ class Constants:
                 seen.add(one)
             if t not in folding.kept:
                 continue
-            one = first.setdefault(alike.get(t, one), one)
+            one = first.setdefault(held.get(t, one), one)
             if one not in self.folded:
                 size_bytes = graph.tensors[one].size_bytes
                 self.folded[one] = hide(size_bytes, f"{graph.label(one)} (constant)")
@@ -158,18 +158,19 @@ def _asked(op: Op, graph: StepGraph) -> Iterator[int]:
             yield from made.outputs
 
 
-def _alike(graph: StepGraph) -> dict[int, Hashable]:
+def alike(graph: StepGraph) -> dict[int, Hashable]:
     """For tensors made of constants: equal where the runtime keeps one, as they hold the same.
 
     It compares each with the first that holds the same, and keeps both where one waits for other
     ops. Of those of one number, which is first is not foreseen: where some wait, each is taken to
     stay; of the others, nothing is said. O(edges).
     """
+    same = {one: one for one in graph.data.equal.values()} | graph.data.equal
     number: dict[int, Hashable] = {}
     content: dict[int, int] = {}
     waits: dict[int, frozenset[int]] = {}  # of each op that makes constants
     known: dict[Hashable, int] = {}
-    alike: dict[Hashable, list[int]] = defaultdict(list)
+    these_hold: dict[Hashable, list[int]] = defaultdict(list)
     for op in graph.ops:
         if not graph.folding.computed[op.id]:
             continue
@@ -177,13 +178,13 @@ def _alike(graph: StepGraph) -> dict[int, Hashable]:
         waits[op.id] = frozenset().union(*(waits.get(each, {each}) for each in before))
         if (one := _number(op, graph, number)) is not None:
             number.update(dict.fromkeys(op.outputs, one))
-        for t, held in _held(op, graph, number, content):
+        for t, held in _held(op, graph, same, number, content):
             made = graph.tensors[t]
             content[t] = known.setdefault((held, made.dtype, made.shape), len(known))
             if t in graph.folding.kept:
-                alike[content[t]].append(t)
+                these_hold[content[t]].append(t)
     found: dict[int, Hashable] = {}
-    for key, these in alike.items():
+    for key, these in these_hold.items():
         if len({waits[graph.tensors[t].op] for t in these}) < 2:
             found |= dict.fromkeys(these, ("holds", key))
         else:
@@ -192,17 +193,24 @@ def _alike(graph: StepGraph) -> dict[int, Hashable]:
 
 
 def _held(
-    op: Op, graph: StepGraph, number: Mapping[int, Hashable], content: Mapping[int, int]
+    op: Op,
+    graph: StepGraph,
+    same: Mapping[int, int],
+    number: Mapping[int, Hashable],
+    content: Mapping[int, int],
 ) -> Iterator[tuple[int, Hashable]]:
-    """What stands for all that each output holds, but its type and shape, where that is known."""
+    """What stands for all that each output holds, but its type and shape, where that is known.
+    `same`: the first of those that are known to hold the same."""
     read = tuple(content.get(t) for t in op.inputs)
     for place, t in enumerate(op.outputs):
-        if (values := graph.data.values.get(t)) is not None:
+        if t in same:
+            yield t, ("constant", same[t])
+        elif (values := graph.data.values.get(t)) is not None:
             yield t, ("values", values)
         elif t in number:
             yield t, ("number", number[t])
         elif op.type == "Const":
-            yield t, ("constant", graph.data.equal.get(t, t))
+            yield t, ("constant", t)
         elif op.node >= 0 and None not in read:
             yield t, (op.node, place, read)
 

@@ -17,6 +17,7 @@ from memtrade.collection import without_collection
 from memtrade.errors import UnsupportedGraphError
 from memtrade.findings import Finding
 from memtrade.graph import GraphData, StepGraph
+from memtrade.tf.alike import equal_results
 from memtrade.tf.assigned import branches_in_place
 from memtrade.tf.body_bytes import BodyBytes
 from memtrade.tf.calls import Calls
@@ -62,7 +63,8 @@ def trace_concrete(step: TrainStep, concrete: Any) -> Trace:
     data = with_origins(read_graph(step.name, concrete, step.laid, step.loss, step.example), traced)
     repeated = {data.inputs[i]: data.inputs[first] for i, first in step.repeated.items()}
     data = msgspec.structs.replace(data, behind=_behind(step, concrete), repeated=repeated)
-    graph = StepGraph(data)
+    equal = data.equal | equal_results(concrete, StepGraph(data))
+    graph = StepGraph(msgspec.structs.replace(data, equal=equal))
     return Trace(step, concrete, concrete.graph.as_graph_def(), graph)
 
 

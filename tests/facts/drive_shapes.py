@@ -34,9 +34,12 @@ OPS: dict[str, list[Any]] = {
     "GatherNd": [X, [[1], [2]]],
     "Reshape": [[8, 6], [2, 1]],
     "ResourceGather": [("resource",), [1, 2]],
+    "ScatterNd": [[[1], [0]], ROW, [7]],
     "SegmentSum": [ROW, [0, 1]],
     "SparseSoftmaxCrossEntropyWithLogits": [("float32", 2, 9), [3, 4]],
     "StridedSlice": [[8, 6], [0], [1], [1]],
+    "TensorScatterAdd": [ROW, [[1], [0]], ROW],
+    "TensorScatterUpdate": [ROW, [[1], [0]], ROW],
     "Unpack": [[1, 2]],
     "UnsortedSegmentSum": [ROW, [0, 1], 3],
     "Where": [[1, 2]],
@@ -99,9 +102,16 @@ MAKE: dict[str, Callable[..., Any]] = {
     "ResourceGather": lambda table, at: tf.raw_ops.ResourceGather(
         resource=table, indices=at, dtype=tf.float32
     ),
+    "ScatterNd": lambda at, x, shape: tf.raw_ops.ScatterNd(indices=at, updates=x, shape=shape),
     "SegmentSum": lambda x, at: tf.raw_ops.SegmentSum(data=x, segment_ids=at),
     "SparseSoftmaxCrossEntropyWithLogits": lambda x, at: (
         tf.raw_ops.SparseSoftmaxCrossEntropyWithLogits(features=x, labels=at)
+    ),
+    "TensorScatterAdd": lambda x, at, y: tf.raw_ops.TensorScatterAdd(
+        tensor=x, indices=at, updates=y
+    ),
+    "TensorScatterUpdate": lambda x, at, y: tf.raw_ops.TensorScatterUpdate(
+        tensor=x, indices=at, updates=y
     ),
     "Unpack": lambda x: tf.raw_ops.Unpack(value=x, num=2),
     "UnsortedSegmentSum": lambda x, at, count: tf.raw_ops.UnsortedSegmentSum(

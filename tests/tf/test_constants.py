@@ -8,7 +8,14 @@ import os
 import re
 from functools import cache
 
+import pytest
+import tensorflow as tf
+
+from memtrade.simulate.memory import Simulator
+from memtrade.target import profile_target
+from memtrade.tf.extract import trace
 from tests import forks
+from tests.tf.test_extract import step_of
 
 SCRIPT = """
 import json, sys
@@ -71,3 +78,21 @@ def test_constants_are_made_in_the_order_of_their_names() -> None:
     assert [each for each in labels if each in ("first:0", "second:0")] == ["first:0", "second:0"]
     lies = re.findall(r'"Unknown \(from Proto\)".*?shape \{ dim \{ size: (96|160) \} \}', log)
     assert lies[-2:] == ["160", "96"]
+
+
+@pytest.mark.parametrize(("length", "differing"), [(4, 1), (2, 2)])
+def test_what_is_made_of_constants_and_holds_the_same_is_there_once(
+    length: int, differing: int
+) -> None:
+    """Rows of a mask in the iterations of a loop: the values alone tell."""
+
+    def step(x: tf.Tensor) -> tf.Tensor:
+        mask = tf.repeat(tf.sequence_mask([length], 4, tf.float32), 300, 0)
+        for i in range(4):
+            x *= mask[:, i] * 2.0
+        return tf.reduce_sum(x)
+
+    graph = trace(step_of(step, tf.TensorSpec([300]))).graph
+    folded = Simulator(graph, profile_target("arena")).linker.constants.folded
+    rows = {made for t, made in folded.items() if graph.tensors[t].size_bytes == 1200}
+    assert len(rows) == differing
