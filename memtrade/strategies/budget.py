@@ -68,7 +68,7 @@ def check_sized(graph: StepGraph) -> None:
         others = f" and {more} other{'s' if more > 1 else ''}" if more else ""
         how = "hand what it comes of to the step as tensors, no specs and no iterator"
         if made and made.type in LOOP_TYPES:
-            how = "bound the loop (maximum_iterations of tf.while_loop) or move it out of the step"
+            how += ", bound the loop (maximum_iterations of tf.while_loop), move it out of the step"
         raise UnsupportedGraphError(
             f"a budget needs the size of every tensor, and nothing tells that of {first}{line}"
             f"{others}: {how}, or plan without a budget"

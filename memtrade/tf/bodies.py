@@ -37,7 +37,7 @@ def draw_body(library: Any, function: str, arguments: Sequence[Argument]) -> Bod
     becomes a placeholder of that shape.
     """
     known = {f"argument{i}": argument for i, argument in enumerate(arguments)}
-    placeholders = [_placeholder(name, argument) for name, argument in known.items()]
+    placeholders = [_argument(name, argument) for name, argument in known.items()]
     functions = {each.signature.name: each for each in library.function}
     inlined, results = opened_body(functions, function, placeholders)
     opened = inlined.graph_def
@@ -68,6 +68,14 @@ def draw_body(library: Any, function: str, arguments: Sequence[Argument]) -> Bod
         tf.graph_util.import_graph_def(drawn, name="")
     tensors = [graph.get_tensor_by_name(tensor_name(each)) for each in (*known, *wanted)]
     return Body(graph, tensors[: len(known)], tensors[len(known) :], contents)
+
+
+def _argument(name: str, argument: Argument) -> NodeDef:
+    """A variable's handle says what shape it has to whatever reads it."""
+    held = argument.content
+    if argument.dtype == tf.resource and held:
+        return make_node("VarHandleOp", name, dtype=held.dtype, shape=held.shape)
+    return _placeholder(name, argument)
 
 
 def _placeholder(name: str, like: Any) -> NodeDef:

@@ -39,15 +39,20 @@ class BodyBytes:
 
 
 def shared_bytes(body: Body, learned: BodyBytes, result: tf.Tensor, held: set[str]) -> int:
-    """Of what a loop's body appends to a list: what another list holds, too, or never changes.
+    """Of what a loop's body appends to a list: what another list or a variable holds, too, or never
+    changes.
 
     Args:
         held: names of what lists were found to hold so far; extended.
     """
-    shared, t = 0, _original(result)
+    shared, t, hidden = 0, _original(result), body.contents.values()
     while t.op.type in ("TensorListPushBack", "TensorListSetItem"):
         item = _carried(body, t.op.inputs[1 if t.op.type == "TensorListPushBack" else 2])
-        if item.name in held or any(item is each for each in body.arguments):
+        if (
+            item.name in held
+            or item.op.name in hidden
+            or any(item is each for each in body.arguments)
+        ):
             shared += learned.sizes[item.name]
         held.add(item.name)
         t = _original(t.op.inputs[0])
@@ -159,6 +164,14 @@ class Taken(NamedTuple):
     touched: frozenset[tuple[int, str]]
 
 
+class Drawn(NamedTuple):
+    """A body, its tensors' sizes, and what it takes."""
+
+    body: Body
+    learned: BodyBytes
+    taken: Taken
+
+
 def body_bytes(operations: Sequence[tf.Operation], body: Body, learned: BodyBytes) -> Taken:
     graph = _as_step(operations, body, learned)
     simulator = Simulator(graph, profile_target(ARENA))
@@ -184,6 +197,30 @@ def body_bytes(operations: Sequence[tf.Operation], body: Body, learned: BodyByte
         ),
         touched=_touched(operations, body, learned),
     )
+
+
+def attrs_of(
+    bodies: Sequence[Drawn],
+    scratch_bytes: int,
+    *,
+    first: int = 0,
+    handed: tuple[int, ...] = (),
+    ahead_bytes: int = 0,
+    relief: tuple[tuple[int, int], ...] = (),
+) -> dict[str, Any]:
+    """See `BodyBytes.attrs`. `first`: the input that bodies begin with."""
+    touched = sorted({(first + i, type_) for each in bodies for i, type_ in each.taken.touched})
+    made = {
+        "scratch_bytes": scratch_bytes,
+        "kept_bytes": sum((each.taken.kept_bytes for each in bodies), ()),
+        "folding_bytes": sum((each.taken.folding_bytes for each in bodies), ()),
+        "looked_at_bytes": sum((each.taken.looked_at_bytes for each in bodies), ()),
+        "handed": handed,
+        "ahead_bytes": ahead_bytes,
+        "relief": relief,
+    }
+    # A graph's fingerprint has all of this: where there is none, plans saved before still fit.
+    return made | ({"touched": tuple(touched)} if touched else {})
 
 
 def _constants(graph: StepGraph, linker: Linker) -> dict[str, tuple[int, ...]]:

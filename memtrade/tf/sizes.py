@@ -11,7 +11,7 @@ and a budget is refused.
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import tensorflow as tf
 
@@ -20,10 +20,11 @@ from memtrade.facts.kernel import END
 from memtrade.graph import BOUND, TRIP_COUNT, WATCHED
 from memtrade.op_types import ALIAS_TYPES, BRANCH_TYPES, LOOP_TYPES, RESERVING_TYPES
 from memtrade.simulate.walk import STRING_BYTES
-from memtrade.tf.bodies import Argument, Body, draw_body
+from memtrade.tf.bodies import Argument, draw_body
 from memtrade.tf.body_bytes import (
     BodyBytes,
-    Taken,
+    Drawn,
+    attrs_of,
     body_bytes,
     handed_bytes,
     handed_on,
@@ -75,18 +76,11 @@ def learn_sizes(
 
     Args:
         known: of inputs that hold tensors (variables, lists): bytes, and what they hold.
-        watched: shapes of tensors for one batch, for those that nothing else sizes.
+        watched: shapes of tensors for one batch, for those that nothing else sizes; of a list, how
+            many it holds.
         constant: shapes of tensors for any batch.
     """
     return _Sizes(library, known, watched or {}, constant or {}).learn(operations)
-
-
-class _Drawn(NamedTuple):
-    """A body, its tensors' sizes, and what it takes."""
-
-    body: Body
-    learned: BodyBytes
-    taken: Taken
 
 
 class _Sizes:
@@ -273,7 +267,7 @@ class _Sizes:
         contents = self.found.contents
         return [Argument(t.dtype, t.shape, contents.get(t.name)) for t in inputs]
 
-    def _body(self, function: str, inputs: Sequence[tf.Tensor]) -> _Drawn:
+    def _body(self, function: str, inputs: Sequence[tf.Tensor]) -> Drawn:
         body = draw_body(self.library, function, self._arguments(inputs))
         known: dict[str, tuple[int, tf.TensorSpec | None]] = dict.fromkeys(body.contents, (0, None))
         for inner, outer in zip(body.arguments, inputs, strict=True):
@@ -283,17 +277,19 @@ class _Sizes:
                 known[inner.name] = self.found.sizes[outer.name], None
         operations = leading_to(body)
         learned = learn_sizes(operations, self.library, known)
-        return _Drawn(body, learned, body_bytes(operations, body, learned))
+        return Drawn(body, learned, body_bytes(operations, body, learned))
 
     def _loop(self, operation: tf.Operation) -> None:
         inputs, outputs = list(operation.inputs), list(operation.outputs)
         drawn = self._body(operation.get_attr("body").name, inputs)
         body, learned = drawn.body, drawn.learned
-        trips = self._trip_count(operation, inputs)
+        trips, how = self._trip_count(operation, inputs), TRIP_COUNT
+        if trips is None:
+            trips, how = self._watched_trips(inputs, outputs), WATCHED
         asked = self._body(operation.get_attr("cond").name, inputs)
         abreast = operation.get_attr("parallel_iterations")
         abreast = abreast if trips is None else min(abreast, trips)
-        self.found.attrs[operation.name] = _attrs(
+        self.found.attrs[operation.name] = attrs_of(
             [drawn, asked],
             max(drawn.taken.peak_bytes, asked.taken.peak_bytes),
             handed=handed_on(body),
@@ -312,7 +308,7 @@ class _Sizes:
             elif after.dtype == tf.variant:
                 known = not growth or trips is not None
                 size = start + growth * (trips or 0) if known else None
-                self._set(after, size, TRIP_COUNT, content)
+                self._set(after, size, how, content)
             else:
                 self._set(after, max(start, growth), "")
 
@@ -345,6 +341,17 @@ class _Sizes:
                     counts.append(max(0, last - first))
         return min(counts) if counts else None
 
+    def _watched_trips(
+        self, inputs: Sequence[tf.Tensor], outputs: Sequence[tf.Tensor]
+    ) -> int | None:
+        """For one batch, of a loop that has a gradient: for that it fills lists, each time."""
+        lengths = [
+            math.prod(self.watched[after.name])
+            for before, after in zip(inputs, outputs, strict=True)
+            if after.name in self.watched and before.op.type == "EmptyTensorList"
+        ]
+        return max(lengths, default=None)
+
     def _branch(self, operation: tf.Operation) -> None:
         functions = chosen_functions(operation.node_def)
         drawn = [self._body(f.name, list(operation.inputs)[1:]) for f in functions]
@@ -357,7 +364,7 @@ class _Sizes:
             for most_bytes, number in each.taken.relief
         )
         peak_bytes = max(0, *peaks)
-        self.found.attrs[operation.name] = _attrs(drawn, peak_bytes, first=1, relief=relief)
+        self.found.attrs[operation.name] = attrs_of(drawn, peak_bytes, first=1, relief=relief)
         twice = [held_twice(each.body) for each in drawn]
         for i, t in enumerate(operation.outputs):
             results = [(each.learned, each.body.results[i].name) for each in drawn]
@@ -370,30 +377,6 @@ class _Sizes:
                 self._set(t, math.prod(self.watched[t.name]) * t.dtype.size, WATCHED, content)
             else:
                 self._set(t, size if sized else None, BOUND, content)
-
-
-def _attrs(
-    bodies: Sequence[_Drawn],
-    scratch_bytes: int,
-    *,
-    first: int = 0,
-    handed: tuple[int, ...] = (),
-    ahead_bytes: int = 0,
-    relief: tuple[tuple[int, int], ...] = (),
-) -> dict[str, Any]:
-    """See `BodyBytes.attrs`. `first`: the input that bodies begin with."""
-    touched = sorted({(first + i, type_) for each in bodies for i, type_ in each.taken.touched})
-    made = {
-        "scratch_bytes": scratch_bytes,
-        "kept_bytes": sum((each.taken.kept_bytes for each in bodies), ()),
-        "folding_bytes": sum((each.taken.folding_bytes for each in bodies), ()),
-        "looked_at_bytes": sum((each.taken.looked_at_bytes for each in bodies), ()),
-        "handed": handed,
-        "ahead_bytes": ahead_bytes,
-        "relief": relief,
-    }
-    # A graph's fingerprint has all of this: where there is none, plans saved before still fit.
-    return made | ({"touched": tuple(touched)} if touched else {})
 
 
 def _product(dims: Sequence[int | None]) -> int:

@@ -8,10 +8,11 @@ import gc
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from memtrade.graph import BOUND
-from memtrade.op_types import DRAWING_TYPES, HARMLESS_TYPES
+from memtrade.op_types import DRAWING_TYPES, HARMLESS_TYPES, LOOP_TYPES
 from memtrade.simulate.walk import MAX_SLICE_BYTES
 from memtrade.tf.body_bytes import BodyBytes
 from memtrade.tf.graft import called_as_it_is, grafted
@@ -114,14 +115,19 @@ def watched_shapes(concrete: Any, batch: Sequence[Any], names: Collection[str]) 
 
 
 def _tensors(concrete: Any, names: Collection[str], *, but: Collection[str]) -> list[tf.Tensor]:
-    """The tensors `names` that have a shape of their own, without what the ops `but` make."""
+    """The tensors `names` that have a shape of their own, and the lists of loops, without what the
+    ops `but` make."""
     return [
         t
         for operation in concrete.graph.get_operations()
         if operation.name not in but
         for t in operation.outputs
-        if t.name in names and t.dtype not in (tf.variant, tf.resource)
+        if t.name in names and (_is_list(t) or t.dtype not in (tf.variant, tf.resource))
     ]
+
+
+def _is_list(t: tf.Tensor) -> bool:
+    return t.dtype == tf.variant and t.op.type in LOOP_TYPES
 
 
 def _shapes(concrete: Any, wanted: Sequence[tf.Tensor], batch: Sequence[Any] | None) -> Shapes:
@@ -140,7 +146,7 @@ def _shapes(concrete: Any, wanted: Sequence[tf.Tensor], batch: Sequence[Any] | N
             alone = None
             gc.collect()  # with a function goes what the runtime has made of its constants
         return {
-            t.name: tuple(map(int, shape.numpy())) for t, shape in zip(wanted, found, strict=True)
+            t.name: tuple(map(int, np.ravel(shape))) for t, shape in zip(wanted, found, strict=True)
         }
 
 
@@ -160,19 +166,23 @@ def _asking(concrete: Any, wanted: Sequence[tf.Tensor], *, reads: bool) -> Any:
         elif (value := _just_assigned(operation)) is not None:
             node.CopyFrom(make_node("Identity", node.name, [value.name], T=value.dtype))
         node.input[:] = [each for each in node.input if not each.startswith("^")]
-    asks = [
-        make_node("Shape", f"memtrade/shape_{i}", [t.name], T=t.dtype, out_type=tf.int64)
-        for i, t in enumerate(wanted)
-    ]
+    asks = [_asked(f"memtrade/shape_{i}", t) for i, t in enumerate(wanted)]
     return grafted(
         with_nodes(graph_def, [*nodes, *asks]),
         [tf.TensorSpec(t.shape, t.dtype) for t in given],
         names=names,
         captured=lambda: concrete.captured_inputs if reads else (),
-        structure=[tf.TensorSpec([None], tf.int64)] * len(asks),
+        structure=[tf.TensorSpec([None])] * len(asks),
         results=[node.name for node in asks],
         effects=[],
     ).get_concrete_function()
+
+
+def _asked(name: str, t: tf.Tensor) -> NodeDef:
+    """What says the shape of a tensor, or how many a list holds."""
+    if _is_list(t):
+        return make_node("TensorListLength", name, [t.name])
+    return make_node("Shape", name, [t.name], T=t.dtype, out_type=tf.int64)
 
 
 def _run_before(operation: tf.Operation) -> list[tf.Operation]:

@@ -69,7 +69,7 @@ def test_a_keras_step_takes_what_is_predicted_in_every_step():
 def test_a_budget_is_refused_where_nothing_tells_a_size():
     spec = TrialSpec(
         model="target",
-        model_options={"target": "tests.tf.unsized_steps:unknown", "batch_size": 64},
+        model_options={"target": "tests.tf.unsized_steps:counting", "batch_size": 64},
         strategy="greedy",
         strategy_options={"budget": "60MB"},
         memory_limit_bytes=LIMIT_BYTES,

@@ -15,6 +15,7 @@ import memtrade
 from memtrade.bounds import bound_of
 from memtrade.errors import UnsupportedGraphError
 from memtrade.graph import BOUND, WATCHED
+from memtrade.op_types import LOOP_TYPES
 from memtrade.tf import unroll
 from memtrade.tf.calling import step_to_read
 from memtrade.tf.extract import trace_concrete
@@ -170,6 +171,34 @@ def test_what_runs_to_be_watched_may_read_a_table():
         graph.ops[[op.type for op in graph.ops].index("LookupTableFindV2")].outputs[0]
     ]
     assert found.shape == (3,)
+
+
+def test_how_often_a_loop_runs_is_watched():
+    """It reads rows of a table, whose shape its body is told, and a weight, which its list holds
+    for the gradient without a copy."""
+    table, weight = tf.Variable(tf.ones([8, WIDTH])), tf.Variable(tf.ones([WIDTH, WIDTH]))
+
+    def train_step(words, longest):
+        with tf.GradientTape() as tape:
+            x = tf.zeros([100, WIDTH])
+            word = tf.constant(0)
+            while word < tf.reduce_max(longest):
+                x = tf.nn.tanh((x + tf.gather(table, words)) @ weight)
+                word += 1
+            loss = tf.reduce_sum(x)
+        weight.assign_sub(tape.gradient(loss, weight))
+        return loss
+
+    graph = traced(train_step, tf.range(100) % 8, tf.constant([3, 5, 2]))
+    assert not graph.data.unsized
+    assert bound_of(graph, PINNED) == "≈"
+    (loop,) = (op for op in graph.ops if op.type in LOOP_TYPES and "gradient" not in op.name)
+    lists = [
+        graph.tensors[t].size_bytes for t in loop.outputs if graph.tensors[t].dtype == "variant"
+    ]
+    rows_bytes = 4 * 100 * WIDTH
+    assert 2 * 5 * rows_bytes <= sum(lists) < 3 * 5 * rows_bytes  # before and behind the matrix
+    assert all(graph.data.sized[t] == WATCHED for t in loop.outputs if t in graph.data.sized)
 
 
 def count_of(x):

@@ -87,7 +87,7 @@ def recurrent(batch_size: int = 64) -> Any:
 
 
 def unknown(batch_size: int = 64, maximum_iterations: int | None = None) -> Any:
-    """How often the loop runs is known by nothing, unless it is bounded."""
+    """How often the loop runs hangs on the batch, unless it is bounded."""
     (w,) = _weights(1)
 
     def forward(x):
@@ -97,6 +97,21 @@ def unknown(batch_size: int = 64, maximum_iterations: int | None = None) -> Any:
             (x,),
             maximum_iterations=maximum_iterations,
         )[0]
+
+    return descending(forward, [w]), (tf.ones([batch_size, WIDTH]),)
+
+
+def counting(batch_size: int = 64) -> Any:
+    """A loop that changes something: it does not run to be watched."""
+    (w,) = _weights(1)
+    runs = tf.Variable(tf.constant(0))
+
+    def forward(x):
+        def body(x):
+            runs.assign_add(1)
+            return (tf.nn.tanh(x @ w) * 0.1,)
+
+        return tf.while_loop(lambda x: tf.reduce_max(x) > 0.5, body, (x,))[0]
 
     return descending(forward, [w]), (tf.ones([batch_size, WIDTH]),)
 
