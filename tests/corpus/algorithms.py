@@ -51,6 +51,38 @@ def scheduled_sampling() -> Made:
     return train_step, (x, y, tf.constant(0.7))
 
 
+def as_long_as_the_longest() -> Made:
+    """A decoder with attention in a loop that ends with the longest sentence of the batch."""
+    rows, steps, words, width = 64, 16, 300, 64
+    shapes = [words, width], [2 * width, width], [width, width], [2 * width, words]
+    embedding, into, over, out = variables = weights(*shapes)
+    optimizer = _built(keras.optimizers.Adam(1e-3), variables)
+
+    @tf.function
+    def train_step(source, target, lengths):
+        mask = tf.sequence_mask(lengths, steps, tf.float32)
+        with tf.GradientTape() as tape:
+            memory = tf.nn.embedding_lookup(embedding, source)
+            state, loss, t = tf.zeros([rows, width]), 0.0, 0
+            while t < tf.reduce_max(lengths) - 1:
+                scores = tf.linalg.matvec(memory, state @ over)
+                context = tf.linalg.matvec(memory, tf.nn.softmax(scores), transpose_a=True)
+                word = tf.nn.embedding_lookup(embedding, target[:, t])
+                state = tf.nn.tanh(tf.concat([word, context], 1) @ into + state)
+                each = tf.nn.sparse_softmax_cross_entropy_with_logits(
+                    labels=target[:, t + 1], logits=tf.concat([state, context], 1) @ out
+                )
+                loss += tf.reduce_sum(each * mask[:, t + 1])
+                t += 1
+            loss /= tf.reduce_sum(mask)
+        gradients, _ = tf.clip_by_global_norm(tape.gradient(loss, variables), 5.0)
+        optimizer.apply(gradients, variables)
+        return loss
+
+    source, target = whole(rows, steps, below=words), whole(rows, steps, below=words, seed=3)
+    return train_step, (source, target, 6 + whole(rows, below=8, seed=4))
+
+
 def beam_search() -> Made:
     """The risk over a beam: the best words of all beams at each step, in a loop."""
     seeded()
@@ -225,6 +257,6 @@ def fourier_operator() -> Made:
 
 
 STEPS = (
-    scheduled_sampling, beam_search, crf_tagger, adaptive_computation, gauss_newton, sinkhorn,
-    fourier_operator,
+    scheduled_sampling, as_long_as_the_longest, beam_search, crf_tagger, adaptive_computation,
+    gauss_newton, sinkhorn, fourier_operator,
 )  # fmt: skip

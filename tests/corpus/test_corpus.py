@@ -24,7 +24,7 @@ QUICK = (
     "training/sim_clr", "training/ppo", "optimizers/v1_adam", "optimizers/clipped_by_norm",
     "control/mapped", "control/loss_from_cond", "control/loop_of_updates",
     "control/returns_nothing", "control/routed_experts", "inputs/ragged", "inputs/sparse",
-    "inputs/variable_as_argument", "inputs/tiny_batch",
+    "inputs/variable_as_argument", "inputs/tiny_batch", "algorithms/as_long_as_the_longest",
 )  # fmt: skip
 BY_CHECKPOINTS = (
     "vision/conv_relu_chain", "tables/dlrm", "training/ppo", "control/loop_of_updates",
