@@ -95,6 +95,7 @@ class _Sizes:
         self.known, self.watched, self.constant = known, watched, constant
         self.found = BodyBytes()
         self.trips: dict[str, int] = {}  # of loops, by the names of their outputs
+        self.hanging: set[str] = set()  # outputs of loops whose trips were watched
 
     def learn(self, operations: Sequence[tf.Operation]) -> BodyBytes:
         for operation in operations:
@@ -286,9 +287,13 @@ class _Sizes:
         trips, how = self._trip_count(operation, inputs), TRIP_COUNT
         if trips is None:
             trips, how = self._watched_trips(inputs, outputs), WATCHED
+        if how == WATCHED and trips is not None:
+            self.hanging.update(t.name for t in outputs)
         asked = self._body(operation.get_attr("cond").name, inputs)
         abreast = operation.get_attr("parallel_iterations")
         abreast = abreast if trips is None else min(abreast, trips)
+        if any(t.name in self.hanging for t in inputs):
+            abreast = 1  # a gradient's loop waits in each iteration for the one before
         self.found.attrs[operation.name] = attrs_of(
             [drawn, asked],
             max(drawn.taken.peak_bytes, asked.taken.peak_bytes),
