@@ -37,7 +37,8 @@ class Places(NamedTuple):
             through its regions, the older one first.
         captures, inputs: where the variables that the step captures lie, and its batch, in the
             order of the graph; -1 for what has no place yet, or no bytes; SOMEWHERE for variables
-            that are there, and that reads copy, so that nothing tells where.
+            that are there, and that reads copy, so that nothing tells where, and for what is in
+            no region.
         built: the rewritten step is there, too, with the constants that its graph keeps.
         untold_bytes: neither free nor told of; as they may not be there, no peak counts them.
     """

@@ -69,7 +69,8 @@ def _found(traced: Trace, given: Sequence[int], arena: Arena) -> Places | None:
 
 def _offset(captured: tf.Tensor, device: Arena) -> int:
     """Where the tensor lies, or the value of the variable whose handle it is; -1 of anything else,
-    and of what has no bytes; SOMEWHERE of a variable that reads copy."""
+    and of what has no bytes; SOMEWHERE of a variable that reads copy, and of what lies in no
+    region: as its memory happens to be aligned, a NumPy array is copied or shared."""
     spec = variable_spec(captured)
     again = captured
     if spec is not None:
@@ -80,4 +81,4 @@ def _offset(captured: tf.Tensor, device: Arena) -> int:
     if not captured.shape.num_elements():
         return -1
     at = device.offset(captured)
-    return at if device.offset(again) == at else SOMEWHERE
+    return at if at >= 0 and device.offset(again) == at else SOMEWHERE

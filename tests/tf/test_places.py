@@ -32,13 +32,15 @@ def test_the_free_pieces_of_an_arena_are_found(tmp_path: Path):
 def test_a_step_among_holes_is_predicted_where_the_user_applies(tmp_path: Path):
     """Variables among holes, and slots that begin as one constant: the step takes what was
     predicted, from its first run on: what the free pieces tell, or, where a tensor fits one of
-    them to the byte and something small lies there, the more of both.
+    them to the byte and something small lies there, the more of both. What shares a NumPy array's
+    memory takes nothing of the arena.
     A rehearsal lays variables side by side: it takes less."""
     script = Path(__file__).with_name("drive_among_holes.py")
     environment = child_environment(TrialSpec(memory_limit_bytes=128 * MIB))
     done = forks.ran([str(script), str(tmp_path / "seen.json")], env=environment)
     assert done.returncode == 0, done.stderr
     seen = json.loads((tmp_path / "seen.json").read_text())
+    assert seen["table"] == -1
     assert not seen["ome"]["raised"], "the peak that users read is a step's"
     for peak in seen["ome"]["peaks"]:
         likely = "told" if peak < 0.999 * seen["ome"]["predicted"] else "predicted"
