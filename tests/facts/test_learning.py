@@ -14,7 +14,7 @@ from memtrade.facts.learned import Learned, LearnedFacts
 from memtrade.facts.signature import Operand, make_signature, signature_of
 from memtrade.facts.surroundings import Surroundings
 from memtrade.graph import GraphData, Op, StepGraph, Tensor
-from memtrade.measure import batches, learning
+from memtrade.measure import here, learning
 from memtrade.measure.learning import Asker, learn
 from memtrade.rebatch import Rebatcher
 from tests.graphs import ARENA
@@ -235,9 +235,9 @@ def test_a_batch_that_nobody_asked_for_is_on_the_line_of_three(tmp_path, asker, 
         table, _ = learn(graphs, HERE, asker, folder=tmp_path, least_bytes=least_bytes)
         return target.replace(facts=LearnedFacts(target.facts, table))
 
-    monkeypatch.setattr(batches, "learned_target", learned)
+    monkeypatch.setattr(here, "learned_target", learned)
     chains = Chains()
-    targets = batches.BatchTargets(ARENA, chains)
+    targets = here.BatchTargets(ARENA, chains)
     graph = chains.at(100)
     facts = targets.at(100, graph).facts
     line, square, refused = (facts.of(op, graph) for op in graph.ops[1:])

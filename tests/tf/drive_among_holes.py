@@ -80,6 +80,6 @@ table = shared_table()
 foreseen = Foreseen()
 logging.getLogger("memtrade").setLevel("INFO")
 logging.getLogger("memtrade").addHandler(foreseen)
-seen = {"ome": tried("ome"), "optimal": tried("optimal", budget="10MB")}
+seen: dict[str, Any] = {"ome": tried("ome"), "optimal": tried("optimal", budget="10MB")}
 seen["table"] = device.offset(table)
 Path(sys.argv[1]).write_text(json.dumps(seen))
