@@ -26,7 +26,6 @@ _SPREADING = ALIAS_TYPES | {
     "BroadcastTo", "GatherV2", "ReverseV2", "Slice", "SplitV", "StridedSlice", "Tile", "Transpose",
     "Unpack",
 }  # fmt: skip
-_SHAPE_BYTES = 512  # shapes and axes are no larger
 # Ops that put shapes together.
 _PUT_TOGETHER = frozenset({"ConcatV2", "Pack"})
 # These look at more than one number of an input, or at where it stands.
@@ -136,15 +135,8 @@ def _looked_at(graph: StepGraph) -> list[int]:
     values."""
     known = {t for op in graph.ops if graph.folding.computed[op.id] for t in op.outputs}
     known.update(graph.data.values)
-    known = {t for t in known if _is_few(t, graph)}
     asked = {t for op in graph.ops for t in _asked(op, graph)}
     return sorted(t for t in known & asked if graph.tensors[t].dtype in ("int32", "int64"))
-
-
-def _is_few(tensor: int, graph: StepGraph) -> bool:
-    """What is computed and larger (positions, masks) is no shape and no list of axes."""
-    made = graph.tensors[tensor]
-    return graph.ops[made.op].type == "Const" or made.size_bytes <= _SHAPE_BYTES
 
 
 def _asked(op: Op, graph: StepGraph) -> Iterator[int]:
