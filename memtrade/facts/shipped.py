@@ -64,21 +64,12 @@ def reuse() -> Reuse:
     return Reuse(table["source"], tried, frozenset(table["passing"]["types"].split()))
 
 
-class LookedAt(NamedTuple):
-    """What shape functions ask for: of op types, the inputs whose values they want to know, and the
-    types that take these for shapes, of which some dimensions may be known."""
-
-    positions: dict[str, tuple[int, ...]]
-    as_shapes: frozenset[str]
-
-
 @cache
-def looked_at() -> LookedAt:
-    """`shipped/shapes.toml`."""
+def looked_at() -> dict[str, tuple[int, ...]]:
+    """`shipped/shapes.toml`: of op types, the inputs whose values their shape functions ask for."""
     table = _read("shapes")
     none = dict.fromkeys(table["none"]["types"].split(), ())
-    positions = {name: tuple(each) for name, each in table["positions"].items()}
-    return LookedAt(none | positions, frozenset(table["as_shapes"]["types"].split()))
+    return none | {name: tuple(each) for name, each in table["positions"].items()}
 
 
 class ShippedFacts:

@@ -26,8 +26,6 @@ _SPREADING = ALIAS_TYPES | {
     "BroadcastTo", "GatherV2", "ReverseV2", "Slice", "SplitV", "StridedSlice", "Tile", "Transpose",
     "Unpack",
 }  # fmt: skip
-# Ops that put shapes together.
-_PUT_TOGETHER = frozenset({"ConcatV2", "Pack"})
 # These look at more than one number of an input, or at where it stands.
 _NOT_EACH = {"BiasAdd", "LogSoftmax", "MatrixBandPart", "ScatterNdNonAliasingAdd", "Softmax"}
 _EACH = (frozenset(reuse().tried) | {"Cast"}) - _NOT_EACH
@@ -42,9 +40,8 @@ class Constants:
         folding_bytes: of each that the runtime computes, merged or not.
         computing_bytes: of what lies there at once while the runtime computes them.
         own_bytes: of those that the step has, where the runtime computes any.
-        looked_at: what TensorFlow infers shapes with: constants, what is made of them, and shapes
-            that are known. Each graph keeps what it has looked at. The runtime merges constants
-            that hold the same, and graphs do not.
+        looked_at: those that TensorFlow infers shapes with: each graph keeps those that it has
+            looked at. The runtime merges constants that hold the same, and graphs do not.
         lasting: those that the runtime holds, the first of those that hold the same: what it has
             computed others of, it drops.
     """
@@ -60,7 +57,7 @@ class Constants:
         sizes = (round_up(graph.tensors[t].size_bytes) for t in held)
         self.own_bytes = sum(sizes) if self.folding_bytes else 0
         read = {*graph.data.outputs, *self.folded.values()}
-        self.looked_at = _looked_at(graph)
+        self.looked_at = frozenset(t for t in held if _is_looked_at(t, graph))
         self.lasting = frozenset(
             graph.data.equal.get(t, t)
             for t in held
@@ -129,33 +126,18 @@ def _handed_on(graph: StepGraph, same: Mapping[int, int]) -> dict[int, int]:
     return given
 
 
-@once_per_graph
-def _looked_at(graph: StepGraph) -> list[int]:
+def _is_looked_at(constant: int, graph: StepGraph) -> bool:
     """Shapes, axes and the like. What updates read, and ops that compute with its like, are
     values."""
-    known = {t for op in graph.ops if graph.folding.computed[op.id] for t in op.outputs}
-    known.update(graph.data.values)
-    asked = {t for op in graph.ops for t in _asked(op, graph)}
-    return sorted(t for t in known & asked if graph.tensors[t].dtype in ("int32", "int64"))
 
-
-def _asked(op: Op, graph: StepGraph) -> Iterator[int]:
-    """The tensors whose values the op's shape function asks for. Of a shape that is put together,
-    it asks for each part, too."""
-    positions = looked_at().positions.get(op.type)
-    if positions is None:
+    def looks(op: Op) -> bool:
+        if (known := looked_at().get(op.type)) is not None:
+            return any(op.inputs[i] == constant for i in known if i < len(op.inputs))
         alike = len({graph.tensors[t].dtype for t in op.inputs}) == 1
-        values = op.stateful or (alike and op.type in reuse().tried)
-        positions = () if values else range(len(op.inputs))
-    asked = [op.inputs[i] for i in positions if i < len(op.inputs)]
-    yield from asked
-    waiting = asked if op.type in looked_at().as_shapes else []
-    while waiting:
-        made = graph.ops[graph.tensors[waiting.pop()].op]
-        if made.type in _PUT_TOGETHER:
-            waiting += made.inputs
-        elif made.type != "Shape":
-            yield from made.outputs
+        return not (op.stateful or (alike and op.type in reuse().tried))
+
+    whole = graph.tensors[constant].dtype in ("int32", "int64")
+    return whole and any(looks(graph.ops[c]) for c in graph.consumers[constant])
 
 
 def alike(graph: StepGraph) -> dict[int, Hashable]:

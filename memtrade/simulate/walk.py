@@ -117,9 +117,10 @@ class Walk:
                 self._capture_lies(data.captures[place], data.capture_bytes[place])
         self.given_bytes = self.allocator.bytes_in_use - aside_bytes
         held = [graph.tensors[op.outputs[0]] for op in graph.ops if op.type == "Const"]
-        for t in self.linker.constants.looked_at:
-            for _ in range(self._graphs):
-                self._always("constants", graph.tensors[t].size_bytes)
+        for each in held:
+            if each.id in self.linker.constants.looked_at:
+                for _ in range(self._graphs):
+                    self._always("constants", each.size_bytes)
         folding_bytes = self._folded()
         for each in held:
             self._constant_lies(each)

@@ -29,22 +29,10 @@ OPS: dict[str, list[Any]] = {
     "StatelessRandomNormalV2": [[3, 4], KEY, COUNTER, 1],
     "StatelessRandomUniformV2": [[3, 4], KEY, COUNTER, 1],
     "StridedSliceGrad": [[8, 6, 4], [0, 0, 0], [8, 6, 4], [1, 1, 1], X],
-    "ConcatV2": [[1, 2], [3], 0],
-    "ExpandDims": [[1, 2], 0],
-    "GatherNd": [X, [[1], [2]]],
-    "Reshape": [[8, 6], [2, 1]],
-    "ResourceGather": [("resource",), [1, 2]],
-    "ScatterNd": [[[1], [0]], ROW, [7]],
-    "SegmentSum": [ROW, [0, 1]],
-    "SparseSoftmaxCrossEntropyWithLogits": [("float32", 2, 9), [3, 4]],
-    "StridedSlice": [[8, 6], [0], [1], [1]],
-    "TensorScatterAdd": [ROW, [[1], [0]], ROW],
-    "TensorScatterUpdate": [ROW, [[1], [0]], ROW],
-    "Unpack": [[1, 2]],
-    "UnsortedSegmentSum": [ROW, [0, 1], 3],
-    "Where": [[1, 2]],
     # By the rule for all others.
     "Mean": [X, [1, 2]],
+    "Reshape": [X, [48, 4]],
+    "StridedSlice": [X, [0, 0, 0], [8, 6, 4], [1, 1, 1]],
     "Tile": [X, [1, 2, 2]],
 }
 MANY = 16  # of each, so that what a graph takes anyway does not count
@@ -96,28 +84,6 @@ MAKE: dict[str, Callable[..., Any]] = {
     "StridedSliceGrad": lambda shape, begin, end, by, dy: tf.raw_ops.StridedSliceGrad(
         shape=shape, begin=begin, end=end, strides=by, dy=dy
     ),
-    "ConcatV2": lambda a, b, axis: tf.raw_ops.ConcatV2(values=[a, b], axis=axis),
-    "ExpandDims": lambda x, axis: tf.raw_ops.ExpandDims(input=x, axis=axis),
-    "GatherNd": lambda x, at: tf.raw_ops.GatherNd(params=x, indices=at),
-    "ResourceGather": lambda table, at: tf.raw_ops.ResourceGather(
-        resource=table, indices=at, dtype=tf.float32
-    ),
-    "ScatterNd": lambda at, x, shape: tf.raw_ops.ScatterNd(indices=at, updates=x, shape=shape),
-    "SegmentSum": lambda x, at: tf.raw_ops.SegmentSum(data=x, segment_ids=at),
-    "SparseSoftmaxCrossEntropyWithLogits": lambda x, at: (
-        tf.raw_ops.SparseSoftmaxCrossEntropyWithLogits(features=x, labels=at)
-    ),
-    "TensorScatterAdd": lambda x, at, y: tf.raw_ops.TensorScatterAdd(
-        tensor=x, indices=at, updates=y
-    ),
-    "TensorScatterUpdate": lambda x, at, y: tf.raw_ops.TensorScatterUpdate(
-        tensor=x, indices=at, updates=y
-    ),
-    "Unpack": lambda x: tf.raw_ops.Unpack(value=x, num=2),
-    "UnsortedSegmentSum": lambda x, at, count: tf.raw_ops.UnsortedSegmentSum(
-        data=x, segment_ids=at, num_segments=count
-    ),
-    "Where": lambda x: tf.raw_ops.Where(condition=x),
     "Mean": lambda x, axis: tf.raw_ops.Mean(input=x, axis=axis),
     "Reshape": lambda x, shape: tf.raw_ops.Reshape(tensor=x, shape=shape),
     "StridedSlice": lambda x, begin, end, by: tf.raw_ops.StridedSlice(

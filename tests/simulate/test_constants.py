@@ -129,25 +129,6 @@ def test_numbers_that_shapes_are_inferred_with_are_kept_by_graphs_too():
     assert held == 2 * 256 + 3 * 256  # both by their kernels, the dimensions by three graphs
 
 
-def test_graphs_keep_shapes_that_are_known_and_the_parts_of_those_put_together():
-    def persistent(reader: str) -> int:
-        b = Builder()
-        (x,) = b.op("x", "Placeholder", sizes=[BIG])
-        (told,) = b.op("told", "Shape", [x], sizes=[8])
-        (number,) = b.op("number", "Const", sizes=[4])
-        (shape,) = b.op("shape", "Pack", [number], sizes=[4])
-        (y,) = b.op("y", "Tile", [x, told], sizes=[BIG])
-        (z,) = b.op("z", reader, [y, shape], sizes=[BIG])
-        b.tensors = [msgspec.structs.replace(each, dtype="int32") for each in b.tensors]
-        data = b.build(inputs=[x], outputs=[z], loss=z).data
-        graph = StepGraph(msgspec.structs.replace(data, values={told: (1, 1)}))
-        return simulate(graph, everything(graph)).persistent_bytes - BIG
-
-    # Each of three graphs keeps the shape of x and what is packed, and what that is packed of.
-    assert persistent("Transpose") == 256 + 3 * 2 * 256
-    assert persistent("Reshape") == 256 + 3 * 3 * 256
-
-
 @pytest.mark.parametrize(("name", "times"), [("kept_bytes", 1), ("looked_at_bytes", 2)])
 def test_what_branches_keep_lies_there_in_pieces(name: str, times: int):
     """As one it would take what is free in the first region whole, up to twice as much. Of the
