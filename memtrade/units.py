@@ -53,12 +53,12 @@ def bytes_of(size: Any, what: str = "a size") -> int:
     return int(float(size))
 
 
-def limit_of(name: str, limit: Any) -> int | None:
+def limit_of(name: str, limit: Any, *, least_bytes: int = 1 << 20) -> int | None:
     """The memory limit in bytes that `name` was given, if any. Raises MemtradeError for one that is
     too small for any step."""
     limit_bytes = None if limit is None else bytes_of(limit, name)
-    if limit_bytes is not None and limit_bytes < LEAST_LIMIT_BYTES:
-        raise MemtradeError(f"{name} must be at least {LEAST_LIMIT_BYTES >> 20}MiB, not {limit}")
+    if limit_bytes is not None and limit_bytes < least_bytes:
+        raise MemtradeError(f"{name} must be at least {least_bytes >> 20}MiB, not {limit}")
     return limit_bytes
 
 

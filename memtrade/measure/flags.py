@@ -30,7 +30,7 @@ from memtrade.options import NONE, Value, naming_flags
 from memtrade.plan import Order, Plan
 from memtrade.strategies import STRATEGIES, find_strategy, make_options, read_plan
 from memtrade.target import ARENA, Target, profile_target
-from memtrade.units import limit_of
+from memtrade.units import LEAST_LIMIT_BYTES, limit_of
 
 # What a comparison runs unless it is told: the strategies of the thesis.
 DEFAULT_STRATEGIES = ("original", "checkpoints", "lms", "ome")
@@ -226,7 +226,7 @@ class DeviceFlags:
         device = self.device or _first(gpus)
         if device != ARENA and device not in gpus:
             raise _not_there(device, gpus)
-        limit_bytes = limit_of("--memory-limit", self.memory_limit)
+        limit_bytes = limit_of("--memory-limit", self.memory_limit, least_bytes=LEAST_LIMIT_BYTES)
         if limit_bytes is None:
             limit_bytes = default_limit_bytes() if device == ARENA else _share(gpus[device], device)
         return device, limit_bytes >> 20 << 20
@@ -240,7 +240,7 @@ class DeviceFlags:
         self._check_timeout()
         gpus = _gpus()
         device = self.device or _first(gpus)
-        limit_bytes = limit_of("--memory-limit", self.memory_limit)
+        limit_bytes = limit_of("--memory-limit", self.memory_limit, least_bytes=LEAST_LIMIT_BYTES)
         if device in gpus:
             limit_bytes = limit_bytes or _share(gpus[device], device)
         if device == ARENA or device in gpus:

@@ -65,5 +65,5 @@ def test_a_published_table_by_its_name(capsys: pytest.CaptureFixture[str]) -> No
     assert capsys.readouterr().out.splitlines()[1].startswith("resnet,50,original,original,87,")
     published("thesis_max_batch", format="markdown")
     assert "| resnet | 50 | lms | swap | 111 | 7282.41 |" in capsys.readouterr().out
-    with pytest.raises(MemtradeError, match="Did you mean 'thesis_resnet'"):
+    with pytest.raises(MemtradeError, match="did you mean 'thesis_resnet'"):
         published("thesis_resnett")
