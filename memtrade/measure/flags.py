@@ -226,7 +226,7 @@ class DeviceFlags:
         device = self.device or _first(gpus)
         if device != ARENA and device not in gpus:
             raise _not_there(device, gpus)
-        limit_bytes = limit_of("--memory-limit", self.memory_limit, least_bytes=LEAST_LIMIT_BYTES)
+        limit_bytes = self._limit(device)
         if limit_bytes is None:
             limit_bytes = default_limit_bytes() if device == ARENA else _share(gpus[device], device)
         return device, limit_bytes >> 20 << 20
@@ -240,7 +240,7 @@ class DeviceFlags:
         self._check_timeout()
         gpus = _gpus()
         device = self.device or _first(gpus)
-        limit_bytes = limit_of("--memory-limit", self.memory_limit, least_bytes=LEAST_LIMIT_BYTES)
+        limit_bytes = self._limit(device)
         if device in gpus:
             limit_bytes = limit_bytes or _share(gpus[device], device)
         if device == ARENA or device in gpus:
@@ -249,6 +249,11 @@ class DeviceFlags:
             return profile_target(device, order=order, limit_bytes=limit_bytes)
         except UnknownNameError:
             raise _not_there(device, gpus) from None
+
+    def _limit(self, device: str) -> int | None:
+        """The memory limit that was given, if any, in bytes."""
+        least_bytes = LEAST_LIMIT_BYTES if device == ARENA else 1 << 20
+        return limit_of("--memory-limit", self.memory_limit, least_bytes=least_bytes)
 
     def _check_timeout(self) -> None:
         if not self.timeout > 0:

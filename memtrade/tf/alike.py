@@ -4,7 +4,6 @@ An unrolled loop takes its row of a mask in each iteration, and as a rule all ro
 Nothing but their values tells, so they are computed, and fingerprints of 8 bytes compared.
 """
 
-import gc
 from collections import defaultdict
 from collections.abc import Hashable, Sequence
 from typing import Any
@@ -15,7 +14,7 @@ import tensorflow as tf
 from memtrade.graph import StepGraph, repeats
 from memtrade.simulate.constants import alike
 from memtrade.simulate.regions import round_up
-from memtrade.tf.graft import called_as_it_is, grafted
+from memtrade.tf.graft import grafted, ran_once
 from memtrade.tf.nodes import NodeDef, make_node, reached, with_nodes
 
 # No peak is below what lies there for good; less of that than this makes no difference to it.
@@ -55,15 +54,7 @@ def _fingerprints(concrete: Any, names: Sequence[str]) -> list[bytes]:
     with tf.init_scope():  # apply is called while a function is being traced
         if not tf.executing_eagerly():
             return []
-        asking = _asking(concrete, names)
-        alone = tf.function(lambda: called_as_it_is(asking, ()), autograph=False)
-        try:
-            return [found.numpy().tobytes() for found in alone()]
-        except tf.errors.OpError:
-            return []
-        finally:
-            alone = None
-            gc.collect()  # with a function goes what the runtime has made of its constants
+        return [found.numpy().tobytes() for found in ran_once(_asking(concrete, names))]
 
 
 def _asking(concrete: Any, names: Sequence[str]) -> Any:

@@ -63,8 +63,9 @@ def trace_concrete(step: TrainStep, concrete: Any) -> Trace:
     data = with_origins(read_graph(step.name, concrete, step.laid, step.loss, step.example), traced)
     repeated = {data.inputs[i]: data.inputs[first] for i, first in step.repeated.items()}
     data = msgspec.structs.replace(data, behind=_behind(step, concrete), repeated=repeated)
-    equal = data.equal | equal_results(concrete, StepGraph(data))
-    graph = StepGraph(msgspec.structs.replace(data, equal=equal))
+    graph = StepGraph(data)
+    if equal := equal_results(concrete, graph):
+        graph = StepGraph(msgspec.structs.replace(data, equal=data.equal | equal))
     return Trace(step, concrete, concrete.graph.as_graph_def(), graph)
 
 

@@ -1,5 +1,6 @@
 """A GraphDef as a tf.function that takes, returns and captures what another function does."""
 
+import gc
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -110,3 +111,19 @@ def called_as_it_is(concrete: Any, values: Sequence[tf.Tensor], config: Any = No
     for result, known in zip(results, concrete.outputs, strict=True):
         result.set_shape(known.shape)
     return packed(concrete.structured_outputs, results)
+
+
+def ran_once(function: Any, values: Sequence[Any] = ()) -> list[tf.Tensor]:
+    """The results of a concrete function that is run and given up; none where the device is too
+    small, or `values` are no good.
+
+    Optimizing a large graph that runs once takes longer than running it.
+    """
+    alone = tf.function(lambda *given: called_as_it_is(function, given), autograph=False)
+    try:
+        return list(alone(*map(tf.convert_to_tensor, values)))
+    except tf.errors.OpError:
+        return []
+    finally:
+        alone = None
+        gc.collect()  # with a function goes what the runtime has made of its constants

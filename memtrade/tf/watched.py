@@ -15,7 +15,7 @@ from memtrade.graph import BOUND
 from memtrade.op_types import DRAWING_TYPES, HARMLESS_TYPES, LOOP_TYPES
 from memtrade.simulate.walk import MAX_SLICE_BYTES
 from memtrade.tf.body_bytes import BodyBytes
-from memtrade.tf.graft import called_as_it_is, grafted
+from memtrade.tf.graft import grafted, ran_once
 from memtrade.tf.inline import changing
 from memtrade.tf.nodes import NodeDef, make_node, reached, readers, with_nodes
 from memtrade.tf.sizes import learn_sizes
@@ -136,15 +136,9 @@ def _shapes(concrete: Any, wanted: Sequence[tf.Tensor], batch: Sequence[Any] | N
         return {}
     with tf.init_scope():  # apply is called while a function is being traced
         asking = _asking(concrete, wanted, reads=batch is not None)
-        # Optimizing a large graph that runs once takes longer than running it.
-        alone = tf.function(lambda *values: called_as_it_is(asking, values), autograph=False)
-        try:
-            found = alone(*map(tf.convert_to_tensor, batch or ()))
-        except tf.errors.OpError:  # the device is too small, or the batch is no good
+        found = ran_once(asking, batch or ())
+        if not found:
             return {}
-        finally:
-            alone = None
-            gc.collect()  # with a function goes what the runtime has made of its constants
         return {
             t.name: tuple(map(int, np.ravel(shape))) for t, shape in zip(wanted, found, strict=True)
         }

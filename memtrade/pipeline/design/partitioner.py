@@ -227,7 +227,8 @@ class Partitioner:
     def _side_ops(self) -> frozenset[int]:
         """Ops outside the forward part that run with it: they lead from the line to updates."""
         graph = self.graph
-        rest = [op for op in graph.ops if op.id not in graph.forward | graph.backward]
+        inside = graph.forward | graph.backward
+        rest = [op for op in graph.ops if op.id not in inside]
         made = (t for op_id in self.anchors.line for t in graph.ops[op_id].outputs)
         from_line = led_to(rest, graph.tensors, made)
         found: set[int] = set()

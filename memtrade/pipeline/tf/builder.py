@@ -227,10 +227,8 @@ class _Builder:
                 self._copy(stage, i, action.id, f"{scope}/again{at}")
             case "swap_out":
                 name = f"{scope}/out{at}/{self.state.flat(action.id)}"
-                source, value = (
-                    self._read(stage, i, action.id, scope),
-                    self.graph.tensors[action.id],
-                )
+                source = self._read(stage, i, action.id, scope)
+                value = self.graph.tensors[action.id]
                 self.writer.chain_group(stage, self.transfers[stage].swap_out(name, source, value))
                 self.outside[stage, i, action.id] = name
             case "swap_in":

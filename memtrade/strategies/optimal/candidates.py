@@ -252,8 +252,8 @@ class Candidates:
             limit = high - 3 * over // 2
             limit = limit if limit > low else (low + high) // 2
         # Where all leaves that can, there are fewer holes.
-        gone = sorted((self._spilled(each, 0) for each in verdicts), key=lambda v: v.least_seconds)
-        for each in gone[:FASTEST]:
+        gone = [self._spilled(each, 0) for each in verdicts if self._may_be_faster(each)]
+        for each in sorted(gone, key=lambda verdict: verdict.least_seconds)[:FASTEST]:
             self._offer_if_faster(each, budget)
 
     def _fitted(self, verdict: Verdict, budget: int) -> Verdict:
