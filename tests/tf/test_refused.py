@@ -185,7 +185,7 @@ def test_counts_and_names_of_another_type_are_one_line():
         memtrade.inspect(step.function)
     with pytest.raises(MemtradeError, match="the arena needs at least 3 MiB, not 2 MiB: give a la"):
         Arena(2 << 20).start()
-    with pytest.raises(MemtradeError, match="memory_limit must be at least 3MiB, not 0"):
+    with pytest.raises(MemtradeError, match="memory_limit must be at least 1MiB, not 0"):
         memtrade.summary(step.function, step.batch, memory_limit=0)
     with (
         pytest.raises(MemtradeError, match="unknown by 'name': The choices are layer, source"),
