@@ -86,7 +86,8 @@ class Verified(msgspec.Struct, frozen=True, kw_only=True, tag="verified"):
 
 @dataclass(frozen=True)
 class Gap:
-    """How far a value is off, the worst of the steps. NaN: it is no number in one of the two.
+    """How far a value is off, the worst of the steps. NaN: it is no number in one of the two, or
+    infinite in but one.
 
     Attributes:
         absolute: the largest difference of an element.
@@ -203,15 +204,17 @@ def by_name(names: Sequence[str], values: Sequence[Any]) -> dict[str, Any]:
 def _gap(before: np.ndarray | None, expected: np.ndarray, found: np.ndarray) -> Gap:
     if expected.dtype.kind not in "biufV":  # words; V is bfloat16
         return Gap(0.0, 0.0) if np.array_equal(expected, found) else Gap(math.inf, math.inf)
-    if np.array_equal(expected, found) and np.isfinite(expected).all():  # mostly: in no time
+    if np.array_equal(expected, found):  # mostly: in no time
         return Gap(0.0, 0.0)
     a, b = expected.astype(np.float64), found.astype(np.float64)
+    a, b = (np.where(np.isinf(a) & (a == b), 0.0, each) for each in (a, b))
     if not (np.isfinite(a).all() and np.isfinite(b).all()):
         return Gap(math.nan, math.nan)
     apart = np.linalg.norm(a - b)
     if apart == 0:
         return Gap(0.0, 0.0)
-    size = np.linalg.norm(a if before is None else a - before)
+    # Where it was infinite, such as the least loss before the first, the value stands for itself.
+    size = np.linalg.norm(a if before is None else a - np.where(np.isfinite(before), before, 0.0))
     last_places = np.zeros(())
     if expected.dtype.kind == "f":
         last_places = np.spacing(np.maximum(np.abs(expected), np.abs(found)))

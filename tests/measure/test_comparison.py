@@ -77,6 +77,24 @@ def test_a_nan_of_an_early_step_is_not_forgotten() -> None:
     assert [name for name, _ in comparison.beyond(0.05)] == [LOSS]
 
 
+@pytest.mark.parametrize(("first", "second"), [([np.inf, 2], [np.inf, 2.5]), ([3, 2], [3.5, 2])])
+def test_what_is_infinite_in_both_is_the_same_and_no_update_is(first, second) -> None:
+    """Such as a least loss that none has been under yet, or the first has."""
+    comparison = Comparison({"least": np.array([np.inf, 1], np.float32)})
+    comparison.add({"least": np.array(first, np.float32)}, {"least": np.array(first, np.float32)})
+    assert comparison.verified(0.0).equal
+    comparison.add({"least": np.array(first, np.float32)}, {"least": np.array(second, np.float32)})
+    ((_, gap),) = comparison.beyond(0.05)
+    assert 0.1 < gap.of_update < 1
+
+
+@pytest.mark.parametrize("side", ["original", "other"])
+def test_what_is_infinite_in_one_fails(side: str) -> None:
+    infinite = after(b=np.array([0, np.inf, 0, 0], np.float32))
+    comparison = compared(infinite) if side == "other" else compared(after(), infinite)
+    assert [each.why for each in comparison.verified(1e9).differing] == ["is not a number"]
+
+
 @pytest.mark.parametrize("side", ["original", "other"])
 def test_a_variable_without_a_partner_fails_with_its_name(side: str) -> None:
     alone = after()
