@@ -4,14 +4,14 @@
 ≈   TensorFlow's own order decides, which differs from one process to the next; or some sizes are
     those of one batch; some are made in branches, or much is taken by loops and branches or held in
     lists, and nobody knows who lies where in there; or variables lie elsewhere after each step, or
-    may; or kernels keep constant filters in a form of their own, which lies wherever there is room
-    in the first step
+    may; or batches come from a data set, which has some ready; or kernels keep constant filters in
+    a form of their own, which lies wherever there is room in the first step
 ≤   some sizes are only bounded from above
 """
 
 from memtrade.facts.variables import moved
 from memtrade.graph import BOUND, WATCHED, StepGraph
-from memtrade.op_types import BODY_TYPES
+from memtrade.op_types import BODY_TYPES, ITERATING_TYPES
 from memtrade.plan import Plan
 
 # Kernels of oneDNN keep the filters of these, their second inputs, once reordered.
@@ -31,7 +31,7 @@ def bound_of(graph: StepGraph, plan: Plan | None, *, moves: bool = False) -> str
     pinned = plan is not None and plan.actions and plan.order == "pinned"
     moves = moves or any(map(moved, graph.ops))
     unclear = graph.sized(WATCHED) or _in_branches(graph) or _in_pieces(graph)
-    if not pinned or moves or unclear or _keeps_filters(graph):
+    if not pinned or moves or unclear or _takes_batches(graph) or _keeps_filters(graph):
         return "≈"
     return "≤" if graph.sized(BOUND) else ""
 
@@ -48,6 +48,10 @@ def _in_pieces(graph: StepGraph) -> bool:
     held = [t.size_bytes for t in graph.tensors if t.dtype == "variant"]
     most_bytes = max((t.size_bytes for t in graph.tensors), default=0)
     return max(taken + held, default=0) > _MUCH * most_bytes
+
+
+def _takes_batches(graph: StepGraph) -> bool:
+    return any(op.type in ITERATING_TYPES for op in graph.ops)
 
 
 def _keeps_filters(graph: StepGraph) -> bool:

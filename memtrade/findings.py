@@ -11,7 +11,14 @@ import msgspec
 
 from memtrade.graph import BOUND, WATCHED, Op, StepGraph
 from memtrade.iterations import places_of
-from memtrade.op_types import BRANCH_TYPES, CALL_TYPES, DRAWING_TYPES, HARMLESS_TYPES, LOOP_TYPES
+from memtrade.op_types import (
+    BRANCH_TYPES,
+    CALL_TYPES,
+    DRAWING_TYPES,
+    HARMLESS_TYPES,
+    ITERATING_TYPES,
+    LOOP_TYPES,
+)
 from memtrade.units import megabytes
 
 
@@ -92,6 +99,11 @@ _IN_OPS: tuple[tuple[str, Callable[[Op], bool], str], ...] = (
         "branches",
         lambda op: op.type in BRANCH_TYPES,
         "each is an op like any other, sized by its larger branch: peaks are about that",
+    ),
+    (
+        "batches of a data set",
+        lambda op: op.type in ITERATING_TYPES,
+        "it has others ready, which lie on the host: there, peaks are about that",
     ),
     (
         "functions kept whole",

@@ -41,6 +41,9 @@ DRAWING_TYPES = frozenset(
      "UniformCandidateSampler"}
 )  # fmt: skip
 
+# Ops that take the next batch of a data set, which lies on the host.
+ITERATING_TYPES = frozenset({"IteratorGetNext", "IteratorGetNextSync"})
+
 # Ops that stand for something from outside the step, or that hold a value of their own.
 SOURCE_TYPES = frozenset({"Const", "NoOp", "Placeholder", "VarHandleOp"})
 

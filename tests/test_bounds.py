@@ -37,6 +37,7 @@ def known(graph: StepGraph, **changes: Any) -> StepGraph:
         (made(size=0), ""),  # a batch norm's third reserved space
         (known(made(), sized={0: WATCHED}), "≈"),
         (known(made(), unsized=("loss:0",)), "≥"),
+        (known(made(kind="IteratorGetNext"), sized={}), "≈"),
         (made(kind="If", relief=((SIZE, -1),)), "≈"),
         (known(made(kind="If", relief=((SIZE, -1),)), sized={}), ""),  # it updates variables
         (known(made(kind="If", touched=((0, "AssignVariableOp"),)), sized={}), "≈"),

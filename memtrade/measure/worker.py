@@ -67,7 +67,7 @@ from memtrade.tf.places import places_of
 from memtrade.tf.rewrite import apply_plan
 from memtrade.tf.split import split_step
 from memtrade.tf.step import TrainStep
-from memtrade.tf.verify import StepFunction, compare_steps, differs_from_itself, in_another_order
+from memtrade.tf.verify import StepFunction, verified
 
 
 def main(request: bytes, say: Say) -> int:
@@ -356,33 +356,22 @@ class _Worker:
         self._say(Progress("trace"))
         if options is not None:
             original = self._make_step()
-            variables = original.variables()
             native = self._make_native_step(options)
             step, own_variables = native.function, native.variables()
             tolerance = max(tolerance, options.tolerance)
         else:
             original, own_variables = self._make_whole_step(), None
             traced = trace(self._split(original))
-            variables = original.variables()
             step = self._rewrite(traced, self._plan(traced, self._target(traced)), device)
             tolerance = max(tolerance, IN_PARTS if self.spec.split == REORDERED else 0.0)
-        batch, steps = original.make_batch(), self.spec.steps
-        comparison = compare_steps(
-            original.function,
+        found = verified(
+            original,
             step,
-            variables,
-            batch,
-            steps=steps,
+            steps=self.spec.steps,
+            tolerance=tolerance,
             own_variables=own_variables,
             anew=bool(self.spec.split),
             on_step=lambda i, of: self._say(Progress("verify", i, of)),
         )
-        found = comparison.verified(tolerance)
-        if not found.equal and tolerance:
-            noise = in_another_order(original.function, variables, batch, steps=steps)
-            found = comparison.verified(tolerance, noise)
-        if not found.equal:
-            itself = differs_from_itself(original.function, variables, batch, steps=steps)
-            found = msgspec.structs.replace(found, itself=itself)
         self._say(found)
         self._say(Done())

@@ -108,7 +108,8 @@ class Simulator:
 
     def __init__(self, graph: StepGraph, target: Target):
         self.graph, self.target = graph, target
-        self.linker = Linker(graph, target.facts, target.margin_bytes)
+        on_host = target.copies_in_line
+        self.linker = Linker(graph, target.facts, target.margin_bytes, on_host=on_host)
         types = {op.type for op in graph.ops}
         self.assumed = tuple(sorted(each for each in types if not target.facts.is_known(each)))
         self.ahead_bytes = max((op.attrs.get("ahead_bytes", 0) for op in graph.ops), default=0)

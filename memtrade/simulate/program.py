@@ -32,6 +32,7 @@ from memtrade.kernel_pairs import POOL_GRADIENTS, bias_gradients
 from memtrade.op_types import (
     ALIAS_TYPES,
     CALL_TYPES,
+    ITERATING_TYPES,
     READ_TYPES,
     READING_TYPES,
     SOURCE_TYPES,
@@ -139,10 +140,14 @@ class Linker:
         copied: handles of variables that reads copy, and that whatever writes all of them copies.
         specs, unplanned_specs: of each op, in rewritten steps and in the step as it came.
         merged: of a convolution's filter gradient, that of its bias, and what both are as one.
+        ready: bytes of each tensor that a data set has ready, where these lie beside the step's.
     """
 
-    def __init__(self, graph: StepGraph, facts: Facts, margin_bytes: int = 0):
+    def __init__(
+        self, graph: StepGraph, facts: Facts, margin_bytes: int = 0, *, on_host: bool = False
+    ):
         self.graph, self.margin_bytes = graph, margin_bytes
+        self.ready = _ready(graph) if on_host else ()
         self.walked = 0
         self.known = [facts.of(op, graph) for op in graph.ops]
         self.sizes = [t.size_bytes for t in graph.tensors]
@@ -311,6 +316,12 @@ class Linker:
         for version in handed:
             readers[version] += 1
         return Program(rows, tensor_of, readers, handed)
+
+
+def _ready(graph: StepGraph) -> tuple[int, ...]:
+    """Of the batch that waits to be asked for, and of the one that is made of another meanwhile."""
+    takers = (op for op in graph.ops if op.type in ITERATING_TYPES)
+    return 3 * tuple(graph.tensors[t].size_bytes for op in takers for t in op.outputs)
 
 
 def _without(handles: Sequence[int], op: Op, requests: Sequence[Request]) -> tuple[Request, ...]:

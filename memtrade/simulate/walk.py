@@ -115,6 +115,8 @@ class Walk:
                     self._input_lies(t)
             if place < len(data.captures):
                 self._capture_lies(data.captures[place], data.capture_bytes[place])
+        for size_bytes in self.linker.ready:
+            self._always("batch", size_bytes)
         self.given_bytes = self.allocator.bytes_in_use - aside_bytes
         held = [graph.tensors[op.outputs[0]] for op in graph.ops if op.type == "Const"]
         for each in held:

@@ -6,12 +6,19 @@ for one is to use it up, so only calls may: `ConcreteFunction.captured_inputs` a
 of a function that is being traced, and replicas in other processes would wait for the key.
 """
 
+import contextlib
+from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from memtrade.op_types import ITERATING_TYPES
 from memtrade.simulate.walk import MAX_SLICE_BYTES
+
+# The handles of iterators, and where each stands, as TensorFlow writes it down.
+Positions = Sequence[tuple[tf.Tensor, tf.Tensor]]
 
 
 def captures(concrete: Any) -> list[tuple[tf.Tensor, tf.Tensor]]:
@@ -61,6 +68,26 @@ class Behind:
     def assign(self, value: Any) -> None:
         constant = tf.constant(value, self.dtype)
         tf.raw_ops.AssignVariableOp(resource=self.handle, value=constant)
+
+
+def positions_of(concrete: Any) -> Positions:
+    """Where the iterators that a function captures stand in their data sets, as far as TensorFlow
+    can tell that: of a Python generator it can't."""
+    graph_def = concrete.graph.as_graph_def()
+    nodes = chain(graph_def.node, *(each.node_def for each in graph_def.library.function))
+    if not any(node.op in ITERATING_TYPES for node in nodes):
+        return []
+    found = []
+    for _, handle in captures(concrete):
+        if handle.dtype == tf.resource and variable_spec(handle) is None:
+            with contextlib.suppress(tf.errors.OpError):  # a table's, for example
+                found.append((handle, tf.raw_ops.SerializeIterator(resource_handle=handle)))
+    return found
+
+
+def go_back(positions: Positions) -> None:
+    for handle, serialized in positions:
+        tf.raw_ops.DeserializeIterator(resource_handle=handle, serialized=serialized)
 
 
 def captured_variables(concrete: Any) -> list[Any]:

@@ -4,7 +4,7 @@ import importlib
 import inspect
 import random
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,12 +43,14 @@ def make_target_step(model: OwnStep) -> TrainStep:
     for seed in (random.seed, np.random.seed, tf.random.set_seed):
         seed(model.seed)
     with laid_down() as laid:
-        function, example = _made(model)
+        make = _maker(model)
+        told = {"batch_size": model.batch_size} if _takes_size(make) else {}
+        function, example = _made(model, make, **told)
     arguments = arguments_of(function, example)
     specs, parts = specs_of(arguments), given_in(arguments)
     check_shapes(function, specs, {})
     of_parts = tuple(tensors_of(specs))
-    _check_size(model, of_parts)
+    _check_size(model, of_parts, told=bool(told))
     try:
         with laid_down() as laid_later:
             concrete = function.get_concrete_function(*released(specs))
@@ -87,8 +89,8 @@ def _behind(parts: Sequence[Any], laid: LaidVariables) -> list[int]:
     return [found.get(id(part), sys.maxsize) for part in parts]
 
 
-def _made(model: OwnStep) -> tuple[Any, Any]:
-    """What the target returns: the step as a tf.function, and an example of its batch."""
+def _maker(model: OwnStep) -> Callable[..., Any]:
+    """The target, imported."""
     module_name, _, path = model.target.partition(":")
     folder = str(Path.cwd())
     if folder not in sys.path:
@@ -104,9 +106,17 @@ def _made(model: OwnStep) -> tuple[Any, Any]:
             f"a target is a function that makes the step, and {model.target} is no function but "
             f"{type(make).__name__}: write it as mypackage.train:make_step"
         )
-    takes_size = "batch_size" in inspect.signature(make).parameters
+    return make
+
+
+def _takes_size(make: Callable[..., Any]) -> bool:
+    return "batch_size" in inspect.signature(make).parameters
+
+
+def _made(model: OwnStep, make: Callable[..., Any], **told: int) -> tuple[Any, Any]:
+    """What the target returns: the step as a tf.function, and an example of its batch."""
     try:
-        made = make(batch_size=model.batch_size) if takes_size else make()
+        made = make(**told)
     except (Exception, SystemExit) as error:
         raise MemtradeError(failure_text(f"{model.target} failed", error)) from error
     if not isinstance(made, tuple) or len(made) != 2 or not callable(made[0]):
@@ -120,11 +130,20 @@ def _made(model: OwnStep) -> tuple[Any, Any]:
     return function, example
 
 
-def _check_size(model: OwnStep, specs: Sequence[tf.TensorSpec]) -> None:
-    """Records say the batch size, so it must be the one that was asked for."""
+def _check_size(model: OwnStep, specs: Sequence[tf.TensorSpec], *, told: bool) -> None:
+    """Records say the batch size, so it must be the one that was asked for.
+
+    Args:
+        told: whether the target takes it.
+    """
     sizes: set[Any] = {spec.shape[0] for spec in specs if spec.shape.rank}
-    if model.batch_size not in sizes:
-        found = " or ".join(map(str, sorted(sizes))) or "no size"
+    if not sizes and not told:  # where it was told, it takes batches of a data set
+        raise MemtradeError(
+            f"{model.target} gives no batch that has a size: let it take `batch_size`, and its "
+            "step as many examples"
+        )
+    if sizes and model.batch_size not in sizes:
+        found = " or ".join(map(str, sorted(sizes)))
         raise MemtradeError(
             f"{model.target} made a batch of {found}, not of {model.batch_size}: let it take "
             "`batch_size`, or say --batch-size"

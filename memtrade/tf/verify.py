@@ -7,16 +7,53 @@ takes in moving averages and optimizer slots as well. How far apart values are, 
 
 from collections.abc import Callable, Collection, Sequence
 
+import msgspec
 import numpy as np
 import tensorflow as tf
 
-from memtrade.comparison import LOSS, Comparison, Values, by_name
+from memtrade.comparison import LOSS, Comparison, Values, Verified, by_name
+from memtrade.tf.captured import Positions, go_back, positions_of
 from memtrade.tf.step import TrainStep
 
 StepFunction = Callable[..., tf.Tensor]
 
 # How often a step is run again that may differ from itself: CycleGAN's does in one run of ten.
 _REPEATS = 8
+
+
+def verified(
+    original: TrainStep,
+    rewritten: StepFunction,
+    *,
+    steps: int,
+    tolerance: float,
+    own_variables: Sequence[tf.Variable] | None = None,
+    anew: bool = False,
+    on_step: Callable[[int, int], None] = lambda step, of: None,
+) -> Verified:
+    """Whether a rewritten step is the original, see `compare_steps`; where it is not, whether
+    rounding explains that, or the original is not the same when it is run again."""
+    step, variables, batch = original.function, original.variables(), original.make_batch()
+    positions = positions_of(step.get_concrete_function(*batch))
+    comparison = compare_steps(
+        step,
+        rewritten,
+        variables,
+        batch,
+        steps=steps,
+        own_variables=own_variables,
+        positions=positions,
+        anew=anew,
+        on_step=on_step,
+    )
+    found = comparison.verified(tolerance)
+    if not found.equal and tolerance:
+        noise = in_another_order(step, variables, batch, steps=steps, positions=positions)
+        found = comparison.verified(tolerance, noise)
+    if found.equal:
+        return found
+    itself = differs_from_itself(step, variables, batch, steps=steps, positions=positions)
+    return msgspec.structs.replace(found, itself=itself)
 
 
 def compare_steps(
@@ -27,6 +64,7 @@ def compare_steps(
     *,
     steps: int,
     own_variables: Sequence[tf.Variable] | None = None,
+    positions: Positions = (),
     anew: bool = False,
     on_step: Callable[[int, int], None] = lambda step, of: None,
 ) -> Comparison:
@@ -35,6 +73,7 @@ def compare_steps(
     Args:
         own_variables: those that `rewritten` changes, in the order of `variables`, where it does
             not change the same ones. If there are more of them, or fewer, names tell partners.
+        positions: from where both steps take batches of data sets.
         anew: each step of `rewritten` starts from what `original` came to: where the last bits
             differ, a few steps later ReLUs turn over, and everything does.
     """
@@ -49,6 +88,7 @@ def compare_steps(
         initial,
         batch,
         steps=steps,
+        positions=positions,
         on_step=lambda step: on_step(step, 2 * steps),
     )
     found = history(
@@ -57,6 +97,7 @@ def compare_steps(
         initial,
         batch,
         steps=steps,
+        positions=positions,
         starts=expected if anew else None,
         on_step=lambda step: on_step(steps + step, 2 * steps),
     )
@@ -67,7 +108,12 @@ def compare_steps(
 
 
 def differs_from_itself(
-    step: StepFunction, variables: Sequence[tf.Variable], batch: Sequence[tf.Tensor], *, steps: int
+    step: StepFunction,
+    variables: Sequence[tf.Variable],
+    batch: Sequence[tf.Tensor],
+    *,
+    steps: int,
+    positions: Positions = (),
 ) -> float | None:
     """The share of an update by which a step differs from itself when it is run again; None where
     it never did.
@@ -76,14 +122,20 @@ def differs_from_itself(
     on what has run by then: three gradients or more are added up in one order or another.
     """
     for _ in range(_REPEATS):
-        found = compare_steps(step, step, variables, batch, steps=steps).verified(0.0)
+        comparison = compare_steps(step, step, variables, batch, steps=steps, positions=positions)
+        found = comparison.verified(0.0)
         if not found.equal:
             return found.of_update
     return None
 
 
 def in_another_order(
-    step: StepFunction, variables: Sequence[tf.Variable], batch: Sequence[tf.Tensor], *, steps: int
+    step: StepFunction,
+    variables: Sequence[tf.Variable],
+    batch: Sequence[tf.Tensor],
+    *,
+    steps: int,
+    positions: Positions = (),
 ) -> Comparison:
     """A step beside itself with its examples the other way round, so that sums over the batch are
     added up in another order: what has no gradient is moved by rounding alone, and differs."""
@@ -92,7 +144,9 @@ def in_another_order(
     def turned(*given: tf.Tensor) -> tf.Tensor:
         return step(*(tf.reverse(t, [0]) if t.shape[:1] == counts[:1] else t for t in given))
 
-    return compare_steps(step, turned, variables, batch, steps=steps, anew=True)
+    return compare_steps(
+        step, turned, variables, batch, steps=steps, positions=positions, anew=True
+    )
 
 
 def history(
@@ -102,6 +156,7 @@ def history(
     batch: Sequence[tf.Tensor],
     *,
     steps: int,
+    positions: Positions = (),
     starts: Sequence[Values] | None = None,
     on_step: Callable[[int], None] = lambda step: None,
 ) -> list[Values]:
@@ -109,10 +164,12 @@ def history(
 
     Args:
         initial: what the variables hold at first, and again in the end.
+        positions: where iterators stand in their data sets at first, and again in the end.
         starts: what they hold before each step but the first; unless given, what the one before
             has left there.
     """
     _restore(variables, initial)
+    go_back(positions)
     # Random ops keep a state in their kernels. So each history starts with fresh ones.
     tf.random.set_seed(0)
     found = []
@@ -123,6 +180,7 @@ def history(
         loss = np.asarray(step(*batch))
         found.append({LOSS: loss, **{name: each.numpy() for name, each in variables.items()}})
     _restore(variables, initial)
+    go_back(positions)
     return found
 
 

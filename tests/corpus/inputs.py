@@ -240,7 +240,24 @@ def tiny_batch() -> Made:
     return step, (normal(2, WIDTH), whole(2))
 
 
+def next_of_a_data_set() -> Made:
+    """The step takes its batch itself, in a loop around `next`: shuffled rows, ahead of time."""
+    layers, normals = _layers(), normal(8 * ROWS, WIDTH).numpy()
+    rows = tf.data.Dataset.from_tensor_slices(normals).shuffle(8 * ROWS, seed=1).repeat()
+    batches = rows.batch(ROWS, drop_remainder=True).map(tf.math.square).prefetch(1)
+    iterator = iter(batches)
+
+    @tf.function
+    def train_step(rate):
+        with tf.GradientTape() as tape:
+            loss = rate * tf.reduce_mean(_head(next(iterator), layers))
+        descend(tape, loss, layers)
+        return loss
+
+    return train_step, (tf.constant(0.1),)
+
+
 STEPS = (
     ragged, ragged_inside, ragged_mean, sparse, hash_table, mutable_table, tokenizer,
-    augmentation, variable_as_argument, structured, tiny_batch,
+    augmentation, variable_as_argument, structured, tiny_batch, next_of_a_data_set,
 )  # fmt: skip

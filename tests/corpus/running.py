@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from memtrade.tf.captured import captured_variables
+from memtrade.tf.captured import captured_variables, positions_of
 from memtrade.tf.verify import compare_steps, differs_from_itself
 
 STEPS = 2
@@ -37,7 +37,13 @@ def variables_of(step: Any, batch: tuple[Any, ...]) -> list[Any]:
 def differs_itself(step: Any, batch: tuple[Any, ...]) -> bool:
     """Whether a step does not come to the same when it is run again."""
     variables = variables_of(step, batch)
-    found = differs_from_itself(lambda *values: flat(step(*values)), variables, batch, steps=STEPS)
+    found = differs_from_itself(
+        lambda *values: flat(step(*values)),
+        variables,
+        batch,
+        steps=STEPS,
+        positions=positions_of(step.get_concrete_function(*batch)),
+    )
     return found is not None
 
 
@@ -49,5 +55,6 @@ def differing(step: Any, lean: Callable[..., Any], batch: tuple[Any, ...]) -> li
         variables_of(step, batch),
         batch,
         steps=STEPS,
+        positions=positions_of(step.get_concrete_function(*batch)),
     )
     return comparison.beyond(0.0)

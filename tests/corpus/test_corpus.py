@@ -167,6 +167,13 @@ def test_watching_a_batch_leaves_nothing_behind(name):
     assert abs(row["predicted_bytes"] / row["peak_bytes"] - 1) < 0.03
 
 
+def test_a_step_takes_batches_of_a_data_set_which_has_others_ready():
+    row = measured("inputs/next_of_a_data_set", "ome")
+    assert (row["outcome"], row["equal"], row["bound"]) == ("rewritten", True, "≈")
+    assert row["predicted_bytes"] < row["predicted_original_bytes"]
+    assert row["peak_bytes"] < 1.05 * row["told_bytes"]  # the rows lie on the host, beside
+
+
 def test_a_table_is_added_to_where_it_lies():
     """Its rows are gathered, so that TensorFlow would copy all of it before each update, into
     another place from step to step."""

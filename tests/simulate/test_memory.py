@@ -42,6 +42,17 @@ def holders(graph: StepGraph) -> list[Held]:
     return use_of_memory(clock, everything(graph), limit_bytes=LIMIT).holders
 
 
+@pytest.mark.parametrize(("name", "beside_bytes"), [("arena", 3 * BIG), ("gtx-1070", 0)])
+def test_a_data_set_has_batches_ready_on_the_host(name: str, beside_bytes: int):
+    b = Builder()
+    (handle,) = b.op("iterator", "Placeholder", sizes=[0])
+    (x,) = b.op("x", "IteratorGetNext", [handle], sizes=[BIG])
+    graph = b.build(inputs=[], outputs=[x], loss=x)
+    found = Simulator(graph, target(name)).memory(everything(graph))
+    assert found.persistent_bytes == beside_bytes
+    assert found.peak_bytes == beside_bytes + BIG
+
+
 def test_an_input_is_freed_once_its_last_reader_has_run():
     b = Builder()
     (x,) = b.op("x", "Placeholder", sizes=[MIB])

@@ -17,7 +17,7 @@ from memtrade.tf.construction import Construction
 from memtrade.tf.extract import trace
 from memtrade.tf.rewrite import apply_plan
 from memtrade.tf.swap import SerializeTransfer
-from memtrade.tf.verify import compare_steps
+from memtrade.tf.verify import compare_steps, verified
 from tests.graphs import ARENA
 
 MODULE = """
@@ -73,6 +73,27 @@ def with_python(batch_size):
 def same_twice(batch_size):
     x = tf.ones([batch_size, 3])
     return (lambda x, y: tf.reduce_sum(x * y)), (x, x)
+
+def sizeless():
+    return (lambda k: k * 2), 1.0
+
+def iterating(batch_size):
+    weights = [tf.Variable(tf.random.normal([32, 32]) / 6) for _ in range(3)]
+    rows = tf.data.Dataset.from_tensor_slices(tf.random.normal([64, 32])).shuffle(64).repeat()
+    batches = iter(rows.batch(batch_size, drop_remainder=True).prefetch(tf.data.AUTOTUNE))
+
+    @tf.function
+    def train_step():
+        x = next(batches)
+        with tf.GradientTape() as tape:
+            for w in weights:
+                x = tf.nn.tanh(x @ w)
+            loss = tf.reduce_sum(x ** 2)
+        for w, gradient in zip(weights, tape.gradient(loss, weights)):
+            w.assign_sub(0.1 * gradient)
+        return loss
+
+    return train_step, ()
 
 def number():
     return 3
@@ -131,6 +152,20 @@ def test_a_python_function_and_specs_will_do():
     assert float(step.function(*step.make_batch())) == 0.0
 
 
+def test_a_step_that_takes_its_batches_of_a_data_set_is_compared_on_the_same_ones():
+    """Its target is told how large a batch is, which its arguments do not say."""
+    step = step_of("my_steps:iterating", batch_size=4)
+    traced = trace(step)
+    plan = PLANNED["ome"].plan(traced.graph, make_options("ome", {"select": "all"}), ARENA)
+    rewritten = apply_plan(traced, plan, SerializeTransfer())
+    assert verified(step, rewritten, steps=2, tolerance=0.0).equal
+    losses = [float(step.function(*step.make_batch())) for _ in range(2)]
+    assert losses[0] != losses[1]  # batches differ
+    broken = verified(step, lambda *batch: 2 * rewritten(*batch), steps=2, tolerance=0.0)
+    assert [each.name for each in broken.differing] == ["loss"]
+    assert broken.itself is None  # run again, the original is the same
+
+
 def test_a_tensor_that_is_given_twice_is_there_once():
     graph = trace(step_of("my_steps:same_twice")).graph
     x, y = graph.data.inputs
@@ -157,6 +192,7 @@ def test_a_tensor_that_is_given_twice_is_there_once():
         ("my_steps:wordy_later", r" failed: ValueError: my own: rule, in full"),
         ("my_steps:leaving_later", r"^tracing the step .* failed: SystemExit: that was it"),
         ("my_steps:fixed", r"^my_steps:fixed made a batch of 5, not of 32: let it take"),
+        ("my_steps:sizeless", r"^my_steps:sizeless gives no batch that has a size: let it take"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_with_a_target_is_said_in_a_line(target, message):
