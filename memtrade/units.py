@@ -72,6 +72,11 @@ def megabytes(size_bytes: int, bound: str = "") -> str:
     return f"{bound} {size_bytes / 1e6:,.1f}".lstrip()
 
 
+def kilobytes(size_bytes: int, bound: str = "") -> str:
+    """`size_bytes` as KB with one decimal, where all are small."""
+    return f"{bound} {size_bytes / 1e3:,.1f}".lstrip()
+
+
 def megabytes_between(least_bytes: int, most_bytes: int) -> str:
     """The least and the most, as `megabytes`: once, where both read the same."""
     return " to ".join(dict.fromkeys(map(megabytes, (least_bytes, most_bytes))))

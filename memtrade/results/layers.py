@@ -1,5 +1,6 @@
 """`memtrade summary`: bytes per layer, as a sheet and as a frame."""
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
 import pandas as pd
@@ -14,13 +15,16 @@ from memtrade.simulate.by_layer import By, LayerRow, by_layer
 from memtrade.simulate.timeline import TimeSimulator
 from memtrade.simulate.usage import use_of_memory
 from memtrade.target import Target
-from memtrade.units import megabytes
+from memtrade.units import kilobytes, megabytes
 
 BYTES = ("weight_bytes", "slot_bytes", "activation_bytes", "scratch_bytes", "peak_bytes")
 _COLUMNS = ("weights", "slots", "activations", "scratch", "at the peak")
 
 # A narrower terminal is not shown the outputs' shapes.
 _WIDE = 110
+
+# The layers of a step that peaks below this are told in KB.
+_SMALL_BYTES = 10_000_000
 
 # Marks the layer whose op runs when most memory is in use.
 PEAK = "◄"
@@ -77,25 +81,25 @@ class LayerSummary:
         if width >= _WIDE:
             columns["output"] = ["×".join(map(str, row.output or ())) for row in rows]
         words = zip(*columns.values(), strict=True)
-        shown = [(*said, *_sizes(row)) for said, row in zip(words, rows, strict=True)]
+        small = max(self.peak_bytes, self.first_bytes) < _SMALL_BYTES
+        unit, sized = ("KB", kilobytes) if small else ("MB", megabytes)
+        shown = [(*said, *_sizes(row, sized)) for said, row in zip(words, rows, strict=True)]
         left_out = len(self.rows) - len(rows)
         total = (f"all {len(self.rows)}", *[""] * (len(columns) - 1))
         # The scratch of two kernels is not there at once.
         sums = [sum(getattr(row, name) for row in self.rows) for name in BYTES]
-        cells = [megabytes(size) for size in sums]
+        cells = [sized(size) for size in sums]
         cells[BYTES.index("scratch_bytes")] = NONE
         shown.append((*total, *cells))
         where = f" in {self.peak_layer}" if self.peak_layer else ""
         marked = f" ({PEAK})" if any(row.at_peak for row in rows) else ""
-        peak = megabytes(self.peak_bytes, self.bound)
         notes = [
-            f"Peak {peak} MB, predicted for {self.device}, when "
+            f"Peak {sized(self.peak_bytes, self.bound)} {unit}, predicted for {self.device}, when "
             f"{self.peak_op}{where} runs{marked}; "
-            f"{megabytes(self.persistent_bytes)} MB between steps."
+            f"{sized(self.persistent_bytes)} {unit} between steps."
         ]
         if self.first_bytes:
-            most = megabytes(self.first_bytes)
-            notes.append(f"The first run takes {most} MB: {BEFORE_ANY_OP}.")
+            notes.append(f"The first run takes {sized(self.first_bytes)} {unit}: {BEFORE_ANY_OP}.")
         if left_out:
             notes.append(f"{left_out} more are in the sums.")
         if not self.fits:
@@ -104,7 +108,7 @@ class LayerSummary:
                 "`memtrade predict` compares plans that may."
             )
         return Sheet(
-            title=f"{self.step}: memory by {self.by}, in MB",
+            title=f"{self.step}: memory by {self.by}, in {unit}",
             columns=(*columns, *_COLUMNS),
             words=len(columns),
             rows=tuple(shown),
@@ -144,6 +148,6 @@ def _name(row: LayerRow) -> str:
     return (row.name or REST) + (f" {PEAK}" if row.at_peak else "")
 
 
-def _sizes(row: LayerRow) -> tuple[str, ...]:
+def _sizes(row: LayerRow, sized: Callable[[int], str]) -> tuple[str, ...]:
     sizes = (getattr(row, name) for name in BYTES)
-    return tuple(megabytes(size) if size else NONE for size in sizes)
+    return tuple(sized(size) if size else NONE for size in sizes)

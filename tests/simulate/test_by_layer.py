@@ -95,6 +95,20 @@ def test_who_stands_at_the_peak_runs_in_the_step_though_its_constants_took_more(
     assert f"{found.first_bytes / 1e6:.1f} MB" in first
 
 
+@pytest.mark.parametrize(
+    ("largest", "unit", "peak"), [(MIB, "KB", "4,193.8"), (4 * MIB, "MB", "12.6")]
+)
+def test_sizes_of_a_small_step_are_told_in_kilobytes(largest: int, unit: str, peak: str) -> None:
+    b = Builder()
+    (x,) = b.op("x", "Placeholder", sizes=[largest])
+    (y,) = b.op("y", "MatMul", [x], sizes=[largest])
+    (z,) = b.op("z", "MatMul", [y], sizes=[largest])
+    found = summarize("step", b.build(inputs=[x], outputs=[z], loss=z), ARENA).sheet()
+    assert found.title.endswith(f"in {unit}")
+    assert f"Peak ≈ {peak} {unit}, predicted for arena" in found.notes[0]
+    assert all(row[-1] == peak for row in found.rows)
+
+
 def test_a_line_stands_in_where_there_is_no_layer() -> None:
     graph = placed(chain(2), {"layer1": "block"}, source="train.py:7")
     assert {owners(graph)[op.id] for op in graph.ops} == {"block", "train.py:7"}
