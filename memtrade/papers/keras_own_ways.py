@@ -21,7 +21,13 @@ import pandas as pd
 
 from memtrade.measure.environment import default_limit_bytes
 from memtrade.measure.protocol import TrialSpec
-from memtrade.measure.records import Record, load_records, options_text, unusual_strategy_options
+from memtrade.measure.records import (
+    RETIRED_OPTIONS,
+    Record,
+    load_records,
+    options_text,
+    unusual_strategy_options,
+)
 from memtrade.measure.trial import Outcome, run_child
 from memtrade.models import make_model
 from memtrade.papers.pages import save_csv, save_page
@@ -62,9 +68,10 @@ def key_of(spec: TrialSpec) -> Key:
 def small(spec: TrialSpec) -> TrialSpec:
     """The same comparison on a step that is quick to run.
 
-    A budget is one for the larger step: without it, a strategy makes its smallest plan.
+    A budget is one for the larger step: without it, a strategy makes its smallest plan. Options
+    that are no more are left out.
     """
-    options = dict(spec.strategy_options)
+    options = {k: v for k, v in spec.strategy_options.items() if k not in RETIRED_OPTIONS}
     if options.get("budget"):
         options |= {"budget": "", "minimize": "memory"}
     return msgspec.structs.replace(

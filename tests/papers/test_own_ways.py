@@ -71,7 +71,9 @@ def test_the_table_shows_what_failed_and_what_differs(make_record: MakeRecord) -
 
 
 def test_a_budget_of_the_larger_step_is_not_one_of_the_smaller(make_record: MakeRecord) -> None:
-    spec = make_record("optimal", spec={"strategy_options": {"budget": "800MB"}}).spec
+    spec = make_record(
+        "optimal", spec={"strategy_options": {"budget": "800MB", "device": "arena"}}
+    ).spec
     made = small(spec)
     assert made.strategy_options == {"budget": "", "minimize": "memory"}
     assert made.task == "verify"
