@@ -5,8 +5,10 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Container, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 from memtrade.commands.progress import Reporter, log, reporting, say
 from memtrade.commands.reading import warnings_on_stderr
@@ -21,13 +23,17 @@ from memtrade.results.sheets import Sheet, cell
 from memtrade.results.words import plural, seconds, status_text
 from memtrade.strategies.known import KNOWN_FOLDER
 from memtrade.sweep.cluster import check_answers, resolve_on_cluster, run_on_cluster
-from memtrade.sweep.folder import sole_sweep
 from memtrade.sweep.grid import GRID, Trial, read_sweep
-from memtrade.sweep.needs import jobs_that_fit
-from memtrade.sweep.resume import parse_retry, to_run
-from memtrade.sweep.runner import run_locally
+from memtrade.sweep.runner import (
+    End,
+    NoRecord,
+    jobs_that_fit,
+    parse_retry,
+    run_locally,
+    sole_sweep,
+    to_run,
+)
 from memtrade.sweep.shipped import sweep_file
-from memtrade.sweep.watch import End, NoRecord
 from memtrade.units import megabytes
 
 
@@ -76,63 +82,33 @@ def sweep(
     trials = read_sweep(sweep_file(file, table=GRID), resolve=resolve)
     if dry_run:
         records = _records(results, anywhere=cluster is not None)
-        todo = {trial.id for trial in to_run(trials, records, statuses)}
-        _show(trials, records, {}, todo=todo)
+        _show(trials, records, {}, todo={each.id for each in to_run(trials, records, statuses)})
         return 0
     if cluster is not None:
         check_answers(cluster)
     check_writable(results)
     with sole_sweep(results):
-        return _run(
-            trials,
-            results,
-            jobs=jobs,
-            statuses=statuses,
-            cluster=cluster,
-            verbose=verbose,
-            command_line=command_line,
-        )
-
-
-def _run(
-    trials: Sequence[Trial],
-    results: Path,
-    *,
-    jobs: int,
-    statuses: frozenset[str],
-    cluster: str | None,
-    verbose: bool,
-    command_line: str,
-) -> int:
-    """Runs what has no record yet, or one of `statuses`. Returns the exit status."""
-    records = _records(results, anywhere=cluster is not None)
-    todo = to_run(trials, records, statuses)
-    if cluster is None:
-        jobs = _lowered(jobs, todo)
-    ends: dict[str, End] = {}
-    stopped = False
-    try:
-        live = cluster is None and jobs == 1 and bool(todo)
-        with reporting() if live else nullcontext() as reporter:
-            watch = _Watch(todo, ends, results, reporter, verbose=verbose)
-            if cluster is None:
-                run_locally(
-                    todo,
-                    jobs=jobs,
-                    watch=watch,
-                    command_line=command_line,
-                    known=results / KNOWN_FOLDER,
-                )
-            elif todo:
-                run_on_cluster(
-                    todo, address=cluster, jobs=jobs, watch=watch, command_line=command_line
-                )
-    except KeyboardInterrupt:
-        stopped = True
-        done = f"{len(ends)} of {len(todo)} trials had finished"
-        say(f"stopped; {done}: the same command goes on from there")
-    _show(trials, records, ends, todo=set())
-    return 130 if stopped else _exit_status(ends)
+        records = _records(results, anywhere=cluster is not None)
+        todo = to_run(trials, records, statuses)
+        jobs = _lowered(jobs, todo) if cluster is None else jobs
+        watch = _Watch(todo, results, verbose)
+        how: dict[str, Any] = {"jobs": jobs, "watch": watch, "command_line": command_line}
+        stopped = False
+        try:
+            live = cluster is None and jobs == 1 and bool(todo)
+            with reporting() if live else nullcontext() as watch.reporter:
+                if cluster is None:
+                    run_locally(todo, known=results / KNOWN_FOLDER, **how)
+                elif todo:
+                    run_on_cluster(todo, address=cluster, **how)
+        except KeyboardInterrupt:
+            stopped = True
+            done = f"{len(watch.ends)} of {len(todo)} trials had finished"
+            say(f"stopped; {done}: the same command goes on from there")
+        _show(trials, records, watch.ends, todo=set())
+    kinds = {end.status if isinstance(end, Record) else end.kind for end in watch.ends.values()}
+    failed = 1 if kinds & {"crashed", "refused", "lost"} else 3 if "infeasible" in kinds else 0
+    return 130 if stopped else failed
 
 
 def _records(folder: Path, *, anywhere: bool) -> dict[str, Record]:
@@ -209,56 +185,50 @@ def duration(value: float) -> str:
     return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60} min"
 
 
+@dataclass
 class _Watch:
     """Saves records as trials end, and says on stderr how far the sweep is.
 
-    `ends` is filled as they do. With a reporter, which is for one trial at a time, it also says
-    what the trial is doing.
+    With a reporter, which is for one trial at a time, it also says what the trial is doing.
     """
 
-    def __init__(
-        self,
-        todo: Sequence[Trial],
-        ends: dict[str, End],
-        results: Path,
-        reporter: Reporter | None,
-        *,
-        verbose: bool,
-    ):
-        self._left = {trial.id: trial for trial in todo}
-        self._of, self._begun = len(todo), 0
-        self._ends, self._results, self._reporter = ends, results, reporter
-        self._pace, self._verbose = Pace(), verbose
+    todo: Sequence[Trial]
+    results: Path
+    verbose: bool
+    reporter: Reporter | None = None
+    ends: dict[str, End] = field(default_factory=dict)
+    pace: Pace = field(default_factory=Pace)
+    begun: int = 0
 
     def note(self, text: str) -> None:
         say(text)
 
     def started(self, trial: Trial) -> None:
-        self._begun += 1
-        if self._reporter is not None:
-            self._reporter.trial(self._begun, self._of, trial.label)
+        self.begun += 1
+        if self.reporter is not None:
+            self.reporter.trial(self.begun, len(self.todo), trial.label)
 
     def event(self, event: Event) -> None:
-        if self._reporter is not None:
-            self._reporter.event(event)
+        if self.reporter is not None:
+            self.reporter.event(event)
 
     def log(self, line: str) -> None:
-        if self._verbose:
+        if self.verbose:
             log(line)
 
     def ended(self, trial: Trial, end: End, seconds: float) -> None:
+        text = outcome_text(end)
+        self.ends[trial.id] = end
         if isinstance(end, Record):
-            self._pace.took(trial, seconds)
-        self._ends[trial.id] = end
-        del self._left[trial.id]
-        left = self._pace.text(list(self._left.values())) if isinstance(end, Record) else ""
-        text = "; ".join(filter(None, (outcome_text(end), left)))
-        if self._reporter is not None:
-            self._reporter.ended(text)
+            self.pace.took(trial, seconds)
+            left = self.pace.text([each for each in self.todo if each.id not in self.ends])
+            text = "; ".join(filter(None, (text, left)))
+        if self.reporter is not None:
+            self.reporter.ended(text)
         else:
-            print(f"[{len(self._ends)}/{self._of}] {trial.label}: {text}", file=sys.stderr)
+            print(f"[{len(self.ends)}/{len(self.todo)}] {trial.label}: {text}", file=sys.stderr)
         if isinstance(end, Record):
-            save_record(end, self._results)  # last: a full disk leaves what was said
+            save_record(end, self.results)  # last: a full disk leaves what was said
 
     def again(self, trial: Trial, why: str) -> None:
         self.note(f"{trial.label}: {why}; it will run again")
@@ -266,9 +236,7 @@ class _Watch:
 
 def outcome_text(end: End) -> str:
     """A trial's end in a few words."""
-    if isinstance(end, NoRecord):
-        return f"{end.kind}: {end.reason}"
-    return in_short(end)
+    return in_short(end) if isinstance(end, Record) else f"{end.kind}: {end.reason}"
 
 
 def _show(
@@ -317,16 +285,9 @@ def _became(end: End | None, before: Record | None, *, will_run: bool) -> tuple[
         return end.kind, end
     if end is not None:
         return ("ran" if end.status == "ok" else f"ran: {status_text(end.status)}"), end
-    if will_run or before is None:
-        return ("to run" if before is None else f"to run again: {status_text(before.status)}"), None
-    if before.status == "ok":
-        return "skipped", before
-    return f"skipped: {status_text(before.status)}", before
-
-
-def _exit_status(ends: Mapping[str, End]) -> int:
-    """Of the trials that ran: as `memtrade run`, and 1 where one made no record."""
-    statuses = {end.status if isinstance(end, Record) else end.kind for end in ends.values()}
-    if statuses & {"crashed", "refused", "lost"}:
-        return 1
-    return 3 if "infeasible" in statuses else 0
+    if before is None:
+        return "to run", None
+    status = status_text(before.status)
+    if will_run:
+        return f"to run again: {status}", None
+    return ("skipped" if before.status == "ok" else f"skipped: {status}"), before

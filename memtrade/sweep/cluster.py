@@ -29,8 +29,7 @@ from memtrade.measure.protocol import TrialSpec
 from memtrade.measure.records import Record, make_record
 from memtrade.measure.trial import run_child
 from memtrade.sweep.grid import Trial
-from memtrade.sweep.needs import Demand, need_of
-from memtrade.sweep.watch import End, NoRecord, Watch
+from memtrade.sweep.runner import Demand, End, NoRecord, Watch, need_of
 from memtrade.units import megabytes
 
 # How often a trial runs again whose node or process was lost under it.

@@ -7,7 +7,7 @@ import pytest
 
 from memtrade.measure import host
 from memtrade.measure.protocol import TrialSpec
-from memtrade.sweep.needs import jobs_that_fit, need_of
+from memtrade.sweep.runner import jobs_that_fit, need_of
 
 
 @pytest.mark.parametrize(

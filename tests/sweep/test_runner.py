@@ -19,10 +19,8 @@ from memtrade.errors import MemtradeError
 from memtrade.measure import host
 from memtrade.measure.records import Record, load_records
 from memtrade.sweep import runner
-from memtrade.sweep.folder import sole_sweep
 from memtrade.sweep.grid import Trial, read_sweep
-from memtrade.sweep.resume import parse_retry
-from memtrade.sweep.watch import End
+from memtrade.sweep.runner import End, parse_retry, sole_sweep
 from tests.sweep.conftest import Fake, Write
 
 ROOT = Path(memtrade.__file__).resolve().parents[1]
