@@ -87,17 +87,17 @@ COMMANDS = {
         "pipeline.commands.partition:partition": "How well a model splits into stages",
     },
     "Read results": {
-        "table": "Records side by side, and the tables of the thesis",
+        "records:table": "Records side by side, and the tables of the thesis",
         "plot": "Records as a picture for print",
-        "report": "Records as one page that opens offline",
-        "accuracy": "How far peaks and times were off that had been predicted",
-        "compare": "Which trials of two result sets differ",
+        "records:report": "Records as one page that opens offline",
+        "records:accuracy": "How far peaks and times were off that had been predicted",
+        "records:compare": "Which trials of two result sets differ",
     },
     "What there is": {
         "lists:models": "Models and their options",
         "lists:strategies": "Strategies and their options",
         "lists:devices": "Devices here, and device profiles",
-        "facts": "Which kernels are known here, from where, and how old",
+        "lists:facts": "Which kernels are known here, from where, and how old",
     },
 }
 for group, commands in COMMANDS.items():

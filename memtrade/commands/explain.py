@@ -14,25 +14,12 @@ from memtrade.explain.cause import of_error, of_step
 from memtrade.explain.error import Failure, read_failure
 from memtrade.explain.remedy import Remedy, remedy_for
 from memtrade.graph import StepGraph
+from memtrade.measure import flags, records
 from memtrade.measure.environment import default_limit_bytes
-from memtrade.measure.flags import (
-    OWN_OPTIMIZER,
-    DeviceFlags,
-    Flag,
-    ModelFlags,
-    StepFlags,
-    StrategyFlags,
-    Verbose,
-)
+from memtrade.measure.flags import DeviceFlags, Flag, ModelFlags, StepFlags, StrategyFlags, Verbose
 from memtrade.measure.here import GENERIC, here_target, learned_target
 from memtrade.measure.protocol import TrialSpec
-from memtrade.measure.records import (
-    SIZE_OPTIONS,
-    Record,
-    load_record,
-    planned_options,
-    unusual_model_options,
-)
+from memtrade.measure.records import Record, load_record, planned_options
 from memtrade.models import MODELS
 from memtrade.models.target import OwnStep
 from memtrade.plan import Plan
@@ -176,12 +163,12 @@ def command_of(spec: TrialSpec, remedy: Remedy, limit_bytes: int) -> str:
         words = ["--target", str(variant)]
     else:
         words = ["--model", f"{spec.model}/{variant}" if variant else spec.model]
-    for name in SIZE_OPTIONS:
+    for name in records.SIZE_OPTIONS:
         if options.get(name) is not None and name != kind.variant_option:
             words += [f"--{name.replace('_', '-')}", str(options[name])]
-    for name, value in unusual_model_options(spec).items():
+    for name, value in records.unusual_model_options(spec).items():
         words += ["--model-option", f"{name}={value}"]
-    if spec.optimizer != OWN_OPTIMIZER:
+    if spec.optimizer != flags.OWN_OPTIMIZER:
         words += ["--optimizer", spec.optimizer]
     words += ["--memory-limit", f"{limit_bytes >> 20}MiB", "--strategy", remedy.strategy]
     if remedy.budget_bytes:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import msgspec
 
@@ -27,7 +26,6 @@ from memtrade.rebatch import Rebatcher
 from memtrade.results.max_batches import searches_sheet
 from memtrade.results.words import strategy_label
 from memtrade.strategies import PLANNED
-from memtrade.target import Target
 
 # The batch sizes, in units, of the two traces from which all other graphs are made.
 _TRACED_UNITS = (2, 3)
@@ -80,25 +78,40 @@ def max_batch(
         Print the searches to stdout as JSON, and no table.
     """
     check_form(format, json)
-    specs = make_specs(
-        step,
-        task="measure",
-        names=step.strategy.names(everything=PLANNED),
-        steps=steps,
-        warmup=warmup,
-    )
+    names = step.strategy.names(everything=PLANNED)
+    specs = make_specs(step, task="measure", names=names, steps=steps, warmup=warmup)
     check_writable(results)
     first = specs[0]
     # Parts of other sizes are other graphs: those of one are had from another where all divide.
     unit = PARTS if first.split else 1
-    sizes = _sizes(start, granularity, max_batch_size, unit)
+    granularity = unit if granularity is None else granularity
+    _check_sizes(start, granularity, max_batch_size, unit)
     target = here_target(first.device, order=first.order, limit_bytes=first.memory_limit_bytes)
-    rebatcher = None
-    if any(spec.strategy in PLANNED for spec in specs):
-        rebatcher = _trace(first, unit, step.device.timeout, verbose)
+    seconds = step.device.timeout
+    planning = any(name in PLANNED for name in names)
+    rebatcher = _trace(first, unit, seconds, verbose) if planning else None
+    targets = BatchTargets(target, rebatcher, unit=unit) if rebatcher else None
+    searches: list[MaxBatchRecord] = []
     with reporting() as reporter:
-        trials = _Trials(results, reporter, step.device.timeout, command_line, verbose)
-        searches, stopped = _search_all(specs, target, sizes, rebatcher, trials)
+        trials = _Trials(results, reporter, seconds, command_line, verbose)
+        with contextlib.suppress(KeyboardInterrupt):
+            for position, spec in enumerate(specs, start=1):
+                trials.head = (position, len(specs), strategy_label(spec))
+                planned = rebatcher if spec.strategy in PLANNED else None
+                largest = max((each.batch_size for each in searches), default=0)
+                search = BatchSearch(
+                    spec,
+                    planned,
+                    target,
+                    trials.measure,
+                    target_at=targets and targets.at,
+                    start=start or (largest if planned else 0) or None,
+                    on_plan=trials.planning,
+                    step=granularity,
+                    most=max_batch_size,
+                )
+                searches.append(trials.searched(search))
+    stopped = len(searches) < len(specs)
     if stopped:
         done = f"{len(searches)} of {len(specs)} searches had finished; their trials are kept"
         say(f"stopped; {done}")
@@ -106,23 +119,11 @@ def max_batch(
         show_json(searches)
     elif searches:
         show([searches_sheet(searches, trials.records)], format)
-    if stopped:
-        return 130
-    return int(any(search.bound == "crash" for search in searches))
+    return 130 if stopped else int(any(search.bound == "crash" for search in searches))
 
 
-class _Sizes(NamedTuple):
-    """Which batches to try: from `start`, multiples of `step`, up to `most`; plans are made for
-    multiples of `unit`."""
-
-    start: int | None
-    step: int
-    most: int | None
-    unit: int
-
-
-def _sizes(start: int | None, step: int | None, most: int | None, unit: int) -> _Sizes:
-    step = unit if step is None else step
+def _check_sizes(start: int | None, step: int, most: int | None, unit: int) -> None:
+    """Raises MemtradeError for batches that there are not: plans are for multiples of `unit`."""
     if step < 1:
         raise MemtradeError(f"--granularity must be at least 1, not {step}")
     if step % unit:
@@ -136,42 +137,6 @@ def _sizes(start: int | None, step: int | None, most: int | None, unit: int) -> 
         raise MemtradeError(
             f"--max-batch-size must be at least the granularity of {step}, not {most}"
         )
-    return _Sizes(start, step, most, unit)
-
-
-def _search_all(
-    specs: Sequence[TrialSpec],
-    target: Target,
-    sizes: _Sizes,
-    rebatcher: Rebatcher | None,
-    trials: _Trials,
-) -> tuple[list[MaxBatchRecord], bool]:
-    """The records of the searches that ended, and whether somebody stopped them by Ctrl-C."""
-    searches: list[MaxBatchRecord] = []
-    target_at = BatchTargets(target, rebatcher, unit=sizes.unit).at if rebatcher else None
-    try:
-        for position, spec in enumerate(specs, start=1):
-            trials.head = (position, len(specs), strategy_label(spec))
-            planned = rebatcher if spec.strategy in PLANNED else None
-            largest = max((each.batch_size for each in searches), default=0)
-            search = BatchSearch(
-                spec,
-                planned,
-                target,
-                trials.measure,
-                target_at=target_at,
-                start=sizes.start or (largest if planned else 0) or None,
-                on_plan=trials.planning,
-                step=sizes.step,
-                most=sizes.most,
-            )
-            found = search.run()
-            searches.append(make_max_batch_record(search, found, command=trials.command_line))
-            trials.found(searches[-1])
-            save_record(searches[-1], trials.folder)
-    except KeyboardInterrupt:
-        return searches, True
-    return searches, False
 
 
 def _trace(spec: TrialSpec, unit: int, timeout_seconds: float, verbose: bool) -> Rebatcher:
@@ -236,8 +201,11 @@ class _Trials:
         self._by_id[record.id] = record
         return record
 
-    def found(self, search: MaxBatchRecord) -> None:
-        self._begin(search.batch_size, f"the largest, bound by {search.bound}")
+    def searched(self, search: BatchSearch) -> MaxBatchRecord:
+        found = make_max_batch_record(search, search.run(), command=self.command_line)
+        self._begin(found.batch_size, f"the largest, bound by {found.bound}")
+        save_record(found, self.folder)
+        return found
 
     def _begin(self, batch: int, phase: str = "start") -> None:
         position, of, label = self.head

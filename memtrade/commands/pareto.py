@@ -73,14 +73,12 @@ def _points(foresight: Foresight, budgets: int) -> tuple[Point, ...]:
     points: list[Point] = []
     with reporting() as reporter:
         for spec in foresight.in_turn(reporter):
-            label = strategy_label(spec)
-            for budget, predicted in _plans(
-                foresight, spec, predictor, original.peak_bytes, budgets
-            ):
+            plans = _plans(foresight, spec, predictor, original.peak_bytes, budgets)
+            for budget, predicted in plans:
                 assert predicted.step_seconds is not None
                 points.append(
                     Point(
-                        strategy=label,
+                        strategy=strategy_label(spec),
                         budget_bytes=budget,
                         peak_bytes=predicted.peak_bytes,
                         host_bytes=predicted.host_bytes,
@@ -89,8 +87,7 @@ def _points(foresight: Foresight, budgets: int) -> tuple[Point, ...]:
                         bound=predicted.bound,
                     )
                 )
-            count = sum(point.strategy == label for point in points)
-            reporter.ended(plural([count], "plan"))
+            reporter.ended(plural([len(plans)], "plan"))
     chosen = front([(point.peak_bytes, point.seconds) for point in points])
     return tuple(
         dataclasses.replace(point, on_front=on) for point, on in zip(points, chosen, strict=True)

@@ -88,22 +88,15 @@ def _made(foresight: Foresight, *, apart: bool) -> Iterator[Iterator[Prediction]
 
 
 def _predict(foresight: Foresight, spec: TrialSpec) -> Prediction:
-    label = strategy_label(spec)
+    made = partial(Prediction, label=strategy_label(spec), spec=spec)
     try:
         plan = foresight.plan(spec)
     except InfeasibleBudgetError as error:
-        return Prediction(
-            label=label,
-            spec=spec,
-            status="infeasible",
-            reason=str(error),
-            floor_bytes=error.needed_bytes,
-        )
+        return made(status="infeasible", reason=str(error), floor_bytes=error.needed_bytes)
     except UnsupportedGraphError as error:
-        return Prediction(label=label, spec=spec, status="unsupported", reason=str(error))
+        return made(status="unsupported", reason=str(error))
     predicted = Predictor(foresight.graph, foresight.target).predict(plan)
-    summary = PlanSummary.of(plan, foresight.graph)
-    return Prediction(label=label, spec=spec, status="ok", predicted=predicted, plan=summary)
+    return made(status="ok", predicted=predicted, plan=PlanSummary.of(plan, foresight.graph))
 
 
 def _in_short(prediction: Prediction) -> str:

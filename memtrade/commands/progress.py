@@ -4,7 +4,7 @@ import logging
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TextIO
+from typing import Any, TextIO
 
 import rich.progress
 from rich.console import Console
@@ -161,24 +161,16 @@ def watched(
     spec: TrialSpec, reporter: Reporter, *, timeout_seconds: float | None, verbose: bool
 ) -> Outcome:
     """Runs a trial's child: the reporter shows what it does, and stderr its log if `verbose`."""
-    return run_child(
-        spec,
-        timeout_seconds=timeout_seconds,
-        on_event=reporter.event,
-        on_log=log if verbose else ignore,
-    )
+    on_log = log if verbose else ignore
+    return run_child(spec, timeout_seconds=timeout_seconds, on_event=reporter.event, on_log=on_log)
 
 
 def extract_graph(spec: TrialSpec, *, timeout_seconds: float, verbose: bool = False) -> StepGraph:
     """The graph of the spec's step. Raises UnsupportedGraphError where it could not be traced."""
     with reporting() as reporter:
         reporter.trial(1, 1, spec.model)
-        return trial.extract_graph(
-            spec,
-            timeout_seconds=timeout_seconds,
-            on_event=reporter.event,
-            on_log=log if verbose else ignore,
-        )
+        hear: dict[str, Any] = {"on_event": reporter.event, "on_log": log if verbose else ignore}
+        return trial.extract_graph(spec, timeout_seconds=timeout_seconds, **hear)
 
 
 def say(text: str) -> None:

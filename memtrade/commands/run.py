@@ -85,8 +85,7 @@ def run(
                 if record.status == "out_of_memory":
                     failed.append(path)
     except KeyboardInterrupt:
-        done = f"{len(records)} of {len(specs)} trials had finished"
-        say(f"stopped; {done}")
+        say(f"stopped; {len(records)} of {len(specs)} trials had finished")
         _show(records, json, log)
         return 130
     except MemtradeError:  # such as a full disk: what was measured is said at least
@@ -98,9 +97,7 @@ def run(
         command = shlex.join(["memtrade", "explain", str(path)])
         say(f"why it ran out, and what would fit: {command}")
     statuses = [record.status for record in records]
-    if "crashed" in statuses:
-        return 1
-    return 3 if "infeasible" in statuses else 0
+    return 1 if "crashed" in statuses else 3 if "infeasible" in statuses else 0
 
 
 def check_limit(spec: TrialSpec, *, timeout_seconds: float) -> None:
@@ -125,8 +122,7 @@ def refuse_small_limit(graph: StepGraph, limit_bytes: int) -> None:
     if needed_bytes >= limit_bytes:
         raise MemtradeError(
             f"the memory limit must exceed the variables' size: the limit is "
-            f"{mebibytes(limit_bytes)}, {graph.name}'s variables take "
-            f"{mebibytes(needed_bytes)}"
+            f"{mebibytes(limit_bytes)}, {graph.name}'s variables take {mebibytes(needed_bytes)}"
         )
 
 

@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from memtrade.commands import plot
-from memtrade.commands.report import report
+from memtrade.commands.records import published, records, report, thesis
 from memtrade.commands.run import run
-from memtrade.commands.table import published, records, thesis
 from memtrade.errors import MemtradeError, UnknownNameError
 
 MEASURED = Path(__file__).resolve().parents[2] / "results" / "measured"
