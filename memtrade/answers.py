@@ -333,28 +333,22 @@ def made_up_batch(model: Any, batch_size: int) -> tuple[Any, Any]:
     inputs, outputs = getattr(model, "inputs", None), getattr(model, "outputs", None)
     if not inputs or not outputs:
         inputs, outputs = _as_built(model)
+    unsaid = "look like: give example_batch=(x, y), tensors or tf.TensorSpecs"
     if not inputs:
-        raise MemtradeError(
-            f"{model.name} does not say what its inputs look like: give "
-            "example_batch=(x, y), tensors or tf.TensorSpecs"
-        )
+        raise MemtradeError(f"{model.name} does not say what its inputs {unsaid}")
     named, names = model.loss, getattr(model, "output_names", None)
     if isinstance(named, dict) and names and set(named) == set(names):
         named = [named[each] for each in names]  # in the outputs' order, and not by the alphabet
     losses = tf.nest.flatten(named)
     if any(each is None for each in losses) or len(losses) not in (1, len(outputs)):
-        raise MemtradeError(
-            f"{model.name} does not say what its targets look like: give "
-            "example_batch=(x, y), tensors or tf.TensorSpecs"
-        )
+        raise MemtradeError(f"{model.name} does not say what its targets {unsaid}")
     x = [tf.TensorSpec([batch_size, *t.shape[1:]], t.dtype) for t in inputs]
     y = []
     for t, each in zip(outputs, losses * (len(outputs) // len(losses)), strict=True):
         word = each if isinstance(each, str) else getattr(each, "name", None) or _name_of(each)
-        if "sparse" in word:  # whole numbers in place of one-hot rows
-            y.append(tf.TensorSpec([batch_size, *t.shape[1:-1]], tf.int32))
-        else:
-            y.append(tf.TensorSpec([batch_size, *t.shape[1:]], t.dtype))
+        sparse = "sparse" in word  # whole numbers in place of one-hot rows
+        shape, dtype = (t.shape[1:-1], tf.int32) if sparse else (t.shape[1:], t.dtype)
+        y.append(tf.TensorSpec([batch_size, *shape], dtype))
     return (x if len(x) > 1 else x[0], y if len(y) > 1 else y[0])
 
 

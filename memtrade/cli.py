@@ -135,12 +135,10 @@ def main(
         status = chosen(*bound.args, **bound.kwargs) or 0
         sys.stdout.flush()
         return status
-    except InfeasibleBudgetError as error:
-        return _complain(error, status=3)
     except CycloptsError as error:
         return _complain(_in_words(error), status=2)
     except MemtradeError as error:
-        return _complain(error, status=2)
+        return _complain(error, status=3 if isinstance(error, InfeasibleBudgetError) else 2)
     except KeyboardInterrupt:
         print("memtrade: stopped", file=sys.stderr)
         return 130
@@ -245,9 +243,8 @@ def _missing(error: MissingArgumentError) -> Exception:
     command = " ".join(["memtrade", *(error.command_chain or ())])
     what = f" ({wanted.parameter.help.rstrip('.')})" if wanted.parameter.help else ""
     name = wanted.name if wanted.index is None else wanted.name.lstrip("-").upper()
-    if not wanted.required:
-        return MemtradeError(f"{name} takes a value{what}: give one, see {command} --help")
-    return MemtradeError(f"{command} takes {name}{what}: give one, see {command} --help")
+    lacks = f"{command} takes {name}" if wanted.required else f"{name} takes a value"
+    return MemtradeError(f"{lacks}{what}: give one, see {command} --help")
 
 
 def _complain(error: Exception, *, status: int) -> int:

@@ -21,7 +21,7 @@ import msgspec
 
 from memtrade.costs import OpClass, OpCost
 from memtrade.errors import MemtradeError, UnknownNameError, reason_of
-from memtrade.packaged import packaged_file
+from memtrade.files import packaged_file
 
 _RATES = (
     "flops_per_s",

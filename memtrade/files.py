@@ -1,7 +1,22 @@
-"""Files that are there whole or not at all, and how they are named."""
+"""Files: there whole or not at all, how they are named, and those that come with memtrade."""
 
 import os
+from importlib import resources
+from importlib.resources.abc import Traversable
 from pathlib import Path
+from typing import Any
+
+import msgspec
+
+
+def packaged_file(path: str) -> Traversable:
+    """A file or a folder that comes with memtrade, such as "devices/arena.toml"."""
+    return resources.files("memtrade") / path
+
+
+def packaged_toml(path: str, kind: Any = dict[str, Any]) -> Any:
+    """What a TOML file that comes with memtrade holds, as `kind`."""
+    return msgspec.toml.decode(packaged_file(path).read_bytes(), type=kind)
 
 
 def write_whole(path: Path, data: bytes) -> None:

@@ -185,11 +185,8 @@ class StepGraph:
             told = (name, op.type, op.stateful, op.inputs, op.controls, attrs, made)
             digest.update(repr(told).encode())
         data = self.data
-        digest.update(
-            repr(
-                (data.inputs, data.captures, data.outputs, data.control_outputs, data.loss)
-            ).encode()
-        )
+        told = (data.inputs, data.captures, data.outputs, data.control_outputs, data.loss)
+        digest.update(repr(told).encode())
         return digest.hexdigest()[:16]
 
     @cached_property

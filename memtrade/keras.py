@@ -100,14 +100,8 @@ def optimize(
     _check(model)
     check_count("batch_size", batch_size, optional=True)
     check_split(split)
-    settings = {
-        "strategy": strategy,
-        "budget": budget,
-        "order": order,
-        "device": device,
-        "profile": profile,
-        **options,
-    }
+    where: dict[str, Any] = {"order": order, "device": device, "profile": profile}
+    settings = {"strategy": strategy, "budget": budget, **where, **options}
     settings_of(**settings)  # what is wrong is said now, not in `fit`
     settings |= {"loss": loss, "split": split}
 

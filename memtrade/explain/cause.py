@@ -11,14 +11,15 @@ Each is judged by taking it away, in this order. A figure is the allocator's own
 came with its dump, else the simulator's, and the explanation says whose it is.
 """
 
+import math
 from typing import Any, Literal
 
 import msgspec
 
 from memtrade.explain.error import Failure, is_fragmented
 from memtrade.explain.refusal import Beside, Counted, Refusal
-from memtrade.explain.smaller import fitting_batch, with_batch
-from memtrade.graph import StepGraph
+from memtrade.graph import StepGraph, Tensor
+from memtrade.op_types import READ_TYPES
 from memtrade.plan import Plan
 from memtrade.simulate.by_layer import By, LayerRow, by_layer, owners
 from memtrade.target import Target
@@ -194,7 +195,7 @@ def of_step(
 def _stranger(failure: Failure) -> str:
     """What the error names: an op, or else a tensor by its shape."""
     shape = "×".join(map(str, () if failure.temporary or failure.op_type else failure.shape or ()))
-    return failure.op or (f"a tensor of {shape}" if shape else "")
+    return failure.op or (shape and f"a tensor of {shape}")
 
 
 def _who(found: Refusal) -> dict[str, Any]:
@@ -205,13 +206,8 @@ def _who(found: Refusal) -> dict[str, Any]:
     if found.op_id < 0:
         return {"op": found.request.op}
     op = found.graph.ops[found.op_id]
-    layer = owners(found.graph)[op.id]
-    return {
-        "op": op.name,
-        "op_type": op.type,
-        "layer": layer,
-        "source": owners(found.graph, "source")[op.id],
-    }
+    layer, source = (owners(found.graph, by)[op.id] for by in ("layer", "source"))
+    return {"op": op.name, "op_type": op.type, "layer": layer, "source": source}
 
 
 def batch_size_of(graph: StepGraph) -> int:
@@ -249,3 +245,44 @@ def _fitting_batches(found: Refusal, batch: int) -> tuple[int, int]:
         for size in (int(found.alone_bytes * found.share), int(found.room_bytes * found.share))
     )
     return alone, room
+
+
+def with_batch(graph: StepGraph, batch: int, smaller: int) -> StepGraph:
+    """The graph of `batch` examples, with `smaller` in their place, as far as one trace tells.
+
+    A tensor grows with the batch where its first dimension is a multiple of it, or its second is it
+    (time before examples); but not one that has the shape of a weight, such as its gradient.
+    """
+    weights = {
+        graph.tensors[t].shape for op in graph.ops if op.type in READ_TYPES for t in op.outputs
+    }
+    tensors = tuple(
+        each if each.shape in weights else _resized(each, batch, smaller) for each in graph.tensors
+    )
+    return StepGraph(msgspec.structs.replace(graph.data, tensors=tensors))
+
+
+def fitting_batch(room_bytes: int, batch: int, peak: int, smaller: int, its_peak: int) -> int:
+    """About the largest batch for which there is room, on a line through two peaks in bytes; 0
+    where not even one example fits.
+
+    >>> fitting_batch(70, batch=8, peak=90, smaller=4, its_peak=50)
+    6
+    """
+    each = (peak - its_peak) / (batch - smaller)
+    left = room_bytes - (peak - each * batch)
+    return max(0, min(int(left / each), batch - 1)) if each > 0 else 0
+
+
+def _resized(tensor: Tensor, batch: int, smaller: int) -> Tensor:
+    shape = tensor.shape
+    if not shape or not tensor.size_bytes:
+        return tensor
+    if shape[0] and shape[0] % batch == 0:
+        resized = (shape[0] // batch * smaller, *shape[1:])
+    elif len(shape) > 1 and shape[1] == batch:
+        resized = (shape[0], smaller, *shape[2:])
+    else:
+        return tensor
+    size_bytes = tensor.size_bytes * math.prod(resized) // math.prod(shape)
+    return msgspec.structs.replace(tensor, shape=resized, size_bytes=size_bytes)

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from memtrade.facts.calls import body_requests, call_scratch_bytes
 from memtrade.facts.kernel import SCRATCH, Fact, Request
+from memtrade.files import packaged_toml
 from memtrade.graph import Op, StepGraph
 from memtrade.op_types import (
     ALIAS_TYPES,
@@ -22,7 +23,6 @@ from memtrade.op_types import (
     READ_TYPES,
     SOURCE_TYPES,
 )
-from memtrade.packaged import packaged_toml
 
 CPU, OUTPUTS = "onednn-cpu", "outputs"
 

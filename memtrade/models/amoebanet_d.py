@@ -117,25 +117,21 @@ def conv_1x1(net: Net, x: Tensor, stride: int) -> Tensor:
 
 
 def conv_3x3(net: Net, x: Tensor, stride: int) -> Tensor:
-    """Through a quarter of the channels."""
-    channels = net.channels(x)
-    with net.scope("in"):
-        y = conv(net, x, channels // 4, 1)
-    with net.scope("3x3"):
-        y = conv(net, y, channels // 4, 3, stride=stride)
-    with net.scope("out"):
-        return conv(net, y, channels, 1)
+    return bottleneck(net, x, {(3, 3): (stride, stride)})
 
 
 def conv_1x7_7x1(net: Net, x: Tensor, stride: int) -> Tensor:
-    """Through a quarter of the channels."""
+    return bottleneck(net, x, {(1, 7): (1, stride), (7, 1): (stride, 1)})
+
+
+def bottleneck(net: Net, x: Tensor, kernels: dict[tuple[int, int], tuple[int, int]]) -> Tensor:
+    """Convolutions, kernel -> stride, on a quarter of the channels."""
     channels = net.channels(x)
     with net.scope("in"):
         y = conv(net, x, channels // 4, 1)
-    with net.scope("1x7"):
-        y = conv(net, y, channels // 4, (1, 7), stride=(1, stride))
-    with net.scope("7x1"):
-        y = conv(net, y, channels // 4, (7, 1), stride=(stride, 1))
+    for (height, width), stride in kernels.items():
+        with net.scope(f"{height}x{width}"):
+            y = conv(net, y, channels // 4, (height, width), stride=stride)
     with net.scope("out"):
         return conv(net, y, channels, 1)
 

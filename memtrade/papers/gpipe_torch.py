@@ -20,7 +20,7 @@ None of it was seen running: the repository and the logs were read, and PyTorch'
 from collections.abc import Generator, Iterator
 from typing import Literal, NamedTuple, TypeVar
 
-from memtrade.packaged import packaged_toml
+from memtrade.files import packaged_toml
 from memtrade.papers.torch_allocator import CachingAllocator, TorchTensor, copying_stream
 from memtrade.pipeline.design.schedule import CheckpointMode
 

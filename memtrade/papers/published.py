@@ -17,7 +17,7 @@ from typing import Any
 import pandas as pd
 
 from memtrade.errors import UnknownNameError
-from memtrade.packaged import packaged_file, packaged_toml
+from memtrade.files import packaged_file, packaged_toml
 from memtrade.results.sheets import NONE, Sheet
 
 _FOLDER = packaged_file("papers/published")

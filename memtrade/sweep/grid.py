@@ -20,7 +20,7 @@ import itertools
 import re
 import tomllib
 import typing
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -38,11 +38,7 @@ from memtrade.measure.flags import (
 )
 from memtrade.measure.host import describe_machine
 from memtrade.measure.protocol import TrialSpec
-from memtrade.measure.records import (
-    options_text,
-    trial_id,
-    unusual_strategy_options,
-)
+from memtrade.measure.records import options_text, trial_id, unusual_strategy_options
 from memtrade.models import make_model, options_of
 from memtrade.results.words import step_conditions
 from memtrade.strategies import find_strategy
@@ -176,6 +172,10 @@ class _Reader:
 
     def trials(self, block: int, settings: Mapping[str, Any]) -> Iterator[tuple[TrialSpec, float]]:
         """What one block makes, and how many seconds each trial may take."""
+
+        def on(given: Mapping[str, Any]) -> _Resolved:
+            return _Resolved(**given, on=self.resolve(DeviceFlags(**given)))
+
         axes = {
             key: self._axis(block, key, settings[key]) for key in _SIMPLE_KEYS if key in settings
         }
@@ -191,7 +191,7 @@ class _Reader:
         for model, model_options in models:
             for point in _product({key: axes[key] for key in axes if key not in _STRATEGY_KEYS}):
                 model_flags = self._model(block, model, model_options, _only(point, _MODEL_KEYS))
-                device_flags = self._device(block, _only(point, _DEVICE_KEYS))
+                device_flags = self._made(block, on, _only(point, _DEVICE_KEYS))
                 steps = _only(point, _STEP_KEYS)
                 for (name, options), chosen in itertools.product(
                     strategies, list(_product(_only(axes, _STRATEGY_KEYS)))
@@ -257,36 +257,26 @@ class _Reader:
         self, block: int, name: str, options: Mapping[str, Any], point: Mapping[str, Any]
     ) -> ModelFlags:
         def make(given: Mapping[str, Any]) -> ModelFlags:
-            simple = {key: value for key, value in given.items()
-                      if key in point and key not in options}  # fmt: skip
-            pairs = [f"{key}={value}" for key, value in given.items() if key in options]
+            pairs, simple = _options_apart(given, options)
             flags = ModelFlags(model=name, model_option=pairs, **simple)
             flags.make_model()
             flags.checked_learning_rate()
             return flags
 
-        return self._made(
-            block, make, {**point, **options}, inside=options, within="model", of=name
-        )
+        given = {**point, **options}
+        return self._made(block, make, given, inside=options, within="model", of=name)
 
     def _strategy(
         self, block: int, name: str, options: Mapping[str, Any], point: Mapping[str, Any]
     ) -> StrategyFlags:
         def make(given: Mapping[str, Any]) -> StrategyFlags:
-            simple = {key: value for key, value in given.items() if key not in options}
-            pairs = [f"{name}.{key}={value}" for key, value in given.items() if key in options]
+            pairs, simple = _options_apart(given, options)
             flags = StrategyFlags(strategy=name, option=pairs, **simple)
             flags.typed_options([name])
             return flags
 
         given = {**point, **options}
         return self._made(block, make, given, inside=options, within="strategy", of=name)
-
-    def _device(self, block: int, point: Mapping[str, Any]) -> _Resolved:
-        def make(given: Mapping[str, Any]) -> _Resolved:
-            return _Resolved(**given, on=self.resolve(DeviceFlags(**given)))
-
-        return self._made(block, make, point)
 
     def _spec(
         self,
@@ -297,16 +287,13 @@ class _Reader:
         name: str,
         steps: Mapping[str, int],
     ) -> TrialSpec:
-        default = TrialSpec()
+        counts = {"steps": TrialSpec().steps, "warmup": TrialSpec().warmup}
+        flags = StepFlags(model=model, strategy=strategy, device=device)
 
         def make(given: Mapping[str, Any]) -> TrialSpec:
-            counts = {"steps": default.steps, "warmup": default.warmup, **given}
-            flags = StepFlags(model=model, strategy=strategy, device=device)
-            return make_specs(flags, task="measure", names=[name], **counts)[0]
+            return make_specs(flags, task="measure", names=[name], **counts | given)[0]
 
-        if not steps:
-            return make({})
-        return self._made(block, make, steps)
+        return self._made(block, make, steps) if steps else make({})
 
     def _made(
         self,
@@ -356,6 +343,14 @@ def _meant_for(
 
     return {key: value for key, value in chosen.items()
             if has(strategy, key) or not any(has(name, key) for name in strategies)}  # fmt: skip
+
+
+def _options_apart(
+    given: Mapping[str, Any], options: Container[str]
+) -> tuple[list[str], dict[str, Any]]:
+    """The options as key=value, as flags take them, and what else is given."""
+    pairs = [f"{key}={value}" for key, value in given.items() if key in options]
+    return pairs, {key: value for key, value in given.items() if key not in options}
 
 
 def _failure(

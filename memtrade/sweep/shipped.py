@@ -9,7 +9,7 @@ A file of one's own under that name comes first.
 from pathlib import Path
 
 from memtrade.errors import UnknownNameError
-from memtrade.packaged import packaged_file
+from memtrade.files import packaged_file
 
 # In whose name pages look for them.
 _NAMED_FOLDERS = (Path(), Path("sweeps"))
