@@ -79,7 +79,7 @@ COMMANDS = {
         "inspect": "What is in a step, and what follows from it for plans",
         "plan": "What a strategy keeps, recomputes and swaps, and why",
         "predict": "Peak memory and step time on a device, without running",
-        "summary": "Memory by layer, and who stands at the peak",
+        "predict:summary": "Memory by layer, and who stands at the peak",
         "explain": "Why memory ran out, and what would fit",
         "pareto": "Memory against time for strategies and budgets",
         "timeline": "Memory over the step: who holds what at the peak",

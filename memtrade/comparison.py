@@ -159,7 +159,8 @@ class Comparison:
             noise: the original beside itself, added up in another order.
         """
         differing, rounding = self.beyond(tolerance), []
-        if noise is not None and noise._is_the_same_step:
+        loss = noise.gaps.get(LOSS) if noise else None
+        if noise and loss and loss.of_update <= _SAME_LOSS:  # one step, but for rounding
             rounding = [name for name, gap in differing if gap.no_more_than(noise.gaps.get(name))]
             differing = [each for each in differing if each[0] not in rounding]
         worst = max(self.gaps.values(), key=lambda gap: gap._badness, default=Gap(0.0, 0.0))
@@ -174,12 +175,6 @@ class Comparison:
             differing=tuple(self._difference(name, gap) for name, gap in differing),
             rounding=tuple(rounding),
         )
-
-    @property
-    def _is_the_same_step(self) -> bool:
-        """Whether both steps come to one loss, but for rounding."""
-        loss = self.gaps.get(LOSS)
-        return loss is not None and loss.of_update <= _SAME_LOSS
 
     def _difference(self, name: str, gap: Gap) -> Difference:
         why = ""

@@ -42,34 +42,27 @@ class Finding(msgspec.Struct, frozen=True):
 
 def of_graph(graph: StepGraph) -> list[Finding]:
     """What a traced step's graph shows. First its loss, and what there is to save."""
-    loss = graph.label(graph.loss)
-    size = graph.bytes_of(graph.activations)
+    loss, kept = graph.label(graph.loss), graph.activations
+    size = f"{megabytes(graph.bytes_of(kept))} MB"
+    follows = f"{size} are kept for the gradients: what plans can save from"
     found = [
         Finding("loss", 1, loss, "the gradients descend from it; loss=... names another"),
-        Finding(
-            "activations",
-            len(graph.activations),
-            graph.label(graph.activations[0]) if graph.activations else "",
-            f"{megabytes(size)} MB are kept for the gradients: what plans can save from",
-        ),
+        Finding("activations", len(kept), graph.label(kept[0]) if kept else "", follows),
     ]
     found += [
         Finding(what, len(ops), ops[0].name, follows)
         for what, is_meant, follows in _IN_OPS
         if (ops := [op for op in graph.ops if is_meant(op)])
     ]
-    loops = {place.loop for places in places_of(graph).values() for place in places[:1]}
-    if loops:
+    if loops := {place.loop for places in places_of(graph).values() for place in places[:1]}:
         follows = "each iteration is planned; as the step comes, several run at once, and its peak "
         follows += "is foreseen about"
         found.append(Finding("unrolled loops", len(loops), min(loops), follows))
-    unsized = graph.data.unsized
-    if unsized:
+    if unsized := graph.data.unsized:
         follows = "nothing tells their size: predictions are lower bounds, and budgets are refused"
         found.append(Finding("unsized tensors", len(unsized), unsized[0], follows))
     for how, what, follows in _SIZED:
-        sized = graph.sized(how)
-        if sized:
+        if sized := graph.sized(how):
             found.append(Finding(what, len(sized), graph.label(sized[0]), follows))
     return found
 

@@ -1,4 +1,5 @@
-"""`memtrade predict`: what strategies will cost on a device, without running anything."""
+"""What a step will take on a device, without running anything: `memtrade predict`, and by layer
+`memtrade summary`."""
 
 import contextlib
 import multiprocessing
@@ -11,12 +12,14 @@ import msgspec
 from memtrade.commands.profiles import Foresight, foresee
 from memtrade.commands.progress import reporting
 from memtrade.commands.screen import Form, check_form, show, show_json
-from memtrade.errors import InfeasibleBudgetError, UnsupportedGraphError
+from memtrade.errors import InfeasibleBudgetError, MemtradeError, UnsupportedGraphError
 from memtrade.facts.surroundings import usable_cores
 from memtrade.measure.flags import DEFAULT_STRATEGIES, CommandLine, Flag, StepFlags, Verbose
 from memtrade.measure.protocol import PlanSummary, TrialSpec
+from memtrade.results.layers import summarize
 from memtrade.results.predictions import Prediction, to_sheet
-from memtrade.results.words import seconds, strategy_label
+from memtrade.results.words import seconds, step_text, strategy_label
+from memtrade.simulate.by_layer import By
 from memtrade.simulate.memory import Simulator
 from memtrade.simulate.predict import Predictor
 from memtrade.simulate.timeline import TimeSimulator
@@ -53,6 +56,42 @@ def predict(
         told = foresight.target, simulator.assumed, simulator.unasked
         show([to_sheet(predictions, *told, command=command_line)], format)
     return 3 if any(each.status == "infeasible" for each in predictions) else 0
+
+
+def summary(
+    *,
+    step: StepFlags = StepFlags(),
+    by: By = "layer",
+    top: int | None = None,
+    format: Form = "terminal",
+    verbose: Verbose = False,
+    command_line: CommandLine = "",
+) -> int:
+    """Show a step's memory by layer, and who stands at the peak.
+
+    Weights, optimizer slots, activations, scratch, predicted; nothing is run. Unless --strategy
+    is given, the step is as it came.
+
+    Parameters
+    ----------
+    by
+        layer, or source: the line of the program that made it.
+    top
+        Only so many rows, those that hold most at the peak.
+    format
+        csv has all rows, in bytes.
+    """
+    if top is not None and top < 1:
+        raise MemtradeError(f"--top must be at least 1, not {top}")
+    foresight = foresee(step, default=("original",), verbose=verbose)
+    sheets = []
+    for spec in foresight.specs:
+        plan = foresight.plan(spec)
+        name = f"{step_text(spec)}, {strategy_label(spec)}"
+        found = summarize(name, foresight.graph, foresight.target, plan, by)
+        sheets.append(found.sheet(top, command=command_line))
+    show(sheets, format)
+    return 0
 
 
 def _predict_all(foresight: Foresight, *, apart: bool) -> tuple[Prediction, ...]:

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from memtrade.explain.error import Failure, is_fragmented
+from memtrade.explain.error import Dump, Failure, is_fragmented
 from memtrade.explain.refusal import Beside, Counted, Refusal
 from memtrade.graph import StepGraph, Tensor
 from memtrade.op_types import READ_TYPES
@@ -106,17 +106,15 @@ def of_process(failure: Failure, target: Target, beside: Beside, counted: Counte
 
 def of_error(failure: Failure) -> Explanation:
     """What an error text alone says. Need is not told from a batch that is too large."""
-    dump = failure.dump
+    dump, requested_bytes = failure.dump or Dump(), failure.requested_bytes
     kind: Cause = "unknown"
-    if failure.by_card or (dump is not None and 0 < failure.requested_bytes <= dump.left_bytes):
+    if failure.by_card or 0 < requested_bytes <= dump.left_bytes:
         kind = "elsewhere"
-    elif dump is not None and is_fragmented(
-        failure.requested_bytes, dump.free_bytes, dump.largest_free_bytes
-    ):
+    elif is_fragmented(requested_bytes, dump.free_bytes, dump.largest_free_bytes):
         kind = "fragmentation"
     elif failure.temporary:
         kind = "scratch"
-    elif dump is not None and failure.requested_bytes:
+    elif failure.dump and requested_bytes:
         kind = "need"
     return Explanation(
         kind=kind,
@@ -124,14 +122,14 @@ def of_error(failure: Failure) -> Explanation:
         op=failure.op,
         op_type=failure.op_type,
         source=failure.source,
-        requested_bytes=failure.requested_bytes,
+        requested_bytes=requested_bytes,
         shape=failure.shape,
         by_itself=bool(failure.op_type),
         is_scratch=failure.temporary,
-        limit_bytes=dump.limit_bytes if dump else 0,
-        in_use_bytes=dump.in_use_bytes if dump else 0,
-        largest_free_bytes=dump.largest_free_bytes if dump else 0,
-        counted_by="the allocator" if dump else "",
+        limit_bytes=dump.limit_bytes,
+        in_use_bytes=dump.in_use_bytes,
+        largest_free_bytes=dump.largest_free_bytes,
+        counted_by="the allocator" if failure.dump else "",
     )
 
 

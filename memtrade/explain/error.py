@@ -78,9 +78,9 @@ class Dump(msgspec.Struct, frozen=True, kw_only=True):
         left_bytes: what the allocator may still take from the system.
     """
 
-    limit_bytes: int
-    in_use_bytes: int
-    largest_free_bytes: int
+    limit_bytes: int = 0
+    in_use_bytes: int = 0
+    largest_free_bytes: int = 0
     left_bytes: int = 0
 
     @property

@@ -291,7 +291,7 @@ class _Reader:
         flags = StepFlags(model=model, strategy=strategy, device=device)
 
         def make(given: Mapping[str, Any]) -> TrialSpec:
-            return make_specs(flags, task="measure", names=[name], **counts | given)[0]
+            return make_specs(flags, task="measure", names=[name], **{**counts, **given})[0]
 
         return self._made(block, make, steps) if steps else make({})
 

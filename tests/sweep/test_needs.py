@@ -1,4 +1,4 @@
-"""What a trial needs of a machine, and how many fit side by side."""
+"""What a trial needs of a machine, how many fit side by side, and which goes first."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import pytest
 
 from memtrade.measure import host
 from memtrade.measure.protocol import TrialSpec
-from memtrade.sweep.runner import jobs_that_fit, need_of
+from memtrade.sweep.grid import Trial
+from memtrade.sweep.runner import jobs_that_fit, leaner_first, need_of
 
 
 @pytest.mark.parametrize(
@@ -44,3 +45,19 @@ def test_what_a_trial_needs() -> None:
     gpu = need_of(TrialSpec(device="gpu:0", memory_limit_bytes=10 << 30))
     assert (gpu.memory_bytes, gpu.gpus) == (3 << 30, 1)
     assert need_of(TrialSpec(memory_limit_bytes=1 << 20)).memory_bytes == (1 << 30) + (1 << 20)
+
+
+def trial(budget: str, **changes: object) -> Trial:
+    spec = TrialSpec(strategy="optimal", strategy_options={"budget": budget, "swap": True})
+    return Trial(spec=msgspec.structs.replace(spec, **changes), timeout_seconds=1.0, id=budget)
+
+
+def test_budgets_ascend_in_the_places_that_they_have():
+    original = trial("", strategy="original", strategy_options={})
+    trials = [trial("1GB"), original, trial("600MB"), trial("2GB", steps=9), trial("0.8GB")]
+    assert [each.id for each in leaner_first(trials)] == ["600MB", "", "0.8GB", "2GB", "1GB"]
+
+
+def test_trials_without_budgets_stay_where_they_are():
+    trials = [trial("", steps=steps) for steps in (3, 1, 2)]
+    assert leaner_first(trials) == trials
