@@ -1,7 +1,10 @@
+from collections.abc import Sequence
+
 import msgspec
 import pytest
 
 from memtrade.errors import InvalidPlanError
+from memtrade.graph import StepGraph
 from memtrade.plan import Action, Fate, Plan, check_plan, load_plan
 from memtrade.schedule import lower
 from tests.graphs import chain
@@ -47,42 +50,46 @@ def test_a_plan_of_another_graph_is_refused(plan):
         check_plan(plan, chain(4))
 
 
-def without(plan, kind) -> Plan:
-    return replaced(plan, [action for action in plan.actions if action.kind != kind])
+def broken(how: str, plan: Plan, graph: StepGraph) -> Sequence[Action]:
+    """The plan's actions with one mistake."""
+    actions, last = plan.actions, plan.actions[-1]
+    update = next(op for op in graph.ops if op.stateful)
+    return {
+        "never swaps out": [action for action in actions if action.kind != "swap_out"],
+        "does nothing": [],
+        "forgets the last": actions[:-1],
+        "goes backwards": actions[::-1],
+        "runs one twice": [*actions, last],
+        "repeats an update": [*actions, Action("recompute", update.id)],
+        "reserves nothing": [Action("reserve", 0), *actions],
+        "reserves less": [Action("reserve", -4096), *actions],
+        "waits for what stays": [*actions, Action("wait", graph.find(["layer3"])[0])],
+    }[how]
 
 
-def test_what_was_never_swapped_out_cannot_come_in(plan, graph):
-    with pytest.raises(InvalidPlanError, match="never swapped it out"):
-        check_plan(without(plan, "swap_out"), graph)
+@pytest.mark.parametrize(
+    ("how", "why"),
+    [
+        ("never swaps out", "never swapped it out"),
+        ("does nothing", "says swap layer1:0, but has no actions: plan anew"),
+        ("forgets the last", "never runs {last}"),
+        ("goes backwards", "before its input"),
+        ("runs one twice", "twice"),
+        ("repeats an update", "stateful"),
+        ("reserves nothing", "reserves 0 bytes"),
+        ("reserves less", "reserves -4096 bytes"),
+        ("waits for what stays", r"waits for .* never swapped it out"),
+    ],
+)
+def test_a_mistake_is_named(plan, graph, how, why):
+    last = graph.ops[plan.actions[-1].id].name
+    with pytest.raises(InvalidPlanError, match=why.format(last=last)):
+        check_plan(replaced(plan, broken(how, plan, graph)), graph)
 
 
-def test_what_is_decided_is_done(plan, graph):
-    with pytest.raises(InvalidPlanError, match="says swap layer1:0, but has no actions: plan anew"):
-        check_plan(replaced(plan, []), graph)
+def test_a_plan_that_keeps_all_has_nothing_to_do(plan, graph):
     keeps = tuple(Fate(fate.tensor, "keep") for fate in plan.fates)
     check_plan(msgspec.structs.replace(plan, fates=keeps, actions=()), graph)
-
-
-def test_a_forgotten_op_is_named(plan, graph):
-    last = plan.actions[-1]
-    with pytest.raises(InvalidPlanError, match=f"never runs {graph.ops[last.id].name}"):
-        check_plan(replaced(plan, plan.actions[:-1]), graph)
-
-
-def test_an_op_before_its_input_is_named(plan, graph):
-    with pytest.raises(InvalidPlanError, match="before its input"):
-        check_plan(replaced(plan, reversed(plan.actions)), graph)
-
-
-def test_an_op_runs_once(plan, graph):
-    with pytest.raises(InvalidPlanError, match="twice"):
-        check_plan(replaced(plan, [*plan.actions, plan.actions[-1]]), graph)
-
-
-def test_nothing_stateful_is_recomputed(plan, graph):
-    update = next(op for op in graph.ops if op.stateful)
-    with pytest.raises(InvalidPlanError, match="stateful"):
-        check_plan(replaced(plan, [*plan.actions, Action("recompute", update.id)]), graph)
 
 
 @pytest.mark.parametrize("kind", ["run", "recompute", "swap_out", "wait", "swap_in"])
@@ -97,15 +104,3 @@ def test_an_id_that_the_graph_does_not_have_is_refused(plan, graph, kind, far):
 def test_a_decision_on_a_tensor_that_is_not_there_is_refused(plan, graph):
     with pytest.raises(InvalidPlanError, match="says keep -1, but the graph's tensors are 0 to"):
         check_plan(msgspec.structs.replace(plan, fates=(Fate(-1, "keep"),)), graph)
-
-
-@pytest.mark.parametrize("size_bytes", [0, -4096])
-def test_a_reservation_is_of_something(plan, graph, size_bytes):
-    with pytest.raises(InvalidPlanError, match=f"reserves {size_bytes} bytes"):
-        check_plan(replaced(plan, [Action("reserve", size_bytes), *plan.actions]), graph)
-
-
-def test_waiting_for_what_stays_is_refused(plan, graph):
-    made = replaced(plan, [*plan.actions, Action("wait", graph.find(["layer3"])[0])])
-    with pytest.raises(InvalidPlanError, match=r"waits for .* never swapped it out"):
-        check_plan(made, graph)

@@ -7,15 +7,14 @@ statement, whatever brackets, quotes and comments it contains.
 
 import re
 import tomllib
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 # A string, which may contain "#", or a comment up to the line's end.
 _STRING_OR_COMMENT = re.compile(r"""("(?:\\.|[^"\\])*"|'[^']*')|#.*""")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Statement:
+class Statement(NamedTuple):
     """One statement of the file that says something about a block.
 
     Attributes:
@@ -41,7 +40,9 @@ class Positions:
 
         A key that the block does not have itself comes from above the blocks.
         """
-        own = self._about(block, key) or self._about(0, key) or self._about(block, "")
+        own: list[Statement] = []
+        for about in ((block, key), (0, key), (block, "")):
+            own = own or [each for each in self._statements if (each.block, each.key) == about]
         pattern = re.compile(rf"(?<![\w.-]){re.escape(word)}(?![\w.-])")
         for statement in own if word else ():
             for offset, text in enumerate(statement.text.split("\n")):
@@ -49,39 +50,29 @@ class Positions:
                     return statement.line + offset
         return own[0].line if own else 1
 
-    def _about(self, block: int, key: str) -> list[Statement]:
-        return [each for each in self._statements if (each.block, each.key) == (block, key)]
 
-
-def _statements(text: str, name: str) -> list[Statement]:
-    found: list[Statement] = []
+def _statements(text: str, name: str) -> Iterator[Statement]:
     block, table = 0, ""
     held: list[str] = []
     for number, line in enumerate(text.split("\n"), start=1):
         held.append(line)
         statement = "\n".join(held)
         try:
-            parsed = tomllib.loads(statement)
+            parsed: dict[str, Any] = tomllib.loads(statement)
         except tomllib.TOMLDecodeError:
             continue  # it goes on
         first, held = number - len(held) + 1, []
         if not parsed:
             continue  # a comment or an empty line
-        key = next(iter(parsed))
+        [(key, value)] = parsed.items()
         if statement.lstrip().startswith("["):
-            inner = _inner_key(parsed[key])
+            inside = value[0] if isinstance(value, list) else value
+            inner = next(iter(inside), "")  # [grid.model] or [[grid.model]]
             if key != name:
                 block, table = 0, key
             elif inner:
-                table = inner  # [grid.model] or [[grid.model]]
+                table = inner
             else:
                 block, table = block + 1, ""
             key = ""
-        found.append(Statement(line=first, text=statement, block=block, key=table or key))
-    return found
-
-
-def _inner_key(header: Any) -> str:
-    """The second key of a table's header, "" if it has only one."""
-    inside = header[0] if isinstance(header, list) else header
-    return next(iter(inside), "")
+        yield Statement(first, statement, block, table or key)
