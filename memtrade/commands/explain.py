@@ -123,21 +123,19 @@ def _of_record(record: Record, by: By, verbose: bool) -> Page:
 
 def _target_of(record: Record) -> Target:
     spec, predicted = record.spec, record.shown_prediction
-    limit_bytes = spec.memory_limit_bytes
     if spec.device == ARENA:
-        return here_target(ARENA, order=spec.order, limit_bytes=limit_bytes)
-    profile = predicted.device_profile if predicted is not None else None
-    return profile_target(profile or GENERIC, order=spec.order, limit_bytes=limit_bytes)
+        return here_target(ARENA, order=spec.order, limit_bytes=spec.memory_limit_bytes)
+    profile = (predicted and predicted.device_profile) or GENERIC
+    return profile_target(profile, order=spec.order, limit_bytes=spec.memory_limit_bytes)
 
 
 def _of_error(failure: Failure, step: StepFlags, by: By, verbose: bool) -> Page:
     names = step.strategy.names(("original",))
     if len(names) > 1:
         raise MemtradeError(f"one strategy ran out of memory: choose one of {', '.join(names)}")
-    foresight = foresee(step, default=("original",), verbose=verbose)
-    [spec] = foresight.specs
-    plan = foresight.plan(spec)
-    return _page(spec, foresight.graph, foresight.target, plan, failure, by)
+    found = foresee(step, default=("original",), verbose=verbose)
+    [spec] = found.specs
+    return _page(spec, found.graph, found.target, found.plan(spec), failure, by)
 
 
 def _page(

@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from rich.table import Table
 
@@ -26,20 +26,19 @@ from memtrade.units import megabytes
 
 def models() -> int:
     """List the models and their options."""
-    table = _options_table("model")
-    for name, model in MODELS.items():
-        _add(table, name, model.summary, options_of(model))
-    stdout().print(table)
+    rows = ((name, model.summary, options_of(model)) for name, model in MODELS.items())
+    _show_options("model", rows)
     return 0
 
 
 def strategies() -> int:
     """List the strategies and their options."""
-    table = _options_table("strategy")
-    for name, strategy in STRATEGIES.items():
-        kind = "TensorFlow's own: " if name in NATIVE else ""
-        _add(table, name, kind + strategy.summary, options_of(strategy.options))
-    stdout().print(table)
+    own = dict.fromkeys(NATIVE, "TensorFlow's own: ")
+    rows = (
+        (name, own.get(name, "") + strategy.summary, options_of(strategy.options))
+        for name, strategy in STRATEGIES.items()
+    )
+    _show_options("strategy", rows)
     return 0
 
 
@@ -149,18 +148,16 @@ def _kernels(known: Mapping[str, Learned]) -> Sheet:
     )
 
 
-def _options_table(what: str) -> Table:
+def _show_options(what: str, rows: Iterable[tuple[str, str, Sequence[Option]]]) -> None:
+    """Prints names, each with a summary and its options."""
     table = Table()
     for name in (what, "option", "type", "default", "what it says"):
         table.add_column(name, overflow="fold")
-    return table
-
-
-def _add(table: Table, name: str, summary: str, options: Sequence[Option]) -> None:
-    table.add_row(name, "", "", "", summary, style="bold", end_section=not options)
-    for each in options:
-        doc = each.doc
-        if each.choices:
-            doc += f" ({', '.join(map(str, each.choices))})"
-        default = str(each.default).lower() if each.type == "bool" else str(each.default) or NONE
-        table.add_row("", each.name, each.type, default, doc, end_section=each is options[-1])
+    for name, summary, options in rows:
+        table.add_row(name, "", "", "", summary, style="bold", end_section=not options)
+        for each in options:
+            doc = each.doc + (f" ({', '.join(map(str, each.choices))})" if each.choices else "")
+            default = str(each.default)
+            default = default.lower() if each.type == "bool" else default or NONE
+            table.add_row("", each.name, each.type, default, doc, end_section=each is options[-1])
+    stdout().print(table)

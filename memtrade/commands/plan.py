@@ -102,18 +102,15 @@ def _show(plan: Plan, graph: StepGraph, verdict: str, by: Literal["tensor", By])
 
 def _fates(plan: Plan, graph: StepGraph) -> Sheet:
     """Each decision with its tensors."""
-    order = list(DECISIONS)
+    order, tensors = list(DECISIONS), graph.tensors
     return Sheet.of(
         sorted(plan.fates, key=lambda fate: order.index(fate.decision)),
         [
             ("decision", lambda fate: DECISIONS[fate.decision]),
             ("tensor", lambda fate: graph.label(fate.tensor)),
-            (
-                "shape",
-                lambda f: "×".join(map(str, graph.tensors[f.tensor].shape or ())) or "scalar",
-            ),
+            ("shape", lambda f: "×".join(map(str, tensors[f.tensor].shape or ())) or "scalar"),
             ("why", lambda fate: fate.reason),
-            ("MB", lambda fate: megabytes(graph.tensors[fate.tensor].size_bytes)),
+            ("MB", lambda fate: megabytes(tensors[fate.tensor].size_bytes)),
         ],
         title="Decisions",
         words=4,

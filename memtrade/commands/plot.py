@@ -77,14 +77,10 @@ def _by_depth_command(quantity: Quantity, what: str) -> Callable[..., int]:
                 f"there is nothing {missing[0]} to plot by depth in {str(results)!r}: "
                 "make it: memtrade run --layers 18; or choose with --source"
             )
-        step = chosen[0]
-        plotted = [
-            record
-            for record in records
-            if record.spec.model == step.family
-            and record.spec.model_options.get("batch_size") == step.batch_size
-        ]
-        caption = "" if no_caption else _caption(plotted, sources, batch_size=step.batch_size)
+        family, size = chosen[0].family, chosen[0].batch_size
+        plotted = [each for each in records if each.spec.model == family
+                   and each.spec.model_options.get("batch_size") == size]  # fmt: skip
+        caption = "" if no_caption else _caption(plotted, sources, batch_size=size)
         return _write(output, depth_plot(panels, quantity, caption=caption), kind)
 
     return command

@@ -15,6 +15,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -121,9 +122,11 @@ class _Sweep:
         self._ray, self._watch, self._command_line = ray, watch, command_line
         self._trials = trials
         self._nodes = self._look()
-        self._cpus = _cpus_each(self._nodes.values(), jobs)
+        cores = [int(node["CPU"]) for node in self._nodes.values() if node.get("CPU", 0) >= 1]
+        # That a trial in the arena claims: the smallest node then runs `jobs` at a time.
+        self._cpus = max(min(cores, default=1) // jobs, 1)
         self._running: dict[Any, Trial] = {}
-        self._tries: dict[str, int] = {}
+        self._tries: Counter[str] = Counter()
         self._task = ray.remote(run_task)
 
     def run(self) -> None:
@@ -194,9 +197,8 @@ class _Sweep:
         return msgspec.structs.replace(reply.record, jobs=max(min(slots, len(self._trials)), 1))
 
     def _lost(self, trial: Trial, why: str) -> None:
-        self._tries[trial.id] = self._tries.get(trial.id, 0) + 1
-        if self._tries[trial.id] > RETRIES:
-            tries = self._tries[trial.id]
+        self._tries[trial.id] += 1
+        if (tries := self._tries[trial.id]) > RETRIES:
             reason = f"its node or process was lost in the last of {tries} tries ({why})"
             self._watch.ended(trial, NoRecord(kind="lost", reason=reason), 0.0)
             return
@@ -205,10 +207,8 @@ class _Sweep:
 
     def _can_go_on(self) -> bool:
         """Whether a node is left for some of the trials."""
-        alive = self._look()
-        return any(
-            self._slots(node, trial) for node in alive.values() for trial in self._running.values()
-        )
+        nodes, trials = self._look().values(), self._running.values()
+        return any(self._slots(node, trial) for node in nodes for trial in trials)
 
     def _give_up(self) -> None:
         lost = list(self._running.values())
@@ -247,12 +247,6 @@ class _Sweep:
         )
 
 
-def _cpus_each(nodes: Any, jobs: int) -> int:
-    """Cores that a trial in the arena claims: the smallest node then runs `jobs` at a time."""
-    cores = [int(node["CPU"]) for node in nodes if node.get("CPU", 0) >= 1]
-    return max(min(cores, default=1) // jobs, 1)
-
-
 def run_task(
     encoded_spec: bytes,
     timeout_seconds: float,
@@ -283,15 +277,13 @@ def run_task(
     if omp_num_threads is not None:
         base[_OMP] = omp_num_threads
     began = time.monotonic()
-    record, refused = None, ""
     try:
         environment = child_environment(spec, base)
         outcome = run_child(spec, timeout_seconds=timeout_seconds, environment=environment)
-        record = make_record(spec, outcome, command=command_line)
+        said: Any = {"record": make_record(spec, outcome, command=command_line)}
     except MemtradeError as error:
-        refused = str(error)
-    seconds = time.monotonic() - began
-    return msgspec.json.encode(Reply(node=node, seconds=seconds, record=record, refused=refused))
+        said = {"refused": str(error)}
+    return msgspec.json.encode(Reply(node=node, seconds=time.monotonic() - began, **said))
 
 
 @contextlib.contextmanager
