@@ -109,23 +109,18 @@ def pooled_words(*words: str, leaves: bool = True) -> list[str]:
     return [(told | names)[action] for action in made]
 
 
+LEFT = ("x", "pool", "loss", "out", "wait", "in", "filter", "pool gradient", "update")
+
+
 def test_a_pool_whose_output_left_runs_again_before_its_gradient():
-    order = pooled_words(
-        "x", "pool", "loss", "out", "wait", "in", "filter", "pool gradient", "update"
-    )
-    assert order[4:] == ["wait", "in", "filter", "again pool", "pool gradient", "update"]
+    again = ["wait", "in", "filter", "again pool", "pool gradient", "update"]
+    assert pooled_words(*LEFT)[4:] == again
+    assert pooled_words(*LEFT, leaves=False) == [*LEFT]  # it has no workspace
 
 
 def test_a_copy_that_only_the_pools_gradient_would_read_is_not_made():
-    order = pooled_words(
-        "x", "pool", "loss", "filter", "out", "wait", "in", "pool gradient", "update"
-    )
-    assert order[3:] == ["filter", "again pool", "pool gradient", "update"]
-
-
-def test_a_pool_that_leaves_no_workspace_is_left_alone():
-    words = ("x", "pool", "loss", "out", "wait", "in", "filter", "pool gradient", "update")
-    assert pooled_words(*words, leaves=False) == [*words]
+    words = ("x", "pool", "loss", "filter", "out", "wait", "in", "pool gradient", "update")
+    assert pooled_words(*words)[3:] == ["filter", "again pool", "pool gradient", "update"]
 
 
 def test_a_pool_that_the_plan_makes_again_is_not_made_twice():

@@ -2,13 +2,15 @@
 measured: a child traces the step, this process plans."""
 
 from collections import Counter
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Literal
 
 import msgspec
 
+from memtrade.commands import progress
 from memtrade.commands.profiles import foresee
-from memtrade.commands.progress import planning
+from memtrade.commands.progress import reporting
 from memtrade.commands.reading import check_folder, write_output
 from memtrade.commands.screen import show, show_json, stdout
 from memtrade.errors import MemtradeError
@@ -61,9 +63,11 @@ def plan(
         check_folder(output)
     foresight = foresee(step, default=DEFAULT, verbose=verbose)
     plans: list[Plan] = []
-    with planning() as begin:
+    # Elsewhere there are no lines: whoever sets up Python's logging reads what strategies log.
+    with reporting() if progress.on_terminal() else nullcontext() as reporter:
         for position, spec in enumerate(foresight.specs, start=1):
-            begin(position, len(foresight.specs), spec.strategy)
+            if reporter is not None:
+                reporter.trial(position, len(foresight.specs), spec.strategy, phase="plan")
             plans.append(foresight.plan(spec))
     if output is not None:
         write_output(output, msgspec.json.encode(plans[0]))

@@ -120,18 +120,6 @@ def reporting() -> Iterator[Reporter]:
         yield reporter
 
 
-@contextmanager
-def planning() -> Iterator[Callable[[int, int, str], None]]:
-    """Shows plans in the making on a terminal; what it yields is called with the position, of how
-    many, and the strategy's name. Elsewhere there are no lines, but whoever sets up Python's
-    logging reads what the strategies log."""
-    if not on_terminal():
-        yield lambda position, of, label: None
-        return
-    with reporting() as reporter:
-        yield lambda position, of, label: reporter.trial(position, of, label, phase="plan")
-
-
 class _Latest(logging.Handler):
     """Hands the latest line of a log on."""
 

@@ -14,15 +14,11 @@ from memtrade.errors import MemtradeError, UnknownNameError
 MEASURED = Path(__file__).resolve().parents[2] / "results" / "measured"
 
 
-@pytest.mark.parametrize("command", [plot.peak, plot.time, plot.pareto, plot.max_batch])
-def test_a_plot_into_a_folder_that_is_not_there(command, tmp_path: Path) -> None:
+@pytest.mark.parametrize("command", [plot.peak, plot.time, plot.pareto, plot.max_batch, report])
+def test_a_page_into_a_folder_that_is_not_there(command, tmp_path: Path) -> None:
+    suffix = "html" if command is report else "pdf"
     with pytest.raises(MemtradeError, match=r"there is no folder .*: make it, or name another"):
-        command(MEASURED, output=tmp_path / "none" / "plot.pdf")
-
-
-def test_a_report_into_a_folder_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(MemtradeError, match=r"there is no folder .*: make it, or name another"):
-        report(MEASURED, output=tmp_path / "none" / "report.html")
+        command(MEASURED, output=tmp_path / "none" / f"page.{suffix}")
 
 
 def test_a_step_is_chosen_by_its_model_or_with_its_batch_size(
