@@ -5,6 +5,7 @@ import contextlib
 import dataclasses
 import math
 import os
+import re
 import sys
 import traceback
 from collections.abc import Callable, Iterator
@@ -262,15 +263,14 @@ def _batch_seen(failure: Failure, graph: StepGraph) -> int:
 def _trained(failure: Failure) -> Any:
     """The compiled model that the error's op belongs to; the only one, if there is but one."""
     models = models_alive()
-    scopes = failure.op.split("/")
-    named = [m for m in models if any(_is_scope_of(m.name, scope) for scope in scopes)]
+    # A scope is called as the model, or so with a number: a name is made anew each time.
+    named = [
+        model
+        for model in models
+        if re.search(rf"(^|/){re.escape(model.name)}(_\d+)?(/|$)", failure.op)
+    ]
     found = named if len(named) == 1 else models
     return found[0] if len(found) == 1 else None
-
-
-def _is_scope_of(name: str, scope: str) -> bool:
-    """Whether a scope is called so, or so with a number: a name is made anew each time."""
-    return scope == name or (scope.startswith(f"{name}_") and scope[len(name) + 1 :].isdecimal())
 
 
 def _is_keras(model: Any) -> bool:

@@ -48,15 +48,12 @@ class Stands(NamedTuple):
 @once_per_graph
 def places_of(graph: StepGraph) -> dict[int, tuple[Place, ...]]:
     """Of the ops that stand in unrolled loops, by id: the outermost loop first."""
-    found = {op.id: tuple(_places(op.name)) for op in graph.ops if "/body/" in op.name}
-    return {op_id: places for op_id, places in found.items() if places}
-
-
-def _places(name: str) -> list[Place]:
-    return [
-        Place(name[: found.start()], int(found[1]), name[found.end() :])
-        for found in _ITERATION.finditer(name)
-    ]
+    places: dict[int, tuple[Place, ...]] = {}
+    for op in graph.ops:
+        for found in _ITERATION.finditer(op.name):
+            place = Place(op.name[: found.start()], int(found[1]), op.name[found.end() :])
+            places[op.id] = (*places.get(op.id, ()), place)
+    return places
 
 
 def stands_of(graph: StepGraph, reads: Sequence[set[int]]) -> Stands:

@@ -97,7 +97,10 @@ class Refusal:
         self.roomy = self._memory(ROOMY_BYTES)
         self.share = SHARE_AS_IT_CAME if counted is not None and self.plan is None else 1.0
         self.is_tight = self.roomy.peak_bytes > self.share * self.alone_bytes
-        self.simulated = limited.out_of_memory or self._at_peak()
+        peak, left = self.roomy, max(0, self.alone_bytes - self.roomy.peak_bytes)
+        # Of a step that fits, who stands at its peak, as if it had been refused.
+        at_peak = OutOfMemory(peak.peak_action, peak.peak_op, 0, peak.peak_bytes, left)
+        self.simulated = limited.out_of_memory or at_peak
         self.is_told = False
         self.action = self._asking()
         action = self.actions[self.action] if self.action >= 0 else None
@@ -114,12 +117,6 @@ class Refusal:
 
     def _memory(self, limit_bytes: int) -> MemoryResult:
         return self.clock.timeline(self.actions, limit_bytes=limit_bytes).memory
-
-    def _at_peak(self) -> OutOfMemory:
-        """Who stands at the peak of a step that fits, as if it had been refused."""
-        peak = self.roomy
-        left = max(0, self.alone_bytes - peak.peak_bytes)
-        return OutOfMemory(peak.peak_action, peak.peak_op, 0, peak.peak_bytes, left)
 
     def _asking(self) -> int:
         """The action that was refused: of the op that the error names, else of one that makes a

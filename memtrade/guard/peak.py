@@ -26,7 +26,6 @@ class StepPeak:
     """Of a step.
 
     Attributes:
-        name: the step's.
         size_bytes: most bytes in use at once, variables and batch included.
         source: "predicted" or "measured".
         held: who holds it, as predicted, the largest first.
