@@ -1,5 +1,5 @@
-"""`memtrade plan`: what is kept, recomputed and swapped, and why. Nothing runs and nothing is
-measured: a child traces the step, this process plans."""
+"""What is in a step, `memtrade inspect`, and what is kept, recomputed and swapped of it, and why:
+`memtrade plan`. Nothing runs: a child traces the step, this process plans."""
 
 from collections import Counter
 from contextlib import nullcontext
@@ -10,15 +10,18 @@ import msgspec
 
 from memtrade.commands import progress
 from memtrade.commands.profiles import foresee
-from memtrade.commands.progress import reporting
+from memtrade.commands.progress import ignore, log, reporting
 from memtrade.commands.reading import check_folder, write_output
 from memtrade.commands.screen import show, show_json, stdout
 from memtrade.errors import MemtradeError
+from memtrade.findings import Finding, row
 from memtrade.graph import StepGraph
-from memtrade.measure.flags import Flag, StepFlags, Verbose
+from memtrade.measure.flags import DeviceFlags, Flag, ModelFlags, StepFlags, Verbose, make_specs
 from memtrade.measure.protocol import PlanSummary
+from memtrade.measure.trial import told_by_child
 from memtrade.plan import Decision, Plan
 from memtrade.results.sheets import NONE, Sheet
+from memtrade.results.words import step_text
 from memtrade.simulate.by_layer import By, owners
 from memtrade.strategies import PLANNED, find_planned
 from memtrade.strategies.base import clock_of
@@ -78,6 +81,43 @@ def plan(
     for made in plans:
         _show(made, foresight.graph, saves_nothing(made, clock), by)
     return 0
+
+
+def inspect(
+    *,
+    model: ModelFlags = ModelFlags(),
+    device: DeviceFlags = DeviceFlags(),
+    json: Flag = False,
+    verbose: Verbose = False,
+) -> int:
+    """Show what is in a training step, and what follows from it for plans.
+
+    Loops and branches, tensors that nothing sizes, random numbers, several devices, and what
+    cannot be rewritten: calls of Python, in-place ops. Nothing is planned or run. The
+    exit status is 1 for a step that cannot be rewritten.
+
+    Parameters
+    ----------
+    json
+        Print the findings to stdout as JSON, and no table.
+    """
+    specs = make_specs(StepFlags(model=model, device=device), task="inspect", names=["original"])
+    with reporting() as reporter:
+        reporter.trial(1, 1, specs[0].model)
+        told = told_by_child(specs[0], device.timeout, reporter.event, log if verbose else ignore)
+    found = msgspec.json.decode(told, type=list[Finding])
+    if json:
+        show_json(found)
+    else:
+        sheet = Sheet(
+            title=f"What is in {step_text(specs[0])}",
+            columns=("what", "how many", "the first", "what follows"),
+            words=4,
+            rows=tuple(map(row, found)),
+            weak=frozenset(i for i, each in enumerate(found) if each.refused),
+        )
+        show([sheet])
+    return 1 if any(each.refused for each in found) else 0
 
 
 def _show(plan: Plan, graph: StepGraph, verdict: str, by: Literal["tensor", By]) -> None:

@@ -1,4 +1,5 @@
-"""`memtrade pareto`: memory against time, predicted, for all strategies and a range of budgets."""
+"""Pictures of what is predicted: memory against time for strategies and budgets, `memtrade pareto`,
+and over the step, `memtrade timeline`."""
 
 import dataclasses
 from pathlib import Path
@@ -6,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pandas as pd
 
-from memtrade.commands.profiles import Foresight, foresee
+from memtrade.commands.profiles import Foresight, foresee, simulate_all
 from memtrade.commands.progress import reporting
 from memtrade.commands.reading import picture_format, write_output
 from memtrade.commands.screen import Form, show
@@ -14,11 +15,14 @@ from memtrade.errors import InfeasibleBudgetError, MemtradeError, UnsupportedGra
 from memtrade.measure.flags import CommandLine, StepFlags, Verbose
 from memtrade.measure.protocol import TrialSpec
 from memtrade.plan import Plan
+from memtrade.results import pareto as trades
+from memtrade.results import timeline as timelines
 from memtrade.results.paper import render
-from memtrade.results.pareto import Pareto, Point, pareto_plot, to_html
+from memtrade.results.pareto import Pareto, Point
 from memtrade.results.predictions import bound_notes
 from memtrade.results.series import front
 from memtrade.results.sheets import Sheet
+from memtrade.results.simulated import Bands
 from memtrade.results.words import plural, seconds, step_text, strategy_label
 from memtrade.simulate.memory import ROOMY_BYTES
 from memtrade.simulate.predict import Predicted, Predictor
@@ -61,9 +65,47 @@ def pareto(
         command=command_line,
     )
     if output is not None:
-        page = to_html(made).encode() if kind == "html" else render(pareto_plot(made), kind)
+        html = kind == "html"
+        page = trades.to_html(made).encode() if html else render(trades.pareto_plot(made), kind)
         write_output(output, page)
     show([_sheet(made)], format)
+    return 0
+
+
+def timeline(
+    *,
+    step: StepFlags = StepFlags(),
+    by: Bands = "group",
+    output: Path = Path("timeline.html"),
+    verbose: Verbose = False,
+    command_line: CommandLine = "",
+) -> int:
+    """Draw memory over the step, as simulated: who holds what, and copies beside compute.
+
+    Several strategies share one page and its axes. Nothing is run. Unless --strategy is
+    given, it is original,ome.
+
+    Parameters
+    ----------
+    by
+        What the areas stand for: group (weights, activations, gradients, ...), layer, or source,
+        the line of the program.
+    output
+        The file to write: .html, a page that needs no network, or .png, .svg, .pdf.
+    """
+    kind = picture_format(output, "a timeline", pages=True)
+    foresight = foresee(step, default=("original", "ome"), verbose=verbose)
+    made = timelines.Timelines(
+        step=step_text(foresight.specs[0]),
+        device=foresight.target.device,
+        limit_bytes=foresight.target.limit_bytes,
+        strips=tuple(simulate_all(foresight)),
+        by=by,
+        command=command_line,
+    )
+    html = kind == "html"
+    page = timelines.to_html(made).encode() if html else render(timelines.timeline_plot(made), kind)
+    write_output(output, page, alone=True)
     return 0
 
 
