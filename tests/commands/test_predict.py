@@ -1,4 +1,4 @@
-"""`memtrade predict`, `summary`, `timeline` and `trace`: nothing runs, and bad input writes nothing."""
+"""`memtrade predict`, `summary`, `timeline` and `trace`: nothing runs, bad input writes nothing."""
 
 from __future__ import annotations
 
