@@ -23,8 +23,7 @@ HOW_TO_MAKE_SOME = "make some: memtrade run, or memtrade sweep thesis"
 def read_records(folder: Path) -> list[Record]:
     """The records of a folder; damaged ones are named on stderr and left out.
 
-    Raises:
-        MemtradeError: there is no such folder, or no record in it.
+    Raises MemtradeError where there is no such folder, or no record in it.
     """
     return read_kind(folder, load_records, "records", HOW_TO_MAKE_SOME)
 
@@ -91,17 +90,11 @@ def picture_format(path: Path | None, what: str = "a plot", *, pages: bool = Fal
 
 def write_output(path: Path, content: bytes, *, alone: bool = False) -> None:
     """Writes a file whole and says where: on stderr, or on stdout if the file is `alone` and no
-    table is printed there.
-
-    Raises:
-        MemtradeError: it cannot be written.
+    table is printed there. Raises MemtradeError where it cannot be written.
     """
     with _that_can_be_written(path):
         write_whole(path, content)
-    if alone:
-        print(f"wrote {path}")
-    else:
-        say(f"wrote {path}")
+    (print if alone else say)(f"wrote {path}")
 
 
 @contextlib.contextmanager
