@@ -158,7 +158,8 @@ def _dependencies(graph: StepGraph) -> tuple[list[set[int]], list[list[int]]]:
 
 
 def _variable_readers(graph: StepGraph) -> dict[int, list[int]]:
-    """For each update, the earlier-created ops that read its variable's old value."""
+    """For each update, the earlier-created ops that read its variable's old value, or a view of
+    it, which shares its buffer: a 1-D convolution reads its filter with a dimension more."""
     reads: dict[int, list[int]] = {}
     readers: dict[int, list[int]] = {}
     for op in graph.ops:
@@ -166,7 +167,7 @@ def _variable_readers(graph: StepGraph) -> dict[int, list[int]]:
             reads.setdefault(op.inputs[0], []).append(op.outputs[0])
         elif op.stateful and not op.outputs:
             values = [value for t in op.inputs for value in reads.get(t, ())]
-            readers[op.id] = [c for v in values for c in graph.consumers[v] if c < op.id]
+            readers[op.id] = [c for v in values for c in graph.readers(v) if c < op.id]
     return readers
 
 

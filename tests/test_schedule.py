@@ -60,16 +60,20 @@ def test_a_running_sum_takes_each_part_as_it_comes(width):
     assert words.index("run part3") < words.index("run grad3")
 
 
-def test_an_update_waits_for_the_readers_of_its_variable():
+@pytest.mark.parametrize("views", [(), ("ExpandDims",), ("Reshape", "Identity")])
+def test_an_update_waits_for_the_readers_of_its_variable(views):
+    """Those of a view too, which shares the variable's buffer: a 1-D convolution's filter."""
     b = Builder()
     (handle,) = b.op("w", "Placeholder", sizes=[0])
     (x,) = b.op("x", "Placeholder", sizes=[1 << 20])
     (value,) = b.op("read", "ReadVariableOp", [handle], sizes=[1 << 20], stateful=True)
+    for view in views:
+        (value,) = b.op(view, view, [value], sizes=[1 << 20])
     (y,) = b.op("y", "Mul", [x, value], sizes=[1 << 20])
     (dw,) = b.op("dw", "Mul", [y, x], sizes=[1 << 20])
     (dx,) = b.op("dx", "Mul", [y, value], sizes=[1 << 20])
     b.op("update", "ResourceApplyGradientDescent", [handle, dw], stateful=True)
-    graph = b.build(inputs=[x], outputs=[dx], loss=y, control_outputs=[6])
+    graph = b.build(inputs=[x], outputs=[dx], loss=y, control_outputs=[6 + len(views)])
     order = [graph.ops[op_id].name for op_id in base_order(graph)]
     assert order.index("update") > order.index("dx")
 
