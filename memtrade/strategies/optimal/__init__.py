@@ -7,6 +7,7 @@ judge.py       what the exact simulator says of a choice
 rules.py       what the rules of other strategies choose
 candidates.py  what was found so far, which of it is best, and what stands beside it
 blocks.py      a step without the blocks that repeat
+corrections.py what the programme chooses, corrected by what the simulator says
 search.py      solve, judge, correct, improve
 strategy.py    the plan
 """
