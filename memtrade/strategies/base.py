@@ -26,7 +26,8 @@ class Strategy:
         options: a frozen dataclass whose fields are made by `memtrade.options.option`.
         plan: `(graph, options, target) -> Plan`; edits nothing and imports no TensorFlow.
         near: the same plan, but for budgets next to the smallest peak, for which `plan` looks much
-            longer: these are refused. For whoever asks at many batch sizes. None: `plan` is quick.
+            longer: these are refused, or get a slower one. For whoever asks at many batch sizes.
+            None: `plan` is quick.
         about: the smallest peak in bytes, some percent off, but soon. None: nothing tells it.
     """
 

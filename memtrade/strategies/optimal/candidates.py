@@ -34,8 +34,8 @@ from memtrade.units import megabytes
 # small that the search is exhaustive.
 ENOUGH = 0.003
 FEW_ITEMS = 20
-# In a graph of so many, what `checkmate` finds in a second or two counts, too, where a plan is far
-# from what may be.
+# In a graph of so many, what `checkmate` finds in a second or two, and the plans for least memory
+# count, too, where a plan is far from what may be.
 MORE_ITEMS, FAR = 80, 0.05
 # Once there is a plan, a search of a graph that is not small ends when so many rows of programs
 # have been walked.
@@ -127,6 +127,12 @@ class Candidates:
         return len(self.problem.items) <= FEW_ITEMS
 
     @property
+    def _looks_closely(self) -> bool:
+        """Whether more is tried, as it takes a second or two and may pay."""
+        far = self.best is None or self.gap is None or self.gap > FAR
+        return self._is_small or (far and len(self.problem.items) <= MORE_ITEMS)
+
+    @property
     def _is_over(self) -> bool:
         walked = self.judge.simulator.linker.walked
         return self.best is not None and not self._is_small and walked > MOST_ROWS
@@ -166,10 +172,8 @@ class Candidates:
 
     def _exact(self, budget: int | None) -> list[Verdict]:
         """The fastest program without swaps, or the leanest: exact in a graph that is small."""
-        if not self._is_small:
-            far = self.best is None or self.gap is None or self.gap > FAR
-            if len(self.problem.items) > MORE_ITEMS or not far:
-                return []
+        if not self._looks_closely:
+            return []
         found = rules.exact_program(self.judge, budget)
         return [] if found is None else [found]
 

@@ -4,9 +4,9 @@
                                       ^                                        |
                                       '------- budget less the excess ---------'
 
-The programme's memory is a sum per interval and leaves a little out: what a recomputation holds
-while it runs, the allocator's padding, an order that shifts with the decisions. The simulator has
-the last word, and what it finds over (or far under) the budget corrects the programme's.
+The simulator has the last word, and corrects the programme (corrections.py). Next to the smallest
+peak, what is found where memory is minimized counts for a budget, too: a peak that was shown is a
+budget that is taken.
 
 How far it goes is counted: solutions, nodes, simulated actions. A deadline cancels, at any moment.
 """
@@ -43,6 +43,11 @@ LEAN, NEARLY_LEAN = 0.0002, 0.005
 LACKING = 0.02
 # Choices for so much more than the budget are spilled to it.
 ROOMS = (1.0, 1.1, 1.25, 1.5, 2.0)
+# What is found where memory is minimized may be so much above, or below, what is foreseen of it.
+PADDED = 0.01
+# Up to these shares of the budget, copies of its plan hold memory: the first that holes allow.
+COPIES = (1.0, 0.98, 0.96, 0.94, 0.92, 0.9)
+
 log = logging.getLogger(__name__)
 
 
@@ -91,11 +96,55 @@ class Search(Corrections):
         if self.best is None and self.looks_far:
             self._say(f"no plan found within {megabytes(budget)} MB: looking for the smallest")
             self._find_leanest()
+        if self.looks_far and self._is_next_to_smallest(budget):
+            self._consider_smallest(budget)
         if not self._good_enough and self.best is not None and self.best.peak_bytes <= budget:
             if self.gap is None or self.gap > FAR:
                 self._solve_waiting(budget)
             self._spill_choices(budget)
             self._improve(budget)
+
+    def _is_next_to_smallest(self, budget: int) -> bool:
+        """Whether a plan for least memory may fit the budget, and be faster than what does."""
+        if self._good_enough or self.best is None:
+            return False
+        if self.best.peak_bytes > budget:
+            return self.best.verdict.peak_bytes <= (1 + PADDED) * budget
+        if self._looks_closely:
+            return True
+        self.unspilled_bytes = min(self.programmed_bytes(), self.unspilled_bytes)
+        return budget <= (1 + PADDED + self.tolerance) * self.unspilled_bytes
+
+    def _consider_smallest(self, budget: int) -> None:
+        """What is found where memory is minimized: the fastest plan next to the smallest peak, and
+        where that does not fit, the smallest peak's own."""
+        for tolerance in sorted({self.tolerance, 0.0}, reverse=True):
+            options = replace(self.options, budget="", minimize="memory", tolerance=tolerance)
+            search = Search(self.graph, self.target, options)
+            search.deadline = search.judge.deadline = self.deadline
+            fastest = search.run()
+            for found in (fastest, search.leanest or fastest):
+                self._consider(found, budget)
+            if search.cancelled:
+                raise CancelledError
+            if fastest.peak_bytes <= budget:
+                break
+
+    def _consider(self, found: Finished, budget: int) -> None:
+        """A finished plan of another search, and its choice with more copies beside compute."""
+        assert self.best is not None
+        best = min(self.best, found, key=lambda one: (max(one.peak_bytes, budget), one.seconds))
+        if best is not self.best:
+            self._take(best)
+        if self.target.copies_in_line or found.peak_bytes > budget:
+            return
+        for share in COPIES:
+            if self.judge.seconds(found.verdict, share * budget) >= self.best.seconds:
+                break
+            faster = self.judge.finish(found.verdict, share * budget, budget)
+            if faster.peak_bytes <= budget and faster.seconds < self.best.seconds:
+                self._take(faster)
+                break
 
     def _smallest(self) -> None:
         if self._smallest_by_blocks():

@@ -95,7 +95,7 @@ def _by_rule(graph: StepGraph, options: Options, target: Target) -> _Ruled | Non
 
 
 def near(graph: StepGraph, options: Options, target: Target) -> Plan:
-    """The same plan where there is one without a search for the smallest peak.
+    """The same plan where it takes no search for the smallest peak; next to that, a slower one.
 
     Raises:
         InfeasibleBudgetError: there is none; what it says is needed may be far too much.
