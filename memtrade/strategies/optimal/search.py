@@ -131,12 +131,12 @@ class Search(Corrections):
                 break
 
     def _consider(self, found: Finished, budget: int) -> None:
-        """A finished plan of another search, and its choice with more copies beside compute."""
+        """A finished plan of another search, and its choice with other copies beside compute."""
         assert self.best is not None
         best = min(self.best, found, key=lambda one: (max(one.peak_bytes, budget), one.seconds))
         if best is not self.best:
             self._take(best)
-        if self.target.copies_in_line or found.peak_bytes > budget:
+        if self.target.copies_in_line or found.verdict.peak_bytes > budget:
             return
         for share in COPIES:
             if self.judge.seconds(found.verdict, share * budget) >= self.best.seconds:
