@@ -61,6 +61,11 @@ _SIZE_SHIFT = _ADDRESS_BITS - 8
 Pieces = Iterable[tuple[int, int]]
 
 
+def is_split(chunk_bytes: int, asked_bytes: int) -> bool:
+    """Whether a free chunk is too large to be handed out whole; `asked_bytes` are rounded up."""
+    return chunk_bytes >= 2 * asked_bytes or chunk_bytes - asked_bytes >= MAX_PADDING_BYTES
+
+
 class Chunk(NamedTuple):
     """A piece of a region, either wholly in use or wholly free."""
 
@@ -237,6 +242,11 @@ class BfcAllocator:
         """(bytes, address) of the free chunks of at least so many bytes, as requests take them."""
         found = bisect_left(self._free, least_bytes << _SIZE_SHIFT)
         return [(key >> _ADDRESS_BITS << 8, key & _ADDRESS_MASK) for key in self._free[found:]]
+
+    def piece(self, num_bytes: int) -> int:
+        """Bytes of the free chunk that a request would be given of; 0 if there is none."""
+        found = bisect_left(self._free, round_up(num_bytes) << _SIZE_SHIFT)
+        return self._free[found] >> _ADDRESS_BITS << 8 if found < len(self._free) else 0
 
     def size_of(self, handle: int) -> int:
         """Bytes that an allocation occupies, padding included; 0 for the null handle."""

@@ -22,18 +22,10 @@ from memtrade.plan import Action
 from memtrade.simulate.bfc import ArenaOutOfMemoryError
 from memtrade.simulate.memory import ALIKE_STEPS, ROOMY_BYTES, differing_steps
 from memtrade.simulate.moments import Lag
-from memtrade.simulate.offsets import offsets
-from memtrade.simulate.placement import (
-    SHARES,
-    Events,
-    Placement,
-    State,
-    allocator_of,
-    begun,
-    needed_bytes,
-    record,
-)
+from memtrade.simulate.offsets import Events, offsets
+from memtrade.simulate.placement import SHARES, Placement
 from memtrade.simulate.program import Code, Program, Row
+from memtrade.simulate.requests import State, allocator_of, begun, needed_bytes, record
 from memtrade.simulate.timeline import TimeSimulator
 from memtrade.simulate.walk import Walk
 from memtrade.target import Places

@@ -1,7 +1,6 @@
 """Where a step's tensors go: reservations found row by row, with a look back where padding remains.
 
-What a step asks for and gives back does not depend on where it lies. So it is written down once,
-and from then on only an allocator is simulated. Row by row, the way with least padding is taken:
+Only an allocator is simulated (`requests.py`). Row by row, the way with least padding is taken:
 
     as it comes     the request goes to the smallest free piece that holds it
     beside          what that piece has too much is reserved first
@@ -24,14 +23,15 @@ import itertools
 import math
 from collections import deque
 from collections.abc import Container, Iterator, Mapping
+from operator import itemgetter
 from typing import NamedTuple
 
 import msgspec
 
-from memtrade.simulate.bfc import ArenaOutOfMemoryError, BfcAllocator
+from memtrade.simulate.bfc import is_split
 from memtrade.simulate.offsets import Events, lead, spare_bytes
 from memtrade.simulate.regions import GRAIN_BYTES, round_up
-from memtrade.simulate.walk import Walk
+from memtrade.simulate.requests import State
 
 # Requests below a share of the limit go where they go; so does padding below another share. What
 # does best varies with the program.
@@ -39,101 +39,6 @@ SHARES = ((1 / 1000, 1 / 3000), (1 / 200, 1 / 600), (1 / 60, 1 / 600), (1 / 60, 
 # How many rows with large requests are looked back at, how many pieces are passed over at most, and
 # how many rows may be tried again for each row that there is.
 _BACK, _PIECES, _EFFORT = 40, 4, 12
-
-_NO_BUFFER = 0  # of reservations: buffers count from 1, those from before the step from -1 down
-
-
-class _Recorder(BfcAllocator):
-    """Writes down what is asked for and given back in each row of a walk."""
-
-    def __init__(self, walk: Walk):
-        self._become(allocator_of(walk))
-        self.rows: list[Events] = [[] for _ in walk.program.rows]
-        self._numbers = {handle: number for number, handle in _before(walk).items()}
-        self._made = 0
-        self.walk = walk.fork(walk.program, self, walk.lag)
-        self.walk.row = 0
-        self.walk.step()
-
-    def allocate(self, num_bytes: int, /) -> int:
-        handle = super().allocate(num_bytes)
-        if num_bytes:
-            self._made += 1
-            self._numbers[handle] = self._made
-            self.rows[self.walk.row].append((self._made, num_bytes))
-        return handle
-
-    def free(self, handle: int) -> tuple[int, int, int]:
-        if handle:
-            self.rows[self.walk.row].append((self._numbers.pop(handle), 0))
-        return super().free(handle)
-
-
-def _before(walk: Walk) -> dict[int, int]:
-    """Where what is there before a step lies: buffers have numbers below 0, the same in each arena
-    that has come as far."""
-    return {-number: handle for number, handle in enumerate(walk.handles) if handle}
-
-
-class State:
-    """An allocator, where each buffer lies, and what was done, so that it can be undone: (buffer,
-    handle), and what `BfcAllocator.free` said where it was given back."""
-
-    def __init__(self, allocator: BfcAllocator, handles: dict[int, int]):
-        self.allocator, self.handles = allocator, handles
-        self.done: list[tuple[int, int, tuple[int, int, int] | None]] = []
-
-    def fork(self) -> State:
-        """Another one from here. For many rows, that takes less time than to undo them."""
-        return State(self.allocator.fork(), self.handles.copy())
-
-    def run(self, events: Events, reserved: tuple[int, ...] = ()) -> float:
-        """Most bytes in use during some rows. Where there is no room for them, that is infinitely
-        many, and the rest of them was not done."""
-        try:
-            held = [self._reserve(size) for size in reserved]
-            peak = self._run(events)
-        except ArenaOutOfMemoryError:
-            return math.inf
-        for handle in held:
-            self.done.append((_NO_BUFFER, handle, self.allocator.free(handle)))
-        return peak
-
-    def _reserve(self, size: int) -> int:
-        handle = self.allocator.allocate(size)
-        self.done.append((_NO_BUFFER, handle, None))
-        return handle
-
-    def _run(self, events: Events) -> int:
-        allocator, handles, done = self.allocator, self.handles, self.done
-        peak = 0
-        for buffer, size in events:
-            if size:
-                handle = handles[buffer] = allocator.allocate(size)
-                done.append((buffer, handle, None))
-                if allocator.bytes_in_use > peak:
-                    peak = allocator.bytes_in_use
-            else:
-                handle = handles.pop(buffer)
-                done.append((buffer, handle, allocator.free(handle)))
-        return peak
-
-    def padding(self, events: Events) -> int:
-        """Of what rows have left behind."""
-        size_of, handles = self.allocator.size_of, self.handles
-        held = [(handles[buffer], size) for buffer, size in events if size and buffer in handles]
-        return sum([size_of(handle) - size for handle, size in held])
-
-    def undo(self, mark: int) -> None:
-        """Back to where that much had been done."""
-        for buffer, handle, freed in reversed(self.done[mark:]):
-            if freed is not None:
-                self.allocator.retake(*freed)
-                self.handles[buffer] = handle
-            else:
-                self.allocator.free(handle)
-                self.handles.pop(buffer, None)
-        del self.done[mark:]
 
 
 class _Way(msgspec.Struct, gc=False):
@@ -150,6 +55,10 @@ class _Block(NamedTuple):
     Attributes:
         row: the first. rows: how many.
         largest: the largest request; 0 where that is small. buffer: whose it is.
+        asks: the events up to its last request; gives: those behind.
+        stays: the requests whose buffers are there in the end.
+        is_single: whether there is but one request.
+        least_bytes: what is in use at its peak at least, above what was there before it.
     """
 
     row: int
@@ -157,6 +66,11 @@ class _Block(NamedTuple):
     events: Events
     largest: int
     buffer: int
+    asks: Events
+    gives: Events
+    stays: Events
+    is_single: bool
+    least_bytes: int
 
 
 class _Turn(NamedTuple):
@@ -165,46 +79,6 @@ class _Turn(NamedTuple):
     block: int
     mark: int
     reserved: tuple[int, ...]
-
-
-def allocator_of(walk: Walk) -> BfcAllocator:
-    assert isinstance(walk.allocator, BfcAllocator)
-    return walk.allocator
-
-
-def record(walk: Walk) -> tuple[list[Events], Walk]:
-    """What the next step of `walk` asks for and gives back, row by row; and another walk, which has
-    taken that step."""
-    recorder = _Recorder(walk)
-    walked = recorder.walk
-    del recorder.walk  # of which it is the allocator
-    return recorder.rows, walked
-
-
-def needed_bytes(rows: list[Events], walk: Walk) -> int:
-    """Most bytes in use in a step from there, where nothing is padded but what was there before."""
-    arena = allocator_of(walk)
-    sizes: dict[int, int] = {}
-    needed = in_use = arena.bytes_in_use
-    for buffer, size in itertools.chain.from_iterable(rows):
-        if size:
-            sizes[buffer] = round_up(size)
-            in_use += sizes[buffer]
-            needed = max(needed, in_use)
-        else:
-            in_use -= sizes[buffer] if buffer > 0 else arena.size_of(walk.handles[-buffer])
-    return needed
-
-
-def begun(rows: list[Events], walk: Walk) -> State:
-    """The state that a step begins in. What it never gives back is left out: there is much of it,
-    and it would be copied each time."""
-    arena = allocator_of(walk).fork()
-    given_back = {buffer for events in rows for buffer, size in events if not size}
-    handles = {buffer: at for buffer, at in _before(walk).items() if buffer in given_back}
-    free = [(each.address, each.size_bytes) for each in arena.chunks() if not each.in_use]
-    arena.occupy([(at, arena.size_of(at)) for at in handles.values()], free)
-    return State(arena, handles)
 
 
 class Placement:
@@ -266,27 +140,41 @@ class Placement:
         if (reserved := self._where_planned(state, block)) is not None:
             way = self._tried(state, block, reserved)
             if way.peak_bytes <= self.limit:
-                return way
+                return self._ended(state, block, mark, way)
             state.undo(mark)
-        way = self._tried(state, block, ())
-        if self._is_good(way):
-            return way
-        ways = [way]
+        best = self._tried(state, block, ())
+        if self._is_good(best):
+            return self._ended(state, block, mark, best)
         state.undo(mark)
-        for reserved in self._other_ways(state, block):
-            way = self._tried(state, block, reserved)
+        least = state.allocator.bytes_in_use + block.least_bytes
+        held: tuple[int, ...] = ()
+        for reserved in self._other_ways(state, block, useful=True):
+            if least + sum(reserved) > max(best.peak_bytes, self.limit):
+                break  # those that follow reserve more
+            stays = len(held) if reserved[: len(held)] == held else len(held) - 1
+            state.undo(mark + stays)
+            way, held = self._tried(state, block, reserved, stays), reserved
             if self._is_good(way):
-                return way
-            ways.append(way)
-            state.undo(mark)
-        best = min(ways, key=self._rank)
+                return self._ended(state, block, mark, way)
+            best = min(best, way, key=self._rank)
+        state.undo(mark)
         state.run(block.events, best.reserved)
         return best
 
-    def _tried(self, state: State, block: _Block, reserved: tuple[int, ...]) -> _Way:
-        peak = state.run(block.events, reserved)
-        padding = 0 if math.isinf(peak) else state.padding(block.events)
+    def _tried(
+        self, state: State, block: _Block, reserved: tuple[int, ...], there: int = 0
+    ) -> _Way:
+        """A way up to the last request: what is given back behind that is the same in each. So many
+        of the reservations are there."""
+        peak = state.hold(block.asks, reserved[there:])
+        padding = 0 if math.isinf(peak) else state.padding(block.stays)
         return _Way(peak, padding, reserved)
+
+    def _ended(self, state: State, block: _Block, mark: int, way: _Way) -> _Way:
+        """The way that has just been tried, to its end."""
+        state.hold(block.gives, ())
+        state.release(mark, len(way.reserved))
+        return way
 
     def _is_good(self, way: _Way) -> bool:
         return way.padding_bytes < self.little and way.peak_bytes <= self.limit
@@ -294,18 +182,28 @@ class Placement:
     def _rank(self, way: _Way) -> tuple[float, int, int]:
         return max(way.peak_bytes, self.limit), way.padding_bytes, len(way.reserved)
 
-    def _other_ways(self, state: State, block: _Block) -> Iterator[tuple[int, ...]]:
-        """What may be reserved before a block for its largest request, in the state before it."""
+    def _other_ways(
+        self, state: State, block: _Block, *, useful: bool
+    ) -> Iterator[tuple[int, ...]]:
+        """What may be reserved before a block for its largest request, in the state before it.
+
+        Args:
+            useful: without the ways of a single request that gets a whole piece all the same, which
+                is none smaller than where nothing is reserved.
+        """
         asked = round_up(block.largest)
         passed: tuple[int, ...] = ()
         pieces = state.allocator.pieces(asked)
+        told = useful and block.is_single
         for place, (piece, _) in enumerate(pieces[:_PIECES]):
-            if asked + GRAIN_BYTES < piece < 2 * asked:
-                yield (*passed, piece - asked)
+            rest = piece - asked
+            if GRAIN_BYTES < rest < asked and not (told and state.allocator.piece(rest) < asked):
+                yield (*passed, rest)
             if place == len(pieces) - 1:
                 return  # nothing larger is left
             passed = (*passed, piece)
-            yield passed
+            if not told or is_split(pieces[place + 1][0], asked):
+                yield passed
 
     def _where_planned(self, state: State, block: _Block) -> tuple[int, ...] | None:
         """What is to be reserved for its largest request to lie next to where it is planned to;
@@ -328,7 +226,7 @@ class Placement:
             turn = self.turns.pop()
             first = turn.block
             self.state.undo(turn.mark)
-            for reserved in self._other_ways(self.state, self.blocks[first]):
+            for reserved in self._other_ways(self.state, self.blocks[first], useful=False):
                 if reserved == turn.reserved:
                     continue
                 found, changed = self._replayed(first, reserved, last, peak)
@@ -375,8 +273,25 @@ def _blocks(rows: list[Events], large: int, planned: Container[int]) -> list[_Bl
         if largest >= large or led or row == len(rows):
             if begin < row:
                 between = list(itertools.chain.from_iterable(rows[begin:row]))
-                blocks.append(_Block(begin, row - begin, between, 0, 0))
+                blocks.append(_block(begin, row - begin, between, 0, 0))
             begin = row + 1
             if row < len(rows):
-                blocks.append(_Block(row, 1, events, largest, buffer))
+                blocks.append(_block(row, 1, events, largest, buffer))
     return blocks
+
+
+def _block(row: int, rows: int, events: Events, largest: int, buffer: int) -> _Block:
+    behind = max((at for at, (_, size) in enumerate(events, 1) if size), default=0)
+    given = {number for number, size in events if not size}
+    return _Block(
+        row=row,
+        rows=rows,
+        events=events,
+        largest=largest,
+        buffer=buffer,
+        asks=events[:behind],
+        gives=events[behind:],
+        stays=[each for each in events if each[1] and each[0] not in given],
+        is_single=sum(size > 0 for _, size in events) == 1,
+        least_bytes=sum(round_up(size) for _, size in itertools.takewhile(itemgetter(1), events)),
+    )

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from memtrade.simulate.bfc import MIB, ArenaOutOfMemoryError, BfcAllocator
 from memtrade.simulate.offsets import Events, lead, offsets
-from memtrade.simulate.placement import SHARES, Placement, State
+from memtrade.simulate.placement import SHARES, Placement
+from memtrade.simulate.requests import State
 
 GIB = 1 << 30
 PIECE = 128 * MIB
