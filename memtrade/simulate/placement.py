@@ -22,7 +22,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import deque
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Hashable, Iterator, Mapping
 from operator import itemgetter
 from typing import NamedTuple
 
@@ -57,8 +57,9 @@ class _Block(NamedTuple):
         largest: the largest request; 0 where that is small. buffer: whose it is.
         asks: the events up to its last request; gives: those behind.
         stays: the requests whose buffers are there in the end.
-        is_single: whether there is but one request.
-        least_bytes: what is in use at its peak at least, above what was there before it.
+        is_single: whether there is but one request, and nothing given back before it.
+        least_bytes: what is in use at its peak at least, above what was there before it; nothing
+            tells where it gives something back first.
     """
 
     row: int
@@ -70,7 +71,7 @@ class _Block(NamedTuple):
     gives: Events
     stays: Events
     is_single: bool
-    least_bytes: int
+    least_bytes: float
 
 
 class _Turn(NamedTuple):
@@ -226,13 +227,15 @@ class Placement:
             turn = self.turns.pop()
             first = turn.block
             self.state.undo(turn.mark)
+            known: dict[Hashable, int] = {}
             for reserved in self._other_ways(self.state, self.blocks[first], useful=False):
                 if reserved == turn.reserved:
                     continue
-                found, changed = self._replayed(first, reserved, last, peak)
+                found, changed = self._replayed(first, reserved, last, peak, known)
                 if found < peak:
                     peak = found
                     best.update(changed)
+                    known.clear()
                 if self.effort <= 0 or peak <= self.limit:
                     break
         for again in range(first, last + 1):
@@ -243,22 +246,39 @@ class Placement:
         return peak
 
     def _replayed(
-        self, first: int, reserved: tuple[int, ...], last: int, hopeless: float
+        self,
+        first: int,
+        reserved: tuple[int, ...],
+        last: int,
+        hopeless: float,
+        known: dict[Hashable, int],
     ) -> tuple[float, dict[int, tuple[int, ...]]]:
         """All blocks from one to another, or until so many bytes are in use: most that are, and
-        what was reserved."""
+        what was reserved.
+
+        Args:
+            known: the states behind the first block from where it was hopeless -> the effort.
+        """
         state = self.state.fork()
         peak = state.run(self.blocks[first].events, reserved)
         changed = {first: reserved}
+        if peak >= hopeless:
+            return peak, changed
+        lies = state.lies(self.blocks[first].stays)
+        if lies in known:
+            self.effort -= known[lies]
+            return hopeless, changed
+        effort = self.effort
         for place in range(first + 1, last + 1):
-            if peak >= hopeless:
-                break
             block = self.blocks[place]
             self.effort -= block.rows
             way = self._advance(state, block)
             if block.largest:
                 changed[place] = way.reserved
             peak = max(peak, way.peak_bytes)
+            if peak >= hopeless:
+                break
+        known[lies] = effort - self.effort
         return peak, changed
 
 
@@ -283,6 +303,7 @@ def _blocks(rows: list[Events], large: int, planned: Container[int]) -> list[_Bl
 def _block(row: int, rows: int, events: Events, largest: int, buffer: int) -> _Block:
     behind = max((at for at, (_, size) in enumerate(events, 1) if size), default=0)
     given = {number for number, size in events if not size}
+    first = list(itertools.takewhile(itemgetter(1), events))
     return _Block(
         row=row,
         rows=rows,
@@ -292,6 +313,6 @@ def _block(row: int, rows: int, events: Events, largest: int, buffer: int) -> _B
         asks=events[:behind],
         gives=events[behind:],
         stays=[each for each in events if each[1] and each[0] not in given],
-        is_single=sum(size > 0 for _, size in events) == 1,
-        least_bytes=sum(round_up(size) for _, size in itertools.takewhile(itemgetter(1), events)),
+        is_single=behind == 1,
+        least_bytes=sum(round_up(size) for _, size in first) if first else -math.inf,
     )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Hashable
 
 from memtrade.simulate.bfc import ArenaOutOfMemoryError, BfcAllocator
 from memtrade.simulate.offsets import Events
@@ -101,6 +102,11 @@ class State:
         """Of requests whose buffers are there."""
         size_of, handles = self.allocator.size_of, self.handles
         return sum([size_of(handles[buffer]) - size for buffer, size in held])
+
+    def lies(self, held: Events) -> Hashable:
+        """What tells this state from others that came of the same requests, the last of which are
+        `held`."""
+        return tuple(self.allocator.pieces(0)), tuple(self.handles[buffer] for buffer, _ in held)
 
     def undo(self, mark: int) -> None:
         """Back to where that much had been done."""
