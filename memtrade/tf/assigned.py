@@ -76,6 +76,8 @@ def whole_slice(rank: int) -> tuple[list[int], list[int], int]:
 
 def branches_in_place(concrete: Any, specs: Sequence[tf.TensorSpec]) -> Any:
     """`concrete`, a function of `specs` that calls nothing, with branches that write in place."""
+    if not any(operation.type in BRANCH_TYPES for operation in concrete.graph.get_operations()):
+        return concrete
     graph_def = concrete.graph.as_graph_def()
     branches = [node for node in graph_def.node if node.op in BRANCH_TYPES]
     functions = Functions(graph_def)

@@ -64,20 +64,36 @@ def constant_shapes(concrete: Any, names: Collection[str]) -> Shapes:
 
 
 def inferred_shapes(concrete: Any, known: Shapes, names: Collection[str]) -> Shapes:
-    """`known`, and the shapes of the tensors `names` that TensorFlow infers from these."""
-    graph_def = concrete.graph.as_graph_def()
-    for node in graph_def.node:
-        operation = concrete.graph.get_operation_by_name(node.name)
-        if len(operation.outputs) == 1:
-            (made,) = operation.outputs
-            shape = known.get(made.name)
-            if any(t.dtype == tf.resource for t in operation.inputs):  # the graph alone says none
-                shape = made.shape
-            if shape is not None:
-                shape = tf.TensorShape(shape)
-                node.CopyFrom(make_node("Placeholder", node.name, dtype=made.dtype, shape=shape))
+    """`known`, and the shapes of the tensors `names` that TensorFlow infers from these: of a graph
+    that has no more than leads to them."""
+
+    def told(operation: tf.Operation) -> tf.TensorShape | None:
+        """The shape of what it makes, where that is known without what it reads."""
+        if len(operation.outputs) != 1:
+            return None
+        (made,) = operation.outputs
+        if any(t.dtype == tf.resource for t in operation.inputs):  # the graph alone says none
+            return made.shape
+        return tf.TensorShape(known[made.name]) if made.name in known else None
+
+    def before(operation: tf.Operation) -> list[tf.Operation]:
+        is_told = _is_shape(operation) or told(operation) is not None
+        return [] if is_told else [t.op for t in operation.inputs]
+
+    graph, graph_def = concrete.graph, concrete.graph.as_graph_def()
+    needed = reached((graph.get_tensor_by_name(name).op for name in names), before)
+    nodes = [node for node in graph_def.node if node.name in needed]
+    for node in nodes:
+        operation = graph.get_operation_by_name(node.name)
+        if _is_shape(operation):
+            node.CopyFrom(_written_down(operation))
+        elif (shape := told(operation)) is not None:
+            dtype = operation.outputs[0].dtype
+            node.CopyFrom(make_node("Placeholder", node.name, dtype=dtype, shape=shape))
+        node.input[:] = [each for each in node.input if not each.startswith("^")]
+        node.attr.pop("_class", None)  # beside which op it is to run: that may be left out
     try:
-        return known | _static_shapes(graph_def, names)
+        return known | _static_shapes(with_nodes(graph_def, nodes), names)
     finally:
         gc.collect()  # with a graph goes what TensorFlow has computed to infer its shapes
 

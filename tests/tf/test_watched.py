@@ -16,7 +16,7 @@ from memtrade.bounds import bound_of
 from memtrade.errors import UnsupportedGraphError
 from memtrade.graph import BOUND, WATCHED
 from memtrade.op_types import LOOP_TYPES
-from memtrade.tf import unroll
+from memtrade.tf import unroll, watched
 from memtrade.tf.calling import step_to_read
 from memtrade.tf.extract import trace_concrete
 from tests.graphs import PINNED
@@ -254,6 +254,19 @@ def masked_pairs_step():
         return loss
 
     return train_step
+
+
+def test_shapes_are_inferred_of_what_leads_to_them_alone(monkeypatch):
+    nodes, infer = [], watched._static_shapes
+
+    def counted(graph_def, names):
+        nodes.append(len(graph_def.node))
+        return infer(graph_def, names)
+
+    monkeypatch.setattr(watched, "_static_shapes", counted)
+    graph = traced(masked_pairs_step(), tf.ones([64, 8, 3]))
+    assert nodes
+    assert max(nodes) < 0.75 * len(graph.ops), (nodes, len(graph.ops))
 
 
 def test_what_a_mask_of_constants_lets_through_is_known_exactly():
