@@ -7,6 +7,8 @@ Many ops, long sums of gradients and a peak full of holes, where the look for re
 too: a busy machine does not change them.
 """
 
+# pyright: reportOperatorIssue=false
+
 import os
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
