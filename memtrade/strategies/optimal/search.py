@@ -152,13 +152,19 @@ class Search(Corrections):
         self._find_leanest()
         for _ in range(DESCENTS):
             before = self.smallest_bytes
-            self._solve_waiting(self._limit)
+            self._solve_waiting(self._wider)
             if self.smallest_bytes == before or self._is_over:
                 break
-        self._spill_choices(self._limit)
+        self._spill_choices(self._wider)
         if self._is_small:
             self._consider_rules(self._limit)
         self._improve(self._limit)
+
+    @property
+    def _wider(self) -> int:
+        """Up to so many bytes, a choice may come out as one of the leanest once it is finished."""
+        assert self.smallest_bytes is not None
+        return max(self._limit, int((1 + PADDED) * self.smallest_bytes))
 
     def _smallest_by_blocks(self) -> bool:
         """What is found for a step in which each kind of block stands only a few times, taken for
