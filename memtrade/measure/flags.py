@@ -221,14 +221,12 @@ class DeviceFlags:
 
     def resolve(self) -> tuple[str, int]:
         """The device to run on, which is here, and the limit in bytes, a whole number of MiB."""
-        self._check_timeout()
-        gpus = _gpus()
-        device = self.device or _first(gpus)
+        gpus, device = self._chosen()
         if device != ARENA and device not in gpus:
             raise _not_there(device, gpus)
-        limit_bytes = self._limit(device)
+        limit_bytes = self._limit(device, gpus)
         if limit_bytes is None:
-            limit_bytes = default_limit_bytes() if device == ARENA else _share(gpus[device], device)
+            limit_bytes = default_limit_bytes()
         return device, limit_bytes >> 20 << 20
 
     def target(self, order: Order = "pinned") -> Target:
@@ -237,12 +235,8 @@ class DeviceFlags:
         Raises:
             MemtradeError: neither; the profile or the limit is wrong, and which field.
         """
-        self._check_timeout()
-        gpus = _gpus()
-        device = self.device or _first(gpus)
-        limit_bytes = self._limit(device)
-        if device in gpus:
-            limit_bytes = limit_bytes or _share(gpus[device], device)
+        gpus, device = self._chosen()
+        limit_bytes = self._limit(device, gpus)
         if device == ARENA or device in gpus:
             return here_target(device, order=order, limit_bytes=limit_bytes)
         try:
@@ -250,14 +244,18 @@ class DeviceFlags:
         except UnknownNameError:
             raise _not_there(device, gpus) from None
 
-    def _limit(self, device: str) -> int | None:
-        """The memory limit that was given, if any, in bytes."""
-        least_bytes = LEAST_LIMIT_BYTES if device == ARENA else 1 << 20
-        return limit_of("--memory-limit", self.memory_limit, least_bytes=least_bytes)
-
-    def _check_timeout(self) -> None:
+    def _chosen(self) -> tuple[dict[str, host.Gpu], str]:
+        """The GPUs that are here, and the device that was asked for, or the first."""
         if not self.timeout > 0:
             raise MemtradeError(f"--timeout is a positive number of seconds, not {self.timeout:g}")
+        gpus = {f"gpu:{gpu.index}": gpu for gpu in host.gpus()}
+        return gpus, self.device or _first(gpus)
+
+    def _limit(self, device: str, gpus: Mapping[str, host.Gpu]) -> int | None:
+        """The memory limit that was given, or else what a GPU here has to give, in bytes."""
+        least_bytes = LEAST_LIMIT_BYTES if device == ARENA else 1 << 20
+        given = limit_of("--memory-limit", self.memory_limit, least_bytes=least_bytes)
+        return _share(gpus[device], device) if given is None and device in gpus else given
 
 
 @Parameter(name="*")
@@ -268,10 +266,6 @@ class StepFlags:
     model: ModelFlags = ModelFlags()
     strategy: StrategyFlags = StrategyFlags()
     device: DeviceFlags = DeviceFlags()
-
-
-def _gpus() -> dict[str, host.Gpu]:
-    return {f"gpu:{gpu.index}": gpu for gpu in host.gpus()}
 
 
 def _first(gpus: Mapping[str, host.Gpu]) -> str:
