@@ -6,7 +6,7 @@ from memtrade.graph import StepGraph
 from memtrade.plan import Plan, check_plan
 from memtrade.strategies import find_planned, make_options
 from memtrade.strategies.base import clock_of
-from memtrade.strategies.optimal.search import Search
+from memtrade.strategies.optimal.search import Search, _last_smallest
 from memtrade.strategies.optimal.strategy import Options, plan
 from memtrade.target import Target
 from tests.graphs import ARENA, chain, target
@@ -73,3 +73,21 @@ def test_copies_of_the_leanest_plan_lie_beside_compute_as_far_as_holes_allow() -
     assert search.best is not None
     assert search.best.peak_bytes <= budget
     assert search.best.seconds < waited.seconds
+
+
+def test_the_smallest_peak_of_a_step_is_looked_for_once_and_does_not_change_what_is_planned(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    graph = random_step_graph(2, 6)
+    peak, _ = peak_and_seconds(plan(graph, Options(minimize="memory"), ARENA), graph, ARENA)
+    goals: list[str] = []
+    run = Search.run
+    monkeypatch.setattr(Search, "run", lambda self: (goals.append(self.minimize), run(self))[1])
+    budgets = [Options(budget=f"{peak + more}B") for more in (0, 0, 512)]
+    _last_smallest.clear()
+    found = [plan(graph, each, ARENA) for each in budgets]
+    assert goals == ["time", "memory", "time", "time"]
+    assert found[0] == found[1]
+    _last_smallest.clear()
+    assert plan(graph, budgets[2], ARENA) == found[2]
+    assert goals.count("memory") == 2

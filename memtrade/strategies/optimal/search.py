@@ -16,13 +16,16 @@ import math
 import sys
 from dataclasses import replace
 
+from memtrade.graph import StepGraph
 from memtrade.strategies.deadline import CancelledError, Deadline
 from memtrade.strategies.optimal.blocks import folded
 from memtrade.strategies.optimal.candidates import FAR, MOST_ROWS, leanness
 from memtrade.strategies.optimal.choice import MOSTLY
 from memtrade.strategies.optimal.corrections import SPARE, Corrections
 from memtrade.strategies.optimal.judge import Finished, Verdict
+from memtrade.strategies.optimal.options import Options
 from memtrade.strategies.optimal.problem import MB
+from memtrade.target import Target
 from memtrade.units import megabytes
 
 # Padding below this share is not worth to finish a plan for.
@@ -48,7 +51,19 @@ PADDED = 0.01
 # Up to these shares of the budget, copies of its plan hold memory: the first that holes allow.
 COPIES = (1.0, 0.98, 0.96, 0.94, 0.92, 0.9)
 
+# What was found where memory is minimized, of the last step: all its budgets next to the smallest
+# peak ask for it.
+_last_smallest: list[tuple[StepGraph, Target, dict[Options, tuple[Finished, Finished]]]] = []
+
 log = logging.getLogger(__name__)
+
+
+def _known_smallest(graph: StepGraph, target: Target) -> dict[Options, tuple[Finished, Finished]]:
+    last = next(iter(_last_smallest), None)
+    if last is None or last[0] is not graph or last[1] is not target:
+        last = (graph, target, {})
+        _last_smallest[:] = [last]
+    return last[2]
 
 
 class Search(Corrections):
@@ -120,15 +135,25 @@ class Search(Corrections):
         where that does not fit, the smallest peak's own."""
         for tolerance in sorted({self.tolerance, 0.0}, reverse=True):
             options = replace(self.options, budget="", minimize="memory", tolerance=tolerance)
+            both = self._find_smallest(options)
+            for found in both:
+                self._consider(found, budget)
+            self.deadline.check()
+            if both[0].peak_bytes <= budget:
+                break
+
+    def _find_smallest(self, options: Options) -> tuple[Finished, Finished]:
+        """The best and the leanest plan of a search of its own, kept where nothing ended it."""
+        known = _known_smallest(self.graph, self.target)
+        found = known.get(options)
+        if found is None:
             search = Search(self.graph, self.target, options)
             search.deadline = search.judge.deadline = self.deadline
-            fastest = search.run()
-            for found in (fastest, search.leanest or fastest):
-                self._consider(found, budget)
-            if search.cancelled:
-                raise CancelledError
-            if fastest.peak_bytes <= budget:
-                break
+            best = search.run()
+            found = (best, search.leanest or best)
+            if not search.cancelled:
+                known[options] = found
+        return found
 
     def _consider(self, found: Finished, budget: int) -> None:
         """A finished plan of another search, and its choice with other copies beside compute."""
