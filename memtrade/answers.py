@@ -93,7 +93,7 @@ def summary(
     found = summarize(_named(traced, plan), traced.graph, target, plan, by)
     if show:
         console = Console(markup=False, highlight=False, emoji=False)
-        console.print(found.sheet(top, width=console.width).to_rich())
+        console.print(found.sheet(top, width=console.width).to_rich(width=console.width))
     return found
 
 

@@ -11,7 +11,7 @@ import msgspec
 
 from memtrade.commands.profiles import Foresight, foresee
 from memtrade.commands.progress import reporting
-from memtrade.commands.screen import Form, check_form, show, show_json
+from memtrade.commands.screen import Form, check_form, show, show_json, stdout
 from memtrade.errors import InfeasibleBudgetError, MemtradeError, UnsupportedGraphError
 from memtrade.facts.surroundings import usable_cores
 from memtrade.measure.flags import DEFAULT_STRATEGIES, CommandLine, Flag, StepFlags, Verbose
@@ -89,7 +89,8 @@ def summary(
         plan = foresight.plan(spec)
         name = f"{step_text(spec)}, {strategy_label(spec)}"
         found = summarize(name, foresight.graph, foresight.target, plan, by)
-        sheets.append(found.sheet(top, command=command_line))
+        width = stdout().width if format == "terminal" else None
+        sheets.append(found.sheet(top, width=width, command=command_line))
     show(sheets, format)
     return 0
 

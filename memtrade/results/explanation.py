@@ -12,6 +12,7 @@ from memtrade.explain.cause import Explanation
 from memtrade.explain.remedy import NoRemedy, Remedy
 from memtrade.results.layers import REST
 from memtrade.results.sheets import Sheet
+from memtrade.results.words import op_text
 from memtrade.simulate.by_layer import LayerRow
 from memtrade.units import megabytes
 
@@ -19,9 +20,6 @@ from memtrade.units import megabytes
 _HOLDERS = 8
 
 _SHOWN_BYTES = 50_000  # less would read 0.0 MB
-
-# What TensorFlow puts before the names of what it calls.
-_CALL = "StatefulPartitionedCall/"
 
 _UNTOLD = (
     "not told by this text alone: it has no dump of the allocator (TF_CPP_MIN_LOG_LEVEL=0 logs one)"
@@ -80,7 +78,7 @@ class Page:
                 lines.append(_item(f"{asked} searches for the fastest plan that fits"))
         elif isinstance(remedy, NoRemedy):
             floor = megabytes(remedy.floor_bytes)
-            by = remedy.op.replace(_CALL, "") or BEFORE_ANY_OP
+            by = op_text(remedy.op) or BEFORE_ANY_OP
             lines.append(_item(f"no plan: the smallest peak found is {floor} MB, by {by}"))
         ways = _other_ways(found)
         if not found.step and found.by_itself:
@@ -190,7 +188,7 @@ def _who(found: Explanation) -> str:
     if found.by_itself:
         who = f"{found.op_type}, which the program runs by itself and not in a step,"
     elif found.op:
-        who = f"{found.op_type} {found.op.replace(_CALL, '')}".strip()
+        who = f"{found.op_type} {op_text(found.op)}".strip()
     elif found.needed_bytes:
         fits = found.needed_bytes <= found.limit_bytes
         alone = "" if fits else ". Its variables and its batch alone do not fit"

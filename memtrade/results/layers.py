@@ -1,5 +1,6 @@
 """`memtrade summary`: bytes per layer, as a sheet and as a frame."""
 
+import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
@@ -11,6 +12,7 @@ from memtrade.errors import BEFORE_ANY_OP
 from memtrade.graph import StepGraph
 from memtrade.plan import Plan
 from memtrade.results.sheets import NONE, Sheet
+from memtrade.results.words import elided, op_text
 from memtrade.simulate.by_layer import By, LayerRow, by_layer
 from memtrade.simulate.timeline import TimeSimulator
 from memtrade.simulate.usage import use_of_memory
@@ -20,8 +22,8 @@ from memtrade.units import kilobytes, megabytes
 BYTES = ("weight_bytes", "slot_bytes", "activation_bytes", "scratch_bytes", "peak_bytes")
 _COLUMNS = ("weights", "slots", "activations", "scratch", "at the peak")
 
-# A narrower terminal is not shown the outputs' shapes.
-_WIDE = 110
+# Beside its name, a row of sizes takes so many characters; names are given at least the others.
+_SIZES_WIDTH, _NAME_WIDTH = 46, 26
 
 # The layers of a step that peaks below this are told in KB.
 _SMALL_BYTES = 10_000_000
@@ -62,12 +64,14 @@ class LayerSummary:
         """A row per layer, sizes in bytes."""
         return pd.DataFrame([asdict(row) for row in self.rows])
 
-    def sheet(self, top: int | None = None, *, width: int = _WIDE, command: str = "") -> Sheet:
+    def sheet(
+        self, top: int | None = None, *, width: int | None = None, command: str = ""
+    ) -> Sheet:
         """As a table.
 
         Args:
             top: only so many layers, those that hold most at the peak.
-            width: of the terminal, in characters.
+            width: of the terminal, in characters: longer names are shortened.
         """
         rows = self.rows
         if top is not None:
@@ -75,11 +79,11 @@ class LayerSummary:
             rows = tuple(rows[i] for i in sorted(named))
         lines = {row.source for row in rows if row.source}
         shows_lines = self.by == "layer" and len(lines) > 1
-        columns = {self.by: [_name(row) for row in rows]}
+        most = max(width - _SIZES_WIDTH, _NAME_WIDTH) if width else sys.maxsize
+        columns = {self.by: [_name(row, most) for row in rows]}
         if shows_lines:
             columns["line"] = [row.source for row in rows]
-        if width >= _WIDE:
-            columns["output"] = ["×".join(map(str, row.output or ())) for row in rows]
+        columns["output"] = ["×".join(map(str, row.output or ())) for row in rows]
         words = zip(*columns.values(), strict=True)
         small = max(self.peak_bytes, self.first_bytes) < _SMALL_BYTES
         unit, sized = ("KB", kilobytes) if small else ("MB", megabytes)
@@ -95,7 +99,7 @@ class LayerSummary:
         marked = f" ({PEAK})" if any(row.at_peak for row in rows) else ""
         notes = [
             f"Peak {sized(self.peak_bytes, self.bound)} {unit}, predicted for {self.device}, when "
-            f"{self.peak_op}{where} runs{marked}; "
+            f"{op_text(self.peak_op)}{where} runs{marked}; "
             f"{sized(self.persistent_bytes)} {unit} between steps."
         ]
         if self.first_bytes:
@@ -111,6 +115,7 @@ class LayerSummary:
             title=f"{self.step}: memory by {self.by}, in {unit}",
             columns=(*columns, *_COLUMNS),
             words=len(columns),
+            expendable=tuple(columns)[:0:-1],
             rows=tuple(shown),
             notes=tuple(notes),
             command=command,
@@ -144,8 +149,9 @@ def summarize(
     )
 
 
-def _name(row: LayerRow) -> str:
-    return (row.name or REST) + (f" {PEAK}" if row.at_peak else "")
+def _name(row: LayerRow, most: int) -> str:
+    mark = f" {PEAK}" if row.at_peak else ""
+    return elided(row.name or REST, most - len(mark)) + mark
 
 
 def _sizes(row: LayerRow, sized: Callable[[int], str]) -> tuple[str, ...]:

@@ -1,5 +1,6 @@
 """How views write things: strategies, steps, devices, statuses, seconds and shares."""
 
+import re
 from collections.abc import Iterable, Sequence
 
 from memtrade.measure.flags import OWN_OPTIMIZER
@@ -17,6 +18,9 @@ from memtrade.units import mebibytes
 # Stands behind a time that was measured beside other trials, and behind a ratio to or of such.
 BESIDE = "†"
 
+# What TensorFlow puts before the names of what it calls.
+_CALLS = re.compile(r"\b(Stateful)?PartitionedCall(_\d+)?/")
+
 # Below a table in which a plan has "31 + 2" swapped.
 WAITING = "+: on the host, too, while they wait at the peak: gradients, masks and the like"
 
@@ -24,6 +28,28 @@ WAITING = "+: on the host, too, while they wait at the peak: gradients, masks an
 def joined(*parts: str) -> str:
     """Those that say something, with commas between."""
     return ", ".join(filter(None, parts))
+
+
+def op_text(name: str) -> str:
+    """An op's name without the calls that it stands in.
+
+    >>> op_text("StatefulPartitionedCall/dense_1/MatMul")
+    'dense_1/MatMul'
+    """
+    return _CALLS.sub("", name)
+
+
+def elided(name: str, most: int) -> str:
+    """A name in at most so many characters: its end, which tells it from its neighbours, and where
+    it begins.
+
+    >>> elided("encoder/block_1/grouped_query_attention/query", 24)
+    'encoder/…attention/query'
+    """
+    if len(name) <= most:
+        return name
+    begin = most // 3
+    return f"{name[:begin]}…{name[begin + 1 - most :]}"
 
 
 def strategy_label(spec: TrialSpec) -> str:

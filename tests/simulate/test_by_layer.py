@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import io
+
 import msgspec
 import pytest
+from rich.console import Console
 
 from memtrade.graph import StepGraph
 from memtrade.results.layers import summarize
@@ -107,6 +110,25 @@ def test_sizes_of_a_small_step_are_told_in_kilobytes(largest: int, unit: str, pe
     assert found.title.endswith(f"in {unit}")
     assert f"Peak ≈ {peak} {unit}, predicted for arena" in found.notes[0]
     assert all(row[-1] == peak for row in found.rows)
+
+
+def test_a_narrow_terminal_has_one_line_for_each_layer_and_no_calls_before_an_op() -> None:
+    scope = "StatefulPartitionedCall/encoder/block_1/grouped_query_attention"
+    b = Builder()
+    (x,) = b.op("x", "Placeholder", sizes=[MIB])
+    (y,) = b.op(f"{scope}/query/MatMul", "MatMul", [x], sizes=[4 * MIB])
+    layer = "encoder/block_1/grouped_query_attention/query"
+    graph = placed(b.build(inputs=[x], outputs=[y], loss=y), {f"{scope}/query/MatMul": layer})
+    found = summarize("step", graph, ARENA)
+    console = Console(width=80, markup=False, file=io.StringIO())
+    console.print(found.sheet(width=80).to_rich(width=80))
+    assert isinstance(console.file, io.StringIO)
+    lines = console.file.getvalue().splitlines()
+    assert max(map(len, lines)) <= 80
+    (row,) = (line for line in lines if line.startswith("encoder/bl…query_attention/query ◄"))
+    assert row.split()[-1] == "4,194.3"
+    assert "when encoder/block_1" in found.sheet().notes[0]
+    assert layer in found.sheet().rows[0][0]
 
 
 def test_a_line_stands_in_where_there_is_no_layer() -> None:
