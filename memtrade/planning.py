@@ -33,7 +33,7 @@ from memtrade.measure.budgets import (
 from memtrade.measure.here import learned_target
 from memtrade.plan import Plan
 from memtrade.settings import ORIGINAL, Settings
-from memtrade.simulate.memory import ROOMY_BYTES, MemoryResult
+from memtrade.simulate.memory import MemoryResult
 from memtrade.simulate.timeline import TimeSimulator
 from memtrade.strategies import find_planned, make_options
 from memtrade.strategies.base import clock_of, make_plan
@@ -210,7 +210,7 @@ class Planner:
         """What the plan is predicted to take, which the log says, too."""
         found = clock.needed(plan)
         if log.isEnabledFor(logging.INFO):
-            original = clock.simulator.memory((), limit_bytes=ROOMY_BYTES)
+            original = clock.needed(())
             bound = bound_of(self.traced.graph, plan, moves=found.moves)
             about = bound_of(self.traced.graph, None)
             log.info(

@@ -95,6 +95,7 @@ class TimeSimulator:
         """Other rates from here on; what kernels ask for stays the target's."""
         self.device = device
         self._clocked: tuple[Sequence[Action], Clocked] | None = None
+        self._needed: tuple[Sequence[Action], MemoryResult] | None = None
         known = self.simulator.linker.known
         self.op_seconds = [
             device.seconds(cost, fact.seconds)
@@ -180,10 +181,23 @@ class TimeSimulator:
         return device.step_overhead_seconds + traced * device.trace_seconds
 
     def needed(self, plan: Plan | Sequence[Action]) -> MemoryResult:
-        """What a step takes, whatever the limit."""
-        return self.timeline(plan, limit_bytes=ROOMY_BYTES).memory
+        """What a step takes, whatever the limit. The last answer is kept, and the step's as it
+        is."""
+        actions = plan.actions if isinstance(plan, Plan) else plan
+        if not actions:
+            return self._as_it_is
+        if self._needed is None or self._needed[0] is not actions:
+            found = self.timeline(actions, limit_bytes=ROOMY_BYTES).memory
+            if not isinstance(actions, tuple):  # whoever made it may change it
+                return found
+            self._needed = actions, found
+        return self._needed[1]
 
     @cached_property
+    def _as_it_is(self) -> MemoryResult:
+        return self.timeline((), limit_bytes=ROOMY_BYTES).memory
+
+    @property
     def original_bytes(self) -> int:
         """The peak of the step as it is."""
         return self.needed(()).peak_bytes

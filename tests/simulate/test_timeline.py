@@ -1,6 +1,7 @@
 """The timeline on hand-made graphs and a device whose every rate is a round number."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 import pytest
@@ -10,6 +11,7 @@ from memtrade.devices import Device
 from memtrade.graph import StepGraph
 from memtrade.plan import Action
 from memtrade.simulate.bfc import MIB
+from memtrade.simulate.memory import MemoryResult
 from memtrade.simulate.timeline import Timeline, TimeSimulator
 from tests.graphs import Builder, on
 
@@ -155,3 +157,26 @@ def test_a_traced_step_takes_time_for_each_op_and_copy_when_it_is_over():
     found = simulate_time(graph, swapped(graph), traced)
     assert found.end_seconds == plain.end_seconds
     assert found.step_seconds == pytest.approx(plain.step_seconds + 10 + 0.5 * (6 + 2))
+
+
+def test_what_a_program_needs_is_simulated_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last one's, and the step's as it is; what may be changed meanwhile is looked at anew."""
+    graph = chain(3)
+    clock = TimeSimulator(graph, on(device()))
+    asked: list[Sequence[Action]] = []
+    memory = clock.simulator.memory
+
+    def counted(actions: Sequence[Action], **given: Any) -> MemoryResult:
+        asked.append(actions)
+        return memory(actions, **given)
+
+    monkeypatch.setattr(clock.simulator, "memory", counted)
+    program = tuple(swapped(graph))
+    found = [clock.needed(program), clock.needed(()), clock.needed(program), clock.needed(())]
+    assert len(asked) == 2
+    assert found[0] is found[2]
+    assert clock.original_bytes == found[1].peak_bytes
+    changing = list(program)
+    assert clock.needed(changing) == found[0]
+    assert clock.needed(changing) == found[0]
+    assert len(asked) == 4
