@@ -35,7 +35,7 @@ class BodyBytes:
     how: dict[str, str] = field(default_factory=dict)
     contents: dict[str, tf.TensorSpec] = field(default_factory=dict)
     attrs: dict[str, dict[str, Any]] = field(default_factory=dict)
-    unsized: list[str] = field(default_factory=list)
+    unsized: dict[str, None] = field(default_factory=dict)  # a set that keeps its order
 
 
 def shared_bytes(body: Body, learned: BodyBytes, result: tf.Tensor, held: set[str]) -> int:

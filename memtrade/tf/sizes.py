@@ -113,7 +113,7 @@ class _Sizes:
         self, t: tf.Tensor, size: int | None, how: str, content: tf.TensorSpec | None = None
     ) -> None:
         if size is None:
-            self.found.unsized.append(t.name)
+            self.found.unsized[t.name] = None
         elif how:
             self.found.how[t.name] = how
         self.found.sizes[t.name] = size or 0
@@ -300,7 +300,7 @@ class _Sizes:
             handed=handed_on(body),
             ahead_bytes=drawn.taken.peak_bytes * max(0, abreast - 1),
         )
-        self.found.unsized.extend(f"{operation.name}/{name}" for name in learned.unsized)
+        self.found.unsized |= {f"{operation.name}/{name}": None for name in learned.unsized}
         held: set[str] = set()
         for before, after, result in zip(inputs, outputs, body.results, strict=True):
             self.trips[after.name] = trips or 0
