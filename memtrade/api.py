@@ -17,7 +17,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from memtrade.collection import without_collection
+from memtrade.collection import old_set_aside, without_collection
 from memtrade.errors import OURS, MemtradeError, UnsupportedGraphError
 from memtrade.options import NONE, Value
 from memtrade.plan import Order, Plan
@@ -203,6 +203,7 @@ class _Rewriting:
             ) from error
 
     @without_collection()
+    @old_set_aside()
     def _made(self, concrete: Any, specs: tuple[tf.TensorSpec, ...], order: Sequence[int]) -> Any:
         """A call of the rewritten step, or of the step as it is; None where XLA compiles that."""
         planned = concrete

@@ -20,3 +20,19 @@ def without_collection() -> Iterator[None]:
             gc.unfreeze()
         if was_on:
             gc.enable()
+
+
+@contextlib.contextmanager
+def old_set_aside() -> Iterator[None]:
+    """Whoever collects meanwhile looks through what was made meanwhile: all else takes a quarter of
+    a second each time where TensorFlow is loaded. What nobody holds by now goes first. Works as a
+    decorator, too."""
+    ours = gc.get_freeze_count() == 0
+    if ours:
+        gc.collect()
+        gc.freeze()
+    try:
+        yield
+    finally:
+        if ours:
+            gc.unfreeze()
