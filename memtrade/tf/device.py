@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import ctypes.util
 from abc import ABC, abstractmethod
+from bisect import bisect_right
 from collections.abc import Collection, Iterable
 from typing import Any, ClassVar
 
@@ -164,18 +165,40 @@ class Arena(LocalDevice):
         return _merged(pieces), [*shapes, *taken]
 
     def filled(self, below: int, apart: Collection[int]) -> tuple[dict[int, tf.Tensor], Any]:
-        """Tensors of the smallest size that fill what is free below an offset, by their own
-        offsets; and what must live as long as they, which lies at none of the offsets `apart`.
+        """Tensors of the smallest size at each of the offsets `apart` that is free, by their own
+        offsets; and tensors that fill all else that is free below an offset.
+
+        A request gets the smallest piece that holds it, from its start on, and the rest stays free
+        if it is no smaller. So pieces are filled one after the other, the smallest first, each
+        from its start, by requests for no more than half of what is left of it.
 
         Args:
             below: where the last free piece begins, or within that.
         """
         found: dict[int, tf.Tensor] = {}
-        while (at := self.offset(shape := tf.constant([1, GRAIN_BYTES]))) in apart:
-            found[at] = shape
-        while (at := self.offset(grain := _empty(shape))) < below:
-            found[at] = grain
-        return found, shape
+        shapes: list[tf.Tensor] = []  # of 1, 2, 4, ... of the smallest size
+        while len(shapes) < (self._rest_bytes // GRAIN_BYTES).bit_length():
+            shape = tf.constant([1 << len(shapes), GRAIN_BYTES])
+            at = self.offset(shape)
+            if at in apart:
+                found[at] = shape
+            else:
+                shapes.append(shape)
+        pieces, others = self.free_pieces(), []
+        starts = sorted(apart)
+        for start, size in sorted(pieces, key=lambda piece: piece[::-1]):
+            at, end = start, start + size
+            while at < min(end, below):
+                if at in apart:
+                    taken = found[at] = _empty(shapes[0])
+                else:
+                    following = starts[bisect_right(starts, at) :][:1]
+                    gap = min(end, below, *following) - at
+                    grains = min(gap, (end - at) // 2) // GRAIN_BYTES
+                    taken = _empty(shapes[max(grains, 1).bit_length() - 1])
+                    others.append(taken)
+                at += GRAIN_BYTES * taken.shape[0]
+        return found, [*shapes, *others]
 
     def resident_bytes(self) -> int:
         """Touched pages of the larger region, by mincore(2)."""

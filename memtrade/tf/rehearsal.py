@@ -229,8 +229,7 @@ class _Kept:
         """Fills what is free in the arena but for its last piece, so that each hole is opened for
         one variable alone; those that moved hold nothing then. See `Arena.filled`."""
         moved = [each for each, at in self.lay.items() if each.offset(arena) != at]
-        holes = sum(size for _, size in arena.free_pieces()[:-1])
-        if holes + sum(each.size_bytes for each in moved) > _MOST_FILLED_BYTES:
+        if sum(each.size_bytes for each in moved) > _MOST_FILLED_BYTES:
             return {}, arena.plugged()
         for each in moved:
             each.empty()

@@ -7,7 +7,8 @@ from pathlib import Path
 import tensorflow as tf
 
 from memtrade.simulate.bfc import BfcAllocator
-from memtrade.tf.device import Arena
+from memtrade.simulate.regions import GRAIN_BYTES
+from memtrade.tf.device import MIB, Arena
 
 LIMIT = 64 << 20
 HOLES = (512, 1280, 70_144, 900_096, 5 << 20)  # bytes
@@ -39,10 +40,18 @@ for size in NEXT:
     allocated.append(device.offset(kept[-1]))
     address = arena.allocate(size)
     simulated.append(next(n for n in (allocated[-1], -1) if n < 0 or arena.address(n) == address))
+
+kept.clear()
+*_, (tail, _) = device.free_pieces()
+(hole, _), place = holes[-1], range(MIB, MIB + 40 * GRAIN_BYTES, GRAIN_BYTES)
+apart = {hole + at for at in place} | {tail + at for at in place}
+below = max(apart) + 2 * GRAIN_BYTES
+alone, others = device.filled(below, apart)
+filled = {"apart": set(alone) == apart, "others": len(others), "free": device.free_pieces()}
 Path(sys.argv[1]).write_text(
     json.dumps({
         "holes": holes, "free": free, "in_use": in_use,
         "allocated": allocated, "simulated": simulated,
-        "elsewhere": device.offset(tf.constant(7, tf.int64)),
+        "filled": filled, "below": below, "elsewhere": device.offset(tf.constant(7, tf.int64)),
     })
 )  # fmt: skip

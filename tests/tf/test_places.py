@@ -27,6 +27,11 @@ def test_the_free_pieces_of_an_arena_are_found(tmp_path: Path):
     assert 64 * MIB - sum(size for _, size in seen["free"]) == seen["in_use"]
     assert seen["simulated"] == seen["allocated"]
     assert seen["elsewhere"] == -1
+    # What is filled up to there leaves places for variables, whatever holes there were.
+    filled, below = seen["filled"], seen["below"]
+    assert filled["apart"]
+    assert filled["others"] < 300  # and not one for each 256 of 8 MB
+    assert filled["free"] == [[below, 64 * MIB - below]]
 
 
 def test_a_step_among_holes_is_predicted_where_the_user_applies(tmp_path: Path):
