@@ -190,14 +190,14 @@ class Arena(LocalDevice):
             at, end = start, start + size
             while at < min(end, below):
                 if at in apart:
-                    taken = found[at] = _empty(shapes[0])
-                else:
-                    following = starts[bisect_right(starts, at) :][:1]
-                    gap = min(end, below, *following) - at
-                    grains = min(gap, (end - at) // 2) // GRAIN_BYTES
-                    taken = _empty(shapes[max(grains, 1).bit_length() - 1])
-                    others.append(taken)
-                at += GRAIN_BYTES * taken.shape[0]
+                    found[at] = _empty(shapes[0])
+                    at += GRAIN_BYTES
+                    continue
+                following = starts[bisect_right(starts, at) :][:1]
+                gap_bytes = min(end, below, *following) - at
+                grains = max(1, min(gap_bytes, (end - at) // 2) // GRAIN_BYTES)
+                others.append(_empty(shapes[grains.bit_length() - 1]))
+                at += GRAIN_BYTES << (grains.bit_length() - 1)
         return found, [*shapes, *others]
 
     def resident_bytes(self) -> int:
