@@ -11,7 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from memtrade.facts.variables import placed
+from memtrade.facts.variables import copied_variables, placed
 from memtrade.op_types import READING_TYPES
 from memtrade.tf.assigned import whole_slice
 from memtrade.tf.captured import captures, on_device, on_host, variable_spec
@@ -22,10 +22,9 @@ def settle(trace: Trace) -> None:
     """Has the variables that the step changes move now if they will: better than between the large
     tensors of the first step.
 
-    Those that are written in place are assigned, once, what they hold: with the first such
-    assignment TensorFlow makes a variable one that is read by copying. To the others nothing is
-    added: an update copies a variable whose buffer is not its own (slots that are made in a
-    tf.function begin as one constant, all of a shape together).
+    Those that are written in place are assigned to, once. To the others nothing is added: an update
+    copies a variable whose buffer is not its own (slots that are made in a tf.function begin as one
+    constant, all of a shape together).
     """
     graph = trace.graph
     written = {t for op in graph.ops if op.type not in READING_TYPES for t in op.inputs}
@@ -37,8 +36,23 @@ def settle(trace: Trace) -> None:
             if spec.dtype.is_floating or spec.dtype.is_integer:
                 nothing = tf.fill(spec.shape, tf.cast(-0.0, spec.dtype))
                 tf.raw_ops.AssignAddVariableOp(resource=handle, value=nothing)
-        for handle, spec in _there(trace, placed(graph)):
-            # By way of the heap, or the variable would be read while it is assigned.
+        _copied_by_reads(trace, placed(graph))
+
+
+def settle_tables(trace: Trace) -> None:
+    """Has reads copy what they will once the step has looked at rows: what it reads before, it
+    takes the memory for in the first step, too. Nobody can tell where these lie any more."""
+    with tf.init_scope():
+        if tf.executing_eagerly():
+            _copied_by_reads(trace, copied_variables(trace.graph) - placed(trace.graph))
+
+
+def _copied_by_reads(trace: Trace, tensors: Iterable[int]) -> None:
+    """With the first assignment to a slice TensorFlow makes a variable one that reads copy."""
+    for handle, spec in _there(trace, tensors):
+        if spec.shape.rank:
+            _assign(handle, tf.zeros([0, *spec.shape[1:]], spec.dtype), ([0], [1], 0))
+        else:  # by way of the heap, or the variable would be read while it is assigned
             put_in_place(handle, spec, on_host(handle, spec))
 
 
@@ -55,14 +69,19 @@ def _there(trace: Trace, tensors: Iterable[int]) -> Iterator[tuple[tf.Tensor, tf
 
 def put_in_place(handle: tf.Tensor, spec: tf.TensorSpec, held: Any) -> None:
     """Gives a variable what `on_host` told of one, without moving it."""
-    start, stride, mask = whole_slice(len(spec.shape))
+    _assign(handle, on_device(held, spec.dtype), whole_slice(len(spec.shape)))
+
+
+def _assign(handle: tf.Tensor, value: tf.Tensor, to: tuple[list[int], list[int], int]) -> None:
+    """To the slice that begins and ends there, in strides, by this mask of open ends."""
+    start, stride, mask = to
     at = tf.constant(start, tf.int32)
     tf.raw_ops.ResourceStridedSliceAssign(
         ref=handle,
         begin=at,
         end=at,
         strides=tf.constant(stride, tf.int32),
-        value=on_device(held, spec.dtype),
+        value=value,
         begin_mask=mask,
         end_mask=mask,
     )

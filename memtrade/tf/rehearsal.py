@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from memtrade.facts.variables import placed
+from memtrade.facts.variables import copied_variables
 from memtrade.op_types import BODY_TYPES, CALL_TYPES, HARMLESS_TYPES
 from memtrade.simulate.regions import GRAIN_BYTES, round_up
 from memtrade.target import Places
@@ -158,7 +158,7 @@ def _run(trace: Trace, call: Callable[..., Any], device: str) -> int:
 class _Variable:
     handle: tf.Tensor
     spec: tf.TensorSpec
-    stays: bool  # the step writes it in place
+    stays: bool  # reads copy it, so nobody can tell where it lies
 
     def give(self, held: Any) -> None:
         """Has it hold what `on_host` told of it, in the smallest free place that holds that."""
@@ -184,7 +184,7 @@ class _Variable:
 
 
 def _variables(trace: Trace) -> list[_Variable]:
-    stay = {trace.graph.label(t) for t in placed(trace.graph)}
+    stay = {trace.graph.label(t) for t in copied_variables(trace.graph)}
     return [
         _Variable(outer, spec, inner.name in stay)
         for inner, outer in captures(trace.concrete)
