@@ -31,8 +31,8 @@ IN_PLACE_BYTES = 64 * 1024
 # How a value is written into the buffer that a variable has.
 _WRITE = "ResourceStridedSliceAssign"
 
-# Of a row, at least: its number takes 4, and is to be small beside it.
-_ROW_BYTES = 16
+# Of a row, at least: as much as its number takes, or a copy of the table would be less.
+_ROW_BYTES = 4
 
 # How the names of types end that every device's kernels add row by row.
 _ADDED = ("float16", "float32", "float64")

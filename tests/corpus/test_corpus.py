@@ -100,6 +100,7 @@ def measured(name, strategy, **options):
         ("tables/neural_collaborative_filtering", 2_600_000),  # the end of the first region
         ("vision/densenet", 21_800_000),  # a hole that a tensor fits to the byte
         ("algorithms/crf_tagger", 3_381_196),  # a variable that is read by elements
+        ("tables/factorization_machine", 1_497_395),  # a table whose rows are one number
     ],
 )
 def test_a_rehearsal_leaves_nothing_behind(name, budget):
