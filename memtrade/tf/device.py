@@ -193,8 +193,8 @@ class Arena(LocalDevice):
                     found[at] = _empty(shapes[0])
                     at += GRAIN_BYTES
                     continue
-                following = starts[bisect_right(starts, at) :][:1]
-                gap_bytes = min(end, below, *following) - at
+                place = bisect_right(starts, at)
+                gap_bytes = min(end, below, *starts[place : place + 1]) - at
                 grains = max(1, min(gap_bytes, (end - at) // 2) // GRAIN_BYTES)
                 others.append(_empty(shapes[grains.bit_length() - 1]))
                 at += GRAIN_BYTES << (grains.bit_length() - 1)
