@@ -1,10 +1,11 @@
 """What a strategy is: a function from a graph and options to a plan."""
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from memtrade.graph import StepGraph
 from memtrade.kernel_pairs import as_kernels
@@ -16,6 +17,8 @@ from memtrade.target import Target
 
 # OpenAI's MIN_CHECKPOINT_NODE_SIZE: a tensor of fewer elements is not worth a decision.
 MIN_ELEMENTS = 1024
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -48,19 +51,27 @@ def is_worth_deciding(graph: StepGraph, tensor: int) -> bool:
     return math.prod(graph.tensors[tensor].shape or (0,)) >= MIN_ELEMENTS
 
 
-_last_clock: list[TimeSimulator] = []
-
 _POOLED = "its pool's gradient is the same to the bit only beside the pool"
 
 
+def kept_for_last(make: Callable[[StepGraph, Target], T]) -> Callable[[StepGraph, Target], T]:
+    """What `make` makes of a step on a target is kept until it is asked about another."""
+    last: list[tuple[StepGraph, Target, T]] = []
+
+    @functools.wraps(make)
+    def of(graph: StepGraph, target: Target) -> T:
+        if not last or last[0][0] is not graph or last[0][1] is not target:
+            last[:] = [(graph, target, make(graph, target))]
+        return last[0][2]
+
+    return of
+
+
+@kept_for_last
 def clock_of(graph: StepGraph, target: Target) -> TimeSimulator:
     """One simulator for all that looks at a step on a target: to make it takes as long as to walk
-    some ten programs. The last is kept."""
-    clock = next(iter(_last_clock), None)
-    if clock is None or clock.graph is not graph or clock.target is not target:
-        clock = TimeSimulator(graph, target)
-        _last_clock[:] = [clock]
-    return clock
+    some ten programs."""
+    return TimeSimulator(graph, target)
 
 
 def make_plan(

@@ -17,6 +17,7 @@ import sys
 from dataclasses import replace
 
 from memtrade.graph import StepGraph
+from memtrade.strategies.base import kept_for_last
 from memtrade.strategies.deadline import CancelledError, Deadline
 from memtrade.strategies.optimal.blocks import folded
 from memtrade.strategies.optimal.candidates import FAR, MOST_ROWS, leanness
@@ -51,19 +52,14 @@ PADDED = 0.01
 # Up to these shares of the budget, copies of its plan hold memory: the first that holes allow.
 COPIES = (1.0, 0.98, 0.96, 0.94, 0.92, 0.9)
 
-# What was found where memory is minimized, of the last step: all its budgets next to the smallest
-# peak ask for it.
-_last_smallest: list[tuple[StepGraph, Target, dict[Options, tuple[Finished, Finished]]]] = []
-
 log = logging.getLogger(__name__)
 
 
+@kept_for_last
 def _known_smallest(graph: StepGraph, target: Target) -> dict[Options, tuple[Finished, Finished]]:
-    last = next(iter(_last_smallest), None)
-    if last is None or last[0] is not graph or last[1] is not target:
-        last = (graph, target, {})
-        _last_smallest[:] = [last]
-    return last[2]
+    """What was found where memory is minimized: all budgets next to the smallest peak ask for
+    it."""
+    return {}
 
 
 class Search(Corrections):
