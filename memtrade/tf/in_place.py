@@ -18,13 +18,18 @@ from memtrade.tf.captured import captures, on_device, on_host, variable_spec
 from memtrade.tf.extract import Trace
 
 
-def settle(trace: Trace) -> None:
+def settle(trace: Trace, *, tables: bool = False) -> None:
     """Has the variables that the step changes move now if they will: better than between the large
     tensors of the first step.
 
     Those that are written in place are assigned to, once. To the others nothing is added: an update
     copies a variable whose buffer is not its own (slots that are made in a tf.function begin as one
     constant, all of a shape together).
+
+    Args:
+        tables: has reads copy tables, too, as they will once the step has looked at their rows:
+            what it reads before, it takes the memory for in the first step, too. Nobody can tell
+            where these lie any more.
     """
     graph = trace.graph
     written = {t for op in graph.ops if op.type not in READING_TYPES for t in op.inputs}
@@ -36,15 +41,7 @@ def settle(trace: Trace) -> None:
             if spec.dtype.is_floating or spec.dtype.is_integer:
                 nothing = tf.fill(spec.shape, tf.cast(-0.0, spec.dtype))
                 tf.raw_ops.AssignAddVariableOp(resource=handle, value=nothing)
-        _copied_by_reads(trace, placed(graph))
-
-
-def settle_tables(trace: Trace) -> None:
-    """Has reads copy what they will once the step has looked at rows: what it reads before, it
-    takes the memory for in the first step, too. Nobody can tell where these lie any more."""
-    with tf.init_scope():
-        if tf.executing_eagerly():
-            _copied_by_reads(trace, copied_variables(trace.graph) - placed(trace.graph))
+        _copied_by_reads(trace, copied_variables(graph) if tables else placed(graph))
 
 
 def _copied_by_reads(trace: Trace, tensors: Iterable[int]) -> None:

@@ -18,7 +18,7 @@ from memtrade.op_types import HANDED_TYPES
 from memtrade.parts import losses, split
 from memtrade.plan import Plan, check_plan
 from memtrade.tf.extract import Trace
-from memtrade.tf.in_place import settle, settle_tables
+from memtrade.tf.in_place import settle
 from memtrade.tf.meetings import devices_of, replicas
 from memtrade.tf.rewrite import SCOPE, apply_plan, import_step, rewrite
 from memtrade.tf.swap import HostTransfer
@@ -90,8 +90,7 @@ def apply_plans(
         check_plan(plan, part.graph)
         if not plan.actions:
             continue
-        settle(part)
-        settle_tables(part)
+        settle(part, tables=True)
         scope = f"{SCOPE}/{number}"
         nodes = rewrite(part, plan, transfer, scope=scope).node
         for node in nodes:

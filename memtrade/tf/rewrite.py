@@ -24,7 +24,7 @@ from memtrade.simulate.summands import sums_as_they_came
 from memtrade.tf.assigned import write_by_rows, write_in_place
 from memtrade.tf.extract import Trace
 from memtrade.tf.graft import graft
-from memtrade.tf.in_place import settle, settle_tables
+from memtrade.tf.in_place import settle
 from memtrade.tf.meetings import check_meetings
 from memtrade.tf.nodes import copied, make_node, with_nodes
 from memtrade.tf.swap import HostTransfer, NodeDef, empty_node, size_node
@@ -46,8 +46,7 @@ def apply_plan(trace: Trace, plan: Plan, transfer: HostTransfer) -> Callable[...
     check_plan(plan, trace.graph)
     if not plan.actions:
         return trace.step.function
-    settle(trace)
-    settle_tables(trace)
+    settle(trace, tables=True)
     return import_step(trace, rewrite(trace, plan, transfer))
 
 

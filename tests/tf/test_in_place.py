@@ -6,7 +6,7 @@ import numpy as np
 import tensorflow as tf
 
 from memtrade.tf.extract import trace_concrete
-from memtrade.tf.in_place import settle, settle_tables
+from memtrade.tf.in_place import settle
 from memtrade.tf.step import TrainStep
 
 
@@ -38,7 +38,7 @@ def test_tables_are_copied_by_reads_from_the_first_step_on():
     trace = trace_concrete(made, concrete)
     settle(trace)
     assert not _is_copied(memory)  # so that its place can be asked for
-    settle_tables(trace)
+    settle(trace, tables=True)
     assert _is_copied(memory)
     assert _is_copied(count)  # small, and written in place
     assert not _is_copied(weight)
