@@ -131,8 +131,13 @@ class Arena(LocalDevice):
         return address - rest + _FIRST_BYTES if in_rest else -1
 
     def free_pieces(self) -> list[tuple[int, int]]:
-        """(offset, bytes) of each free piece of the allocator's. Raises as `plugged`."""
+        """(offset, bytes) of each free piece of the allocator's. See `plugged`."""
         return self.plugged()[0]
+
+    def holes(self) -> tuple[list[int], int]:
+        """The bytes of each free piece that ends no region, and of the last. See `plugged`."""
+        *pieces, (_, last) = self.free_pieces()
+        return [size for at, size in pieces if at + size != _FIRST_BYTES], last
 
     def plugged(self) -> tuple[list[tuple[int, int]], list[tf.Tensor]]:
         """(offset, bytes) of each free piece of the allocator's, by asking for them; and tensors

@@ -16,13 +16,14 @@ from memtrade.tf.captured import captures, variable_spec
 from memtrade.tf.device import Arena, LocalDevice
 from memtrade.tf.extract import Trace
 from memtrade.tf.in_place import settle
+from memtrade.tf.moving import move_together
 
 
 def places_of(traced: Trace, batch: Sequence[tf.Tensor], device: LocalDevice) -> Places | None:
     """None where that cannot be told: on a GPU, and where little is free."""
     if not isinstance(device, Arena):
         return None
-    settle(traced)  # which moves variables, and so comes first
+    _make_ready(traced, device)
     return _found(traced, offsets_of(batch, device), device)
 
 
@@ -40,13 +41,20 @@ def places_here(
     with tf.init_scope():  # apply is called while a function is being traced
         if arena is None or given is None or traced.device or not tf.executing_eagerly():
             return None
-        if not built:  # else it is settled
-            settle(traced)
+        if not built:
+            _make_ready(traced, arena)
         try:
             found = _found(traced, given, arena)
             return found and found._replace(built=built)
         finally:
             arena.reset_peak()  # of what was asked for to see what is free
+
+
+def _make_ready(traced: Trace, arena: Arena) -> None:
+    """Has variables move that will: where they lie is looked at then. What is settled, reads copy,
+    and nobody can move it."""
+    move_together(traced, arena)
+    settle(traced)
 
 
 def offsets_of(batch: Sequence[Any], device: Arena | None) -> list[int]:

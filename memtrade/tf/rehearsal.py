@@ -9,21 +9,19 @@ and update variables is not rehearsed.
 import contextlib
 import gc
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from memtrade.facts.variables import copied_variables
 from memtrade.op_types import BODY_TYPES, CALL_TYPES, HARMLESS_TYPES
-from memtrade.simulate.regions import GRAIN_BYTES, round_up
+from memtrade.simulate.regions import GRAIN_BYTES
 from memtrade.target import Places
-from memtrade.tf.captured import captures, on_device, on_host, variable_spec
+from memtrade.tf.captured import captures, on_host
 from memtrade.tf.device import Arena
 from memtrade.tf.extract import Trace
-from memtrade.tf.in_place import put_in_place
 from memtrade.tf.inline import changing
+from memtrade.tf.moving import Movable, movables
 from memtrade.tf.places import places_here
 
 _DRAWING = ("Random", "StatelessRandom", "TruncatedNormal", "Multinomial")
@@ -135,7 +133,7 @@ def _run(trace: Trace, call: Callable[..., Any], device: str) -> int:
     example = trace.step.example
     batch = trace.step.make_batch() if example is None else example
     batch = [*map(tf.convert_to_tensor, batch)]
-    kept = _Kept(_variables(trace))
+    kept = _Kept(movables(trace))
     tf.config.experimental.reset_memory_stats(device)  # of what looking at the arena took
     in_use = tf.config.experimental.get_memory_info(device)["current"]
     alone = tf.function(lambda *values: call(values), autograph=False)
@@ -154,44 +152,6 @@ def _run(trace: Trace, call: Callable[..., Any], device: str) -> int:
     return peak - in_use
 
 
-@dataclass(frozen=True, eq=False)
-class _Variable:
-    handle: tf.Tensor
-    spec: tf.TensorSpec
-    stays: bool  # reads copy it, so nobody can tell where it lies
-
-    def give(self, held: Any) -> None:
-        """Has it hold what `on_host` told of it, in the smallest free place that holds that."""
-        if self.stays:
-            put_in_place(self.handle, self.spec, held)
-            return
-        self.empty()
-        value = on_device(held, self.spec.dtype)
-        tf.raw_ops.AssignVariableOp(resource=self.handle, value=value)
-
-    def empty(self) -> None:
-        nothing = tf.zeros([0], self.spec.dtype)
-        tf.raw_ops.AssignVariableOp(resource=self.handle, value=nothing)
-
-    def offset(self, arena: Arena) -> int:
-        dtype = self.spec.dtype
-        return arena.offset(tf.raw_ops.ReadVariableOp(resource=self.handle, dtype=dtype))
-
-    @property
-    def size_bytes(self) -> int:
-        """In whole pieces of the allocator's."""
-        return round_up((self.spec.shape.num_elements() or 0) * self.spec.dtype.size)
-
-
-def _variables(trace: Trace) -> list[_Variable]:
-    stay = {trace.graph.label(t) for t in copied_variables(trace.graph)}
-    return [
-        _Variable(outer, spec, inner.name in stay)
-        for inner, outer in captures(trace.concrete)
-        if (spec := variable_spec(outer))
-    ]
-
-
 class _Kept:
     """What variables hold, and where.
 
@@ -199,10 +159,10 @@ class _Kept:
     among them; the plan was made for where they lay.
     """
 
-    def __init__(self, variables: Sequence[_Variable]):
+    def __init__(self, variables: Sequence[Movable]):
         self.variables = variables
         self.arena = Arena.started
-        self.lay: dict[_Variable, int] = {}
+        self.lay: dict[Movable, int] = {}
         self.bounds: set[int] = set()  # where something else began
         with contextlib.suppress(tf.errors.OpError, ValueError):  # too little is free
             if self.arena is not None:

@@ -34,6 +34,21 @@ def test_the_free_pieces_of_an_arena_are_found(tmp_path: Path):
     assert filled["free"] == [[below, 64 * MIB - below]]
 
 
+def test_variables_are_moved_together(tmp_path: Path):
+    """Those that share a buffer get one each, in none of the holes; all hold what they held."""
+    script = Path(__file__).with_name("drive_moving.py")
+    environment = child_environment(TrialSpec(memory_limit_bytes=64 * MIB))
+    done = forks.ran([str(script), str(tmp_path / "seen.json")], env=environment)
+    assert done.returncode == 0, done.stderr
+    seen = json.loads((tmp_path / "seen.json").read_text())
+    before, after = seen["holes"]
+    assert before > 3 * MIB
+    assert after < 4096
+    assert seen["apart"] == seen["variables"] == 8
+    assert seen["same"]
+    assert seen["text"] == "a text"
+
+
 def test_a_step_among_holes_is_predicted_where_the_user_applies(tmp_path: Path):
     """Variables among holes, and slots that begin as one constant: the step takes what was
     predicted, from its first run on: what the free pieces tell, or, where a tensor fits one of

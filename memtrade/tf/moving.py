@@ -1,0 +1,92 @@
+"""Variables that are moved: by way of the host, each into the smallest free place that holds it.
+
+A variable comes to lie anywhere: a target network's takes over the buffer of the one it copies, and
+an initializer leaves holes. Holes cost what they measure, and one that a tensor fits to the byte is
+none that a plan can count on. So before a step is planned its variables are moved together:
+
+    [online][ free ][slot][  free  ][target]    ──►    [online][slot][target][  free ...
+"""
+
+import contextlib
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from memtrade.facts.variables import copied_variables
+from memtrade.simulate.regions import round_up
+from memtrade.tf.captured import captures, on_device, on_host, variable_spec
+from memtrade.tf.device import Arena
+from memtrade.tf.extract import Trace
+from memtrade.tf.in_place import put_in_place
+
+# Holes that are less than this share of what is in use are left where they are.
+_LITTLE = 0.002
+
+
+@dataclass(frozen=True, eq=False)
+class Movable:
+    """A variable that a step closes over."""
+
+    handle: tf.Tensor
+    spec: tf.TensorSpec
+    stays: bool  # reads copy it, so nobody can tell where it lies
+
+    def give(self, held: Any) -> None:
+        """Has it hold what `on_host` told of it, in the smallest free place that holds that."""
+        if self.stays:
+            put_in_place(self.handle, self.spec, held)
+        else:
+            self.empty()
+            self.take(held)
+
+    def take(self, held: Any) -> None:
+        """The same of one that is empty."""
+        value = on_device(held, self.spec.dtype)
+        tf.raw_ops.AssignVariableOp(resource=self.handle, value=value)
+
+    def empty(self) -> None:
+        nothing = tf.zeros([0], self.spec.dtype)
+        tf.raw_ops.AssignVariableOp(resource=self.handle, value=nothing)
+
+    def offset(self, arena: Arena) -> int:
+        return arena.offset(self._read())
+
+    def can_move(self, arena: Arena) -> bool:
+        """Whether it lies in the arena, and reads do not copy it."""
+        one, another = self._read(), self._read()
+        return arena.offset(one) == arena.offset(another) >= 0
+
+    def _read(self) -> tf.Tensor:
+        return tf.raw_ops.ReadVariableOp(resource=self.handle, dtype=self.spec.dtype)
+
+    @property
+    def size_bytes(self) -> int:
+        """In whole pieces of the allocator's."""
+        return round_up((self.spec.shape.num_elements() or 0) * self.spec.dtype.size)
+
+
+def movables(trace: Trace) -> list[Movable]:
+    stay = {trace.graph.label(t) for t in copied_variables(trace.graph)}
+    return [
+        Movable(outer, spec, inner.name in stay)
+        for inner, outer in captures(trace.concrete)
+        if (spec := variable_spec(outer))
+    ]
+
+
+def move_together(trace: Trace, arena: Arena) -> None:
+    """Has the step's variables lie side by side if there are holes, the largest first."""
+    with contextlib.suppress(tf.errors.OpError, ValueError, TypeError):  # no room, or no numbers
+        holes, room = arena.holes()
+        if sum(holes) <= _LITTLE * arena.in_use_bytes():
+            return
+        found = [each for each in movables(trace) if each.can_move(arena)]
+        sizes = [each.size_bytes for each in found]
+        if sum(sizes) + max(sizes, default=0) > room:  # those that share a buffer will not
+            return
+        held = [on_host(each.handle, each.spec) for each in found]
+        for each in found:
+            each.empty()
+        for each, value in sorted(zip(found, held, strict=True), key=lambda of: -of[0].size_bytes):
+            each.take(value)
