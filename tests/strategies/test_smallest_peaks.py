@@ -2,6 +2,7 @@
 
 import pytest
 
+from memtrade.errors import InfeasibleBudgetError
 from memtrade.graph import StepGraph
 from memtrade.plan import Plan, check_plan
 from memtrade.strategies import find_planned, make_options
@@ -42,6 +43,15 @@ def test_the_peak_of_least_memory_is_a_budget(
     found_peak, found_seconds = peak_and_seconds(found, graph, on)
     assert found_peak <= peak
     assert found_seconds <= seconds
+
+
+def test_a_refusal_names_the_peak_of_least_memory() -> None:
+    """Where holes add to what is found first, which named 7% more."""
+    graph = random_step_graph(0, 6)
+    peak, _ = peak_and_seconds(plan(graph, Options(minimize="memory"), ARENA), graph, ARENA)
+    with pytest.raises(InfeasibleBudgetError) as refused:
+        plan(graph, Options(budget=f"{peak * 7 // 10}B"), ARENA)
+    assert refused.value.needed_bytes <= peak
 
 
 @pytest.mark.parametrize("on", [ARENA, GTX], ids=["arena", "gtx-1070"])

@@ -120,7 +120,8 @@ class Search(Corrections):
         if self._good_enough or self.best is None:
             return False
         if self.best.peak_bytes > budget:
-            return self.best.verdict.peak_bytes <= (1 + PADDED) * budget
+            needed = (1 + PADDED) * budget, self.best.peak_bytes / (1 + PADDED)
+            return self.best.verdict.peak_bytes <= max(needed)
         if self._looks_closely:
             return True
         self.unspilled_bytes = min(self.programmed_bytes(), self.unspilled_bytes)
