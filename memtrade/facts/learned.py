@@ -120,12 +120,15 @@ class LearnedFacts:
 def _in_full(
     requests: Sequence[tuple[int, int]], op: Op, graph: StepGraph
 ) -> Iterator[tuple[int, int]]:
-    """With outputs as large as the graph says: a kernel that was asked with zeros may have made
-    less (a segment_mean whose ids are all the same makes one row)."""
+    """With outputs as large as the graph says: a kernel that was asked with made-up values may have
+    made less (a segment_mean whose ids are all the same makes one row), or more, where values
+    decide the shape (a mask's rows)."""
     most = {slot: max(size for size, of in requests if of == slot) for _, slot in requests}
     for size, slot in requests:
-        is_output = 0 <= slot < len(op.outputs) and size == most[slot]
-        yield max(size, graph.tensors[op.outputs[slot]].size_bytes) if is_output else size, slot
+        if 0 <= slot < len(op.outputs) and size == most[slot]:
+            made = graph.tensors[op.outputs[slot]]
+            size = made.size_bytes if made.id in graph.data.sized else max(size, made.size_bytes)
+        yield size, slot
 
 
 def _in_place(requests: tuple[Request, ...], op: Op, graph: StepGraph) -> bool:

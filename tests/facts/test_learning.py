@@ -7,13 +7,14 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from memtrade.facts.kernel import SCRATCH
 from memtrade.facts.learned import Learned, LearnedFacts
 from memtrade.facts.signature import Operand, make_signature, signature_of
 from memtrade.facts.surroundings import Surroundings
-from memtrade.graph import GraphData, Op, StepGraph, Tensor
+from memtrade.graph import WATCHED, GraphData, Op, StepGraph, Tensor
 from memtrade.measure import here, learning
 from memtrade.measure.learning import Asker, learn
 from memtrade.rebatch import Rebatcher
@@ -265,6 +266,21 @@ def test_what_made_less_when_it_was_asked_makes_what_the_graph_says():
         (64, SCRATCH),
         (160_000, 0),
     ]
+
+
+def test_what_made_more_rows_when_it_was_asked_makes_those_of_the_batch():
+    """A mask that was made up lets all rows through, that of the example batch a tenth of them."""
+    graph = chain("Where")
+    signature = signature_of(graph.ops[1], graph)
+    assert signature is not None
+    asked = Learned(
+        key=signature.key, kernel="Where 4x10000", requests=((1_600_000, 0),), source="asked",
+        on="2026-01-01",
+    )  # fmt: skip
+    facts = LearnedFacts(ARENA.facts, {signature.key: asked})
+    watched = StepGraph(msgspec.structs.replace(graph.data, sized={1: WATCHED}))
+    assert [each.size_bytes for each in facts.of(graph.ops[1], graph).requests] == [1_600_000]
+    assert [each.size_bytes for each in facts.of(graph.ops[1], watched).requests] == [160_000]
 
 
 def test_a_view_says_nothing_of_others_of_its_type():
