@@ -52,10 +52,15 @@ def given_plan(path: Path, graph: StepGraph) -> Plan | None:
     """The saved plan, carried over to `graph` if the one that it was made for is beside it; None if
     that is another step. Raises InvalidPlanError where none is beside it and it does not fit."""
     plan = load_plan(path)
-    if not _graph_of(path).exists():
+    if not was_foreseen(path):
         check_plan(plan, graph)
         return plan
     return carried(plan, StepGraph.from_bytes(_graph_of(path).read_bytes()), graph)
+
+
+def was_foreseen(path: Path) -> bool:
+    """Whether the saved plan goes along with a trial: others are run whatever they take."""
+    return _graph_of(path).exists()
 
 
 def carried(plan: Plan, before: StepGraph, graph: StepGraph) -> Plan | None:

@@ -33,7 +33,7 @@ from memtrade.measure.budgets import (
     peak_op,
 )
 from memtrade.measure.child import Say
-from memtrade.measure.foreseen import given_plan
+from memtrade.measure.foreseen import given_plan, was_foreseen
 from memtrade.measure.here import here_target, learned_target
 from memtrade.measure.protocol import (
     Calibrated,
@@ -203,22 +203,28 @@ class _Worker:
 
     def _plan(self, traced: Trace, target: Target) -> Plan:
         self._say(Progress("plan"))
-        path = self.spec.plan_path
-        plan = given_plan(Path(path), traced.graph) if path is not None else None
-        if plan is None:
-            options = make_options(self.spec.strategy, self.spec.strategy_options)
-            arena_bytes = self.spec.memory_limit_bytes if self.spec.device == "arena" else 0
-            options = host.within_room(options, traced.graph, arena_bytes or 0)
-            strategy, known = find_planned(self.spec.strategy), self.spec.known_folder
-            try:
-                plan = plan_sharing(strategy, traced.graph, options, target, known)
-            except InfeasibleBudgetError:
-                if not self.spec.leaves_margin:
-                    raise
-                options = dataclasses.replace(options, budget=f"{target.limit_bytes >> 20}MiB")
-                plan = plan_sharing(strategy, traced.graph, options, target, known)
+        path = self.spec.plan_path and Path(self.spec.plan_path)
+        plan = given_plan(path, traced.graph) if path else None
+        # Foreseen in memory without holes, it may find no room among those that are here.
+        if path and plan and was_foreseen(path) and not _fits(plan, traced.graph, target):
+            with contextlib.suppress(InfeasibleBudgetError):
+                plan = self._own_plan(traced, target)
+        plan = plan or self._own_plan(traced, target)
         self._say(Planned(PlanSummary.of(plan, traced.graph)))
         return plan
+
+    def _own_plan(self, traced: Trace, target: Target) -> Plan:
+        options = make_options(self.spec.strategy, self.spec.strategy_options)
+        arena_bytes = self.spec.memory_limit_bytes if self.spec.device == "arena" else 0
+        options = host.within_room(options, traced.graph, arena_bytes or 0)
+        strategy, known = find_planned(self.spec.strategy), self.spec.known_folder
+        try:
+            return plan_sharing(strategy, traced.graph, options, target, known)
+        except InfeasibleBudgetError:
+            if not self.spec.leaves_margin:
+                raise
+        options = dataclasses.replace(options, budget=f"{target.limit_bytes >> 20}MiB")
+        return plan_sharing(strategy, traced.graph, options, target, known)
 
     def _native_options(self) -> NativeOptions | None:
         """The options of a strategy that has no plan, or None."""
@@ -375,3 +381,7 @@ class _Worker:
         )
         self._say(found)
         self._say(Done())
+
+
+def _fits(plan: Plan, graph: StepGraph, target: Target) -> bool:
+    return Predictor(graph, target).predict(plan).fits

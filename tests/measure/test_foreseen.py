@@ -17,6 +17,8 @@ from memtrade.measure.protocol import TrialSpec
 from memtrade.plan import Action, Fate, check_plan
 from memtrade.simulate.predict import Predictor
 from memtrade.strategies import PLANNED, make_options
+from memtrade.strategies.base import make_plan
+from memtrade.target import Target
 from tests.graphs import ARENA, chain
 
 GRAPH = chain(6)
@@ -93,3 +95,25 @@ def test_a_saved_plan_is_checked_before_anyone_looks_into_it(
     traced: Any = SimpleNamespace(graph=GRAPH)
     with pytest.raises(InvalidPlanError, match="1000000, but the graph's"):
         trial._plan(traced, ARENA)
+
+
+def test_a_foreseen_plan_that_finds_no_room_here_gives_way_to_one_of_ones_own(
+    tmp_path: Path,
+) -> None:
+    """It was made for memory without the holes that lie between variables here."""
+    foreseen = make_plan("lms", GRAPH, make_options("lms"), ARENA, ())  # keeps all
+    own = PLANNED["lms"].plan(GRAPH, make_options("lms"), ARENA)
+    limit_bytes = Predictor(GRAPH, ARENA).predict(foreseen).peak_bytes - 1
+    small = ARENA.replace(limit_bytes=limit_bytes)
+    path = tmp_path / "tried.plan"
+    spec = TrialSpec(strategy="lms", plan_path=str(path))
+    traced: Any = SimpleNamespace(graph=GRAPH)
+
+    def planned(target: Target) -> tuple[Action, ...]:
+        return worker._Worker(spec, lambda said: None)._plan(traced, target).actions
+
+    save_foreseen(foreseen, GRAPH, path)
+    assert planned(ARENA) == foreseen.actions
+    assert planned(small) == own.actions
+    path.with_suffix(".graph").unlink()  # given by hand, it is run whatever it takes
+    assert planned(small) == foreseen.actions
