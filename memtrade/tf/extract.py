@@ -31,7 +31,7 @@ from memtrade.tf.meetings import refuse_elsewhere
 from memtrade.tf.nodes import awaited, reached
 from memtrade.tf.origins import with_origins
 from memtrade.tf.step import CHECKPOINTS, TrainStep
-from memtrade.tf.sums import in_groups, parts_of
+from memtrade.tf.sums import in_groups, is_later_group, parts_of
 from memtrade.tf.unroll import shapes_kept, unrolled
 from memtrade.tf.values import equal_constants, known_numbers, uniform_constants
 from memtrade.tf.watched import learned_sizes
@@ -182,8 +182,9 @@ def read_graph(
     )
 
 
-def _identities(node: Any) -> dict[str, list[int]]:
-    return {"identities": list(node.attr[HANDED].list.i)} if HANDED in node.attr else {}
+def _our_attrs(node: Any) -> dict[str, Any]:
+    identities = {"identities": list(node.attr[HANDED].list.i)} if HANDED in node.attr else {}
+    return {**identities, **({"later_group": True} if is_later_group(node) else {})}
 
 
 def _attrs(graph_def: Any, calls: Calls, learned: BodyBytes) -> dict[str, dict[str, Any]]:
@@ -193,7 +194,7 @@ def _attrs(graph_def: Any, calls: Calls, learned: BodyBytes) -> dict[str, dict[s
             **simple_attrs(node),
             **calls.about(node),
             **meeting.get(node.name, {}),
-            **_identities(node),
+            **_our_attrs(node),
             **learned.attrs.get(node.name, {}),
         }
         for node in graph_def.node

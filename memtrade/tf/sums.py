@@ -24,6 +24,8 @@ _WIDTH = 8
 # Smaller parts are not worth more ops.
 _ELEMENTS = 1024
 _PARTS = "_memtrade_parts"
+# Of a group behind the first: the kernel of the whole sum adds it up from left to right.
+_LATER = "_memtrade_later"
 
 
 def in_groups(concrete: Any, specs: Sequence[tf.TensorSpec]) -> Any:
@@ -44,6 +46,11 @@ def parts_of(operation: tf.Operation) -> list[str]:
     return [each.decode() for each in parts.list.s] if parts is not None else []
 
 
+def is_later_group(node: NodeDef) -> bool:
+    """Whether the step as it came does not choose with which part this one begins."""
+    return _LATER in node.attr
+
+
 def _is_long(operation: tf.Operation) -> bool:
     if operation.type != "AddN" or len(operation.inputs) <= _WIDTH + 1:
         return False
@@ -60,6 +67,8 @@ def _groups(node: NodeDef) -> list[NodeDef]:
     for start, end in itertools.pairwise([0, *ends]):
         group = copied(node, f"{node.name}/group{start}", parts[start:end])
         group.attr["N"].i = end - start
+        if start:
+            group.attr[_LATER].b = True
         made.append(group)
         if total:
             summed, dtype = [total, group.name], tf.as_dtype(node.attr["T"].type)

@@ -120,3 +120,22 @@ def test_what_a_plan_keeps_longer_is_added_first_all_the_same():
     assert sums_as_they_came(graph, plan.actions)
     lean = apply_plan(traced, plan, SerializeTransfer())
     assert compare_steps(train_step, lean, (w,), batch, steps=2).beyond(0.0) == []
+
+
+def test_a_later_group_begins_with_its_first_part():
+    """Of ten parts the kernel adds up two, and then eight from left to right, whoever reads them;
+    the third is the fourth, too, so a sum of these eight alone would begin with another."""
+    (w,) = weights([16, 48])
+
+    @tf.function
+    def train_step(x):
+        with tf.GradientTape() as tape:
+            y = x @ w
+            parts = [tf.sin(i * y) for i in range(1, 10)]
+            loss = tf.reduce_mean(tf.sin(tf.add_n([*parts[:3], *parts[2:]])))
+        descend(tape, loss, [w])
+        return loss
+
+    batch = (normal(64, 16),)
+    lean = memtrade.apply(train_step, batch, "ome", loss=0)
+    assert differing(train_step, lean, batch) == []
