@@ -79,21 +79,21 @@ def requests_of(events: list[LogLine], kernel: str) -> list[tuple[int, int]]:
 
     Scratch counts as held until the kernel ends, and what was given back serves what is asked for
     next. Where that would still be more than the kernel ever held, the scratch is what was held
-    beyond the outputs at most, in the pieces of that moment if all outputs were there. What is
-    given back that the kernel never asked for was another's.
+    beyond the outputs at most, in the pieces of that moment. What is given back that the kernel
+    never asked for was another's.
     """
     outputs = {e.address: e.slot for e in events if isinstance(e, Output) and e.kernel == kernel}
     outputs.pop(0, None)
     made: list[_Piece] = []
     held = most = 0
-    at_most: list[int] = []  # the scratch that was held then
+    then: list[tuple[_Piece, int]] = []  # what was held of each
     for event in events:
         if isinstance(event, Granted):
             _take(made, event.size_bytes, outputs.get(event.address, -1))
             held += event.size_bytes
             if held > most:
                 most = held
-                at_most = [piece.held_bytes for piece in made if piece.slot < 0]
+                then = [(piece, piece.held_bytes) for piece in made]
         elif isinstance(event, Returned):
             piece = next((p for p in made if p.held_bytes == event.size_bytes), None)
             if piece is not None:
@@ -104,9 +104,22 @@ def requests_of(events: list[LogLine], kernel: str) -> list[tuple[int, int]]:
     if sum(size for size, _ in requests) <= most:
         return requests
     first = next(i for i, (_, slot) in enumerate(requests) if slot < 0)
-    pieces = [each for each in at_most if each] if sum(at_most) == most - kept else [most - kept]
+    # An output may lie where scratch had lain, which was taken for it until then.
+    at_most = [held_bytes for piece, held_bytes in then if piece.slot < 0 and held_bytes]
+    pieces = _without(at_most, sum(at_most) - (most - kept))
     scratch = [(each, -1) for each in pieces if most > kept]
     return requests[:first] + scratch + [each for each in requests[first:] if each[1] >= 0]
+
+
+def _without(pieces: list[int], later_bytes: int) -> list[int]:
+    """Scratch of one moment, less as many bytes as outputs take that come later, when some of it
+    has been given back: a product that Einsum transposes into its output is as large as that."""
+    large_enough = [each for each in pieces if each >= later_bytes]
+    if later_bytes < 0 or not large_enough:
+        return [sum(pieces) - later_bytes]
+    at = pieces.index(min(large_enough))
+    left = pieces[at] - later_bytes
+    return pieces[:at] + [left] * (left > 0) + pieces[at + 1 :]
 
 
 @dataclass

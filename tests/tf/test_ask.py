@@ -70,6 +70,15 @@ def test_scratch_is_in_the_pieces_in_which_most_of_it_was_held():
     assert requests_of(copying, "run") == [(30, 0), (100, -1), (50, -1)]
 
 
+def test_a_product_that_is_copied_into_its_output_is_none_of_the_pieces():
+    """The output comes when some scratch has been given back, and may lie where that lay."""
+    transposing = [
+        Granted(100, 1), Granted(50, 2), Granted(30, 3), Granted(70, 4), Returned(70),
+        Granted(30, 4), Returned(30), Returned(100), Returned(50), Output("run", 0, 4),
+    ]  # fmt: skip
+    assert requests_of(transposing, "run") == [(100, -1), (50, -1), (70, -1), (30, 0)]
+
+
 def test_what_another_gives_back_meanwhile_is_not_the_kernels():
     together = [Returned(8), Granted(100, 1), Granted(30, 3), Returned(100), Output("run", 0, 3)]
     assert requests_of(together, "run") == [(100, -1), (30, 0)]
