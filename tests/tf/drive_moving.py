@@ -1,6 +1,6 @@
 """Child process of test_places.py: a target network takes over the buffers of the one that it
 copies, and so leaves holes of its own. Says where variables lay before and after they were moved
-together, and whether they hold what they held."""
+together, whether they hold what they held, and what it takes of the arena to keep that."""
 
 import json
 import sys
@@ -12,6 +12,7 @@ import tensorflow as tf
 from memtrade.tf.device import MIB, Arena
 from memtrade.tf.extract import trace_concrete
 from memtrade.tf.moving import movables, move_together
+from memtrade.tf.rehearsal import _Kept
 from memtrade.tf.step import TrainStep
 
 SIZES = (300, 700, 400)  # of square matrices
@@ -50,12 +51,16 @@ holes = sum(device.holes()[0])
 move_together(traced, device)
 move_together(traced, device)  # there is nothing left to move
 at = sorted(each.offset(device) for each in movables(traced))
+before = device.in_use_bytes()
+kept = _Kept(movables(traced))
+kept_bytes = device.in_use_bytes() - before
 now = [each.numpy() for each in (*online, *target, counts)]
 Path(sys.argv[1]).write_text(
     json.dumps({
         "holes": [holes, sum(device.holes()[0])],
         "apart": len(set(at)), "variables": len(at),
         "same": all(np.array_equal(a, b) for a, b in zip(held, now, strict=True)),
+        "kept_bytes": kept_bytes,
         "text": name.numpy().decode(),
     })
 )  # fmt: skip

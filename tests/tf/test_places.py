@@ -47,6 +47,7 @@ def test_variables_are_moved_together(tmp_path: Path):
     assert seen["apart"] == seen["variables"] == 8
     assert seen["same"]
     assert seen["text"] == "a text"
+    assert seen["kept_bytes"] == 0  # beside the step that is rehearsed
 
 
 def test_a_step_among_holes_is_predicted_where_the_user_applies(tmp_path: Path):
