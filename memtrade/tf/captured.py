@@ -31,15 +31,17 @@ def captures(concrete: Any) -> list[tuple[tf.Tensor, tf.Tensor]]:
 
 
 def on_host(handle: tf.Tensor, spec: tf.TensorSpec) -> Any:
-    """The variable's value, as bytes on the heap if one string can hold them."""
+    """The variable's value, as bytes of Python's if one string can hold them: nothing of it in the
+    device's memory, where a string's tensor would lie."""
     value = tf.raw_ops.ReadVariableOp(resource=handle, dtype=spec.dtype)
     small = (value.shape.num_elements() or 0) * spec.dtype.size <= MAX_SLICE_BYTES
-    return tf.io.serialize_tensor(value) if small else value.numpy()
+    return tf.io.serialize_tensor(value).numpy() if small else value.numpy()
 
 
 def on_device(value: Any, dtype: tf.DType) -> tf.Tensor:
-    """What `on_host` gave, in the device's memory, and nothing else of it there."""
-    if isinstance(value, tf.Tensor):
+    """What `on_host` gave, or a tensor of these bytes, in the device's memory, and nothing else of
+    it there."""
+    if isinstance(value, bytes | tf.Tensor):
         return tf.io.parse_tensor(value, dtype)
     # A constant may lie in the array, and the variable with it outside of the device.
     return tf.raw_ops.DeepCopy(x=tf.constant(value))

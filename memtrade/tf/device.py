@@ -23,7 +23,7 @@ from memtrade.tf.swap import DeviceCopyTransfer, HostTransfer, SerializeTransfer
 from memtrade.units import LEAST_LIMIT_BYTES, mebibytes
 
 MIB = 1 << 20
-_FIRST_BYTES = 2 * MIB  # of the region that the first request opens
+FIRST_BYTES = 2 * MIB  # of the region that the first request opens
 
 
 class LocalDevice(ABC):
@@ -82,7 +82,7 @@ class Arena(LocalDevice):
             raise MemtradeError(
                 f"the arena needs at least {least}, not {given}: give a larger limit"
             )
-        rows = (self.limit_bytes - _FIRST_BYTES) // MIB
+        rows = (self.limit_bytes - FIRST_BYTES) // MIB
         # One inter-op thread: with more, the executor's order, and so the peak, varies.
         tf.config.threading.set_inter_op_parallelism_threads(1)
         # The first allocation opens a region of 2 MiB, this one the other that holds the rest.
@@ -125,19 +125,14 @@ class Arena(LocalDevice):
         some whole numbers, such as a lookup table's default, elsewhere."""
         first, rest = self._starts
         address = _address(tensor)
-        if first <= address < first + _FIRST_BYTES:
+        if first <= address < first + FIRST_BYTES:
             return address - first
         in_rest = rest <= address < rest + self._rest_bytes
-        return address - rest + _FIRST_BYTES if in_rest else -1
+        return address - rest + FIRST_BYTES if in_rest else -1
 
     def free_pieces(self) -> list[tuple[int, int]]:
         """(offset, bytes) of each free piece of the allocator's. See `plugged`."""
         return self.plugged()[0]
-
-    def holes(self) -> tuple[list[int], int]:
-        """The bytes of each free piece that ends no region, and of the last. See `plugged`."""
-        *pieces, (_, last) = self.free_pieces()
-        return [size for at, size in pieces if at + size != _FIRST_BYTES], last
 
     def plugged(self) -> tuple[list[tuple[int, int]], list[tf.Tensor]]:
         """(offset, bytes) of each free piece of the allocator's, by asking for them; and tensors
@@ -150,7 +145,7 @@ class Arena(LocalDevice):
         Raises tf.errors.ResourceExhaustedError where that one is not half of what is free, and
         ValueError where nothing is.
         """
-        end = _FIRST_BYTES + self._rest_bytes
+        end = FIRST_BYTES + self._rest_bytes
         half = (end - self.in_use_bytes()) // (2 * GRAIN_BYTES)
         if not half:
             raise ValueError("the arena is full")
@@ -167,7 +162,7 @@ class Arena(LocalDevice):
                 before = self.in_use_bytes()
             del piece
         pieces.append((tail, end - tail))
-        return _merged(pieces), [*shapes, *taken]
+        return merged(pieces), [*shapes, *taken]
 
     def filled(self, below: int, apart: Collection[int]) -> tuple[dict[int, tf.Tensor], Any]:
         """Tensors of the smallest size at each of the offsets `apart` that is free, by their own
@@ -252,11 +247,11 @@ def _empty(shape: tf.Tensor) -> tf.Tensor:
     return tf.raw_ops.Empty(shape=shape, dtype=tf.uint8, init=False)
 
 
-def _merged(pieces: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """With neighbours in one region as one."""
+def merged(pieces: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """(offset, bytes) of pieces, with neighbours in one region as one."""
     made: list[tuple[int, int]] = []
     for start, size in sorted(pieces):
-        if made and sum(made[-1]) == start != _FIRST_BYTES:
+        if made and sum(made[-1]) == start != FIRST_BYTES:
             made[-1] = (made[-1][0], made[-1][1] + size)
         else:
             made.append((start, size))

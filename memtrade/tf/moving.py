@@ -8,19 +8,21 @@ none that a plan can count on. So before a step is planned its variables are mov
 """
 
 import contextlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
 
 from memtrade.facts.variables import copied_variables
+from memtrade.simulate.bfc import BfcAllocator
 from memtrade.simulate.regions import round_up
 from memtrade.tf.captured import captures, on_device, on_host, variable_spec
-from memtrade.tf.device import Arena
+from memtrade.tf.device import FIRST_BYTES, Arena, merged
 from memtrade.tf.extract import Trace
 from memtrade.tf.in_place import put_in_place
 
-# Holes that are less than this share of what is in use are left where they are.
+# What is less than this share of what is in use is not worth it.
 _LITTLE = 0.002
 
 
@@ -76,17 +78,37 @@ def movables(trace: Trace) -> list[Movable]:
 
 
 def move_together(trace: Trace, arena: Arena) -> None:
-    """Has the step's variables lie side by side if there are holes, the largest first."""
+    """Has the step's variables lie side by side, the largest first, if that leaves less lost among
+    them. Those that share a buffer, as they will not once they are updated, get one each. What is
+    free in the first region is for small tensors, which would lie between large ones if it were
+    full."""
     with contextlib.suppress(tf.errors.OpError, ValueError, TypeError):  # no room, or no numbers
-        holes, room = arena.holes()
-        if sum(holes) <= _LITTLE * arena.in_use_bytes():
-            return
         found = [each for each in movables(trace) if each.can_move(arena)]
-        sizes = [each.size_bytes for each in found]
-        if sum(sizes) + max(sizes, default=0) > room:  # those that share a buffer will not
+        found.sort(key=lambda each: -each.size_bytes)
+        lie = {each.offset(arena): each.size_bytes for each in found}
+        if _gained_bytes(arena, lie, [each.size_bytes for each in found]) <= 0:
             return
+        _, plugs = arena.plugged()
+        plugs = [each for each in plugs if arena.offset(each) < FIRST_BYTES]
         held = [on_host(each.handle, each.spec) for each in found]
         for each in found:
             each.empty()
-        for each, value in sorted(zip(found, held, strict=True), key=lambda of: -of[0].size_bytes):
+        for each, value in zip(found, held, strict=True):
             each.take(value)
+        del plugs
+
+
+def _gained_bytes(arena: Arena, lie: Mapping[int, int], sizes: Sequence[int]) -> int:
+    """By how much less is lost in holes and padding, if that is worth it, once what lies at these
+    offsets is given back, and so many bytes each are asked for. 0 where there may be no room."""
+    *pieces, (tail, room) = arena.free_pieces()
+    if not sizes or sum(sizes) + max(sizes) > room:
+        return 0
+    behind = [piece for piece in pieces if piece[0] >= FIRST_BYTES]
+    model = BfcAllocator.one_region(tail + room)
+    opened = merged([*behind, (tail, room), *lie.items()])
+    model.occupy((), [(model.address(at), size) for at, size in opened])
+    for size in sizes:
+        model.allocate(size)
+    gained = model.largest_free_bytes + sum(sizes) - room - sum(lie.values())
+    return gained if gained > _LITTLE * arena.in_use_bytes() else 0

@@ -169,14 +169,11 @@ class _Kept:
                 lay = {each: each.offset(self.arena) for each in variables if not each.stays}
                 self.bounds = {at for at, _ in self.arena.free_pieces()}.union(lay.values())
                 self.lay = lay
-        # As bytes of Python's: tensors of them would lie in the arena while the step runs.
         self.values = [on_host(each.handle, each.spec) for each in variables]
-        for i, value in enumerate(self.values):
-            self.values[i] = value.numpy() if isinstance(value, tf.Tensor) else value
 
     def give_back(self) -> None:
         """Each goes where it lay, or if that would take long, where it lies."""
-        for i, value in enumerate(self.values):  # before there are places that it could take
+        for i, value in enumerate(self.values):  # before there are places that tensors could take
             self.values[i] = tf.constant(value) if isinstance(value, bytes) else value
         grains, plugs = {}, None
         with contextlib.suppress(tf.errors.OpError, ValueError):  # too little is free

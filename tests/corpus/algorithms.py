@@ -256,39 +256,7 @@ def fourier_operator() -> Made:
     return train_step, (x, normal(64, 128, 1, seed=3))
 
 
-def double_q_learning() -> Made:
-    """The target network begins as a copy of the other one, and follows it a little with each
-    step."""
-    rows, actions = 512, 6
-    shapes = [64, 512], [512, 640], [640, 768], [768, actions]
-    online, target = weights(*shapes), weights(*shapes, seed=1)
-    optimizer = _built(keras.optimizers.Adam(1e-4), online)
-    for follower, leader in zip(target, online, strict=True):
-        follower.assign(leader)
-
-    def values(state, network):
-        *hidden, head = network
-        for weight in hidden:
-            state = tf.nn.swish(state @ weight)
-        return state @ head
-
-    @tf.function
-    def train_step(state, action, reward, following):
-        best = tf.argmax(values(following, online), 1)
-        future = tf.gather(values(following, target), best, axis=1, batch_dims=1)
-        with tf.GradientTape() as tape:
-            found = tf.gather(values(state, online), action, axis=1, batch_dims=1)
-            loss = tf.reduce_mean((reward + 0.99 * future - found) ** 2)
-        optimizer.apply(tape.gradient(loss, online), online)
-        for follower, leader in zip(target, online, strict=True):
-            follower.assign(0.995 * follower + 0.005 * leader)
-        return loss
-
-    state, following = normal(rows, 64), normal(rows, 64, seed=2)
-    return train_step, (state, whole(rows, below=actions), normal(rows), following)
-
-
 STEPS = (
     scheduled_sampling, as_long_as_the_longest, beam_search, crf_tagger, adaptive_computation,
-    gauss_newton, sinkhorn, fourier_operator, double_q_learning,
+    gauss_newton, sinkhorn, fourier_operator,
 )  # fmt: skip

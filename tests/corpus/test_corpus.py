@@ -115,15 +115,6 @@ def test_a_rehearsal_leaves_nothing_behind(name, budget):
     assert -0.005 < row["predicted_bytes"] / row["peak_bytes"] - 1 < 0.015
 
 
-def test_a_target_network_leaves_no_holes_behind():
-    """It took over the other one's buffers, and a hole that a tensor fits to the byte is none that
-    a plan may count on."""
-    row = measured("algorithms/double_q_learning", "optimal", minimize="memory")
-    assert row["equal"] is True
-    assert row["told_bytes"] == row["predicted_bytes"]
-    assert abs(row["predicted_bytes"] / row["peak_bytes"] - 1) < 0.002
-
-
 @pytest.mark.parametrize("name", ["training/ppo", "control/scanned"])
 def test_constants_lie_there_as_long_as_anybody_reads_them(name):
     """Those that others were computed of are gone then, and graphs keep few: where large tensors

@@ -47,7 +47,7 @@ step = TrainStep("step", train_step, specs, tuple, lambda: tuple(online))
 concrete = train_step.get_concrete_function(*specs)  # pyright: ignore[reportFunctionMemberAccess]
 traced = trace_concrete(step, concrete)
 held = [each.numpy() for each in (*online, *target, counts)]
-holes = sum(device.holes()[0])
+free = device.free_pieces()
 move_together(traced, device)
 move_together(traced, device)  # there is nothing left to move
 at = sorted(each.offset(device) for each in movables(traced))
@@ -57,7 +57,8 @@ kept_bytes = device.in_use_bytes() - before
 now = [each.numpy() for each in (*online, *target, counts)]
 Path(sys.argv[1]).write_text(
     json.dumps({
-        "holes": [holes, sum(device.holes()[0])],
+        "last": [free[-1], device.free_pieces()[-1]],
+        "shared": sum(size**2 for size in SIZES) * 4,
         "apart": len(set(at)), "variables": len(at),
         "same": all(np.array_equal(a, b) for a, b in zip(held, now, strict=True)),
         "kept_bytes": kept_bytes,
