@@ -55,7 +55,9 @@ class Movable:
         return arena.offset(self._read())
 
     def can_move(self, arena: Arena) -> bool:
-        """Whether it lies in the arena, and reads do not copy it."""
+        """Whether it lies in the arena, its size is known, and reads do not copy it."""
+        if not self.spec.shape.is_fully_defined():
+            return False
         one, another = self._read(), self._read()
         return arena.offset(one) == arena.offset(another) >= 0
 
@@ -82,20 +84,27 @@ def move_together(trace: Trace, arena: Arena) -> None:
     them. Those that share a buffer, as they will not once they are updated, get one each. What is
     free in the first region is for small tensors, which would lie between large ones if it were
     full."""
+    found = _scattered(trace, arena)
+    if not found:
+        return
+    plugs = [each for each in arena.plugged()[1] if arena.offset(each) < FIRST_BYTES]
+    held = [on_host(each.handle, each.spec) for each in found]
+    for each in found:
+        each.empty()
+    for each, value in zip(found, held, strict=True):
+        each.take(value)
+    del plugs
+
+
+def _scattered(trace: Trace, arena: Arena) -> list[Movable]:
+    """The variables that can be moved, the largest first, if that gains anything."""
     with contextlib.suppress(tf.errors.OpError, ValueError, TypeError):  # no room, or no numbers
         found = [each for each in movables(trace) if each.can_move(arena)]
         found.sort(key=lambda each: -each.size_bytes)
         lie = {each.offset(arena): each.size_bytes for each in found}
-        if _gained_bytes(arena, lie, [each.size_bytes for each in found]) <= 0:
-            return
-        _, plugs = arena.plugged()
-        plugs = [each for each in plugs if arena.offset(each) < FIRST_BYTES]
-        held = [on_host(each.handle, each.spec) for each in found]
-        for each in found:
-            each.empty()
-        for each, value in zip(found, held, strict=True):
-            each.take(value)
-        del plugs
+        if _gained_bytes(arena, lie, [each.size_bytes for each in found]) > 0:
+            return found
+    return []
 
 
 def _gained_bytes(arena: Arena, lie: Mapping[int, int], sizes: Sequence[int]) -> int:
