@@ -45,9 +45,9 @@ def sums_as_they_came(graph: StepGraph, actions: Sequence[Action]) -> dict[int, 
     for index, free in _free(linker, actions, sums, {}):
         op = graph.ops[actions[index].id]
         t = op.outputs[0]
-        begin = first.get(graph.tensors[same.get(t, t)].op, 0)
-        if op.attrs.get("later_group"):  # the whole sum's kernel chooses among the first group
-            begin = 0
+        # The kernel of a whole sum chooses among its first group.
+        later = op.attrs.get("later_group")
+        begin = 0 if later else first.get(graph.tensors[same.get(t, t)].op, 0)
         order = [*range(len(op.inputs))]
         if begin > 1:
             order[0], order[begin] = begin, 0

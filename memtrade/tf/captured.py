@@ -30,11 +30,10 @@ def captures(concrete: Any) -> list[tuple[tf.Tensor, tf.Tensor]]:
     return found + [(each, each) for each in asked]
 
 
-def on_host(handle: tf.Tensor, spec: tf.TensorSpec) -> Any:
-    """The variable's value, as bytes of Python's if one string can hold them: nothing of it in the
+def on_host(value: tf.Tensor) -> Any:
+    """The tensor's value, as bytes of Python's if one string can hold them: nothing of it in the
     device's memory, where a string's tensor would lie."""
-    value = tf.raw_ops.ReadVariableOp(resource=handle, dtype=spec.dtype)
-    small = (value.shape.num_elements() or 0) * spec.dtype.size <= MAX_SLICE_BYTES
+    small = (value.shape.num_elements() or 0) * value.dtype.size <= MAX_SLICE_BYTES
     return tf.io.serialize_tensor(value).numpy() if small else value.numpy()
 
 

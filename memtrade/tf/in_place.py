@@ -50,7 +50,8 @@ def _copied_by_reads(trace: Trace, tensors: Iterable[int]) -> None:
         if spec.shape.rank:
             _assign(handle, tf.zeros([0, *spec.shape[1:]], spec.dtype), ([0], [1], 0))
         else:  # by way of the heap, or the variable would be read while it is assigned
-            put_in_place(handle, spec, on_host(handle, spec))
+            held = on_host(tf.raw_ops.ReadVariableOp(resource=handle, dtype=spec.dtype))
+            put_in_place(handle, spec, held)
 
 
 def _there(trace: Trace, tensors: Iterable[int]) -> Iterator[tuple[tf.Tensor, tf.TensorSpec]]:

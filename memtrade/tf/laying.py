@@ -17,6 +17,7 @@ from typing import Any
 import tensorflow as tf
 
 from memtrade.simulate.walk import MAX_SLICE_BYTES
+from memtrade.tf.captured import on_device, on_host
 
 
 class LaidVariables(list[tf.Variable]):
@@ -81,9 +82,8 @@ def _alone(initial: Any) -> Callable[[], Any]:
         dtype, size_bytes = computed.dtype, computed.shape.num_elements() * computed.dtype.size
         if size_bytes > MAX_SLICE_BYTES:
             return computed
-        # As bytes of Python's: a tensor of them would lie among what is given back.
-        on_host = tf.io.serialize_tensor(computed).numpy()
+        held = on_host(computed)
         del computed
-        return tf.io.parse_tensor(tf.constant(on_host), dtype)
+        return on_device(held, dtype)
 
     return value

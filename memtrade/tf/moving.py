@@ -51,6 +51,10 @@ class Movable:
         nothing = tf.zeros([0], self.spec.dtype)
         tf.raw_ops.AssignVariableOp(resource=self.handle, value=nothing)
 
+    def held(self) -> Any:
+        """Its value, on the host."""
+        return on_host(self._read())
+
     def offset(self, arena: Arena) -> int:
         return arena.offset(self._read())
 
@@ -88,7 +92,7 @@ def move_together(trace: Trace, arena: Arena) -> None:
     if not found:
         return
     plugs = [each for each in arena.plugged()[1] if arena.offset(each) < FIRST_BYTES]
-    held = [on_host(each.handle, each.spec) for each in found]
+    held = [each.held() for each in found]
     for each in found:
         each.empty()
     for each, value in zip(found, held, strict=True):

@@ -17,7 +17,7 @@ import tensorflow as tf
 from memtrade.op_types import BODY_TYPES, CALL_TYPES, HARMLESS_TYPES
 from memtrade.simulate.regions import GRAIN_BYTES
 from memtrade.target import Places
-from memtrade.tf.captured import captures, on_host
+from memtrade.tf.captured import captures
 from memtrade.tf.device import Arena
 from memtrade.tf.extract import Trace
 from memtrade.tf.inline import changing
@@ -169,7 +169,7 @@ class _Kept:
                 lay = {each: each.offset(self.arena) for each in variables if not each.stays}
                 self.bounds = {at for at, _ in self.arena.free_pieces()}.union(lay.values())
                 self.lay = lay
-        self.values = [on_host(each.handle, each.spec) for each in variables]
+        self.values = [each.held() for each in variables]
 
     def give_back(self) -> None:
         """Each goes where it lay, or if that would take long, where it lies."""
