@@ -8,7 +8,7 @@ from rich.table import Table
 
 from memtrade.commands.screen import show, stdout
 from memtrade.devices import device_names, load_device
-from memtrade.facts import CPU, cache, reuse, shipped
+from memtrade.facts import CPU, cache, most_bytes, reuse, shipped
 from memtrade.facts.learned import Learned
 from memtrade.facts.surroundings import Surroundings
 from memtrade.measure import host
@@ -130,7 +130,7 @@ def _days(table: Mapping[str, Learned]) -> str:
 
 def _kernels(known: Mapping[str, Learned]) -> Sheet:
     def requested(each: Learned, *, scratch: bool) -> str:
-        return megabytes(sum(size for size, slot in each.requests if (slot < 0) is scratch))
+        return megabytes(most_bytes(size for size, slot in each.requests if (slot < 0) is scratch))
 
     return Sheet.of(
         sorted(known.values(), key=lambda each: each.kernel),

@@ -5,10 +5,10 @@
 Facts come from files that are shipped (`shipped.py`), or were learned where they are used.
 """
 
-from memtrade.facts.kernel import SCRATCH, Fact, Facts, Request
+from memtrade.facts.kernel import SCRATCH, Fact, Facts, Request, most_bytes
 from memtrade.facts.shipped import CPU, OUTPUTS, ShippedFacts, looked_at, reuse, shipped
 
 __all__ = [
     "CPU", "OUTPUTS", "SCRATCH", "Fact", "Facts", "Request",
-    "ShippedFacts", "looked_at", "reuse", "shipped",
+    "ShippedFacts", "looked_at", "most_bytes", "reuse", "shipped",
 ]  # fmt: skip

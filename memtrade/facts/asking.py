@@ -34,7 +34,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, tag="answer"):
     """What one kernel did.
 
     Attributes:
-        requests: (bytes, output or -1 for scratch), in order.
+        requests: (bytes, output or -1 for scratch), in order; bytes below 0 are given back.
         reused: (output or -1 for scratch, position of the input whose buffer it took), where that
             input had no other reader.
         seconds: of one run, on a device that had run it before.

@@ -1,5 +1,7 @@
 """What is known of a kernel: what it asks the allocator for, and how long it takes."""
 
+from collections.abc import Iterable
+from itertools import accumulate
 from typing import NamedTuple, Protocol
 
 from memtrade.graph import Op, StepGraph
@@ -14,6 +16,7 @@ class Request(NamedTuple):
     """One request to the allocator.
 
     Attributes:
+        size_bytes: below 0 where scratch of so many bytes is given back before the kernel asks on.
         output: the output it is for, or SCRATCH.
         forwarded: inputs whose buffer is taken instead, if free.
         relief: scratch of several ops, which give inputs back as they go: most in use until then,
@@ -30,7 +33,7 @@ class Fact(NamedTuple):
     """What the kernel of one op, for its shapes, is known to do.
 
     Attributes:
-        requests: in order. Scratch is given back before the op ends.
+        requests: in order. Scratch is given back as the op ends, or by a request.
         seconds: what it takes; None where that is for a device profile to say.
         margin_bytes: by how much the scratch may be larger, where nobody has asked the kernel.
         workspace_bytes: scratch that its gradient reads, where the graph has both (MaxPool).
@@ -42,6 +45,11 @@ class Fact(NamedTuple):
     margin_bytes: int = 0
     workspace_bytes: int = 0
     source: str = ""
+
+
+def most_bytes(sizes: Iterable[int]) -> int:
+    """What a kernel holds at once, at most, of requests of these sizes."""
+    return max(accumulate(sizes, initial=0))
 
 
 class Facts(Protocol):

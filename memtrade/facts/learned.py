@@ -20,7 +20,7 @@ class Learned(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     Attributes:
         key: of its signature.
         kernel: what people read: the op type and its shapes.
-        requests: (bytes, output or -1 for scratch), in order.
+        requests: (bytes, output or -1 for scratch), in order; bytes below 0 are given back.
         reused: (output or -1 for scratch, position of the input whose buffer it took).
         seconds: of one run; None where it was not run.
         in_place_seconds: of one whose output took an input's place, where it may.

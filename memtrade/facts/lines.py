@@ -38,9 +38,10 @@ def extended(runs: Mapping[int, RunOnExamples], examples: int) -> Extended | Non
 
     requests = []
     for (x, slot), (y, _), (z, _) in zip(a.requests, b.requests, c.requests, strict=True):
-        if abs(at(x, z, middle) - y) > max(_FIT * y, _FIT_BYTES):
+        if abs(at(x, z, middle) - y) > max(_FIT * abs(y), _FIT_BYTES):
             return None
-        requests.append((max(round(at(x, z, examples)), 0), slot))
+        size_bytes = round(at(x, z, examples))
+        requests.append((min(size_bytes, 0) if y < 0 else max(size_bytes, 0), slot))
     source = f"fitted from batch {low}, {middle}, {high}"
     if b.seconds is None or c.seconds is None:
         return Extended(source, tuple(requests), None)

@@ -29,7 +29,7 @@ class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
     onednn: str
     instructions: str
     threads: int
-    form: int = 6  # of the questions: answers to others are not read
+    form: int = 7  # of the questions: answers to others are not read
 
     @property
     def key(self) -> str:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from memtrade.errors import UnknownNameError
-from memtrade.facts import SCRATCH
+from memtrade.facts import SCRATCH, most_bytes
 from memtrade.graph import StepGraph
 from memtrade.op_types import READ_TYPES
 from memtrade.simulate.program import Linker
@@ -81,9 +81,9 @@ def by_layer(
         rows[names[graph.tensors[t].op]].activation_bytes += graph.tensors[t].size_bytes
     for op, spec in zip(graph.ops, linker.specs, strict=True):
         if spec is not None:
-            wanted = sum(each.size_bytes for each in spec.requests if each.output == SCRATCH)
+            scratch = (each.size_bytes for each in spec.requests if each.output == SCRATCH)
             row = rows[names[op.id]]
-            row.scratch_bytes = max(row.scratch_bytes, wanted)
+            row.scratch_bytes = max(row.scratch_bytes, most_bytes(scratch))
     for each in usage.holders:
         rows[names[each.op] if each.op >= 0 else REST].peak_bytes += each.size_bytes
     running = _running(usage)

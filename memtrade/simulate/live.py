@@ -136,9 +136,16 @@ class _Buffers:
         """A kernel's outputs and scratch, in inputs' places where nobody else holds those. The
         bytes that stay, and those that do not; `taken` gets the places that scratch took."""
         refs, buffer_of, readers = self.refs, self.buffer_of, self.readers
-        kept = gone = 0
+        kept = gone = most = 0
+        scratch: list[int] = []
         for request in wanted:
             size, slot, forwarded, relief = request
+            if size < 0:
+                if -size in scratch:
+                    scratch.remove(-size)
+                    most = max(most, kept + gone)
+                    gone += size
+                continue
             if relief:
                 size = relieved_bytes(request, inputs, buffer_of, refs, self.sizes)
             for position in forwarded:
@@ -146,7 +153,10 @@ class _Buffers:
                 if refs[buffer] == 1:
                     break
             else:
-                if slot < 0 or not readers[outputs[slot]]:
+                if slot < 0:
+                    scratch.append(size)
+                    gone += size
+                elif not readers[outputs[slot]]:
                     gone += size
                 else:
                     kept += self.make(outputs[slot], size)[0]
@@ -157,7 +167,7 @@ class _Buffers:
             else:
                 refs[buffer] += readers[outputs[slot]]
                 buffer_of[outputs[slot]] = buffer
-        return kept, gone
+        return kept, max(gone, most - kept)
 
     def alias(self, inputs: Sequence[int], outputs: Sequence[int]) -> None:
         for version, source in zip(outputs, inputs, strict=False):

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from itertools import accumulate
+from itertools import accumulate, islice
 from typing import NamedTuple
 
 from memtrade.graph import StepGraph
@@ -179,10 +179,11 @@ def walk_twice(
 
 class Life(NamedTuple):
     """One buffer's: row made, last row, bytes, owner (as in `Walk._new`), and the name of its group
-    if it is one of those that persist."""
+    if it is one of those that persist. `first` to `last`: rows whose most is in use with it."""
 
     born: int
-    gone: int
+    first: int
+    last: int
     size_bytes: int
     owner: int
     always: str
@@ -195,6 +196,8 @@ class Recorder(Walk):
         born: for each buffer, its row; -1 for what was there before the step.
         gone: the last row in which it was in use; one more than there are if it stays.
         log: of the last step, (row, buffer) as each was made, (row, -buffer) as it was given back.
+        midway: of rows that give scratch back in their middle, (place in `log`, buffer), and ...
+        highest: ... most bytes in use before one of these, and its place.
     """
 
     def __init__(
@@ -202,11 +205,13 @@ class Recorder(Walk):
     ):
         super().__init__(linker, program, allocator, lag)
         self.log: list[tuple[int, int]] = []
+        self.midway: dict[int, list[tuple[int, int]]] = {}
+        self.highest: dict[int, tuple[int, int]] = {}
         self.born: list[int] = [-1]
         self.gone: list[int] = [len(program.rows)]
 
     def step(self) -> None:
-        self.row, self.log = -1, []
+        self.row, self.log, self.midway, self.highest = -1, [], {}, {}
         alive = [gone == len(self.program.rows) for gone in self.gone]
         self.born = [-1] * len(self.born)
         self.gone = [len(self.program.rows) if lives else -2 for lives in alive]
@@ -225,13 +230,41 @@ class Recorder(Walk):
         self.gone[buffer] = self.row
         self.log.append((self.row, -buffer))
 
+    def _give_scratch_back(self, size: int) -> None:
+        place, most = len(self.log), self.most
+        super()._give_scratch_back(size)
+        self.midway.setdefault(self.row, []).extend((place, -b) for _, b in self.log[place:])
+        if self.most > most:
+            self.highest[self.row] = self.most, place
+
+    def _apart(self) -> tuple[set[int], set[int]]:
+        """The buffers that came when most was in use in their row, and those that had gone."""
+        late, early = set[int](), set[int]()
+        for row, (most, place) in self.highest.items():
+            if self.series[row] > most:
+                place = len(self.log)
+            early.update(b for at, b in self.midway[row] if at < place)
+            for its_row, buffer in islice(self.log, place, None):
+                if its_row != row:
+                    break
+                late.update([buffer] * (buffer > 0))
+        return late, early
+
     def lives(self) -> dict[int, Life]:
         """Of each buffer that was there in the last step."""
+        late, early = self._apart()
         always: dict[int, str] = {}
         for group, members in self._groups.items():
             always.update(dict.fromkeys(members, group))
         return {
-            b: Life(self.born[b], self.gone[b], self.sizes[b], self._owner[b], always.get(b, ""))
+            b: Life(
+                self.born[b],
+                self.born[b] + (b in late),
+                self.gone[b] - (b in early),
+                self.sizes[b],
+                self._owner[b],
+                always.get(b, ""),
+            )
             for b in range(1, len(self.born))
             if self.gone[b] > -2
         }
@@ -270,9 +303,9 @@ class Lives:
         changes: list[list[tuple[int, int]]] = [[] for _ in range(rows + 1)]
         for life in self.lives.values():
             place = places[band_of(life)]
-            changes[max(life.born, 0)].append((place, life.size_bytes))
-            if life.gone < rows:
-                changes[life.gone + 1].append((place, -life.size_bytes))
+            changes[max(life.first, 0)].append((place, life.size_bytes))
+            if life.last < rows:
+                changes[life.last + 1].append((place, -life.size_bytes))
         held = [0] * len(bands)
         for row, in_use in enumerate(self.walk.series):
             for place, size_bytes in changes[row]:
@@ -283,7 +316,7 @@ class Lives:
         """Who holds what during a row, the largest first."""
         held: Counter[tuple[str, str, int]] = Counter()
         for life in self.lives.values():
-            if life.born <= row <= life.gone:
+            if life.first <= row <= life.last:
                 label, group, size, op = self.held(life)
                 held[label, group, op] += size
         padding = self.walk.series[row] - held.total()

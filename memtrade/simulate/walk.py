@@ -44,6 +44,7 @@ class Walk:
         moved: whether a variable has come to lie elsewhere in the last step.
         hopeless: a step ends early once so many bytes are in use.
         series: for each row of the last step, most bytes in use during it.
+        most: bytes in use in this row before scratch was given back in its middle.
         handles, sizes, refs: per buffer, where it lies, or lay (0 for what never had a place), its
             bytes and its references; number 0 stands for "no bytes".
         variables: handle's tensor id -> buffer.
@@ -73,7 +74,7 @@ class Walk:
         self.sources = [0] * len(linker.sizes)
         self._buffer_of: list[int] = []  # version -> buffer, of the step that is walked
         self._passing: list[int] = []  # buffers that go when the row has run
-        self._host = 0
+        self._host = self.most = 0
         groups = ("variables", "batch", "constants", "set aside")
         self._groups: dict[str, list[int]] = {group: [] for group in groups}
 
@@ -264,6 +265,8 @@ class Walk:
             else:
                 self._share(each)
             in_use = allocator.bytes_in_use
+            if self.most:
+                in_use, self.most = max(in_use, self.most), 0
             series.append(in_use)
             if in_use > peak:
                 peak = in_use
@@ -302,6 +305,9 @@ class Walk:
         refs, buffer_of, readers = self.refs, self._buffer_of, self.program.readers
         for request in row.requests:
             size, slot, forwarded, relief = request
+            if size < 0:
+                self._give_scratch_back(-size)
+                continue
             if relief:
                 size = relieved_bytes(request, row.inputs, buffer_of, refs, self.sizes)
             buffer = 0
@@ -319,6 +325,16 @@ class Walk:
                 buffer_of[row.outputs[slot]] = buffer
             else:
                 self._make(row.outputs[slot], size)
+
+    def _give_scratch_back(self, size: int) -> None:
+        """Before the row ends, and if it is not an input's place."""
+        for i in range(len(self._passing) - 1, -1, -1):
+            buffer = self._passing[i]
+            if self.sizes[buffer] == size and self._owner[buffer] == -2 - self.row:
+                self.most = max(self.most, self.allocator.bytes_in_use)
+                del self._passing[i]
+                self._release(buffer)
+                return
 
     def _make(self, version: int, size: int) -> None:
         """A new buffer for a version, which goes with this row if nobody reads it."""

@@ -27,6 +27,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from memtrade.facts import most_bytes
 from memtrade.graph import StepGraph, reached
 from memtrade.plan import Action
 from memtrade.simulate.memory import Simulator
@@ -137,7 +138,7 @@ def least_bytes(simulator: Simulator) -> int:
             continue
         read = {graph.root[t] for t in op.inputs}
         needed = sum(linker.sizes[t] for t in read if graph.is_intermediate(t))
-        needed += sum(each.size_bytes for each in spec.requests if not each.forwarded)
+        needed += most_bytes(each.size_bytes for each in spec.requests if not each.forwarded)
         most = max(most, needed)
     return simulator.laid_bytes + most
 

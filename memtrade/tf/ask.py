@@ -238,8 +238,8 @@ def _reused(
         for i in inputs:
             if address and address not in granted and lies.get((f"{name}/in{i}", 0)) == address:
                 found.append((output, i))
-    spared = Counter(size for size, slot in held if slot < 0)
-    spared -= Counter(size for size, slot in requests_of(own, f"{name}/run") if slot < 0)
+    spared = Counter(size for size, slot in held if slot < 0 < size)
+    spared -= Counter(size for size, slot in requests_of(own, f"{name}/run") if slot < 0 < size)
     for size in spared.elements():
         taken = {position for _, position in found}
         alike = (i for i in inputs if i not in taken and _bytes(signature.inputs[i]) == size)

@@ -9,7 +9,7 @@ kernel hands on is one, with its address:
 """
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -19,6 +19,9 @@ _LINE = re.compile(
     r'|MemoryLogTensorOutput \{.*?kernel_name: "(?P<kernel>[^"]*)"(?: index: (?P<index>\d+))?'
     r"(?:.*?requested_bytes: (?P<bytes>\d+))?(?:.* ptr: (?P<ptr>\d+))?"
 )
+
+
+_FEW = 16  # requests of a kernel that are told one by one
 
 
 class Granted(NamedTuple):
@@ -75,15 +78,19 @@ def between(events: list[LogLine], first: str, last: str) -> list[LogLine]:
 
 
 def requests_of(events: list[LogLine], kernel: str) -> list[tuple[int, int]]:
-    """(bytes, output or -1 for scratch) of each request, in order.
+    """(bytes, output or -1 for scratch) of each request, in order; with bytes below 0, of scratch
+    that is given back before an output is asked for.
 
-    Scratch counts as held until the kernel ends, and what was given back serves what is asked for
-    next. Where that would still be more than the kernel ever held, the scratch is what was held
-    beyond the outputs at most, in the pieces of that moment. What is given back that the kernel
-    never asked for was another's.
+    Other scratch, and that of many requests, counts as held until the kernel ends, and what was
+    given back serves what is asked for next. Where that would still be more than the kernel ever
+    held, the scratch is what was held beyond the outputs at most, in the pieces of that moment.
+    What is given back that the kernel never asked for was another's.
     """
     outputs = {e.address: e.slot for e in events if isinstance(e, Output) and e.kernel == kernel}
     outputs.pop(0, None)
+    one_by_one = _one_by_one(events, outputs)
+    if _outputs_come_late(one_by_one):
+        return one_by_one
     made: list[_Piece] = []
     held = most = 0
     then: list[tuple[_Piece, int]] = []  # what was held of each
@@ -106,20 +113,35 @@ def requests_of(events: list[LogLine], kernel: str) -> list[tuple[int, int]]:
     first = next(i for i, (_, slot) in enumerate(requests) if slot < 0)
     # An output may lie where scratch had lain, which was taken for it until then.
     at_most = [held_bytes for piece, held_bytes in then if piece.slot < 0 and held_bytes]
-    pieces = _without(at_most, sum(at_most) - (most - kept))
+    pieces = at_most if sum(at_most) == most - kept else [most - kept]
     scratch = [(each, -1) for each in pieces if most > kept]
     return requests[:first] + scratch + [each for each in requests[first:] if each[1] >= 0]
 
 
-def _without(pieces: list[int], later_bytes: int) -> list[int]:
-    """Scratch of one moment, less as many bytes as outputs take that come later, when some of it
-    has been given back: a product that Einsum transposes into its output is as large as that."""
-    large_enough = [each for each in pieces if each >= later_bytes]
-    if later_bytes < 0 or not large_enough:
-        return [sum(pieces) - later_bytes]
-    at = pieces.index(min(large_enough))
-    left = pieces[at] - later_bytes
-    return pieces[:at] + [left] * (left > 0) + pieces[at + 1 :]
+def _one_by_one(events: list[LogLine], outputs: Mapping[int, int]) -> list[tuple[int, int]]:
+    """Each request as it came, and scratch as it was given back. An output is what was granted at
+    its address last."""
+    last = {event.address: i for i, event in enumerate(events) if isinstance(event, Granted)}
+    scratch: list[int] = []
+    found: list[tuple[int, int]] = []
+    for i, event in enumerate(events):
+        if isinstance(event, Granted):
+            is_last = last[event.address] == i
+            slot = outputs.get(event.address, -1) if is_last else -1
+            scratch += [event.size_bytes] * (slot < 0)
+            found.append((event.size_bytes, slot))
+        elif isinstance(event, Returned) and event.size_bytes in scratch:
+            scratch.remove(event.size_bytes)
+            found.append((-event.size_bytes, -1))
+    while found and found[-1][0] < 0:
+        found.pop()
+    return found
+
+
+def _outputs_come_late(requests: Sequence[tuple[int, int]]) -> bool:
+    """Whether one is asked for after scratch has been given back, by a kernel that asks little."""
+    back = next((i for i, (size, _) in enumerate(requests) if size < 0), len(requests))
+    return len(requests) <= _FEW and any(slot >= 0 for _, slot in requests[back:])
 
 
 @dataclass

@@ -5,12 +5,13 @@ import random
 
 import pytest
 
+from memtrade.facts import CPU
 from memtrade.plan import Action, Decision
 from memtrade.schedule import lower
 from memtrade.simulate.memory import Simulator
 from memtrade.simulate.walk import Walk
 from memtrade.strategies.base import worth_deciding
-from tests.graphs import ARENA
+from tests.graphs import ARENA, GivingBack, HandMade
 from tests.strategies.brute_force import options, random_step_graph
 
 
@@ -39,9 +40,10 @@ def walked(simulator: Simulator, actions: tuple[Action, ...]) -> tuple[list[int]
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_counts_what_the_walk_counts(seed: int) -> None:
+@pytest.mark.parametrize("facts", [HandMade(CPU), GivingBack(CPU)], ids=["", "giving back"])
+def test_counts_what_the_walk_counts(facts: HandMade, seed: int) -> None:
     graph, rng = random_step_graph(seed, 10), random.Random(seed)
-    simulator = Simulator(graph, ARENA)
+    simulator = Simulator(graph, ARENA.replace(facts=facts))
     for _ in range(5):
         decisions: dict[int, Decision] = {
             t: rng.choice(options(graph, t)) for t in worth_deciding(graph)

@@ -6,11 +6,12 @@ import msgspec
 import pytest
 
 from memtrade.devices import load_device
+from memtrade.facts import CPU
 from memtrade.plan import Plan
 from memtrade.simulate.timeline import TimeSimulator
 from memtrade.simulate.usage import GROUPS, Usage, use_of_memory
 from memtrade.strategies import PLANNED, make_options
-from tests.graphs import ARENA, chain, on, target
+from tests.graphs import ARENA, GivingBack, chain, on, target
 
 MIB = 1 << 20
 GRAPH = chain(8, size=4 * MIB)
@@ -49,6 +50,19 @@ def test_the_moments_are_the_simulators(strategy: str, device: str) -> None:
     assert found.persistent_bytes == memory.persistent_bytes
     times = [moment.seconds for moment in found.moments]
     assert times == sorted(times)
+
+
+def test_scratch_that_is_given_back_in_between_is_there_when_most_is_in_use() -> None:
+    """While a kernel holds it, or when its last output has come, whichever is more."""
+    clock = TimeSimulator(GRAPH, ARENA.replace(facts=GivingBack(CPU)))
+    found = use_of_memory(clock, plan("ome"), limit_bytes=512 * MIB)
+    for row, moment in enumerate(found.moments):
+        assert sum(moment.by_group) == moment.in_use_bytes
+        assert min(moment.by_group) >= 0
+        assert sum(each.size_bytes for each in found.lives.holders(row)) == moment.in_use_bytes
+    [scratch] = [each for each in found.holders if each.label.startswith("scratch of")]
+    assert scratch.size_bytes in {(2 + i) * 4 * MIB + 257 for i in range(3)}  # both pieces
+    assert found.peak_bytes == clock.simulator.memory(plan("ome")).peak_bytes
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -55,10 +55,10 @@ def test_the_log_tells_requests_outputs_and_what_was_given_back():
 
 def test_scratch_that_was_never_held_together_counts_once():
     one_after_the_other = [
-        Granted(100, 1), Returned(100), Granted(60, 2), Returned(60), Granted(30, 3),
+        Granted(30, 3), Granted(100, 1), Returned(100), Granted(60, 2), Returned(60),
         Output("run", 0, 3),
     ]  # fmt: skip
-    assert requests_of(one_after_the_other, "run") == [(70, -1), (30, 0)]
+    assert requests_of(one_after_the_other, "run") == [(30, 0), (100, -1)]
 
 
 def test_scratch_is_in_the_pieces_in_which_most_of_it_was_held():
@@ -70,13 +70,21 @@ def test_scratch_is_in_the_pieces_in_which_most_of_it_was_held():
     assert requests_of(copying, "run") == [(30, 0), (100, -1), (50, -1)]
 
 
-def test_a_product_that_is_copied_into_its_output_is_none_of_the_pieces():
-    """The output comes when some scratch has been given back, and may lie where that lay."""
+def test_scratch_that_is_given_back_before_an_output_is_asked_for():
+    """The output of a product that is transposed may lie where other scratch lay."""
     transposing = [
         Granted(100, 1), Granted(50, 2), Granted(30, 3), Granted(70, 4), Returned(70),
         Granted(30, 4), Returned(30), Returned(100), Returned(50), Output("run", 0, 4),
     ]  # fmt: skip
-    assert requests_of(transposing, "run") == [(100, -1), (50, -1), (70, -1), (30, 0)]
+    assert requests_of(transposing, "run") == [
+        (100, -1), (50, -1), (30, -1), (70, -1), (-70, -1), (30, 0)
+    ]  # fmt: skip
+
+
+def test_scratch_of_many_requests_is_told_as_what_was_held_at_most():
+    many = [each for i in range(20) for each in (Granted(100 - i, i), Returned(100 - i))]
+    own = [*many, Granted(30, 50), Output("run", 0, 50)]
+    assert requests_of(own, "run") == [(70, -1), (30, 0)]
 
 
 def test_what_another_gives_back_meanwhile_is_not_the_kernels():
