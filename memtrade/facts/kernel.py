@@ -1,6 +1,6 @@
 """What is known of a kernel: what it asks the allocator for, and how long it takes."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from typing import NamedTuple, Protocol
 
@@ -27,6 +27,24 @@ class Request(NamedTuple):
     output: int = SCRATCH
     forwarded: tuple[int, ...] = ()
     relief: tuple[tuple[int, int], ...] = ()
+
+    def relieved_bytes(
+        self,
+        inputs: Sequence[int],
+        buffer_of: Sequence[int],
+        refs: Sequence[int],
+        sizes: Sequence[int],
+    ) -> int:
+        """With relief, what is beyond the inputs that nobody else will read: these are given back
+        meanwhile."""
+        most = freed = 0
+        for taken_bytes, place in self.relief:
+            most = max(most, taken_bytes - freed)
+            if place == END:
+                freed = 0
+            elif place != NOTHING and refs[buffer := buffer_of[inputs[place]]] == 1:
+                freed += sizes[buffer]
+        return min(most, self.size_bytes)
 
 
 class Fact(NamedTuple):

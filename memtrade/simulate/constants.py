@@ -13,6 +13,7 @@ import itertools
 import math
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterator, Mapping
+from types import MappingProxyType
 
 from memtrade.facts import looked_at, reuse
 from memtrade.graph import Op, StepGraph, once_per_graph
@@ -46,13 +47,22 @@ class Constants:
             computed others of, it drops.
     """
 
-    def __init__(self, graph: StepGraph, hide: Callable[[int, str], int]):
-        """`hide`: adds a tensor that the graph does not have, of so many bytes and so labelled."""
+    def __init__(
+        self,
+        graph: StepGraph,
+        hide: Callable[[int, str], int],
+        once: Mapping[int, int] = MappingProxyType({}),
+    ):
+        """
+        Args:
+            hide: adds a tensor that the graph does not have, of so many bytes and so labelled.
+            once: `made_once`, of a rewritten step.
+        """
         self.folded: dict[int, int] = {}
         bodies = (op.attrs.get("folding_bytes", ()) for op in graph.ops)
         self.folding_bytes: list[int] = [*itertools.chain.from_iterable(bodies)]
-        self._fold(graph, hide)
-        self.computing_bytes = _computing_bytes(graph) if self.folding_bytes else 0
+        self._fold(graph, hide, once)
+        self.computing_bytes = _computing_bytes(graph, once) if self.folding_bytes else 0
         held = [t for op in graph.ops if op.type == "Const" for t in op.outputs]
         sizes = (round_up(graph.tensors[t].size_bytes) for t in held)
         self.own_bytes = sum(sizes) if self.folding_bytes else 0
@@ -64,11 +74,14 @@ class Constants:
             if t in read or not all(graph.folded[c] for c in graph.consumers[t])
         )
 
-    def _fold(self, graph: StepGraph, hide: Callable[[int, str], int]) -> None:
+    def _fold(
+        self, graph: StepGraph, hide: Callable[[int, str], int], once: Mapping[int, int]
+    ) -> None:
         folding, same = graph.folding, merged_tensors(graph)
         handed, held, first = _handed_on(graph, same), alike(graph), {}
         seen: set[int] = set()
-        for t in sorted(folding.asked):
+        kept = {once.get(t, t) for t in folding.kept}
+        for t in sorted({once.get(t, t) for t in folding.asked}):
             one = handed.get(t, t if held.get(t) == t else same.get(t, t))
             if graph.ops[graph.tensors[one].op].type == "Const":
                 self.folded[t] = one
@@ -76,22 +89,41 @@ class Constants:
             if t not in handed or one not in seen:
                 self.folding_bytes.append(graph.tensors[t].size_bytes)
                 seen.add(one)
-            if t not in folding.kept:
+            if t not in kept:
                 continue
             one = first.setdefault(held.get(t, one), one)
             if one not in self.folded:
                 size_bytes = graph.tensors[one].size_bytes
                 self.folded[one] = hide(size_bytes, f"{graph.label(one)} (constant)")
             self.folded[t] = self.folded[one]
+        copies = {t: self.folded[once[t]] for t in folding.asked if once.get(t) in self.folded}
+        self.folded |= copies
         by_name = sorted(self.folded, key=lambda t: (graph.ops[graph.tensors[t].op].name, t))
         self.folded = {t: self.folded[t] for t in by_name}
 
 
 @once_per_graph
-def _computing_bytes(graph: StepGraph) -> int:
+def made_once(graph: StepGraph) -> dict[int, int]:
+    """What is made of constants alone, of which a rewritten step makes no second copy -> the first.
+
+    The runtime would compute all copies before it keeps one. Each op makes what the first does, of
+    the same constants, and neither waits for others.
+    """
+    same, found = merged_tensors(graph), dict[int, int]()
+    for op in graph.ops:
+        if op.type == "Const" or op.controls or not graph.folded[op.id]:
+            continue
+        first = {graph.tensors[same[t]].op for t in op.outputs if t in same}
+        copied = all(t in same and t not in graph.data.outputs for t in op.outputs)
+        if copied and all(graph.folded[each] for each in first):
+            found |= {t: same[t] for t in op.outputs}
+    return found
+
+
+def _computing_bytes(graph: StepGraph, once: Mapping[int, int]) -> int:
     """The most that lies there at once of what is made of constants alone, when each op is run as
     soon as it can be: what is kept, and what that is computed of."""
-    asked = graph.folding.asked
+    asked = {once.get(t, t) for t in graph.folding.asked}
     needed: set[int] = set()
     readers: dict[int, int] = defaultdict(int)  # of each buffer
     for op in reversed(graph.ops):
@@ -99,13 +131,13 @@ def _computing_bytes(graph: StepGraph) -> int:
         if runs and any(t in asked or readers[graph.root[t]] for t in op.outputs):
             needed.add(op.id)
             for t in op.inputs:
-                readers[graph.root[t]] += 1
+                readers[graph.root[once.get(t, t)]] += 1
     held = {graph.root[t] for t in asked}
     there_bytes = most_bytes = 0
     for op in (graph.ops[each] for each in sorted(needed)):
         made = sum(graph.tensors[t].size_bytes for t in op.outputs if graph.root[t] == t)
         freed = 0
-        for t in (graph.root[t] for t in op.inputs):
+        for t in (graph.root[once.get(t, t)] for t in op.inputs):
             readers[t] -= 1
             if not readers[t] and t not in held and graph.tensors[t].op in needed:
                 freed += graph.tensors[t].size_bytes

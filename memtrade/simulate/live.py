@@ -23,7 +23,6 @@ from memtrade.simulate.program import (
     Linker,
     Program,
     Request,
-    relieved_bytes,
 )
 from memtrade.simulate.walk import MAX_SLICE_BYTES, STRING_BYTES, Walk
 
@@ -147,7 +146,7 @@ class _Buffers:
                     gone += size
                 continue
             if relief:
-                size = relieved_bytes(request, inputs, buffer_of, refs, self.sizes)
+                size = request.relieved_bytes(inputs, buffer_of, refs, self.sizes)
             for position in forwarded:
                 buffer = buffer_of[inputs[position]]
                 if refs[buffer] == 1:

@@ -31,6 +31,7 @@ import msgspec
 from memtrade.graph import BOUND, StepGraph
 from memtrade.plan import Action, Plan
 from memtrade.simulate.bfc import ArenaOutOfMemoryError, BfcAllocator
+from memtrade.simulate.constants import Constants
 from memtrade.simulate.live import Laid, laid, live_rows
 from memtrade.simulate.moments import Lag, Peak
 from memtrade.simulate.program import Linker, Program
@@ -117,7 +118,7 @@ class Simulator:
         self._base: tuple[Action, ...] | None = None
         places = target.places
         self.layouts = (places, places.narrowed()) if places and places.free[1:] else (places,)
-        self._started: dict[tuple[int, Places | None], tuple[Walk, BfcAllocator]] = {}
+        self._started: dict[tuple[int, Places | None, Constants], tuple[Walk, BfcAllocator]] = {}
         # What was asked about last is asked about again, as a rule.
         self._linked: tuple[Sequence[Action], Program] | None = None
         self._lived: tuple[Program, list[int]] | None = None
@@ -239,7 +240,7 @@ class Simulator:
 
         Raises ArenaOutOfMemoryError where it does not fit.
         """
-        key = limit_bytes or self.target.limit_bytes, places
+        key = limit_bytes or self.target.limit_bytes, places, program.constants
         if key not in self._started:
             arena = self.allocator(key[0])
             walk = Walk(self.linker, program, arena)

@@ -39,7 +39,7 @@ from memtrade.op_types import (
     UPDATE_TYPES,
 )
 from memtrade.plan import Action
-from memtrade.simulate.constants import Constants
+from memtrade.simulate.constants import Constants, made_once
 
 _NUMBER_BYTES = 4  # of a row
 _MERGED_DTYPES = ("bfloat16", "float32")  # other convolutions are not oneDNN's
@@ -103,12 +103,14 @@ class Program(NamedTuple):
             tensors are the tensors as the original ops make them.
         readers: for each version, how many input slots read it, the caller's included.
         returned: the versions that the step hands out.
+        constants: of a rewritten step, or of the step as it came.
     """
 
     rows: list[Row]
     tensor_of: list[int]
     readers: list[int]
     returned: list[int]
+    constants: Constants
 
     @property
     def without_moves(self) -> Self | None:
@@ -138,7 +140,8 @@ class Linker:
     Attributes:
         walked: rows of programs that were walked so far: what simulating has cost, on any machine.
         copied: handles of variables that reads copy, and that whatever writes all of them copies.
-        specs, unplanned_specs: of each op, in rewritten steps and in the step as it came.
+        specs: of each op, in rewritten steps. constants: of these.
+        unplanned: both, of the step as it came.
         merged: of a convolution's filter gradient, that of its bias, and what both are as one.
         ready: bytes of each tensor that a data set has ready, where these lie beside the step's.
     """
@@ -157,7 +160,10 @@ class Linker:
         self._add_workspaces()
         self.constants = Constants(graph, self._hide)
         self.specs = [self._spec(op_id) for op_id in range(len(graph.ops))]
-        self.unplanned_specs = self.specs.copy()
+        self.unplanned = self.specs.copy(), self.constants
+        if once := made_once(graph):
+            self.constants = Constants(graph, self._hide, once)
+            self.specs = [self._spec(op_id) for op_id in range(len(graph.ops))]
         for op in graph.ops:
             if goes_by_rows(op, graph):
                 rows = (graph.tensors[op.inputs[1]].shape or (0,))[0]
@@ -266,12 +272,12 @@ class Linker:
         """`returned`: tensor ids that the step hands out, which therefore live to its end.
         `same`: of the step as it came, tensors that nothing makes, and those that are read in their
         place."""
-        specs, same = (self.specs, {}) if same is None else (self.unplanned_specs, same)
+        specs, constants = (self.specs, self.constants) if same is None else self.unplanned
+        same = same or {}
         latest = [same.get(t, t) for t in range(len(self.sizes))]
         tensor_of, readers = [*range(len(latest))], [0] * len(latest)
-        outside: dict[int, int] = {}
+        outside, rows = dict[int, int](), list[Row]()
         lost: set[int] = set()  # workspaces whose MaxPool output came back from the host
-        rows: list[Row] = []
         merged = self._as_one(actions)
         for index, action in enumerate(actions):
             kind, id_ = action.kind, action.id
@@ -312,10 +318,10 @@ class Linker:
                     lost.add(self.hidden_of.get(id_, SCRATCH))
             elif kind == "reserve":
                 rows.append(Row(index, RESERVE, (Request(id_),), (), (), ()))
-        handed = [latest[self.constants.folded.get(t, t)] for t in returned]
+        handed = [latest[constants.folded.get(t, t)] for t in returned]
         for version in handed:
             readers[version] += 1
-        return Program(rows, tensor_of, readers, handed)
+        return Program(rows, tensor_of, readers, handed, constants)
 
 
 def _ready(graph: StepGraph) -> tuple[int, ...]:
@@ -342,25 +348,6 @@ def _without(handles: Sequence[int], op: Op, requests: Sequence[Request]) -> tup
         )
         for each in asked
     )
-
-
-def relieved_bytes(
-    request: Request,
-    inputs: Sequence[int],
-    buffer_of: Sequence[int],
-    refs: Sequence[int],
-    sizes: Sequence[int],
-) -> int:
-    """Of scratch with relief, what is beyond the inputs that nobody else will read: these are given
-    back meanwhile."""
-    most = freed = 0
-    for taken_bytes, place in request.relief:
-        most = max(most, taken_bytes - freed)
-        if place == END:
-            freed = 0
-        elif place != NOTHING and refs[buffer := buffer_of[inputs[place]]] == 1:
-            freed += sizes[buffer]
-    return min(most, request.size_bytes)
 
 
 def _outputs_alone(wanted: Iterable[Request]) -> list[Request]:

@@ -10,16 +10,7 @@ from typing import Self
 from memtrade.graph import Tensor
 from memtrade.simulate.bfc import ArenaOutOfMemoryError
 from memtrade.simulate.moments import Allocator, Lag, Peak
-from memtrade.simulate.program import (
-    COMPUTE,
-    RESERVE,
-    SWAP_OUT,
-    Code,
-    Linker,
-    Program,
-    Row,
-    relieved_bytes,
-)
+from memtrade.simulate.program import COMPUTE, RESERVE, SWAP_OUT, Code, Linker, Program, Row
 from memtrade.simulate.regions import round_up
 
 HANDLE_BYTES = 200  # the scalar tensor that holds a variable's resource handle
@@ -121,30 +112,27 @@ class Walk:
         self.given_bytes = self.allocator.bytes_in_use - aside_bytes
         held = [graph.tensors[op.outputs[0]] for op in graph.ops if op.type == "Const"]
         for each in held:
-            if each.id in self.linker.constants.looked_at:
-                for _ in range(self._graphs):
-                    self._always("constants", each.size_bytes)
+            for _ in range(self._graphs * (each.id in self.program.constants.looked_at)):
+                self._always("constants", each.size_bytes)
         folding_bytes = self._folded()
         for each in held:
             self._constant_lies(each)
-        for folded in dict.fromkeys(self.linker.constants.folded.values()):
+        for folded in dict.fromkeys(self.program.constants.folded.values()):
             if not self.sources[folded]:
                 size_bytes = self.linker.sizes[folded]
                 self.sources[folded] = self._always("constants", size_bytes)
         for op in graph.ops:
-            for size_bytes in op.attrs.get("kept_bytes", ()):  # of loops and branches
-                self._always("constants", size_bytes)
-            for size_bytes in op.attrs.get("looked_at_bytes", ()) * max(0, self._graphs - 1):
+            looked_at = op.attrs.get("looked_at_bytes", ()) * max(0, self._graphs - 1)
+            for size_bytes in (*op.attrs.get("kept_bytes", ()), *looked_at):  # of loops, branches
                 self._always("constants", size_bytes)
         self.persistent_bytes = self.allocator.bytes_in_use
-        before = max(folding_bytes, self.persistent_bytes)
-        self.peak = Peak(before, -1)
+        self.peak = Peak(max(folding_bytes, self.persistent_bytes), -1)
 
     def _folded(self) -> int:
         """The most bytes in use before the first step, when the runtime computes what is made of
         constants alone: it holds all of it twice for a moment, what it will merge included, and
         the step's constants, too, which their kernels do not have yet."""
-        allocator, constants = self.allocator, self.linker.constants
+        allocator, constants = self.allocator, self.program.constants
         computing_bytes = allocator.bytes_in_use + constants.own_bytes + constants.computing_bytes
         made = [allocator.allocate(size) for size in 2 * constants.folding_bytes]
         most = allocator.bytes_in_use + 2 * constants.own_bytes
@@ -157,7 +145,7 @@ class Walk:
         first = self.linker.graph.data.equal.get(made.id)
         if first is not None:
             self.sources[made.id] = self.sources[first]
-        elif made.id in self.linker.constants.lasting:
+        elif made.id in self.program.constants.lasting:
             self.sources[made.id] = self._always("constants", made.size_bytes)
 
     def _capture_lies(self, t: int, size: int) -> None:
@@ -185,8 +173,7 @@ class Walk:
         allocator = self.allocator
         if t in self._lies:
             self.handles.append(self._lies[t])
-            buffer = self._note(size, references, -1)
-            self._groups[group].append(buffer)
+            self._groups[group].append(buffer := self._note(size, references, -1))
             return buffer
         while_made = [allocator.allocate(SHAPE_BYTES), allocator.allocate(SEED_BYTES)]
         buffer = self._always(group, size, references=references)
@@ -195,8 +182,7 @@ class Walk:
         return buffer
 
     def _always(self, group: str, size: int, *, references: int = _FOREVER) -> int:
-        buffer = self._new(size, references, -1)
-        self._groups[group].append(buffer)
+        self._groups[group].append(buffer := self._new(size, references, -1))
         return buffer
 
     def _new(self, size: int, references: int, owner: int) -> int:
@@ -309,7 +295,7 @@ class Walk:
                 self._give_scratch_back(-size)
                 continue
             if relief:
-                size = relieved_bytes(request, row.inputs, buffer_of, refs, self.sizes)
+                size = request.relieved_bytes(row.inputs, buffer_of, refs, self.sizes)
             buffer = 0
             for position in forwarded:
                 free = buffer_of[row.inputs[position]]
@@ -328,13 +314,12 @@ class Walk:
 
     def _give_scratch_back(self, size: int) -> None:
         """Before the row ends, and if it is not an input's place."""
-        for i in range(len(self._passing) - 1, -1, -1):
-            buffer = self._passing[i]
+        for buffer in self._passing:
             if self.sizes[buffer] == size and self._owner[buffer] == -2 - self.row:
                 self.most = max(self.most, self.allocator.bytes_in_use)
-                del self._passing[i]
+                self._passing.remove(buffer)
                 self._release(buffer)
-                return
+                break
 
     def _make(self, version: int, size: int) -> None:
         """A new buffer for a version, which goes with this row if nobody reads it."""

@@ -225,7 +225,7 @@ def attrs_of(
 
 def _constants(graph: StepGraph, linker: Linker) -> dict[str, tuple[int, ...]]:
     """See `Taken`: what its attributes of these names say of the body itself."""
-    constants, sizes = linker.constants, linker.sizes
+    (_, constants), sizes = linker.unplanned, linker.sizes
     held = dict.fromkeys(t for op in graph.ops if op.type == "Const" for t in op.outputs)
     own = held if constants.folding_bytes else ()
     made = dict.fromkeys(t for t in constants.folded.values() if t not in held)

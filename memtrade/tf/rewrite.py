@@ -20,6 +20,7 @@ from memtrade.graph import Op
 from memtrade.kernel_pairs import bias_gradients, biases
 from memtrade.op_types import HANDED_TYPES, SEND, SOURCE_TYPES
 from memtrade.plan import Plan, check_plan
+from memtrade.simulate.constants import made_once
 from memtrade.simulate.summands import sums_as_they_came
 from memtrade.tf.assigned import write_by_rows, write_in_place
 from memtrade.tf.extract import Trace
@@ -85,6 +86,7 @@ class _Rewriter:
         self.previous = ""  # pinned: the action that the next one waits for
         self.awaited: list[str] = []  # what else the action that comes waits for
         self.shapes_wanted = any(op.type in _WANTING_SHAPES for op in self.graph.ops)
+        self.once = made_once(self.graph)
         self.bias_gradients = bias_gradients(self.graph)
         self.biases = biases(self.graph)
         self.sums = sums_as_they_came(self.graph, self.plan.actions)
@@ -109,6 +111,10 @@ class _Rewriter:
         op = self.graph.ops[op_id]
         if op.type == "Placeholder" or op.type in HANDED_TYPES:  # the new function brings its
             return  # own, and TensorFlow hands tensors over
+        if op.outputs and op.outputs[0] in self.once:
+            for t in op.outputs:
+                self.latest[t] = self._reference(self.once[t])
+            return
         node = self._copy(op_id, op.name)
         if keeps_place(op, self.graph):
             self.nodes.extend(

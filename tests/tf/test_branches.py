@@ -14,7 +14,6 @@ import memtrade
 from memtrade.bounds import bound_of
 from memtrade.facts.calls import body_requests
 from memtrade.facts.variables import IN_PLACE_BYTES, moved, reads_by_copying
-from memtrade.simulate.program import relieved_bytes
 from memtrade.tf.captured import captured_variables
 from memtrade.tf.functions import chosen_functions
 from memtrade.tf.inline import still_called
@@ -200,7 +199,7 @@ def test_a_branch_gives_back_what_its_gradient_has_read():
     sizes = [graph.tensors[t].size_bytes for t in gradient.inputs]
     each = range(len(sizes))
     held, given_back = (
-        relieved_bytes(scratch, each, each, [readers] * len(sizes), sizes) for readers in (2, 1)
+        scratch.relieved_bytes(each, each, [readers] * len(sizes), sizes) for readers in (2, 1)
     )
     assert held >= 2 * layer_bytes
     assert given_back <= held - layer_bytes
