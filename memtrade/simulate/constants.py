@@ -12,7 +12,7 @@ if all of them wait for the same.
 import itertools
 import math
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
 from types import MappingProxyType
 
 from memtrade.facts import looked_at, reuse
@@ -43,6 +43,7 @@ class Constants:
         own_bytes: of those that the step has, where the runtime computes any.
         looked_at: those that TensorFlow infers shapes with: each graph keeps those that it has
             looked at. The runtime merges constants that hold the same, and graphs do not.
+        looked_at_last: those of them that the rewritten graph looks at.
         lasting: those that the runtime holds, the first of those that hold the same: what it has
             computed others of, it drops.
     """
@@ -64,10 +65,15 @@ class Constants:
         self._fold(graph, hide, once)
         self.computing_bytes = _computing_bytes(graph, once) if self.folding_bytes else 0
         held = [t for op in graph.ops if op.type == "Const" for t in op.outputs]
-        sizes = (round_up(graph.tensors[t].size_bytes) for t in held)
+        left_out = {graph.tensors[t].op for t in once}
+        wanted = (t for t in held if not left_out or not left_out.issuperset(graph.consumers[t]))
+        sizes = (round_up(graph.tensors[t].size_bytes) for t in wanted)
         self.own_bytes = sum(sizes) if self.folding_bytes else 0
         read = {*graph.data.outputs, *self.folded.values()}
         self.looked_at = frozenset(t for t in held if _is_looked_at(t, graph))
+        self.looked_at_last = frozenset(
+            t for t in self.looked_at if not once or _is_looked_at(t, graph, left_out)
+        )
         self.lasting = frozenset(
             graph.data.equal.get(t, t)
             for t in held
@@ -158,9 +164,9 @@ def _handed_on(graph: StepGraph, same: Mapping[int, int]) -> dict[int, int]:
     return given
 
 
-def _is_looked_at(constant: int, graph: StepGraph) -> bool:
+def _is_looked_at(constant: int, graph: StepGraph, left_out: Collection[int] = ()) -> bool:
     """Shapes, axes and the like. What updates read, and ops that compute with its like, are
-    values."""
+    values. `left_out`: ops that the graph does without."""
 
     def looks(op: Op) -> bool:
         if (known := looked_at().get(op.type)) is not None:
@@ -169,7 +175,9 @@ def _is_looked_at(constant: int, graph: StepGraph) -> bool:
         return not (op.stateful or (alike and op.type in reuse().tried))
 
     whole = graph.tensors[constant].dtype in ("int32", "int64")
-    return whole and any(looks(graph.ops[c]) for c in graph.consumers[constant])
+    return whole and any(
+        looks(graph.ops[c]) for c in graph.consumers[constant] if c not in left_out
+    )
 
 
 def alike(graph: StepGraph) -> dict[int, Hashable]:

@@ -92,7 +92,7 @@ class Walk:
 
         Raises ArenaOutOfMemoryError where they do not fit.
         """
-        graph, self._lies = self.linker.graph, lies
+        graph, constants, self._lies = self.linker.graph, self.program.constants, lies
         # The graphs that the step came from are there where its variables are.
         self._graphs = 0 if built else 1 if lies else _GRAPHS
         there_bytes = self.allocator.bytes_in_use
@@ -112,7 +112,9 @@ class Walk:
         self.given_bytes = self.allocator.bytes_in_use - aside_bytes
         held = [graph.tensors[op.outputs[0]] for op in graph.ops if op.type == "Const"]
         for each in held:
-            for _ in range(self._graphs * (each.id in self.program.constants.looked_at)):
+            last = each.id in constants.looked_at_last and self._graphs > 0
+            before = max(self._graphs - 1, 0) * (each.id in constants.looked_at)
+            for _ in range(before + last):
                 self._always("constants", each.size_bytes)
         folding_bytes = self._folded()
         for each in held:
