@@ -10,6 +10,7 @@ With a pinned order the ops themselves still run.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from memtrade.op_types import NEVER_FOLDED_TYPES
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from memtrade.graph import StepGraph, Tensor
 
 # The largest tensor that becomes a constant.
-_KEPT_BYTES = 10 << 20
+KEPT_BYTES = 10 << 20
 _COUNTS = ("int32", "int64")
 
 
@@ -43,14 +44,8 @@ def folding_of(graph: StepGraph) -> Folding:
         runs = op.stateful or not op.inputs or op.type in NEVER_FOLDED_TYPES
         if not runs and all(computed[graph.tensors[t].op] for t in op.inputs):
             computed[op.id] |= all(_is_known(graph.tensors[t], graph) for t in op.outputs)
-    asked = frozenset(
-        t
-        for op in graph.ops
-        if computed[op.id] and op.type != "Const"
-        for t in op.outputs
-        if t in graph.data.outputs or not all(computed[c] for c in graph.consumers[t])
-    )
-    kept = frozenset(t for t in asked if graph.tensors[t].size_bytes <= _KEPT_BYTES)
+    asked = _asked(graph, computed, graph.consumers)
+    kept = frozenset(t for t in asked if graph.tensors[t].size_bytes <= KEPT_BYTES)
     folded = computed[:]
     for op in reversed(graph.ops):
         if computed[op.id] and op.type != "Const":
@@ -59,6 +54,23 @@ def folding_of(graph: StepGraph) -> Folding:
                 folded[c] for t in others for c in graph.consumers[t]
             )
     return Folding(computed, folded, asked, kept)
+
+
+def folding_asked(graph: StepGraph, consumers: Sequence[Sequence[int]]) -> frozenset[int]:
+    """`Folding.asked`, where these read each tensor."""
+    return _asked(graph, graph.folding.computed, consumers)
+
+
+def _asked(
+    graph: StepGraph, computed: Sequence[bool], consumers: Sequence[Sequence[int]]
+) -> frozenset[int]:
+    return frozenset(
+        t
+        for op in graph.ops
+        if computed[op.id] and op.type != "Const"
+        for t in op.outputs
+        if t in graph.data.outputs or not all(computed[c] for c in consumers[t])
+    )
 
 
 def _is_known(tensor: Tensor, graph: StepGraph) -> bool:

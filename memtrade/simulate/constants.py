@@ -12,13 +12,14 @@ if all of them wait for the same.
 import itertools
 import math
 from collections import defaultdict
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
-from types import MappingProxyType
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 
 from memtrade.facts import looked_at, reuse
-from memtrade.graph import Op, StepGraph, once_per_graph
+from memtrade.folding import KEPT_BYTES, folding_asked
+from memtrade.graph import Op, StepGraph
 from memtrade.op_types import ALIAS_TYPES
 from memtrade.simulate.regions import round_up
+from memtrade.simulate.spared import Spared
 from memtrade.simulate.unplanned import merged_tensors
 
 # Of one number they make tensors of that number; Fill reads it behind the dimensions, Split behind
@@ -52,42 +53,42 @@ class Constants:
         self,
         graph: StepGraph,
         hide: Callable[[int, str], int],
-        once: Mapping[int, int] = MappingProxyType({}),
+        without: Spared | None = None,
     ):
         """
         Args:
             hide: adds a tensor that the graph does not have, of so many bytes and so labelled.
-            once: `made_once`, of a rewritten step.
+            without: what a rewritten step does without.
         """
         self.folded: dict[int, int] = {}
         bodies = (op.attrs.get("folding_bytes", ()) for op in graph.ops)
         self.folding_bytes: list[int] = [*itertools.chain.from_iterable(bodies)]
-        self._fold(graph, hide, once)
-        self.computing_bytes = _computing_bytes(graph, once) if self.folding_bytes else 0
+        consumers = without.consumers if without else graph.consumers
+        asked = sorted(folding_asked(graph, consumers))
+        self._fold(graph, hide, asked)
+        self.computing_bytes = _computing_bytes(graph, asked, without) if self.folding_bytes else 0
         held = [t for op in graph.ops if op.type == "Const" for t in op.outputs]
-        left_out = {graph.tensors[t].op for t in once}
-        wanted = (t for t in held if not left_out or not left_out.issuperset(graph.consumers[t]))
+        wanted = (t for t in held if consumers[t] or not graph.consumers[t])
         sizes = (round_up(graph.tensors[t].size_bytes) for t in wanted)
         self.own_bytes = sum(sizes) if self.folding_bytes else 0
         read = {*graph.data.outputs, *self.folded.values()}
-        self.looked_at = frozenset(t for t in held if _is_looked_at(t, graph))
+        self.looked_at = frozenset(t for t in held if _is_looked_at(t, graph, graph.consumers))
         self.looked_at_last = frozenset(
-            t for t in self.looked_at if not once or _is_looked_at(t, graph, left_out)
+            t for t in self.looked_at if not without or _is_looked_at(t, graph, consumers)
         )
         self.lasting = frozenset(
             graph.data.equal.get(t, t)
             for t in held
-            if t in read or not all(graph.folded[c] for c in graph.consumers[t])
+            if t in read or not all(graph.folded[c] for c in consumers[t])
         )
 
     def _fold(
-        self, graph: StepGraph, hide: Callable[[int, str], int], once: Mapping[int, int]
+        self, graph: StepGraph, hide: Callable[[int, str], int], asked: Sequence[int]
     ) -> None:
-        folding, same = graph.folding, merged_tensors(graph)
+        same = merged_tensors(graph)
         handed, held, first = _handed_on(graph, same), alike(graph), {}
         seen: set[int] = set()
-        kept = {once.get(t, t) for t in folding.kept}
-        for t in sorted({once.get(t, t) for t in folding.asked}):
+        for t in asked:
             one = handed.get(t, t if held.get(t) == t else same.get(t, t))
             if graph.ops[graph.tensors[one].op].type == "Const":
                 self.folded[t] = one
@@ -95,55 +96,40 @@ class Constants:
             if t not in handed or one not in seen:
                 self.folding_bytes.append(graph.tensors[t].size_bytes)
                 seen.add(one)
-            if t not in kept:
+            if graph.tensors[t].size_bytes > KEPT_BYTES:
                 continue
             one = first.setdefault(held.get(t, one), one)
             if one not in self.folded:
                 size_bytes = graph.tensors[one].size_bytes
                 self.folded[one] = hide(size_bytes, f"{graph.label(one)} (constant)")
             self.folded[t] = self.folded[one]
-        copies = {t: self.folded[once[t]] for t in folding.asked if once.get(t) in self.folded}
-        self.folded |= copies
         by_name = sorted(self.folded, key=lambda t: (graph.ops[graph.tensors[t].op].name, t))
         self.folded = {t: self.folded[t] for t in by_name}
 
 
-@once_per_graph
-def made_once(graph: StepGraph) -> dict[int, int]:
-    """What is made of constants alone, of which a rewritten step makes no second copy -> the first.
-
-    The runtime would compute all copies before it keeps one. Each op makes what the first does, of
-    the same constants, and neither waits for others.
-    """
-    same, found = merged_tensors(graph), dict[int, int]()
-    for op in graph.ops:
-        if op.type == "Const" or op.controls or not graph.folded[op.id]:
-            continue
-        first = {graph.tensors[same[t]].op for t in op.outputs if t in same}
-        copied = all(t in same and t not in graph.data.outputs for t in op.outputs)
-        if copied and all(graph.folded[each] for each in first):
-            found |= {t: same[t] for t in op.outputs}
-    return found
-
-
-def _computing_bytes(graph: StepGraph, once: Mapping[int, int]) -> int:
+def _computing_bytes(graph: StepGraph, asked: Collection[int], without: Spared | None) -> int:
     """The most that lies there at once of what is made of constants alone, when each op is run as
     soon as it can be: what is kept, and what that is computed of."""
-    asked = {once.get(t, t) for t in graph.folding.asked}
+    reads = without.reads if without else {}
+    asked = set(asked)
+
+    def read(op: Op) -> list[int]:
+        return [graph.root[reads.get((op.id, place), t)] for place, t in enumerate(op.inputs)]
+
     needed: set[int] = set()
     readers: dict[int, int] = defaultdict(int)  # of each buffer
     for op in reversed(graph.ops):
         runs = graph.folding.computed[op.id] and op.type != "Const"
         if runs and any(t in asked or readers[graph.root[t]] for t in op.outputs):
             needed.add(op.id)
-            for t in op.inputs:
-                readers[graph.root[once.get(t, t)]] += 1
+            for t in read(op):
+                readers[t] += 1
     held = {graph.root[t] for t in asked}
     there_bytes = most_bytes = 0
     for op in (graph.ops[each] for each in sorted(needed)):
         made = sum(graph.tensors[t].size_bytes for t in op.outputs if graph.root[t] == t)
         freed = 0
-        for t in (graph.root[once.get(t, t)] for t in op.inputs):
+        for t in read(op):
             readers[t] -= 1
             if not readers[t] and t not in held and graph.tensors[t].op in needed:
                 freed += graph.tensors[t].size_bytes
@@ -164,9 +150,9 @@ def _handed_on(graph: StepGraph, same: Mapping[int, int]) -> dict[int, int]:
     return given
 
 
-def _is_looked_at(constant: int, graph: StepGraph, left_out: Collection[int] = ()) -> bool:
+def _is_looked_at(constant: int, graph: StepGraph, consumers: Sequence[Sequence[int]]) -> bool:
     """Shapes, axes and the like. What updates read, and ops that compute with its like, are
-    values. `left_out`: ops that the graph does without."""
+    values."""
 
     def looks(op: Op) -> bool:
         if (known := looked_at().get(op.type)) is not None:
@@ -175,9 +161,7 @@ def _is_looked_at(constant: int, graph: StepGraph, left_out: Collection[int] = (
         return not (op.stateful or (alike and op.type in reuse().tried))
 
     whole = graph.tensors[constant].dtype in ("int32", "int64")
-    return whole and any(
-        looks(graph.ops[c]) for c in graph.consumers[constant] if c not in left_out
-    )
+    return whole and any(looks(graph.ops[c]) for c in consumers[constant])
 
 
 def alike(graph: StepGraph) -> dict[int, Hashable]:

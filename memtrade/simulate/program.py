@@ -39,7 +39,8 @@ from memtrade.op_types import (
     UPDATE_TYPES,
 )
 from memtrade.plan import Action
-from memtrade.simulate.constants import Constants, made_once
+from memtrade.simulate.constants import Constants
+from memtrade.simulate.spared import spared
 
 _NUMBER_BYTES = 4  # of a row
 _MERGED_DTYPES = ("bfloat16", "float32")  # other convolutions are not oneDNN's
@@ -158,12 +159,16 @@ class Linker:
         self.hidden_of: dict[int, int] = {}  # MaxPool's output -> its workspace
         self.copied = copied_variables(graph)
         self._add_workspaces()
+        self._reads: dict[tuple[int, int], int] = {}
         self.constants = Constants(graph, self._hide)
         self.specs = [self._spec(op_id) for op_id in range(len(graph.ops))]
         self.unplanned = self.specs.copy(), self.constants
-        if once := made_once(graph):
-            self.constants = Constants(graph, self._hide, once)
+        if (without := spared(graph)).reads:
+            self._reads = without.reads
+            self.constants = Constants(graph, self._hide, without)
             self.specs = [self._spec(op_id) for op_id in range(len(graph.ops))]
+            for op_id in without.left_out:
+                self.specs[op_id] = None
         for op in graph.ops:
             if goes_by_rows(op, graph):
                 rows = (graph.tensors[op.inputs[1]].shape or (0,))[0]
@@ -221,7 +226,8 @@ class Linker:
             return None
         handles = [t for t in op.inputs if graph.tensors[t].dtype == "resource"]
         variables = tuple((t, graph.capture_bytes.get(t, 0)) for t in handles)
-        inputs = tuple(t for t in op.inputs if t not in handles)
+        read = (self._reads.get((op_id, place), t) for place, t in enumerate(op.inputs))
+        inputs = tuple(t for t in read if t not in handles)
         inputs = tuple(self.constants.folded.get(t, t) for t in inputs)
         if reads_by_copying(op, graph):
             request = Request(self.sizes[op.outputs[0]], 0)

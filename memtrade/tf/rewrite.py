@@ -20,7 +20,7 @@ from memtrade.graph import Op
 from memtrade.kernel_pairs import bias_gradients, biases
 from memtrade.op_types import HANDED_TYPES, SEND, SOURCE_TYPES
 from memtrade.plan import Plan, check_plan
-from memtrade.simulate.constants import made_once
+from memtrade.simulate.spared import spared
 from memtrade.simulate.summands import sums_as_they_came
 from memtrade.tf.assigned import write_by_rows, write_in_place
 from memtrade.tf.extract import Trace
@@ -86,7 +86,7 @@ class _Rewriter:
         self.previous = ""  # pinned: the action that the next one waits for
         self.awaited: list[str] = []  # what else the action that comes waits for
         self.shapes_wanted = any(op.type in _WANTING_SHAPES for op in self.graph.ops)
-        self.once = made_once(self.graph)
+        self.without = spared(self.graph)
         self.bias_gradients = bias_gradients(self.graph)
         self.biases = biases(self.graph)
         self.sums = sums_as_they_came(self.graph, self.plan.actions)
@@ -111,9 +111,7 @@ class _Rewriter:
         op = self.graph.ops[op_id]
         if op.type == "Placeholder" or op.type in HANDED_TYPES:  # the new function brings its
             return  # own, and TensorFlow hands tensors over
-        if op.outputs and op.outputs[0] in self.once:
-            for t in op.outputs:
-                self.latest[t] = self._reference(self.once[t])
+        if op_id in self.without.left_out:
             return
         node = self._copy(op_id, op.name)
         if keeps_place(op, self.graph):
@@ -150,14 +148,14 @@ class _Rewriter:
             if control in seen or before.type == SEND:
                 continue
             seen.add(control)
-            if self.graph.folded[control]:
+            if self.graph.folded[control] or control in self.without.left_out:
                 waits.extend((*before.controls, *(self.graph.tensors[t].op for t in before.inputs)))
             else:
                 yield before.name
 
     def _recompute(self, op_id: int) -> None:
-        if self.graph.folded[op_id]:  # it is there for good
-            return
+        if self.graph.folded[op_id] or op_id in self.without.left_out:  # it is there for good, or
+            return  # nobody reads it
         op = self.graph.ops[op_id]
         self.clones[op_id] += 1
         node = self._copy(op_id, f"{self.scope}/again{self.clones[op_id]}/{op.name}")
@@ -221,7 +219,8 @@ class _Rewriter:
     def _copy(self, op_id: int, name: str) -> NodeDef:
         """A node of op `op_id` that reads the latest version of its inputs, without controls."""
         op = self.graph.ops[op_id]
-        node = copied(self.sources[op.name], name, [self.latest[t] for t in op.inputs])
+        reads = [self.without.reads.get((op_id, i), t) for i, t in enumerate(op.inputs)]
+        node = copied(self.sources[op.name], name, [self.latest[t] for t in reads])
         if "parallel_iterations" in node.attr:  # one after the other, or the peak would vary
             node.attr["parallel_iterations"].i = 1
         if self.at in self.sums:

@@ -6,11 +6,9 @@ import msgspec
 import pytest
 
 from memtrade.graph import StepGraph
-from memtrade.simulate.constants import made_once
 from tests.graphs import Builder
 from tests.simulate.test_memory import BIG, everything, simulate
 
-MIB = 1 << 20
 WIDE = 12 << 20  # too large to be kept
 
 
@@ -19,7 +17,7 @@ def zeros_added(size_bytes: int) -> StepGraph:
     (size,) = b.op("size", "Const", sizes=[4])
     (zeros,) = b.op("zeros", "Fill", [size], sizes=[size_bytes])
     (x,) = b.op("x", "Placeholder", sizes=[size_bytes])
-    (y,) = b.op("y", "Add", [zeros, x], sizes=[size_bytes])
+    (y,) = b.op("y", "AddN", [zeros, x], sizes=[size_bytes])
     return b.build(inputs=[x], outputs=[y], loss=y)
 
 
@@ -167,27 +165,6 @@ def test_constants_that_hold_the_same_lie_there_once():
 
     assert persistent(equal=False) == 3 * BIG
     assert persistent(equal=True) == 2 * BIG
-
-
-def test_a_rewritten_step_computes_what_is_the_same_once():
-    """As it came, the runtime computes all copies before it keeps one."""
-    b = Builder()
-    sizes = [b.op(f"size{i}", "Const", sizes=[4])[0] for i in range(4)]
-    (x,) = b.op("x", "Placeholder", sizes=[MIB])
-    zeros = [b.op(f"zeros{i}", "Fill", [sizes[i]], sizes=[MIB])[0] for i in range(4)]
-    (y,) = b.op("y", "AddN", [*zeros, x], sizes=[MIB])
-    b.ops = [msgspec.structs.replace(o, node=0) if o.type == "Fill" else o for o in b.ops]
-    data = b.build(inputs=[x], outputs=[y], loss=y).data
-    # The third is handed out under its own name, and the last is made of something else.
-    data = msgspec.structs.replace(
-        data, equal=dict.fromkeys(sizes[1:3], sizes[0]), outputs=(y, zeros[2])
-    )
-    graph = StepGraph(data)
-    assert made_once(graph) == {zeros[1]: zeros[0]}
-    rewritten, as_it_came = simulate(graph, everything(graph)), simulate(graph, [])
-    # The copy, and the constant that only the copy reads: each twice.
-    assert as_it_came.peak_bytes - rewritten.peak_bytes == 2 * (MIB + 256)
-    assert rewritten.persistent_bytes == as_it_came.persistent_bytes
 
 
 def test_what_is_computed_of_the_same_numbers_lies_there_once_however_they_came():

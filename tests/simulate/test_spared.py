@@ -1,0 +1,77 @@
+"""What a rewritten step does without, of what is made of constants alone."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from memtrade.graph import StepGraph
+from memtrade.simulate.spared import spared
+from tests.graphs import Builder
+from tests.simulate.test_memory import everything, simulate
+
+MIB = 1 << 20
+
+
+def test_a_rewritten_step_computes_what_is_the_same_once():
+    """As it came, the runtime computes all copies before it keeps one."""
+    b = Builder()
+    sizes = [b.op(f"size{i}", "Const", sizes=[4])[0] for i in range(4)]
+    (x,) = b.op("x", "Placeholder", sizes=[MIB])
+    zeros = [b.op(f"zeros{i}", "Fill", [sizes[i]], sizes=[MIB])[0] for i in range(4)]
+    (y,) = b.op("y", "AddN", [*zeros, x], sizes=[MIB])
+    b.ops = [msgspec.structs.replace(o, node=0) if o.type == "Fill" else o for o in b.ops]
+    data = b.build(inputs=[x], outputs=[y], loss=y).data
+    # The third is handed out under its own name, and the last is made of something else.
+    data = msgspec.structs.replace(
+        data, equal=dict.fromkeys(sizes[1:3], sizes[0]), outputs=(y, zeros[2])
+    )
+    graph = StepGraph(data)
+    without = spared(graph)
+    assert without.left_out == {graph.tensors[zeros[1]].op}
+    assert without.reads == {(graph.tensors[y].op, 1): zeros[0]}
+    rewritten, as_it_came = simulate(graph, everything(graph)), simulate(graph, [])
+    # The copy, and the constant that only the copy reads: each twice.
+    assert as_it_came.peak_bytes - rewritten.peak_bytes == 2 * (MIB + 256)
+    assert rewritten.persistent_bytes == as_it_came.persistent_bytes
+
+
+def doubled(
+    *, op: str = "Mul", beside: int = MIB, handed: bool = False, waits: bool = False
+) -> tuple[StepGraph, int, int]:
+    """A tensor of one number, and an op that reads it beside another: the graph, and both."""
+    b = Builder()
+    (x,) = b.op("x", "Placeholder", sizes=[beside])
+    (times,) = b.op("times", "Const", sizes=[4])
+    (two,) = b.op("two", "Const", sizes=[4])
+    (whole,) = b.op("whole", "Tile", [two, times], sizes=[MIB], controls=[0] if waits else [])
+    (y,) = b.op("y", op, [whole, x], sizes=[MIB])
+    return b.build(inputs=[x], outputs=[y, whole] if handed else [y], loss=y), whole, y
+
+
+def test_an_op_reads_the_number_in_place_of_a_tensor_that_is_that_all_over():
+    graph, whole, y = doubled()
+    without = spared(graph)
+    assert without.left_out == {graph.tensors[whole].op}
+    assert without.reads == {(graph.tensors[y].op, 0): graph.ops[graph.tensors[whole].op].inputs[0]}
+    rewritten, as_it_came = simulate(graph, everything(graph)), simulate(graph, [])
+    assert as_it_came.persistent_bytes - rewritten.persistent_bytes >= MIB - 256
+    assert as_it_came.peak_bytes - rewritten.peak_bytes >= MIB
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{"op": "Concat"}, {"beside": 4}, {"waits": True}],
+    ids=["it looks at all of it", "it makes it as large", "it waits for an op"],
+)
+def test_a_tensor_that_is_needed_as_large_as_it_is_stays(given):
+    graph, _, _ = doubled(**given)
+    without = spared(graph)
+    assert (without.reads, without.left_out) == ({}, frozenset())
+    assert simulate(graph, everything(graph)).peak_bytes == simulate(graph, []).peak_bytes
+
+
+def test_what_the_step_hands_out_is_made_all_the_same():
+    graph, *_ = doubled(handed=True)
+    assert not spared(graph).left_out
+    assert simulate(graph, everything(graph)).persistent_bytes >= MIB
