@@ -94,7 +94,8 @@ def _numbers(graph: StepGraph) -> dict[int, int]:
 def _number_for(op_id: int, place: int, graph: StepGraph, numbers: dict[int, int]) -> int | None:
     """What an op may read in place of a tensor that is one number all over."""
     op = graph.ops[op_id]
-    if op.type not in _BROADCASTING or graph.folding.computed[op_id]:
+    two = op.type in _BROADCASTING and len(op.inputs) == 2
+    if not two or graph.folding.computed[op_id]:
         return None
     made, read = graph.tensors[op.outputs[0]], graph.tensors[op.inputs[place]]
     number, beside = numbers.get(read.id), graph.tensors[op.inputs[1 - place]]
