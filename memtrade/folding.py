@@ -44,7 +44,7 @@ def folding_of(graph: StepGraph) -> Folding:
         runs = op.stateful or not op.inputs or op.type in NEVER_FOLDED_TYPES
         if not runs and all(computed[graph.tensors[t].op] for t in op.inputs):
             computed[op.id] |= all(_is_known(graph.tensors[t], graph) for t in op.outputs)
-    asked = _asked(graph, computed, graph.consumers)
+    asked = asked_of(graph, computed, graph.consumers)
     kept = frozenset(t for t in asked if graph.tensors[t].size_bytes <= KEPT_BYTES)
     folded = computed[:]
     for op in reversed(graph.ops):
@@ -56,14 +56,10 @@ def folding_of(graph: StepGraph) -> Folding:
     return Folding(computed, folded, asked, kept)
 
 
-def folding_asked(graph: StepGraph, consumers: Sequence[Sequence[int]]) -> frozenset[int]:
-    """`Folding.asked`, where these read each tensor."""
-    return _asked(graph, graph.folding.computed, consumers)
-
-
-def _asked(
+def asked_of(
     graph: StepGraph, computed: Sequence[bool], consumers: Sequence[Sequence[int]]
 ) -> frozenset[int]:
+    """`Folding.asked`, where these `consumers` read each tensor."""
     return frozenset(
         t
         for op in graph.ops

@@ -15,8 +15,8 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 
 from memtrade.facts import looked_at, reuse
-from memtrade.folding import KEPT_BYTES, folding_asked
-from memtrade.graph import Op, StepGraph
+from memtrade.folding import KEPT_BYTES, asked_of
+from memtrade.graph import Op, StepGraph, once_per_graph
 from memtrade.op_types import ALIAS_TYPES
 from memtrade.simulate.regions import round_up
 from memtrade.simulate.spared import Spared
@@ -49,23 +49,18 @@ class Constants:
             computed others of, it drops.
     """
 
-    def __init__(
-        self,
-        graph: StepGraph,
-        hide: Callable[[int, str], int],
-        without: Spared | None = None,
-    ):
+    def __init__(self, graph: StepGraph, hide: Callable[[int, str], int], without: Spared):
         """
         Args:
             hide: adds a tensor that the graph does not have, of so many bytes and so labelled.
-            without: what a rewritten step does without.
+            without: what the step does without.
         """
         self.folded: dict[int, int] = {}
         bodies = (op.attrs.get("folding_bytes", ()) for op in graph.ops)
         self.folding_bytes: list[int] = [*itertools.chain.from_iterable(bodies)]
-        consumers = without.consumers if without else graph.consumers
-        asked = sorted(folding_asked(graph, consumers))
-        self._fold(graph, hide, asked)
+        consumers = without.consumers
+        asked = asked_of(graph, graph.folding.computed, consumers)
+        self._fold(graph, hide, sorted(asked))
         self.computing_bytes = _computing_bytes(graph, asked, without) if self.folding_bytes else 0
         held = [t for op in graph.ops if op.type == "Const" for t in op.outputs]
         wanted = (t for t in held if consumers[t] or not graph.consumers[t])
@@ -74,7 +69,7 @@ class Constants:
         read = {*graph.data.outputs, *self.folded.values()}
         self.looked_at = frozenset(t for t in held if _is_looked_at(t, graph, graph.consumers))
         self.looked_at_last = frozenset(
-            t for t in self.looked_at if not without or _is_looked_at(t, graph, consumers)
+            t for t in self.looked_at if _is_looked_at(t, graph, consumers)
         )
         self.lasting = frozenset(
             graph.data.equal.get(t, t)
@@ -107,14 +102,12 @@ class Constants:
         self.folded = {t: self.folded[t] for t in by_name}
 
 
-def _computing_bytes(graph: StepGraph, asked: Collection[int], without: Spared | None) -> int:
+def _computing_bytes(graph: StepGraph, asked: Collection[int], without: Spared) -> int:
     """The most that lies there at once of what is made of constants alone, when each op is run as
     soon as it can be: what is kept, and what that is computed of."""
-    reads = without.reads if without else {}
-    asked = set(asked)
 
     def read(op: Op) -> list[int]:
-        return [graph.root[reads.get((op.id, place), t)] for place, t in enumerate(op.inputs)]
+        return [graph.root[t] for t in without.inputs(op)]
 
     needed: set[int] = set()
     readers: dict[int, int] = defaultdict(int)  # of each buffer
@@ -164,6 +157,7 @@ def _is_looked_at(constant: int, graph: StepGraph, consumers: Sequence[Sequence[
     return whole and any(looks(graph.ops[c]) for c in consumers[constant])
 
 
+@once_per_graph
 def alike(graph: StepGraph) -> dict[int, Hashable]:
     """For tensors made of constants: equal where the runtime keeps one, as they hold the same.
 

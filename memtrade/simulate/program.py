@@ -40,7 +40,7 @@ from memtrade.op_types import (
 )
 from memtrade.plan import Action
 from memtrade.simulate.constants import Constants
-from memtrade.simulate.spared import spared
+from memtrade.simulate.spared import Spared, nothing_spared, spared
 
 _NUMBER_BYTES = 4  # of a row
 _MERGED_DTYPES = ("bfloat16", "float32")  # other convolutions are not oneDNN's
@@ -159,16 +159,10 @@ class Linker:
         self.hidden_of: dict[int, int] = {}  # MaxPool's output -> its workspace
         self.copied = copied_variables(graph)
         self._add_workspaces()
-        self._reads: dict[tuple[int, int], int] = {}
-        self.constants = Constants(graph, self._hide)
-        self.specs = [self._spec(op_id) for op_id in range(len(graph.ops))]
-        self.unplanned = self.specs.copy(), self.constants
-        if (without := spared(graph)).reads:
-            self._reads = without.reads
-            self.constants = Constants(graph, self._hide, without)
-            self.specs = [self._spec(op_id) for op_id in range(len(graph.ops))]
-            for op_id in without.left_out:
-                self.specs[op_id] = None
+        self.unplanned = self._known_of(nothing_spared(graph))
+        without = spared(graph)
+        self.specs, self.constants = self._known_of(without) if without.reads else self.unplanned
+        self.specs = self.specs.copy()
         for op in graph.ops:
             if goes_by_rows(op, graph):
                 rows = (graph.tensors[op.inputs[1]].shape or (0,))[0]
@@ -219,16 +213,22 @@ class Linker:
         hidden = tensor - len(self.graph.tensors)
         return self.graph.label(tensor) if hidden < 0 else self.labels_of_hidden[hidden]
 
-    def _spec(self, op_id: int) -> Spec | None:
-        graph = self.graph
-        op = graph.ops[op_id]
+    def _known_of(self, without: Spared) -> tuple[list[Spec | None], Constants]:
+        """Of each op, and what there is of constants."""
+        constants = Constants(self.graph, self._hide, without)
+        specs = [
+            None if op.id in without.left_out else self._spec(op, without.inputs(op), constants)
+            for op in self.graph.ops
+        ]
+        return specs, constants
+
+    def _spec(self, op: Op, read: Sequence[int], constants: Constants) -> Spec | None:
+        graph, op_id = self.graph, op.id
         if op.type in SOURCE_TYPES or graph.folded[op_id]:
             return None
         handles = [t for t in op.inputs if graph.tensors[t].dtype == "resource"]
         variables = tuple((t, graph.capture_bytes.get(t, 0)) for t in handles)
-        read = (self._reads.get((op_id, place), t) for place, t in enumerate(op.inputs))
-        inputs = tuple(t for t in read if t not in handles)
-        inputs = tuple(self.constants.folded.get(t, t) for t in inputs)
+        inputs = tuple(constants.folded.get(t, t) for t in read if t not in handles)
         if reads_by_copying(op, graph):
             request = Request(self.sizes[op.outputs[0]], 0)
             return Spec(Code.COMPUTE, (), op.outputs, (request,))

@@ -12,7 +12,7 @@ the weight that holds twice the rate.
 import math
 from typing import NamedTuple
 
-from memtrade.graph import StepGraph, once_per_graph
+from memtrade.graph import Op, StepGraph, once_per_graph
 from memtrade.op_types import ALIAS_TYPES
 from memtrade.simulate.unplanned import merged_tensors
 
@@ -32,6 +32,15 @@ class Spared(NamedTuple):
     reads: dict[tuple[int, int], int]
     left_out: frozenset[int]
     consumers: list[list[int]]
+
+    def inputs(self, op: Op) -> list[int]:
+        """What the op reads."""
+        return [self.reads.get((op.id, place), t) for place, t in enumerate(op.inputs)]
+
+
+def nothing_spared(graph: StepGraph) -> Spared:
+    """Of the step as it came."""
+    return Spared({}, frozenset(), graph.consumers)
 
 
 @once_per_graph

@@ -119,7 +119,7 @@ class Walk:
         folding_bytes = self._folded()
         for each in held:
             self._constant_lies(each)
-        for folded in dict.fromkeys(self.program.constants.folded.values()):
+        for folded in dict.fromkeys(constants.folded.values()):
             if not self.sources[folded]:
                 size_bytes = self.linker.sizes[folded]
                 self.sources[folded] = self._always("constants", size_bytes)

@@ -148,14 +148,18 @@ class _Rewriter:
             if control in seen or before.type == SEND:
                 continue
             seen.add(control)
-            if self.graph.folded[control] or control in self.without.left_out:
+            if self._is_in_no_step(control):
                 waits.extend((*before.controls, *(self.graph.tensors[t].op for t in before.inputs)))
             else:
                 yield before.name
 
+    def _is_in_no_step(self, op_id: int) -> bool:
+        """Whether no step runs it: what it makes is a constant by then, or nobody reads that."""
+        return self.graph.folded[op_id] or op_id in self.without.left_out
+
     def _recompute(self, op_id: int) -> None:
-        if self.graph.folded[op_id] or op_id in self.without.left_out:  # it is there for good, or
-            return  # nobody reads it
+        if self._is_in_no_step(op_id):
+            return
         op = self.graph.ops[op_id]
         self.clones[op_id] += 1
         node = self._copy(op_id, f"{self.scope}/again{self.clones[op_id]}/{op.name}")
@@ -219,8 +223,8 @@ class _Rewriter:
     def _copy(self, op_id: int, name: str) -> NodeDef:
         """A node of op `op_id` that reads the latest version of its inputs, without controls."""
         op = self.graph.ops[op_id]
-        reads = [self.without.reads.get((op_id, i), t) for i, t in enumerate(op.inputs)]
-        node = copied(self.sources[op.name], name, [self.latest[t] for t in reads])
+        read = [self.latest[t] for t in self.without.inputs(op)]
+        node = copied(self.sources[op.name], name, read)
         if "parallel_iterations" in node.attr:  # one after the other, or the peak would vary
             node.attr["parallel_iterations"].i = 1
         if self.at in self.sums:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from memtrade.graph import StepGraph
+from memtrade.graph import GraphData, StepGraph
 from tests.graphs import Builder
 from tests.simulate.test_memory import BIG, everything, simulate
 
@@ -19,6 +19,17 @@ def zeros_added(size_bytes: int) -> StepGraph:
     (x,) = b.op("x", "Placeholder", sizes=[size_bytes])
     (y,) = b.op("y", "AddN", [zeros, x], sizes=[size_bytes])
     return b.build(inputs=[x], outputs=[y], loss=y)
+
+
+def zeros_of_sizes(count: int, size_bytes: int) -> tuple[GraphData, list[int], list[int]]:
+    """Zeros of one definition, each of its own constant, added up: the constants, and these."""
+    b = Builder()
+    sizes = [b.op(f"size{i}", "Const", sizes=[4])[0] for i in range(count)]
+    (x,) = b.op("x", "Placeholder", sizes=[size_bytes])
+    zeros = [b.op(f"zeros{i}", "Fill", [sizes[i]], sizes=[size_bytes])[0] for i in range(count)]
+    (y,) = b.op("y", "AddN", [*zeros, x], sizes=[size_bytes])
+    b.ops = [msgspec.structs.replace(o, node=0) if o.type == "Fill" else o for o in b.ops]
+    return b.build(inputs=[x], outputs=[y], loss=y).data, sizes, zeros
 
 
 def test_constant_ops_are_read_from_a_copy_that_is_always_there():
@@ -151,13 +162,7 @@ def test_constants_that_hold_the_same_lie_there_once():
     """And what is computed of them: a loop's zeros."""
 
     def persistent(equal: bool) -> int:
-        b = Builder()
-        sizes = [b.op(f"size{i}", "Const", sizes=[4])[0] for i in range(2)]
-        (x,) = b.op("x", "Placeholder", sizes=[BIG])
-        zeros = [b.op(f"zeros{i}", "Fill", [sizes[i]], sizes=[BIG])[0] for i in range(2)]
-        (y,) = b.op("y", "AddN", [*zeros, x], sizes=[BIG])
-        b.ops = [msgspec.structs.replace(o, node=0) if o.type == "Fill" else o for o in b.ops]
-        data = b.build(inputs=[b.ops[2].outputs[0]], outputs=[y], loss=y).data
+        data, sizes, _ = zeros_of_sizes(2, BIG)
         graph = StepGraph(
             msgspec.structs.replace(data, equal={sizes[1]: sizes[0]} if equal else {})
         )

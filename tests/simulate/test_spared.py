@@ -8,6 +8,7 @@ import pytest
 from memtrade.graph import StepGraph
 from memtrade.simulate.spared import spared
 from tests.graphs import Builder
+from tests.simulate.test_constants import zeros_of_sizes
 from tests.simulate.test_memory import everything, simulate
 
 MIB = 1 << 20
@@ -15,13 +16,8 @@ MIB = 1 << 20
 
 def test_a_rewritten_step_computes_what_is_the_same_once():
     """As it came, the runtime computes all copies before it keeps one."""
-    b = Builder()
-    sizes = [b.op(f"size{i}", "Const", sizes=[4])[0] for i in range(4)]
-    (x,) = b.op("x", "Placeholder", sizes=[MIB])
-    zeros = [b.op(f"zeros{i}", "Fill", [sizes[i]], sizes=[MIB])[0] for i in range(4)]
-    (y,) = b.op("y", "AddN", [*zeros, x], sizes=[MIB])
-    b.ops = [msgspec.structs.replace(o, node=0) if o.type == "Fill" else o for o in b.ops]
-    data = b.build(inputs=[x], outputs=[y], loss=y).data
+    data, sizes, zeros = zeros_of_sizes(4, MIB)
+    (y,) = data.outputs
     # The third is handed out under its own name, and the last is made of something else.
     data = msgspec.structs.replace(
         data, equal=dict.fromkeys(sizes[1:3], sizes[0]), outputs=(y, zeros[2])
