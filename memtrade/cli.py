@@ -8,6 +8,7 @@ exit status   0   done
 """
 
 import errno
+import io
 import os
 import re
 import shlex
@@ -125,6 +126,7 @@ def main(
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # closed, as by `>&-`
             setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))
+    _replace_unwritable()
     try:
         given = _negatives_joined(_script_apart(tokens))
         _tell_all(given)
@@ -156,6 +158,13 @@ def main(
         if error.errno == errno.EPIPE:
             return 0
         return _complain(MemtradeError(f"cannot write: {error.strerror}: make room"), status=2)
+
+
+def _replace_unwritable() -> None:
+    """Has stdout write ? for a letter or sign that its encoding lacks, as stderr does \\u2248: a
+    table with ≈ in it is still to be read where the locale is ASCII or Latin."""
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.encoding.lower() != "utf-8":
+        sys.stdout.reconfigure(errors="replace")
 
 
 def _tell_all(tokens: Sequence[str]) -> None:

@@ -113,7 +113,7 @@ def load_device(name_or_path: str | Path) -> Device:
     path = Path(name_or_path)
     if path.suffix == ".toml" or path.is_file():
         try:
-            text = path.read_text()
+            text = path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise MemtradeError(
                 f"cannot read the device profile {str(path)!r}: {reason_of(error)}"

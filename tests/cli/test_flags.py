@@ -1,5 +1,6 @@
 """What flags come to: commands as they are recorded, strategies, devices, targets."""
 
+import io
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,8 @@ from memtrade import cli
 from memtrade.errors import MemtradeError
 from memtrade.measure import flags, here, host
 from memtrade.measure.flags import StrategyFlags
+
+BENCHMARK = Path(__file__).parents[2] / "results" / "benchmark"
 
 
 @pytest.mark.parametrize(
@@ -23,6 +26,15 @@ from memtrade.measure.flags import StrategyFlags
 )
 def test_commands_are_recorded_without_folders(words: list[str], text: str) -> None:
     assert cli.command_text([word.format(here=Path.cwd()) for word in words]) == text
+
+
+def test_an_encoding_without_a_sign_is_written_with_a_question_mark(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="ascii"))
+    assert cli.main(["table", str(BENCHMARK)]) == 0
+    assert b"224 ? 224 pixels" in written.getvalue()
 
 
 @pytest.mark.parametrize("words", ["strategies", "run --help"])
