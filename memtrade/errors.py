@@ -42,6 +42,8 @@ class UnknownNameError(MemtradeError):
     "unknown option of original 'lb': there are none"
     >>> str(UnknownNameError("split", None, ["exact"]))
     'unknown split None: The choices are exact'
+    >>> str(UnknownNameError("strategy", "", ["ome", "lms"]))
+    "unknown strategy '', an empty name: is there a comma too many? The choices are lms, ome"
     >>> str(UnknownNameError("step", "vgg", ["resnet-50", "resnet-50, batch 32"]))
     "unknown step 'vgg': The choices are resnet-50; resnet-50, batch 32"
     """
@@ -53,7 +55,8 @@ class UnknownNameError(MemtradeError):
         hint = f"did you mean {near[0]!r}? " if near else ""
         apart = "; " if any("," in each for each in self.choices) else ", "
         listed = f"The choices are {apart.join(self.choices)}" if self.choices else "there are none"
-        super().__init__(f"unknown {what} {name!r}: {hint}{listed}")
+        empty = "" if str(name).strip() else ", an empty name: is there a comma too many?"
+        super().__init__(f"unknown {what} {name!r}{empty or ':'} {hint}{listed}")
 
 
 class RuleError(MemtradeError):

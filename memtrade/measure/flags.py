@@ -41,6 +41,8 @@ GPU_SHARE = 0.9
 # What records say of a step that brings its optimizer along.
 OWN_OPTIMIZER = "its own"
 
+MOST_STEPS = 1_000_000  # a record holds the loss and the time of each
+
 Flag = Annotated[bool, Parameter(negative="")]
 Verbose = Annotated[bool, Parameter(negative="", help="Pass on what TensorFlow logs.")]
 # What was typed, for records and pages: not a flag.
@@ -356,11 +358,12 @@ def _saved(path: Path, flags: StrategyFlags) -> Plan:
 
 
 def check_steps(steps: int, warmup: int) -> None:
-    """Raises MemtradeError where there is no counted step, or fewer than none before."""
-    if steps < 1:
-        raise MemtradeError(f"--steps must be at least 1, not {steps}")
-    if warmup < 0:
-        raise MemtradeError(f"--warmup must be at least 0, not {warmup}")
+    """Raises MemtradeError for no counted step, fewer than none before, or more than are kept."""
+    for name, count, least in (("steps", steps, 1), ("warmup", warmup, 0)):
+        if count < least:
+            raise MemtradeError(f"--{name} must be at least {least}, not {count}")
+        if count > MOST_STEPS:
+            raise MemtradeError(f"--{name} must be at most {MOST_STEPS:,}, not {count:,}")
 
 
 def key_values(pairs: Sequence[str], flag: str) -> dict[str, Value]:

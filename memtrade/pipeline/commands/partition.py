@@ -17,7 +17,7 @@ from cyclopts import Parameter
 from memtrade.commands.progress import extract_graph, ignore, log, reporting
 from memtrade.commands.reading import picture_format, write_output
 from memtrade.commands.screen import Form, check_form, show, show_json
-from memtrade.errors import MemtradeError
+from memtrade.errors import MemtradeError, RuleError
 from memtrade.graph import StepGraph
 from memtrade.measure.environment import default_limit_bytes
 from memtrade.measure.flags import (
@@ -35,6 +35,7 @@ from memtrade.measure.here import learned_target
 from memtrade.measure.host import describe_machine
 from memtrade.measure.protocol import Progress
 from memtrade.models import MODELS, options_of
+from memtrade.options import check, convert
 from memtrade.pipeline.design.partition import Partition
 from memtrade.pipeline.design.partitioner import Partitioner
 from memtrade.pipeline.design.report import PartitionReport, StageSamples, Volumes, analyse
@@ -91,14 +92,20 @@ class CutFlags:
         if self.size is None:
             return model
         family = model.make_model().family
-        known = {each.name for each in options_of(MODELS[family])}
+        known = {each.name: each for each in options_of(MODELS[family])}
         own = [name for name in vars(MODELS[family])["__annotations__"] if name in known]
-        numbers = self.size.split(",")
+        numbers = [number.strip() for number in self.size.split(",")]
         if len(numbers) > len(own):
             raise MemtradeError(
                 f"--size of {family} takes up to {len(own)} values ({', '.join(own)}), "
                 f"not {len(numbers)}"
             )
+        for name, number in zip(own, numbers, strict=False):
+            try:
+                check(known[name], convert(known[name], number))
+            except RuleError as error:
+                said = f"--size {self.size!r} of {family}: {name} {error.rule}"
+                raise MemtradeError(said) from None
         given = [f"{name}={number}" for name, number in zip(own, numbers, strict=False)]
         return dataclasses.replace(model, model_option=[*given, *model.model_option])
 
