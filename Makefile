@@ -34,15 +34,16 @@ contracts: $(STAMP)
 	$(BIN)/lint-imports
 
 # A file of tests stays in one process, whose TensorFlow and traced models its tests share; which
-# files come first, tests/conftest.py says. Peaks are held with oneDNN on and off
-# (tests/tf/test_ask.py).
-IN_TWO := -n 2 --dist loadfile --no-loadscope-reorder
+# files come first, tests/conftest.py says. Three on two cores: tests wait for children a third of
+# their time, and these wait ten seconds where TensorFlow runs out of memory. Peaks are held with
+# oneDNN on and off (tests/tf/test_ask.py).
+IN_THREE := -n 3 --dist loadfile --no-loadscope-reorder
 tests: $(STAMP)
-	$(BIN)/pytest $(IN_TWO)
+	$(BIN)/pytest $(IN_THREE)
 
 # All tests that ask kernels, with Eigen's.
 eigen: $(STAMP)
-	TF_ENABLE_ONEDNN_OPTS=0 $(BIN)/pytest $(IN_TWO) -m kernels
+	TF_ENABLE_ONEDNN_OPTS=0 $(BIN)/pytest $(IN_THREE) -m kernels
 
 # The documentation, in build/site.
 docs: $(STAMP)

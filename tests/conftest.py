@@ -4,7 +4,7 @@ import gc
 import os
 import signal
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from pathlib import Path
 
 import pytest
@@ -35,7 +35,16 @@ def pytest_configure() -> None:
 
 def pytest_collection_finish() -> None:
     """What has been imported by now stays: the collector need not look through it again."""
+    forks.freeze()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol() -> Generator[None, object, object]:
+    """So does what tests share, traced models for the most part."""
+    done = yield
+    gc.collect()
     gc.freeze()
+    return done
 
 
 def pytest_unconfigure() -> None:
