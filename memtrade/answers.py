@@ -28,7 +28,13 @@ from memtrade.results.layers import LayerSummary, summarize
 from memtrade.settings import check_count, device_of, told_bytes
 from memtrade.simulate.by_layer import By, check_by
 from memtrade.target import ARENA, Target
-from memtrade.tf.calling import as_function, made_from, step_to_read
+from memtrade.tf.calling import (
+    as_function,
+    is_keras_model,
+    made_from,
+    step_of_model,
+    step_to_read,
+)
 from memtrade.tf.extract import Trace, inspected, trace_concrete
 from memtrade.tf.loss import Named
 from memtrade.tf.process import beside_step, counted, models_alive
@@ -84,7 +90,7 @@ def summary(
     """
     check_count("batch_size", batch_size)
     check_count("top", top, optional=True)
-    traced, plan = (None, None) if _is_keras(model) else _as_it_runs(model)
+    traced, plan = (None, None) if is_keras_model(model) else _as_it_runs(model)
     if traced is None:
         traced = _traced(model, example_batch, batch_size=batch_size, loss=loss)
     elif example_batch is not None:
@@ -192,14 +198,14 @@ def _explained(
                 traced = _traced(model, None, batch_size=seen)
     batch_bytes = traced.graph.bytes_of(traced.graph.data.inputs)
     ahead = -batch_bytes  # Python holds the batch, and the step counts it as its own
-    if _is_keras(model):  # its iterator makes the next batch ahead, which Python does not see
+    if is_keras_model(model):  # its iterator makes the next batch ahead, which Python does not see
         ahead = batch_bytes if target.copies_in_line else 0
     beside = beside_step(traced.concrete, device, ahead_bytes=ahead)
     if count is not None:
         count = msgspec.structs.replace(count, in_use_bytes=count.in_use_bytes + ahead)
     target = learned_target(target, [traced.graph], environment=os.environ, on_progress=_asking)
     found = of_step(
-        _named(traced, plan, model.name if _is_keras(model) else None),
+        _named(traced, plan, model.name if is_keras_model(model) else None),
         traced.graph,
         target,
         plan=plan,
@@ -211,7 +217,7 @@ def _explained(
     remedy, python = remedy_for(found, traced.graph, target), ""
     if isinstance(remedy, Remedy):
         python = remedy.python
-        if _is_keras(model):
+        if is_keras_model(model):
             size = f"batch_size={found.batch_size}"
             python = f"memtrade.keras.optimize(model, {size}, {remedy.arguments})"
     return Page(found, remedy, python=python)
@@ -220,7 +226,7 @@ def _explained(
 def _as_it_runs(model: Any) -> tuple[Trace | None, Plan | None]:
     """A step that `memtrade.apply` has rewritten, as it was traced, and the plan it runs by."""
     rewritten = model
-    if _is_keras(model):  # `memtrade.keras.optimize` leaves it there
+    if is_keras_model(model):  # `memtrade.keras.optimize` leaves it there
         rewritten = getattr(model.train_function, "step", None)
     last = made_from[rewritten][1] if rewritten in made_from else []
     return last[0] if len(last) == 1 else (None, None)
@@ -273,23 +279,15 @@ def _trained(failure: Failure) -> Any:
     return found[0] if len(found) == 1 else None
 
 
-def _is_keras(model: Any) -> bool:
-    keras = sys.modules.get("keras")
-    return keras is not None and isinstance(model, keras.Model)
-
-
 def _traced(model: Any, example_batch: Any, *, batch_size: int, loss: Named = None) -> Trace:
     """The step of a model, or a step."""
-    if _is_keras(model):
-        if not model.compiled or model.optimizer is None:
-            raise MemtradeError("the model has no optimizer yet: call model.compile(...) before")
+    if is_keras_model(model):
+        function: Any = step_of_model(model)
         refuse_mirrored(model, "memory is told of one device")
         if model.built and model.distribute_strategy is not tf.distribute.get_strategy():
             with model.distribute_strategy.scope():  # slots are made where the model was
                 model.optimizer.build(model.trainable_variables)
         batch = made_up_batch(model, batch_size) if example_batch is None else example_batch
-        # As Keras traces it, but for XLA.
-        function: Any = tf.function(model.train_step, autograph=False)
         example, name = (batch,), model.name
     elif example_batch is None:
         raise MemtradeError(

@@ -1,6 +1,7 @@
 """Calls of steps: with their tensors in the order of the arguments, and not inlined: among the ops
 of a caller those of the step would run in another order."""
 
+import sys
 from collections.abc import Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -44,12 +45,28 @@ def as_function(train_step: Any) -> Any:
     check_traced()
     if hasattr(train_step, "get_concrete_function"):
         return made_from[train_step][0] if train_step in made_from else train_step
-    is_class, is_model = isinstance(train_step, type), hasattr(train_step, "make_train_function")
+    is_class, is_model = isinstance(train_step, type), is_keras_model(train_step)
     if callable(train_step) and not is_class and not is_model:
         return tf.function(train_step)
     what = f"{train_step}" if is_class else type(train_step).__name__
     how = ": hand a Keras model to memtrade.keras.optimize" if is_model else ""
     raise MemtradeError(f"a training step is a tf.function or a Python function, not {what}{how}")
+
+
+def is_keras_model(model: Any) -> bool:
+    keras = sys.modules.get("keras")
+    return keras is not None and isinstance(model, keras.Model)
+
+
+def step_of_model(model: Any) -> Any:
+    """The step of a compiled Keras model, a function of one batch: as Keras traces it, but for XLA.
+
+    Raises:
+        MemtradeError: the model is not compiled.
+    """
+    if not model.compiled or model.optimizer is None:
+        raise MemtradeError("the model has no optimizer yet: call model.compile(...) before")
+    return tf.function(model.train_step, autograph=False)
 
 
 def argument_order(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[int]:

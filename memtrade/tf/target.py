@@ -14,6 +14,7 @@ import tensorflow as tf
 from memtrade.errors import MemtradeError
 from memtrade.graph import repeats
 from memtrade.models.target import OwnStep
+from memtrade.tf.calling import is_keras_model, step_of_model
 from memtrade.tf.captured import captured_variables
 from memtrade.tf.failures import failure_text
 from memtrade.tf.laying import LaidVariables, laid_down
@@ -124,10 +125,10 @@ def _made(model: OwnStep, make: Callable[..., Any], **told: int) -> tuple[Any, A
             f"{model.target} must return a training step and an example of its batch, as in "
             f"`return train_step, (x, y)`, not {type(made).__name__}"
         )
-    function, example = made
-    if not hasattr(function, "get_concrete_function"):
-        function = tf.function(function)
-    return function, example
+    step, example = made
+    if is_keras_model(step):
+        return step_of_model(step), (example,)
+    return step if hasattr(step, "get_concrete_function") else tf.function(step), example
 
 
 def _check_size(model: OwnStep, specs: Sequence[tf.TensorSpec], *, told: bool) -> None:
@@ -146,7 +147,7 @@ def _check_size(model: OwnStep, specs: Sequence[tf.TensorSpec], *, told: bool) -
         found = " or ".join(map(str, sorted(sizes)))
         raise MemtradeError(
             f"{model.target} made a batch of {found}, not of {model.batch_size}: let it take "
-            "`batch_size`, or say --batch-size"
+            f"`batch_size`, or say --batch-size {found}"
         )
 
 

@@ -95,6 +95,18 @@ def iterating(batch_size):
 
     return train_step, ()
 
+def kerass(batch_size, optimizer="adam"):
+    import keras
+
+    hidden = [keras.layers.Dense(32, "tanh") for _ in range(6)]
+    model = keras.Sequential([keras.Input([32]), *hidden, keras.layers.Dense(1)])
+    if optimizer:
+        model.compile(optimizer, "mse", metrics=["mae"])
+    return model, (tf.ones([batch_size, 32]), tf.zeros([batch_size, 1]))
+
+def uncompiled(batch_size):
+    return kerass(batch_size, None)
+
 def number():
     return 3
 
@@ -152,6 +164,15 @@ def test_a_python_function_and_specs_will_do():
     assert float(step.function(*step.make_batch())) == 0.0
 
 
+def test_a_compiled_keras_model_is_its_step():
+    step = step_of("my_steps:kerass", batch_size=4096)
+    traced = trace(step)
+    assert len(step.variables()) > 2 * 14  # weights, slots, and sums of metrics
+    plan = PLANNED["ome"].plan(traced.graph, make_options("ome", {"select": "all"}), ARENA)
+    rewritten = apply_plan(traced, plan, SerializeTransfer())
+    assert verified(step, rewritten, steps=2, tolerance=0.0).equal
+
+
 def test_a_step_that_takes_its_batches_of_a_data_set_is_compared_on_the_same_ones():
     """Its target is told how large a batch is, which its arguments do not say."""
     step = step_of("my_steps:iterating", batch_size=4)
@@ -191,7 +212,9 @@ def test_a_tensor_that_is_given_twice_is_there_once():
         ("my_steps:leaving", r"^my_steps:leaving failed: SystemExit: 5 \(my_steps.py, line \d+\)$"),
         ("my_steps:wordy_later", r" failed: ValueError: my own: rule, in full"),
         ("my_steps:leaving_later", r"^tracing the step .* failed: SystemExit: that was it"),
-        ("my_steps:fixed", r"^my_steps:fixed made a batch of 5, not of 32: let it take"),
+        ("my_steps:uncompiled", r"^the model has no optimizer yet: call model.compile"),
+        ("my_steps:fixed", r"^my_steps:fixed made a batch of 5, not of 32: let it take "
+                           r"`batch_size`, or say --batch-size 5$"),
         ("my_steps:sizeless", r"^my_steps:sizeless gives no batch that has a size: let it take"),
     ],
 )  # fmt: skip
