@@ -30,13 +30,22 @@ from memtrade.tf.unroll import shapes_kept
 _HARMLESS = READING_TYPES | {"AssignVariableOp", "ResourceStridedSliceAssign"}
 
 
-def write_in_place(assign: NodeDef, rank: int) -> list[NodeDef]:
-    """Turns an AssignVariableOp into one of a slice, and returns the slice's constants."""
+def write_in_place(
+    assign: NodeDef, rank: int, slices: dict[bool, tuple[str, str]] | None = None
+) -> list[NodeDef]:
+    """Turns an AssignVariableOp into one of a slice, and returns the slice's constants that are
+    not there yet. `slices` has the names of those that are, by whether there are axes: in a
+    branch the runtime merges none of these, however alike."""
     handle, value, *controls = assign.input
     dtype = assign.attr["dtype"].type
     start, stride, open_ends = whole_slice(rank)
-    constants = [const_node(f"{assign.name}/from", start), const_node(f"{assign.name}/by", stride)]
-    at, by = (each.name for each in constants)
+    slices = {} if slices is None else slices
+    constants: list[NodeDef] = []
+    if (has_axes := rank > 0) not in slices:
+        begin, step = f"{assign.name}/from", f"{assign.name}/by"
+        constants = [const_node(begin, start), const_node(step, stride)]
+        slices[has_axes] = begin, step
+    at, by = slices[has_axes]
     assign.op = "ResourceStridedSliceAssign"
     assign.ClearField("attr")
     assign.attr["T"].type = dtype
@@ -163,9 +172,10 @@ def _written(functions: Functions, name: str, ranks: Mapping[int, int]) -> list[
     made.versions.producer = tf.version.GRAPH_DEF_VERSION
     rank_of = {template.arguments[i]: rank for i, rank in ranks.items()}
     called: list[Any] = []
+    slices: dict[bool, tuple[str, str]] = {}
     for node in [*made.node]:
         if node.op == "AssignVariableOp" and node.input[0] in rank_of:
-            made.node.extend(write_in_place(node, rank_of[node.input[0]]))
+            made.node.extend(write_in_place(node, rank_of[node.input[0]], slices))
         inner = {i: rank_of[name] for i, name in enumerate(node.input[1:]) if name in rank_of}
         if node.op in BRANCH_TYPES and inner:
             for each in chosen_functions(node):
