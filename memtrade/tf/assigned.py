@@ -34,8 +34,9 @@ def write_in_place(
     assign: NodeDef, rank: int, slices: dict[bool, tuple[str, str]] | None = None
 ) -> list[NodeDef]:
     """Turns an AssignVariableOp into one of a slice, and returns the slice's constants that are
-    not there yet. `slices` has the names of those that are, by whether there are axes: in a
-    branch the runtime merges none of these, however alike."""
+    not there yet. `slices` has the names of those that are, by whether there are axes. The runtime
+    puts branches into the step's graph and merges a constant only with the first that holds the
+    same: where that one is not in the same branch, all of the branch's stay apart."""
     handle, value, *controls = assign.input
     dtype = assign.attr["dtype"].type
     start, stride, open_ends = whole_slice(rank)
