@@ -227,8 +227,11 @@ class Placement:
             turn = self.turns.pop()
             first = turn.block
             self.state.undo(turn.mark)
+            least = self.state.allocator.bytes_in_use + self.blocks[first].least_bytes
             known: dict[Hashable, int] = {}
             for reserved in self._other_ways(self.state, self.blocks[first], useful=False):
+                if least + sum(reserved) >= peak:
+                    break  # those that follow reserve more
                 if reserved == turn.reserved:
                     continue
                 found, changed = self._replayed(first, reserved, last, peak, known)
