@@ -67,7 +67,7 @@ def check_sized(graph: StepGraph) -> None:
         line = f" ({made.source})" if made and made.source else ""
         others = f" and {more} other{'s' if more > 1 else ''}" if more else ""
         how = "hand what it comes of to the step as tensors, no specs and no iterator"
-        if made and made.type in LOOP_TYPES:
+        if any(op.type in LOOP_TYPES for op in graph.ops):  # it may come of one
             how += ", bound the loop (maximum_iterations of tf.while_loop), move it out of the step"
         raise UnsupportedGraphError(
             f"a budget needs the size of every tensor, and nothing tells that of {first}{line}"

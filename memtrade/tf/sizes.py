@@ -33,6 +33,9 @@ from memtrade.tf.body_bytes import (
     shared_bytes,
 )
 from memtrade.tf.functions import chosen_functions
+from memtrade.tf.nodes import Constant
+from memtrade.tf.trips import trip_count
+from memtrade.tf.values import known_constants
 
 Library = Any  # tf.compat.v1.FunctionDefLibrary, a protobuf class that type checkers cannot see
 
@@ -96,8 +99,11 @@ class _Sizes:
         self.found = BodyBytes()
         self.trips: dict[str, int] = {}  # of loops, by the names of their outputs
         self.hanging: set[str] = set()  # outputs of loops whose trips were watched
+        self.constants: dict[str, Constant] = {}
 
     def learn(self, operations: Sequence[tf.Operation]) -> BodyBytes:
+        if any(operation.type in LOOP_TYPES for operation in operations):
+            self.constants = known_constants(operations)  # AutoGraph computes limits of `tf.range`
         for operation in operations:
             outputs: Sequence[tf.Tensor] = operation.outputs
             if operation.type in LOOP_TYPES:
@@ -284,11 +290,10 @@ class _Sizes:
         inputs, outputs = list(operation.inputs), list(operation.outputs)
         drawn = self._body(operation.get_attr("body").name, inputs)
         body, learned = drawn.body, drawn.learned
-        trips, how = self._trip_count(operation, inputs), TRIP_COUNT
+        trips, how = self._trip_count(operation, inputs)
         if trips is None:
             trips, how = self._watched_trips(inputs, outputs), WATCHED
-        if how == WATCHED and trips is not None:
-            self.hanging.update(t.name for t in outputs)
+            self.hanging.update(t.name for t in outputs if trips is not None)
         asked = self._body(operation.get_attr("cond").name, inputs)
         abreast = operation.get_attr("parallel_iterations")
         abreast = abreast if trips is None else min(abreast, trips)
@@ -317,34 +322,23 @@ class _Sizes:
             else:
                 self._set(after, max(start, growth), "")
 
-    def _trip_count(self, operation: tf.Operation, inputs: Sequence[tf.Tensor]) -> int | None:
-        """From the condition `counter < limit`, or for a loop's gradient, from the loop."""
-        condition = draw_body(
-            self.library, operation.get_attr("cond").name, self._arguments(inputs)
-        )
+    def _trip_count(self, operation: tf.Operation, inputs: Any) -> tuple[int | None, str]:
+        """From its condition; of a loop's gradient, from the loop's."""
+        function = operation.get_attr("cond").name
+        condition = draw_body(self.library, function, self._arguments(inputs))
         position = {t.name: i for i, t in enumerate(condition.arguments)}
 
         def value(t: tf.Tensor) -> int | None:
             while t.op.type == "Identity":
                 t = t.op.inputs[0]
             outer = inputs[position[t.name]] if t.name in position else t
-            found = tf.get_static_value(outer)
+            known = self.constants.get(outer.name)
+            found = tf.get_static_value(outer) if known is None else known.array
             if found is None:
                 return self.trips.get(outer.name)
             return int(found) if found.ndim == 0 and found >= 0 else None
 
-        counts = []
-        stack = [condition.results[0]]
-        while stack:
-            t = stack.pop()
-            if t.op.type in ("Identity", "LogicalAnd"):
-                stack.extend(t.op.inputs)
-            elif t.op.type in ("Less", "Greater"):
-                start, limit = t.op.inputs if t.op.type == "Less" else reversed(t.op.inputs)
-                first, last = value(start), value(limit)
-                if first is not None and last is not None:
-                    counts.append(max(0, last - first))
-        return min(counts) if counts else None
+        return trip_count(condition.results[0], value, self.library)
 
     def _watched_trips(
         self, inputs: Sequence[tf.Tensor], outputs: Sequence[tf.Tensor]

@@ -14,8 +14,16 @@ from memtrade.tf.nodes import Constant, folded, is_few
 def known_numbers(
     operations: Sequence[tf.Operation], tensor_ids: dict[str, int]
 ) -> dict[int, tuple[int, ...]]:
-    """Of the small whole-number tensors whose values do not depend on the batch: what TensorFlow
-    knows, and what follows from that."""
+    """Values of the small whole-number tensors that do not depend on the batch."""
+    return {
+        tensor_ids[name]: tuple(int(each) for each in constant.array.flat)
+        for name, constant in known_constants(operations).items()
+        if constant.array.dtype != np.bool_
+    }
+
+
+def known_constants(operations: Sequence[tf.Operation]) -> dict[str, Constant]:
+    """By names of small whole-number tensors: what TensorFlow knows, and what follows from that."""
     known: dict[str, Constant] = {}
     for operation in operations:
         for t in operation.outputs:
@@ -31,11 +39,7 @@ def known_numbers(
                 known[t.name] = found
         if operation.type == "ConcatOffset":
             known |= _offsets(operation, known)
-    return {
-        tensor_ids[name]: tuple(int(each) for each in constant.array.flat)
-        for name, constant in known.items()
-        if constant.array.dtype != np.bool_
-    }
+    return known
 
 
 def _offsets(

@@ -6,10 +6,12 @@ import tensorflow as tf
 
 import memtrade
 from memtrade.errors import MemtradeError, UnknownNameError, UnsupportedGraphError
+from memtrade.graph import BOUND
 from memtrade.guard.peak import peak_of
 from memtrade.keras import restore
 from memtrade.tf.device import Arena
 from tests.tf import unsized_steps
+from tests.tf.test_origins import graph_of
 from tests.tf.user_steps import STEPS, WIDTH, images
 
 
@@ -129,6 +131,16 @@ def test_a_budget_that_a_size_is_missing_for_says_what_would_tell_it():
         memtrade.apply(unsized_steps.unknown()[0], spec, budget="60MB")
     assert memtrade.apply(unsized_steps.unknown()[0], batch, budget="60MB")
     assert memtrade.apply(unsized_steps.unknown(maximum_iterations=3)[0], spec, budget="60MB")
+
+
+def test_a_loop_over_a_range_that_may_be_left_is_bounded_by_the_range():
+    """What a `break` leaves out is less."""
+    (batch,) = unsized_steps.breaking()[1]
+    step, spec = unsized_steps.breaking()[0], tf.TensorSpec(batch.shape)
+    graph = graph_of(step, spec)
+    bounded = [graph.tensors[t].size_bytes for t in graph.sized(BOUND)]
+    assert max(bounded) == 20 * batch.shape.num_elements() * 4  # floats of 20 rounds
+    assert memtrade.apply(step, spec, budget="60MB")
 
 
 def test_what_python_does_in_the_graph_cannot_be_kept():

@@ -101,6 +101,22 @@ def unknown(batch_size: int = 64, maximum_iterations: int | None = None) -> Any:
     return descending(forward, [w]), (tf.ones([batch_size, WIDTH]),)
 
 
+def breaking(batch_size: int = 64) -> Any:
+    """An episode: at most 20 rounds, and a `break`; what each makes is in lists that grow."""
+    (w,) = _weights(1)
+
+    def forward(x):
+        found = tf.TensorArray(tf.float32, size=0, dynamic_size=True)
+        for i in tf.range(20):
+            x = tf.nn.tanh(x @ w) * 0.9
+            found = found.write(i, x)
+            if tf.reduce_max(tf.abs(x)) < 0.01:
+                break
+        return tf.reduce_mean(found.stack(), 0)
+
+    return descending(tf.autograph.to_graph(forward), [w]), (tf.ones([batch_size, WIDTH]),)
+
+
 def counting(batch_size: int = 64) -> Any:
     """A loop that changes something: it does not run to be watched."""
     (w,) = _weights(1)
