@@ -38,7 +38,6 @@ from memtrade.tf.calling import (
 from memtrade.tf.extract import Trace, inspected, trace_concrete
 from memtrade.tf.loss import Named
 from memtrade.tf.process import beside_step, counted, models_alive
-from memtrade.tf.replicas import refuse_mirrored
 from memtrade.tf.structure import arguments_of, specs_of, tensors_of
 from memtrade.units import limit_of
 
@@ -283,10 +282,6 @@ def _traced(model: Any, example_batch: Any, *, batch_size: int, loss: Named = No
     """The step of a model, or a step."""
     if is_keras_model(model):
         function: Any = step_of_model(model)
-        refuse_mirrored(model, "memory is told of one device")
-        if model.built and model.distribute_strategy is not tf.distribute.get_strategy():
-            with model.distribute_strategy.scope():  # slots are made where the model was
-                model.optimizer.build(model.trainable_variables)
         batch = made_up_batch(model, batch_size) if example_batch is None else example_batch
         example, name = (batch,), model.name
     elif example_batch is None:

@@ -161,8 +161,8 @@ def main(
 
 
 def _replace_unwritable() -> None:
-    """Has stdout write ? for a letter or sign that its encoding lacks, as stderr does \\u2248: a
-    table with ≈ in it is still to be read where the locale is ASCII or Latin."""
+    """Has stdout write ? for a sign that its encoding lacks: a table with ≈ in it can be read where
+    the locale is ASCII or Latin, too."""
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.encoding.lower() != "utf-8":
         sys.stdout.reconfigure(errors="replace")
 

@@ -83,8 +83,8 @@ def asking(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFac
     monkeypatch.setenv("XDG_CACHE_HOME", str(base / "cache"))
 
 
-# The files that take longest, the longest first: they begin first, so that no process
-# ends on one alone. `pytest --durations=0` tells.
+# The files that take longest, the longest first: they begin first, so that no process ends on one
+# alone. `pytest --durations=0` tells.
 LONGEST = (
     "corpus/test_corpus.py", "tf/test_gradients_equal.py", "tf/test_keras_fit.py",
     "notebooks/test_notebooks.py", "planted/test_planted.py", "tf/test_pareto.py",

@@ -16,6 +16,7 @@ from memtrade.tf.failures import concrete_for
 from memtrade.tf.findings import REWRITTEN
 from memtrade.tf.graft import called_as_it_is, graft
 from memtrade.tf.loss import Named
+from memtrade.tf.replicas import refuse_mirrored
 from memtrade.tf.step import TrainStep
 from memtrade.tf.structure import (
     check_shapes,
@@ -63,9 +64,14 @@ def step_of_model(model: Any) -> Any:
 
     Raises:
         MemtradeError: the model is not compiled.
+        UnsupportedGraphError: it trains on replicas.
     """
     if not model.compiled or model.optimizer is None:
         raise MemtradeError("the model has no optimizer yet: call model.compile(...) before")
+    refuse_mirrored(model, "memory is told of one device")
+    if model.built and model.distribute_strategy is not tf.distribute.get_strategy():
+        with model.distribute_strategy.scope():  # slots are made where the model was
+            model.optimizer.build(model.trainable_variables)
     return tf.function(model.train_step, autograph=False)
 
 

@@ -9,6 +9,7 @@ there is one; else it stays *unsized*: it counts as nothing, a prediction with i
 and a budget is refused.
 """
 
+import functools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -99,11 +100,10 @@ class _Sizes:
         self.found = BodyBytes()
         self.trips: dict[str, int] = {}  # of loops, by the names of their outputs
         self.hanging: set[str] = set()  # outputs of loops whose trips were watched
-        self.constants: dict[str, Constant] = {}
+        self.operations: Sequence[tf.Operation] = ()
 
     def learn(self, operations: Sequence[tf.Operation]) -> BodyBytes:
-        if any(operation.type in LOOP_TYPES for operation in operations):
-            self.constants = known_constants(operations)  # AutoGraph computes limits of `tf.range`
+        self.operations = operations
         for operation in operations:
             outputs: Sequence[tf.Tensor] = operation.outputs
             if operation.type in LOOP_TYPES:
@@ -322,6 +322,10 @@ class _Sizes:
             else:
                 self._set(after, max(start, growth), "")
 
+    @functools.cached_property
+    def constants(self) -> dict[str, Constant]:
+        return known_constants(self.operations)
+
     def _trip_count(self, operation: tf.Operation, inputs: Any) -> tuple[int | None, str]:
         """From its condition; of a loop's gradient, from the loop's."""
         function = operation.get_attr("cond").name
@@ -329,14 +333,13 @@ class _Sizes:
         position = {t.name: i for i, t in enumerate(condition.arguments)}
 
         def value(t: tf.Tensor) -> int | None:
-            while t.op.type == "Identity":
-                t = t.op.inputs[0]
             outer = inputs[position[t.name]] if t.name in position else t
-            known = self.constants.get(outer.name)
-            found = tf.get_static_value(outer) if known is None else known.array
-            if found is None:
-                return self.trips.get(outer.name)
-            return int(found) if found.ndim == 0 and found >= 0 else None
+            if outer.name in self.trips:
+                return self.trips[outer.name]
+            found = tf.get_static_value(outer)
+            if found is None and outer.name in self.constants:  # AutoGraph computes a range's limit
+                found = self.constants[outer.name].array
+            return int(found) if found is not None and found.ndim == 0 and found >= 0 else None
 
         return trip_count(condition.results[0], value, self.library)
 

@@ -95,7 +95,7 @@ def iterating(batch_size):
 
     return train_step, ()
 
-def kerass(batch_size, optimizer="adam"):
+def keras_model(batch_size, optimizer="adam"):
     import keras
 
     hidden = [keras.layers.Dense(32, "tanh") for _ in range(6)]
@@ -105,7 +105,7 @@ def kerass(batch_size, optimizer="adam"):
     return model, (tf.ones([batch_size, 32]), tf.zeros([batch_size, 1]))
 
 def uncompiled(batch_size):
-    return kerass(batch_size, None)
+    return keras_model(batch_size, None)
 
 def number():
     return 3
@@ -165,7 +165,7 @@ def test_a_python_function_and_specs_will_do():
 
 
 def test_a_compiled_keras_model_is_its_step():
-    step = step_of("my_steps:kerass", batch_size=4096)
+    step = step_of("my_steps:keras_model", batch_size=4096)
     traced = trace(step)
     assert len(step.variables()) > 2 * 14  # weights, slots, and sums of metrics
     plan = PLANNED["ome"].plan(traced.graph, make_options("ome", {"select": "all"}), ARENA)
