@@ -10,6 +10,7 @@ from memtrade.facts.shipped import reuse
 from memtrade.facts.signature import Signature, signature_of
 from memtrade.facts.views import viewed
 from memtrade.graph import Op, StepGraph
+from memtrade.op_types import RESERVING_TYPES
 
 Lasting = Literal["ever", "room", "day", "run"]
 
@@ -127,7 +128,8 @@ def _in_full(
     for size, slot in requests:
         if 0 <= slot < len(op.outputs) and size == most[slot]:
             made = graph.tensors[op.outputs[slot]]
-            size = made.size_bytes if made.id in graph.data.sized else max(size, made.size_bytes)
+            decided = made.id in graph.data.sized and op.type not in RESERVING_TYPES
+            size = made.size_bytes if decided else max(size, made.size_bytes)
         yield size, slot
 
 

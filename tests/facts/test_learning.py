@@ -14,7 +14,7 @@ from memtrade.facts.kernel import SCRATCH
 from memtrade.facts.learned import Learned, LearnedFacts
 from memtrade.facts.signature import Operand, make_signature, signature_of
 from memtrade.facts.surroundings import Surroundings
-from memtrade.graph import WATCHED, GraphData, Op, StepGraph, Tensor
+from memtrade.graph import BOUND, WATCHED, GraphData, Op, StepGraph, Tensor
 from memtrade.measure import here, learning
 from memtrade.measure.learning import Asker, learn
 from memtrade.rebatch import Rebatcher
@@ -281,6 +281,21 @@ def test_what_made_more_rows_when_it_was_asked_makes_those_of_the_batch():
     watched = StepGraph(msgspec.structs.replace(graph.data, sized={1: WATCHED}))
     assert [each.size_bytes for each in facts.of(graph.ops[1], graph).requests] == [1_600_000]
     assert [each.size_bytes for each in facts.of(graph.ops[1], watched).requests] == [160_000]
+
+
+def test_what_a_kernel_reserves_for_its_gradient_it_tells_itself():
+    """Of what FusedBatchNormV3 reserves, the graph knows no shape: Eigen's makes one number."""
+    graph = chain("FusedBatchNormV3")
+    unshaped = msgspec.structs.replace(graph.tensors[1], shape=None, size_bytes=0)
+    tensors = (*graph.tensors[:1], unshaped, *graph.tensors[2:])
+    graph = StepGraph(msgspec.structs.replace(graph.data, tensors=tensors, sized={1: BOUND}))
+    signature = signature_of(graph.ops[1], graph)
+    assert signature is not None
+    asked = Learned(
+        key=signature.key, kernel="", requests=((4, 0),), source="asked", on="2026-01-01"
+    )
+    (request,) = LearnedFacts(ARENA.facts, {signature.key: asked}).of(graph.ops[1], graph).requests
+    assert request.size_bytes == 4
 
 
 def test_a_view_says_nothing_of_others_of_its_type():
