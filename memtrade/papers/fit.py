@@ -1,4 +1,4 @@
-"""Fitting a device profile to step times or throughputs: at most three parameters.
+"""Fitting a device profile to step times or throughputs: two or three parameters.
 
     compute    one factor on the efficiencies of convolutions and matrix products
     memory     one factor on the shares of the memory bandwidth, of all other classes
@@ -8,7 +8,7 @@
     dispatch   seconds for the host to start an op, which bounds pipelines of small micro-batches
 
 A pattern search on their logarithms minimizes the squared log ratio of predicted to measured, plus
-`prior` times the squared log of each factor: training steps of one kind of network, at one batch
+`PRIOR` times the squared log of each factor: training steps of one kind of network, at one batch
 size, tell a slow convolution from a large overhead per op badly (on the five `original` rows of the
 thesis, convolutions at 36% of the peak and 60 us an op do as well as 80% and 300 us), and then the
 profile's own efficiencies decide. Seconds have no prior. Some hundred simulations of each sample,
@@ -24,7 +24,6 @@ from typing import NamedTuple
 import msgspec
 
 from memtrade.devices import COMPUTE_BOUND, MOST, Device
-from memtrade.errors import MemtradeError, UnknownNameError
 from memtrade.graph import StepGraph
 from memtrade.plan import Action, Plan
 from memtrade.simulate.timeline import TimeSimulator
@@ -37,7 +36,7 @@ SECONDS = {
     "step": "step_overhead_seconds",
     "dispatch": "dispatch_seconds",
 }
-MOST_PARAMETERS = 3
+# How much the device's own efficiencies weigh; one sample that is wrong by a factor e weighs 1.
 PRIOR = 0.05
 # Of the search, in logarithms: its first step, and where it ends.
 FIRST_STEP, PRECISION = 0.5, 0.004
@@ -51,31 +50,9 @@ class Sample(NamedTuple):
     step_seconds: float
 
 
-def fit_device(
-    target: Target,
-    samples: Sequence[Sample],
-    *,
-    parameters: Sequence[str] = ("compute", "memory", "launch"),
-    prior: float = PRIOR,
-) -> Device:
-    """The target's device with `parameters` fitted to `samples`; the others stay as they are.
-
-    Args:
-        target: whose kernels' seconds are not known: they would not move.
-        prior: how much the device's own efficiencies weigh; one sample that is wrong by a factor
-            e weighs 1.
-
-    Raises:
-        UnknownNameError: there is no such parameter.
-        MemtradeError: more than three parameters.
-    """
-    for name in parameters:
-        if name not in FACTORS and name not in SECONDS:
-            raise UnknownNameError("parameter", name, (*FACTORS, *SECONDS))
-    if len(parameters) > MOST_PARAMETERS:
-        raise MemtradeError(
-            f"a fit has at most {MOST_PARAMETERS} parameters, not {len(parameters)}: choose"
-        )
+def fit_device(target: Target, samples: Sequence[Sample], parameters: Sequence[str]) -> Device:
+    """The target's device with `parameters` fitted to `samples`; the others stay as they are. The
+    target's kernels' seconds are not known: they would not move."""
     device = target.device
     simulators = [TimeSimulator(sample.graph, target) for sample in samples]
 
@@ -87,7 +64,7 @@ def fit_device(
         return tuple(found)
 
     start = {name: _start(device, name, samples) for name in parameters}
-    return fit_ratios(device, ratios, start, prior=prior)
+    return fit_ratios(device, ratios, start)
 
 
 def fit_ratios(
@@ -95,7 +72,6 @@ def fit_ratios(
     ratios: Callable[[Device], tuple[float, ...]],
     start: Mapping[str, float],
     *,
-    prior: float = PRIOR,
     pairs: bool = True,
 ) -> Device:
     """The device with parameters so that `ratios`, predicted over given, come close to 1.
@@ -109,7 +85,7 @@ def fit_ratios(
     def loss(point: tuple[float, ...]) -> float:
         misses = sum(math.log(r) ** 2 for r in ratios(_changed(device, parameters, point)))
         factors = (x for name, x in zip(parameters, point, strict=True) if name in FACTORS)
-        return misses + prior * sum(x**2 for x in factors)
+        return misses + PRIOR * sum(x**2 for x in factors)
 
     return _changed(device, parameters, _search(loss, tuple(start.values()), pairs=pairs))
 

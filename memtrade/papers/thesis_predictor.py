@@ -190,5 +190,5 @@ def fit(
             step = graph(row.layers, row.batch_size)
             actions = actions_of(TimeSimulator(step, card), row)
             samples.append(Sample(step, actions, row.seconds))
-    fitted = fit_device(card, samples, parameters=parameters)
+    fitted = fit_device(card, samples, parameters)
     return card.replace(device=msgspec.structs.replace(fitted, name=FITTED))
