@@ -63,7 +63,7 @@ def published_runs() -> list[PublishedRun]:
 
 def _predict(run: PublishedRun, **otherwise: object) -> list[CachingAllocator]:
     case = run.partitions, run.micro_batches, run.checkpoint, run.implementation
-    return reserved(*case, **otherwise)[0]  # pyright: ignore[reportArgumentType]  # of reserved()
+    return reserved(*case, **otherwise)  # pyright: ignore[reportArgumentType]  # of reserved()
 
 
 def _otherwise(

@@ -85,7 +85,7 @@ def _size(text: str, units: dict[str, int]) -> int:
 
 
 class _Stage:
-    """One device with its layers; forward and backward yield after each op."""
+    """One device with its layers; forward and backward yield what each op takes to start."""
 
     def __init__(self, layers: tuple[str, ...], micro_batch: int):
         tokens = FLOAT * micro_batch * POSITIONS
@@ -105,7 +105,6 @@ class _Stage:
         )
         self.sizes = [size for name in layers for size in PARAMETER_BYTES[name]]
         self.values = self._each_parameter()
-        self.loaded_bytes = self.device.reserved_bytes
         self.gradients: list[TorchTensor | None] = [None] * len(self.sizes)
         self.slots: list[TorchTensor] = []
         self.workspaces: dict[str, TorchTensor] = {}
@@ -118,14 +117,14 @@ class _Stage:
         return [TorchTensor(self.device, size) for size in self.sizes]
 
     def forward(
-        self, x: TorchTensor, *, keep: bool
-    ) -> Generator[None, None, tuple[TorchTensor, Kept]]:
+        self, x: TorchTensor, *, keep: bool, cost: float = 1.0
+    ) -> Generator[float, None, tuple[TorchTensor, Kept]]:
         """[micro-batch, ...] -> the stage's output, and what its backward part reads."""
         kept: Kept = []
         for name in self.layers:
             held = {"x": x}
             for op in self.forward_ops[name]:
-                yield
+                yield cost
                 held[op.makes] = TorchTensor(self.device, op.size_bytes)
                 for gone in op.lets_go:
                     del held[gone]
@@ -136,7 +135,7 @@ class _Stage:
 
     def backward(
         self, gradient: TorchTensor, kept: Kept
-    ) -> Generator[None, None, TorchTensor | None]:
+    ) -> Generator[float, None, TorchTensor | None]:
         """The input's gradient; None where the input is words."""
         at, dy = len(self.sizes), gradient
         del gradient
@@ -146,7 +145,7 @@ class _Stage:
             dx = held["dy"] if name == "positions" else None
             del dy
             for op in self.backward_ops[name]:
-                yield
+                yield 1.0
                 if op.size_bytes:
                     held[op.makes] = TorchTensor(self.device, op.size_bytes)
                 for index in op.gradients:
@@ -180,8 +179,8 @@ def reserved(
     order: BackwardOrder | None = None,
     share: float = RECOMPUTE_SHARE,
     steps: int = STEPS,
-) -> tuple[list[CachingAllocator], list[int]]:
-    """Each device's allocator after some steps, and what it had reserved for the parameters.
+) -> list[CachingAllocator]:
+    """Each device's allocator after some steps.
 
     Args:
         implementation: torchgpipe starts forward ops in threads of their own. The logs' own GPipe
@@ -197,7 +196,7 @@ def reserved(
     run = _Run(partitions, micro_batches, checkpoint, implementation, order, share)
     for _ in range(steps):
         run.step()
-    return [stage.device for stage in run.stages], [stage.loaded_bytes for stage in run.stages]
+    return [stage.device for stage in run.stages]
 
 
 class _Run:
@@ -296,8 +295,8 @@ class _Run:
         stage, thread = self.stages[j], self.threads[-1]
         cost = self.share * stage.backward_count / stage.forward_count
         stage.started_by("main")
-        again = stage.forward(self.inputs[i, j], keep=True)
-        output, self.kept[i, j] = yield from _at(cost, again)
+        again = stage.forward(self.inputs[i, j], keep=True, cost=cost)
+        output, self.kept[i, j] = yield from again
         if self.holds_recomputed:
             self.held.append(output)
         self.threads[j].waiting.append((thread.clock, (i, j), self._go_back(i, j)))
@@ -305,8 +304,7 @@ class _Run:
     def _go_back(self, i: int, j: int) -> Iterator[float]:
         stage, now = self.stages[j], self.threads[j]
         stage.started_by("device")
-        back = stage.backward(self.gradients.pop((i, j)), self.kept.pop((i, j)))
-        gradient = yield from _at(1.0, back)
+        gradient = yield from stage.backward(self.gradients.pop((i, j)), self.kept.pop((i, j)))
         holds = self.holds_recomputed and self.recomputes(i)
         if not holds:
             del self.inputs[i, j]
@@ -344,17 +342,7 @@ class _Thread:
         self.running = chosen[2]
 
 
-def _at(cost: float, ops: Generator[None, None, _T]) -> Generator[float, None, _T]:
-    """The ops, each of which takes so long to start."""
-    while True:
-        try:
-            next(ops)
-        except StopIteration as stop:
-            return stop.value
-        yield cost
-
-
-def _drained(ops: Generator[None, None, _T]) -> _T:
+def _drained(ops: Generator[float, None, _T]) -> _T:
     while True:
         try:
             next(ops)
