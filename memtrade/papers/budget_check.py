@@ -30,12 +30,13 @@ DEVICES = ("gtx-1070", "v100-16gb", "arena")
 BATCH_SIZE = 32
 # As much as it takes to carry all activations of these steps, on whatever machine plans.
 HOST_MEMORY = "64GiB"
-
-
-def steps() -> Iterator[tuple[str, StepGraph]]:
-    for name, given in NETWORKS:
-        model = MODELS[name](batch_size=BATCH_SIZE, **given)
-        yield model.name, trace_model(model, "sgd")
+# Each with the share of the activations that the budget leaves, and whether tensors may be swapped.
+QUESTIONS = (
+    ("activations 1/4", 0.25, True),
+    ("activations 1/2", 0.5, True),
+    ("activations 1/2, no swapping", 0.5, False),
+    ("least memory", None, True),
+)
 
 
 def rows(network: str, graph: StepGraph, device: str) -> Iterator[dict[str, Any]]:
@@ -44,41 +45,28 @@ def rows(network: str, graph: StepGraph, device: str) -> Iterator[dict[str, Any]
     target = profile_target(device)
     predictor = Predictor(graph, target)
 
-    def make_plan(strategy: str, options: dict[str, Value]) -> Plan:
-        return PLANNED[strategy].plan(graph, make_options(strategy, options), target)
-
-    def predict(plan: Plan) -> Predicted:
-        return predictor.predict(plan, limit_bytes=ROOMY_BYTES)
-
-    base = predict(make_plan("original", {}))
-    assert base.step_seconds is not None
-
-    def share(part: float) -> int:
-        return int(base.persistent_bytes + part * base.memory_cost_bytes)
-
-    questions = (
-        ("activations 1/4", share(0.25), True),
-        ("activations 1/2", share(0.5), True),
-        ("activations 1/2, no swapping", share(0.5), False),
-        ("least memory", None, True),
-    )
-    for question, budget, swap in questions:
-        options: dict[str, Value] = {
-            "budget": f"{budget}B" if budget else "",
-            "host_memory_limit": HOST_MEMORY,
-            "swap": swap,
-        }
-        plan = make_plan("optimal", options)
-        found = predict(plan)
+    def planned(strategy: str, **options: Value) -> tuple[Plan, Predicted, float]:
+        """The plan, what it takes, and its step's seconds."""
+        plan = PLANNED[strategy].plan(graph, make_options(strategy, options), target)
+        found = predictor.predict(plan, limit_bytes=ROOMY_BYTES)
         assert found.step_seconds is not None
+        return plan, found, found.step_seconds
+
+    _, base, base_seconds = planned("original")
+    for question, share, swap in QUESTIONS:
+        budget = share and int(base.persistent_bytes + share * base.memory_cost_bytes)
+        asked = f"{budget}B" if budget else ""
+        plan, found, seconds = planned(
+            "optimal", budget=asked, host_memory_limit=HOST_MEMORY, swap=swap
+        )
         yield {
             "network": network, "device": device, "question": question,
             "budget_mb": budget / 1e6 if budget else None,
             "peak_mb": found.peak_bytes / 1e6,
             "original_peak_mb": base.peak_bytes / 1e6,
             "host_mb": found.host_bytes / 1e6,
-            "step_seconds": found.step_seconds,
-            "overhead": found.step_seconds / base.step_seconds - 1,
+            "step_seconds": seconds,
+            "overhead": seconds / base_seconds - 1,
             "kept": len(plan.tensors("keep")),
             "recomputed": len(plan.tensors("recompute")),
             "swapped": len(plan.tensors("swap")),
@@ -87,10 +75,13 @@ def rows(network: str, graph: StepGraph, device: str) -> Iterator[dict[str, Any]
 
 def main(folder: Path) -> None:
     found = []
-    for network, graph in steps():
+    for name, given in NETWORKS:
+        model = MODELS[name](batch_size=BATCH_SIZE, **given)
+        graph = trace_model(model, "sgd")
         for device in DEVICES:
-            for row in rows(network, graph, device):
-                print(f"{network}, {device}, {row['question']}: {row['overhead']:+.1%}", flush=True)
+            for row in rows(model.name, graph, device):
+                told = f"{model.name}, {device}, {row['question']}"
+                print(f"{told}: {row['overhead']:+.1%}", flush=True)
                 found.append(row)
     save_csv(folder / "budgets.csv", pd.DataFrame(found).round(4))
     save_page(folder / "budgets.md", batch_size=BATCH_SIZE, rows=found)

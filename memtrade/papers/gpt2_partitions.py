@@ -78,14 +78,14 @@ class OurStages:
     """Ours, as the published reports define it.
 
     Attributes:
-        theoretical: with the times of layers alone. parallel: along the longest path through
-            them. real: with the times of all ops.
+        theoretical: with the times of layers alone.
+        balances: by the reports' kinds of times; parallel ones along the longest path through
+            layers, real ones with the times of all ops.
         outputs: for each stage, the bytes of each tensor that it hands on or returns.
     """
 
     theoretical: PartitionReport
-    parallel: Evenness
-    real: PartitionReport
+    balances: dict[str, Evenness]
     cutting_edges: int
     outputs: tuple[tuple[int, ...], ...]
 
@@ -109,10 +109,14 @@ def stages_of(graph: StepGraph, card: str, partitions: int) -> OurStages:
         )
 
     in_layers = [one if home else 0.0 for home, one in zip(homes, fused, strict=True)]
+    theoretical, longest = report([0.0] * len(fused)), _longest(graph, made, homes, in_layers)
     return OurStages(
-        theoretical=report([0.0] * len(fused)),
-        parallel=evenness(_longest(graph, made, homes, in_layers), connected_stages(made)),
-        real=report(plain),
+        theoretical=theoretical,
+        balances={
+            "theoretical_sequential": theoretical.sequential,
+            "theoretical_parallel": evenness(longest, connected_stages(made)),
+            "real": report(plain).sequential,
+        },
         cutting_edges=len(_edges(graph, made, homes)),
         outputs=tuple(_outputs(graph, made, stage) for stage in range(partitions)),
     )
@@ -187,23 +191,15 @@ def fields(line: dict[Any, Any], ours: OurStages) -> Iterator[Field]:
     for stage in published_lines("gpt2_partition_stages", report=name):
         yield from _stage(name, stage["partition"], stage, ours)
     for each in published_lines("gpt2_partition_imbalance", report=name):
-        balance = _balances(ours)[each["times"]]
+        balance = ours.balances[each["times"]]
         scope = "imbalance" if each["scope"] == "all" else "topology_aware"
         mine = getattr(getattr(balance, scope), each["phase"])
         what = f"{each['times']} {each['phase']}, {each['scope']}".replace("_", " ")
         yield Field(name, "imbalance", what, each["fastest_over_slowest"], mine)
 
 
-def _balances(ours: OurStages) -> dict[str, Evenness]:
-    return {
-        "theoretical_sequential": ours.theoretical.sequential,
-        "theoretical_parallel": ours.parallel,
-        "real": ours.real.sequential,
-    }
-
-
 def _stage(name: str, i: int, stage: dict[Any, Any], ours: OurStages) -> Iterator[Field]:
-    for times, balance in _balances(ours).items():
+    for times, balance in ours.balances.items():
         for phase in ("forward", "backward"):
             mine = 1e3 * getattr(balance.times, phase)[i]
             kind = f"{times} times".replace("_", " ")

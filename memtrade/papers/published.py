@@ -35,28 +35,17 @@ TEXT_COLUMNS = frozenset({"note", "provenance", "status", "value"})
 
 
 def published_names() -> tuple[str, ...]:
-    """Return the names that `load_published` accepts, sorted: the CSV files' stems."""
+    """The names that `load_published` takes, sorted: the CSV files' stems."""
     names = (file.name for file in _FOLDER.iterdir())
     return tuple(sorted(name.removesuffix(".csv") for name in names if name.endswith(".csv")))
 
 
 def load_published(name: str) -> pd.DataFrame:
-    """Return one published table as a frame, rows in the order of the source.
+    """A published table by its CSV file's stem, say "thesis_resnet", in the order of the source.
 
-    Parameters
-    ----------
-    name
-        The CSV file's stem, such as ``"thesis_resnet"``.
-
-    Returns
-    -------
-    A frame whose columns and units ``published/README.md`` lists. What the source does
-    not print is missing (NaN or NA); ``note`` is never missing, but may be empty.
-
-    Raises
-    ------
-    UnknownNameError
-        No such table; the message lists the valid names and the nearest.
+    `published/README.md` lists columns and units. What the source does not print is missing (NaN or
+    NA); `note` is never missing, but may be empty. Raises UnknownNameError where there is no such
+    table.
     """
     if name not in (names := published_names()):
         raise UnknownNameError("published table", name, names)
@@ -104,17 +93,17 @@ VIEWS: dict[str, View] = packaged_toml("papers/published_views.toml", dict[str, 
 
 def views_sheet() -> Sheet:
     """All published tables, and what shows each."""
-    rows = []
-    for name in published_names():
-        count = len(load_published(name))
-        view = VIEWS[name]
-        alone = f"memtrade table published {name}"
-        rows.append((name, view.what, view.by, alone, str(count)))
-    return Sheet(
+    return Sheet.of(
+        published_names(),
+        [
+            ("table", str),
+            ("what", lambda name: VIEWS[name].what),
+            ("beside ours", lambda name: VIEWS[name].by),
+            ("by itself", lambda name: f"memtrade table published {name}"),
+            ("rows", lambda name: str(len(load_published(name)))),
+        ],
         title="What was published, and what shows it",
-        columns=("table", "what", "beside ours", "by itself", "rows"),
         words=4,
-        rows=tuple(rows),
         notes=("memtrade/papers/published/README.md says where each comes from",),
     )
 

@@ -27,8 +27,12 @@ def report(seconds: float) -> PartitionReport:
     )  # fmt: skip
 
 
+SECONDS = {"theoretical_sequential": 0.04, "theoretical_parallel": 0.05, "real": 0.06}
 OURS = OurStages(
-    report(0.04), report(0.05).parallel, report(0.06), 3, ((3_000_000, 6_000_000), (12_000_000,))
+    report(0.04),
+    {times: report(seconds).sequential for times, seconds in SECONDS.items()},
+    3,
+    ((3_000_000, 6_000_000), (12_000_000,)),
 )
 
 
@@ -74,9 +78,9 @@ def test_stages_are_counted_as_the_reports_count():
     assert sorted(early) == sorted([hidden] + blocks * [keys_and_values])
     assert sorted(late) == sorted((4 - blocks) * [keys_and_values] + [logits, loss])
     pairs = zip(
-        ours.theoretical.sequential.times.forward, ours.real.sequential.times.forward, strict=True
+        ours.theoretical.sequential.times.forward, ours.balances["real"].times.forward, strict=True
     )
     assert all(0 < layers < whole for layers, whole in pairs)
-    path, whole = ours.parallel.times, ours.theoretical.sequential.times
+    path, whole = ours.balances["theoretical_parallel"].times, ours.theoretical.sequential.times
     for one, other in ((path.forward, whole.forward), (path.backward, whole.backward)):
         assert all(0 < a <= b * (1 + 1e-9) for a, b in zip(one, other, strict=True))
