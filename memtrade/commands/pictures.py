@@ -22,7 +22,7 @@ from memtrade.results.pareto import Pareto, Point
 from memtrade.results.predictions import bound_notes
 from memtrade.results.series import front
 from memtrade.results.sheets import Sheet
-from memtrade.results.simulated import Bands
+from memtrade.results.timeline import Bands
 from memtrade.results.words import plural, seconds, step_text, strategy_label
 from memtrade.simulate.memory import ROOMY_BYTES
 from memtrade.simulate.predict import Predicted, Predictor

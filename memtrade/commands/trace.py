@@ -7,9 +7,8 @@ from memtrade.commands.profiles import foresee, simulate_all
 from memtrade.commands.reading import check_folder, write_output
 from memtrade.errors import MemtradeError
 from memtrade.measure.flags import StepFlags, Verbose
-from memtrade.results.chrome import to_chrome
 from memtrade.results.memory_viz import to_snapshot
-from memtrade.results.perfetto import to_trace
+from memtrade.results.perfetto import to_chrome, to_trace
 from memtrade.results.xplane import to_xspace
 from memtrade.simulate.history import history
 from memtrade.simulate.timeline import TimeSimulator

@@ -48,17 +48,6 @@ TOLERANCE = 0.05
 _COLUMNS = ("step", "strategy", "verdict", "peak MB", "change %", "step s", "change %", "noise %")
 
 
-class UnlikeMachinesError(MemtradeError):
-    """The same trial was measured on unlike machines. Carries their names."""
-
-    def __init__(self, before: str, after: str) -> None:
-        self.before, self.after = before, after
-        super().__init__(
-            f"step times of unlike machines do not compare: {before} and {after}. "
-            "--across-machines compares the peaks all the same"
-        )
-
-
 class Change(NamedTuple):
     """One quantity of a trial before and after.
 
@@ -131,8 +120,8 @@ def compare_results(
         tolerance: the least relative difference of step times that counts.
 
     Raises:
-        MemtradeError: a negative tolerance, or the sets have no trial in common.
-        UnlikeMachinesError: a trial was measured on unlike machines, unless `across_machines`.
+        MemtradeError: a negative tolerance, or the sets have no trial in common; a trial was
+            measured on unlike machines, unless `across_machines`.
     """
     if not tolerance >= 0:
         raise MemtradeError(f"the tolerance must be at least 0, not {tolerance:g}")
@@ -149,7 +138,10 @@ def compare_results(
         alike = theirs == key
         if not alike and not across_machines:
             kinds = machine_labels(each.machine for each in both)
-            raise UnlikeMachinesError(kinds[key[1]], kinds[theirs[1]])
+            raise MemtradeError(
+                f"step times of unlike machines do not compare: {kinds[key[1]]} and "
+                f"{kinds[theirs[1]]}. --across-machines compares the peaks all the same"
+            )
         match = left.pop(theirs)
         place = place if alike else f"{place} → {where[id(match)]}"
         times = alike and record.jobs == match.jobs

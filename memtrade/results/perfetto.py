@@ -1,10 +1,16 @@
-"""Simulated steps as a trace for Perfetto (https://ui.perfetto.dev), which also reads it offline.
+"""Simulated steps as a trace: Perfetto's (https://ui.perfetto.dev, which reads it offline, too), or
+JSON for chrome://tracing.
 
 One process per strategy, and in it a track each for compute, copy-out and copy-in, and counters of
 the bytes in use on the device and on the host. Slices are named after the op or the tensor.
 """
 
+import gzip
+import json
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
+from operator import attrgetter
+from typing import Any
 
 from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import (  # pyright: ignore[reportMissingImports]
     CounterDescriptor,
@@ -16,7 +22,7 @@ from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import (  # pyright: igno
 from perfetto.trace_builder.proto_builder import TraceProtoBuilder
 
 from memtrade.results.simulated import CHANNELS, DEVICE_COUNTER, HOST_COUNTER, SimulatedStep
-from memtrade.simulate.usage import Usage
+from memtrade.simulate.usage import GROUPS, Usage
 
 # Of whoever writes packets; there is one.
 _SEQUENCE = 1
@@ -70,7 +76,8 @@ def _slices(step: SimulatedStep, tracks: Mapping[str, int]) -> list[tuple[int, i
         begin = TrackEvent(type=TrackEvent.TYPE_SLICE_BEGIN, track_uuid=track, name=each.name)
         begin.categories.append(each.kind)
         for name, value in each.notes.items():
-            _note(begin, name, value)
+            kind = "string_value" if isinstance(value, str) else "int_value"
+            begin.debug_annotations.add(name=name, **{kind: value})
         finish = TrackEvent(type=TrackEvent.TYPE_SLICE_END, track_uuid=track)
         found.append((start, 1, TracePacket(timestamp=start, track_event=begin)))
         found.append((end, 0, TracePacket(timestamp=end, track_event=finish)))
@@ -80,28 +87,52 @@ def _slices(step: SimulatedStep, tracks: Mapping[str, int]) -> list[tuple[int, i
 def _counters(usage: Usage, tracks: Mapping[str, int]) -> list[tuple[int, int, TracePacket]]:
     """A value wherever it changes."""
     found = []
-    for track, values in (
-        (tracks[DEVICE_COUNTER], [(m.seconds, m.in_use_bytes) for m in usage.moments]),
-        (tracks[HOST_COUNTER], [(m.seconds, m.host_bytes) for m in usage.moments]),
-    ):
-        last = None
-        for seconds, value in values:
-            if value == last:
-                continue
-            last = value
-            event = TrackEvent(type=TrackEvent.TYPE_COUNTER, track_uuid=track, counter_value=value)
-            found.append((_ns(seconds), 2, TracePacket(timestamp=_ns(seconds), track_event=event)))
+    for name, size in ((DEVICE_COUNTER, "in_use_bytes"), (HOST_COUNTER, "host_bytes")):
+        for value, moments in groupby(usage.moments, key=attrgetter(size)):
+            at = _ns(next(moments).seconds)
+            event = TrackEvent(
+                type=TrackEvent.TYPE_COUNTER, track_uuid=tracks[name], counter_value=value
+            )
+            found.append((at, 2, TracePacket(timestamp=at, track_event=event)))
     return found
-
-
-def _note(event: TrackEvent, name: str, value: str | int) -> None:
-    note = event.debug_annotations.add()
-    note.name = name
-    if isinstance(value, str):
-        note.string_value = value
-    else:
-        note.int_value = value
 
 
 def _ns(seconds: float) -> int:
     return round(seconds * 1e9)
+
+
+def to_chrome(steps: Sequence[SimulatedStep], *, compressed: bool) -> bytes:
+    """The same as JSON; gzipped or not."""
+    events: list[dict[str, Any]] = []
+    for pid, step in enumerate(steps, start=1):
+        events.append(_titled("process_name", pid, 0, step.label))
+        events += (_titled("thread_name", pid, i, name) for i, name in enumerate(CHANNELS))
+        events += _complete(step, pid)
+        events += _counts(step.usage, pid)
+    text = json.dumps({"displayTimeUnit": "ms", "traceEvents": events}).encode()
+    return gzip.compress(text, mtime=0) if compressed else text
+
+
+def _titled(what: str, pid: int, tid: int, name: str) -> dict[str, Any]:
+    return {"ph": "M", "name": what, "pid": pid, "tid": tid, "args": {"name": name}}
+
+
+def _complete(step: SimulatedStep, pid: int) -> Iterator[dict[str, Any]]:
+    for each in step.slices:
+        yield {
+            "ph": "X",
+            "name": each.name,
+            "cat": each.kind,
+            "pid": pid,
+            "tid": CHANNELS.index(each.channel),
+            "ts": each.start_seconds * 1e6,
+            "dur": (each.end_seconds - each.start_seconds) * 1e6,
+            "args": each.notes,
+        }
+
+
+def _counts(usage: Usage, pid: int) -> Iterator[dict[str, Any]]:
+    for moment in usage.moments:
+        by_group = dict(zip(GROUPS, moment.by_group, strict=True))
+        for name, values in ((DEVICE_COUNTER, by_group), (HOST_COUNTER, {"": moment.host_bytes})):
+            yield {"ph": "C", "name": name, "pid": pid, "ts": moment.seconds * 1e6, "args": values}

@@ -5,9 +5,10 @@ the same strips.
 """
 
 import html
+from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
@@ -22,19 +23,24 @@ from memtrade.results.simulated import (
     CHANNELS,
     COLOURS,
     MEANINGS,
-    OTHERS,
-    Bands,
     SimulatedStep,
-    bands_of,
-    stacks_of,
 )
 from memtrade.results.words import seconds
-from memtrade.simulate.usage import Moment
+from memtrade.simulate.by_layer import owners
+from memtrade.simulate.usage import Life, Moment
 from memtrade.units import megabytes
+
+# What the areas stand for: groups of memory, layers, or lines of the program.
+Bands = Literal["group", "layer", "source"]
 
 _WORK, _COPY, _LIMIT = "#5A5A5A", COLOURS["swapped in"], "#A33000"
 
 _OUTLINE = "#808080"  # seen on white and on black
+# Of a picture by layer or by line: as many of them as there are colours, and the rest.
+_HUES = (
+    "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#7F3C8D",
+)  # fmt: skip
+OTHERS, _GREY = "all others", "#BDBDBD"
 
 # Who jumps to a peak sees this share of the step on either side of it.
 _NEAR = 0.025
@@ -67,12 +73,35 @@ class Timelines:
 
     @cached_property
     def bands(self) -> dict[str, str]:
-        """What the areas stand for, from below, with their colours."""
-        return bands_of(self.strips, self.by)
+        """What the areas stand for, from below, with their colours. Where they are no groups: who
+        holds most at any of the peaks, above what belongs to nobody."""
+        if self.by == "group":
+            return COLOURS
+        most: Counter[str] = Counter()
+        for strip in self.strips:
+            names, held = owners(strip.graph, self.by), Counter[str]()
+            for each in strip.usage.holders:
+                if each.op >= 0 and names[each.op]:
+                    held[names[each.op]] += each.size_bytes
+            most |= held
+        below = {group: COLOURS[group] for group in ("variables", "inputs")}
+        hues = zip((name for name, _ in most.most_common()), _HUES, strict=False)
+        return {**below, **dict(hues), OTHERS: _GREY, "padding": COLOURS["padding"]}
 
     def stacks(self, strip: SimulatedStep) -> list[tuple[int, ...]]:
         """What each band holds, for each of the step's moments."""
-        return stacks_of(strip, self.by, tuple(self.bands))
+        if self.by == "group":
+            return [moment.by_group for moment in strip.usage.moments]
+        names, lives = owners(strip.graph, self.by), strip.usage.lives
+
+        def band_of(life: Life) -> str:
+            group = lives.group(life)
+            if group in self.bands:
+                return group
+            name = names[lives.op_of(life)]
+            return name if name in self.bands else OTHERS
+
+        return list(lives.stacked(tuple(self.bands), band_of))
 
     @property
     def seconds(self) -> float:

@@ -12,8 +12,8 @@ import pytest
 
 from memtrade.graph import StepGraph
 from memtrade.results.paper import render
-from memtrade.results.simulated import CHANNELS, COLOURS, THINNED, Bands, SimulatedStep
-from memtrade.results.timeline import Timelines, drawing, timeline_plot, title_of, to_html
+from memtrade.results.simulated import CHANNELS, COLOURS, THINNED, SimulatedStep
+from memtrade.results.timeline import Bands, Timelines, drawing, timeline_plot, title_of, to_html
 from memtrade.simulate.timeline import TimeSimulator
 from memtrade.simulate.usage import Usage, use_of_memory
 from memtrade.strategies import PLANNED, make_options

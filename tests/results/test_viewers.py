@@ -14,8 +14,8 @@ import pytest
 from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
 from memtrade.graph import StepGraph
-from memtrade.results.chrome import to_chrome
 from memtrade.results.memory_viz import to_snapshot
+from memtrade.results.perfetto import to_chrome
 from memtrade.results.simulated import DEVICE_COUNTER, SimulatedStep
 from memtrade.results.xplane import to_xspace
 from memtrade.simulate.history import history
