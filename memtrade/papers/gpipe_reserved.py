@@ -35,10 +35,6 @@ class PublishedRun(NamedTuple):
     parameter_bytes: int
     peaks: tuple[int, ...]
 
-    @property
-    def group(self) -> tuple[str, str, int]:
-        return self.implementation, self.checkpoint, self.partitions
-
     def error(self, peaks: Sequence[int]) -> float:
         """Of the activations' bytes: predicted over published, less 1."""
         return (sum(peaks) - self.parameter_bytes) / (sum(self.peaks) - self.parameter_bytes) - 1
@@ -79,7 +75,8 @@ def _otherwise(
 def hypotheses_sheet(runs: Sequence[PublishedRun], errors: dict[str, list[float]]) -> Sheet:
     """For each group of runs, the median error of each hypothesis."""
     names = ["implementation", "checkpoint", "K"]
-    groups = pd.DataFrame([run.group for run in runs], columns=pd.Index(names))
+    keys = [(run.implementation, run.checkpoint, run.partitions) for run in runs]
+    groups = pd.DataFrame(keys, columns=pd.Index(names))
     sizes = groups.join(pd.DataFrame(errors).abs())
     medians = sizes.groupby(names, sort=False)[list(errors)].median()
     medians.loc["all", "", ""] = sizes[list(errors)].median()

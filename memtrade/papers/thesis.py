@@ -175,11 +175,7 @@ def _sheets(
 
 
 def thesis_report(
-    records: Sequence[Record],
-    searches: Sequence[MaxBatchRecord] = (),
-    *,
-    folder: str,
-    command: str,
+    records: Sequence[Record], searches: Sequence[MaxBatchRecord] = (), *, folder: str, command: str
 ) -> str:
     """The report on records, with the thesis beside them: `memtrade.results.report`."""
     printed_by = shlex.join(["memtrade", "table", "thesis", folder])

@@ -113,10 +113,7 @@ def runs_sheet(predicted: dict[Key, Any]) -> Sheet:
             ("run", lambda it: f"{it[0]['strategy']}, {net_name(it[0]['layers'])}"),
             ("ended", lambda it: status_text(it[0]["status"])),
             ("predicted", lambda it: "ok" if it[1]["fits"] else "out of memory"),
-            (
-                "memory lines / steps",
-                lambda it: f"{it[0]['memory_lines']} / {it[0]['steps']}",
-            ),
+            ("memory lines / steps", lambda it: f"{it[0]['memory_lines']} / {it[0]['steps']}"),
             (
                 "max_mem at its end, MB",
                 lambda it: one(it[2]) + ("" if it[0]["max_mem_is_own"] is True else "*"),

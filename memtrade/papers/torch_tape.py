@@ -11,6 +11,7 @@ out.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -69,7 +70,7 @@ class TapeTensor:
 
     def __init__(self, net: TapeNet, shape: Sequence[int]):
         self.net, self.shape = net, tuple(shape)
-        self.number = net.next_number()
+        self.number = next(net.numbers)
         weakref.finalize(self, net.tape.events.append, Gone(self.number))
 
     @property
@@ -86,11 +87,7 @@ class TapeNet:
     layout: DataFormat = "NCHW"
 
     def __init__(self, modules: Literal["blocks", "layers"]):
-        self.modules, self.tape, self._numbers = modules, Tape(), 0
-
-    def next_number(self) -> int:
-        self._numbers += 1
-        return self._numbers - 1
+        self.modules, self.tape, self.numbers = modules, Tape(), itertools.count()
 
     def op(
         self,

@@ -11,14 +11,7 @@ from memtrade.measure.protocol import Measured
 from memtrade.measure.records import Record
 from memtrade.results.figures import SOURCES, Figure, Source, by_variant, figures_frame
 from memtrade.results.sheets import DASH, Sheet, cell
-from memtrade.results.words import (
-    device_label,
-    joined,
-    ratio,
-    seconds,
-    step_text,
-    strategy_label,
-)
+from memtrade.results.words import device_label, joined, ratio, seconds, step_text, strategy_label
 from memtrade.units import megabytes
 
 MAX_BATCH_SHEET = "max-batch"

@@ -129,10 +129,7 @@ def max_batch_plot(batches: Sequence[Figure], *, caption: str = "") -> Canvas:
             axis.set_title(model)
         axes[0].set_ylabel("largest batch")
         handles = [
-            Patch(
-                label=source_name(source, where),
-                **_bar_look("", filled=source == "measured"),
-            )
+            Patch(label=source_name(source, where), **_bar_look("", filled=source == "measured"))
             for source, where in sources
         ]
         finish(canvas, handles, caption)

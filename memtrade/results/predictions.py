@@ -110,10 +110,7 @@ def to_sheet(
             ("step s", lambda it: cell(seconds, it.predicted and it.predicted.step_seconds)),
             ("relative time", lambda it: ratio(it.relative_time)),
             ("stall s", lambda it: cell(seconds, it.predicted and it.predicted.stall_seconds)),
-            (
-                "kept / recomputed / swapped",
-                lambda it: cell(lambda p: p.decided_text, it.plan),
-            ),
+            ("kept / recomputed / swapped", lambda it: cell(lambda p: p.decided_text, it.plan)),
         ],
         title=f"Predicted, not measured: {step_text(predictions[0].spec)}; device profile "
         f"{device.name}, {mebibytes(target.limit_bytes)}",

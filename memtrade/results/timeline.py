@@ -19,12 +19,7 @@ from memtrade.results.drawings import drawn, packed_plotly
 from memtrade.results.paper import PAGE_INK, finish, in_style, strips_of
 from memtrade.results.predictions import bound_notes
 from memtrade.results.sheets import NONE, Sheet, templates
-from memtrade.results.simulated import (
-    CHANNELS,
-    COLOURS,
-    MEANINGS,
-    SimulatedStep,
-)
+from memtrade.results.simulated import CHANNELS, COLOURS, MEANINGS, SimulatedStep
 from memtrade.results.words import seconds
 from memtrade.simulate.by_layer import owners
 from memtrade.simulate.usage import Life, Moment

@@ -5,11 +5,7 @@ from collections.abc import Iterable, Sequence
 
 from memtrade.measure.flags import OWN_OPTIMIZER
 from memtrade.measure.protocol import TrialSpec
-from memtrade.measure.records import (
-    options_text,
-    unusual_model_options,
-    unusual_strategy_options,
-)
+from memtrade.measure.records import options_text, unusual_model_options, unusual_strategy_options
 from memtrade.models import MODELS, make_model, options_of
 from memtrade.results.sheets import NONE, cell
 from memtrade.strategies import STRATEGIES

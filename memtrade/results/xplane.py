@@ -11,7 +11,9 @@ brings the classes.
 
 from __future__ import annotations
 
+import itertools
 import struct
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from memtrade.results.simulated import CHANNELS, SimulatedStep
@@ -82,8 +84,9 @@ class _Plane:
     def __init__(self, name: str):
         self.name = name
         self._lines: list[bytes] = []
-        self._events: dict[str, int] = {}
-        self._stats: dict[str, int] = {}
+        # Numbered from 1, in the order in which they come.
+        self._events = defaultdict[str, int](itertools.count(1).__next__)
+        self._stats = defaultdict[str, int](itertools.count(1).__next__)
 
     def line(self, name: str, events: Iterable[bytes]) -> None:
         body = b"".join(_message(4, each) for each in events)
@@ -94,8 +97,8 @@ class _Plane:
     ) -> bytes:
         """An XEvent."""
         start, end = (round(each * 1e12) for each in (start_seconds, end_seconds))
-        stats = [_number(1, _place(self._stats, key)) + _stat(note) for key, note in notes.items()]
-        head = _number(1, _place(self._events, name)) + _number(2, start) + _number(3, end - start)
+        stats = [_number(1, self._stats[key]) + _stat(note) for key, note in notes.items()]
+        head = _number(1, self._events[name]) + _number(2, start) + _number(3, end - start)
         return head + b"".join(_message(4, each) for each in stats)
 
     def encoded(self, position: int) -> bytes:
@@ -106,10 +109,6 @@ class _Plane:
         )
         lines = b"".join(_message(3, each) for each in self._lines)
         return _number(1, position + 1) + _message(2, self.name.encode()) + lines + names
-
-
-def _place(known: dict[str, int], name: str) -> int:
-    return known.setdefault(name, len(known) + 1)
 
 
 def _stat(value: Stat) -> bytes:
