@@ -18,14 +18,14 @@ from memtrade.papers.fit import Sample, fit_device
 from memtrade.papers.published import load_published, published_lines
 from memtrade.papers.thesis_nets import net_name, rules_of
 from memtrade.plan import Action, Order, Plan
+from memtrade.search import largest
+from memtrade.simulate.memory import ROOMY_BYTES, OutOfMemory
 from memtrade.simulate.timeline import TimeSimulator
 from memtrade.strategies import find_planned, make_options
 from memtrade.target import Target, profile_target
 
 CARD = "gtx-1070"
 FITTED = "gtx-1070-traced"
-# More than any step here needs: what a step that does not fit would take.
-ROOMY_BYTES = 1 << 40
 # In the log of batch 32, `original` and `lms` ran on in the process in which six checkpointed
 # networks had run before; `checkpoints` and `ome` each began one. Their processes held 0.9 GB more
 # of host memory, at every depth. What a step takes besides its ops, which the fit to `original`
@@ -119,17 +119,13 @@ class ThesisPredictor:
         return found.assign(network=[net_name(each.layers) for each in given])
 
     def max_batch(self, given: Published) -> int:
-        """The largest batch that fits, by bisection from half to twice the published one."""
-        low, high = given.batch_size // 2, 2 * given.batch_size
-        while high - low > 1:
-            middle = (low + high) // 2
-            simulator = TimeSimulator(self.graph(given.layers, middle), self.fresh)
-            memory = simulator.timeline(actions_of(simulator, given)).memory
-            if memory.out_of_memory is None:
-                low = middle
-            else:
-                high = middle
-        return low
+        """The largest batch that fits, below twice the published one."""
+
+        def obstacle(batch: int) -> OutOfMemory | None:
+            simulator = TimeSimulator(self.graph(given.layers, batch), self.fresh)
+            return simulator.timeline(actions_of(simulator, given)).memory.out_of_memory
+
+        return largest(obstacle, guess=given.batch_size, most=2 * given.batch_size - 1).batch
 
 
 def lms_otherwise(graph: StepGraph, traced: Target) -> dict[str, tuple[float, float]]:

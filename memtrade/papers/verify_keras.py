@@ -28,7 +28,7 @@ import tensorflow as tf
 import memtrade.keras
 from memtrade.papers.pages import save_csv
 from memtrade.results.sheets import Sheet
-from memtrade.simulate.memory import Simulator
+from memtrade.simulate.memory import ROOMY_BYTES, Simulator
 from memtrade.strategies import find_planned, make_options
 from memtrade.target import profile_target
 from memtrade.tf.extract import trace_concrete
@@ -40,7 +40,6 @@ CaseRow = dict[str, Any]
 
 STRATEGY = "ome"
 BATCH, CLASSES, STEPS = 4, 10, 2
-ROOMY_BYTES = 1 << 42
 
 
 def application(name: str, size: int) -> Callable[[], keras.Model]:
