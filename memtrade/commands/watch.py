@@ -1,11 +1,10 @@
 """`memtrade watch`: a training script with its memory, peak and limit, live."""
 
 import os
-import selectors
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+import threading
 from pathlib import Path
 from typing import IO, Annotated
 
@@ -26,6 +25,7 @@ from memtrade.units import megabytes
 _BAR = 24  # characters
 # Without a terminal, a line is written where the peak has grown by so much.
 _GROWN = 1.05
+_SAMPLED = msgspec.json.Decoder(Sampled)
 
 _CRASHED = (
     "the script crashed, as TensorFlow 2.21 does on a CPU where some of its kernels are refused "
@@ -84,8 +84,7 @@ def watch(
 def _plain(child: subprocess.Popen[bytes], pipe: IO[bytes], limit_bytes: int) -> int:
     """Lines on stderr; the script writes for itself. Returns the peak in bytes."""
     peak_bytes = 0
-    for line in pipe:
-        said = msgspec.json.decode(line, type=Sampled)
+    for said in map(_SAMPLED.decode, pipe):
         if said.peak_bytes > _GROWN * peak_bytes:
             say(_words(said, limit_bytes))
             peak_bytes = said.peak_bytes
@@ -97,36 +96,19 @@ def _live(child: subprocess.Popen[bytes], pipe: IO[bytes], limit_bytes: int) -> 
     console = Console(stderr=True, markup=False, highlight=False, emoji=False)
     peak_bytes = 0
     with Live(console=console, refresh_per_second=8) as live:
-        for source, line in _lines(child, pipe):
-            if source is pipe:
-                said = msgspec.json.decode(line, type=Sampled)
-                peak_bytes = said.peak_bytes
-                live.update(_line(said, limit_bytes))
-            else:
-                text = line.decode(errors="replace").rstrip("\n").rpartition("\r")[2]
-                live.console.print(Text.from_ansi(text))
+        written = threading.Thread(target=_pass_on, args=(child.stdout, console), daemon=True)
+        written.start()
+        for said in map(_SAMPLED.decode, pipe):
+            peak_bytes = said.peak_bytes
+            live.update(_line(said, limit_bytes))
+        written.join()
     return peak_bytes
 
 
-def _lines(child: subprocess.Popen[bytes], pipe: IO[bytes]) -> Iterator[tuple[IO[bytes], bytes]]:
-    """(where from, line) as they come, until both have ended."""
-    assert child.stdout is not None
-    open_files: dict[IO[bytes], bytes] = {child.stdout: b"", pipe: b""}
-    with selectors.DefaultSelector() as selector:
-        for each in open_files:
-            selector.register(each, selectors.EVENT_READ)
-        while open_files:
-            for key, _ in selector.select():
-                file: IO[bytes] = key.fileobj  # pyright: ignore[reportAssignmentType]
-                chunk = os.read(key.fd, 1 << 16)
-                *whole, rest = (open_files[file] + chunk).split(b"\n")
-                yield from ((file, line) for line in whole)
-                open_files[file] = rest
-                if not chunk:
-                    if rest:
-                        yield file, rest
-                    selector.unregister(file)
-                    del open_files[file]
+def _pass_on(written: IO[bytes], console: Console) -> None:
+    for line in written:
+        text = line.decode(errors="replace").rstrip("\n").rpartition("\r")[2]
+        console.print(Text.from_ansi(text))
 
 
 def _line(said: Sampled, limit_bytes: int) -> Text:
