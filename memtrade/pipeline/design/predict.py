@@ -25,6 +25,7 @@ each stage has its own host. Assumed: links do not slow each other down; sending
 device no time. The update follows when the stage's last task has ended.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
@@ -157,76 +158,52 @@ def simulate_timing(
     seconds: Sequence[StageSeconds],
     *,
     link_bytes_per_s: float,
-    hosts: Hosts = "own",
+    hosts: Hosts,
 ) -> Timing:
     """One step, event by event. O(tasks x crossings)."""
-    return _Simulation(schedule, partition, seconds, link_bytes_per_s, hosts).run()
+    device_free, link_free = ([0.0] * schedule.stages for _ in range(2))
+    host_free: defaultdict[int | None, float] = defaultdict(float)  # None is the shared one
+    arrived: dict[Message, float] = {}
+    ran: list[list[tuple[float, float]]] = [[] for _ in seconds]  # start and end of tasks
+    tasks = [(task, stage) for stage, own in enumerate(schedule.tasks) for task in own]
+    # By the clock, and within a stage in order, what a task receives has been sent before.
+    for task, stage in sorted(tasks, key=lambda each: (each[0].clock, each[1])):
+        arriving = receives(partition, stage, task)
+        there = max((arrived[message] for message in arriving), default=0.0)
+        takes = seconds[stage].of(task, schedule)
+        host = None if hosts == "shared" and task.kind != "backward" else stage
+        begun = host_free[host] if host is None else max(host_free[host], there)
+        host_free[host] = begun + takes.host
+        start = max(device_free[stage], there, begun)
+        device_free[stage] = end = max(start + takes.device, host_free[host])
+        ran[stage].append((start, end))
+        for message in sends(partition, stage, task):
+            link_free[stage] = max(end, link_free[stage]) + message.size_bytes / link_bytes_per_s
+            arrived[message] = link_free[stage]
+    return _timing(schedule, ran, [max(work.update.device, work.update.host) for work in seconds])
 
 
-class _Simulation:
-    def __init__(
-        self,
-        schedule: Schedule,
-        partition: Partition,
-        seconds: Sequence[StageSeconds],
-        link_bytes_per_s: float,
-        hosts: Hosts,
-    ):
-        self.schedule, self.partition, self.seconds = schedule, partition, seconds
-        self.rate, self.hosts = link_bytes_per_s, hosts
-        stages = range(schedule.stages)
-        self.device_free, self.host_free, self.link_free = ([0.0] * len(stages) for _ in range(3))
-        self.shared_free = 0.0
-        self.arrived: dict[Message, float] = {}
-        self.ran: list[list[tuple[float, float]]] = [[] for _ in stages]  # start and end of tasks
-
-    def run(self) -> Timing:
-        # By the clock, and within a stage in order, what a task receives has been sent before.
-        tasks = [(task, j) for j, own in enumerate(self.schedule.tasks) for task in own]
-        for task, stage in sorted(tasks, key=lambda each: (each[0].clock, each[1])):
-            self._run(stage, task)
-        return self._timing()
-
-    def _run(self, stage: int, task: StageTask) -> None:
-        arriving = receives(self.partition, stage, task)
-        there = max((self.arrived[message] for message in arriving), default=0.0)
-        seconds = self.seconds[stage].of(task, self.schedule)
-        shared = self.hosts == "shared" and task.kind != "backward"
-        begun = self.shared_free if shared else max(self.host_free[stage], there)
-        start = max(self.device_free[stage], there, begun)
-        end = max(start + seconds.device, begun + seconds.host)
-        self.device_free[stage] = end
-        if shared:
-            self.shared_free = begun + seconds.host
-        else:
-            self.host_free[stage] = begun + seconds.host
-        self.ran[stage].append((start, end))
-        for message in sends(self.partition, stage, task):
-            leaves = max(end, self.link_free[stage])
-            self.link_free[stage] = leaves + message.size_bytes / self.rate
-            self.arrived[message] = self.link_free[stage]
-
-    def _timing(self) -> Timing:
-        updates = [max(work.update.device, work.update.host) for work in self.seconds]
-        step = max(free + update for free, update in zip(self.device_free, updates, strict=True))
-        forward, busy, recomputing = 0.0, [], []
-        for own, ran, update in zip(self.schedule.tasks, self.ran, updates, strict=True):
-            kinds = [task.kind for task in own]
-            spans = [end - start for start, end in ran]
-            ended = (end for kind, (_, end) in zip(kinds, ran, strict=True) if kind == "forward")
-            forward = max(forward, *ended)
-            busy.append(sum(spans) + update)
-            again = (span for kind, span in zip(kinds, spans, strict=True) if kind == "recompute")
-            recomputing.append(sum(again))
-        return Timing(
-            start_seconds=tuple(tuple(start for start, _ in ran) for ran in self.ran),
-            end_seconds=tuple(tuple(end for _, end in ran) for ran in self.ran),
-            forward_seconds=forward,
-            step_seconds=step,
-            busy_seconds=tuple(busy),
-            recompute_seconds=tuple(recomputing),
-            bubble=1 - sum(busy) / (len(busy) * step) if step else 0.0,
-        )
+def _timing(
+    schedule: Schedule, ran: Sequence[Sequence[tuple[float, float]]], updates: Sequence[float]
+) -> Timing:
+    step = max(own[-1][1] + update for own, update in zip(ran, updates, strict=True))
+    forward, busy, recomputing = 0.0, [], []
+    for tasks, own, update in zip(schedule.tasks, ran, updates, strict=True):
+        spans = [
+            (task.kind, end, end - start) for task, (start, end) in zip(tasks, own, strict=True)
+        ]
+        forward = max(forward, *(end for kind, end, _ in spans if kind == "forward"))
+        busy.append(sum(span for _, _, span in spans) + update)
+        recomputing.append(sum(span for kind, _, span in spans if kind == "recompute"))
+    return Timing(
+        start_seconds=tuple(tuple(start for start, _ in own) for own in ran),
+        end_seconds=tuple(tuple(end for _, end in own) for own in ran),
+        forward_seconds=forward,
+        step_seconds=step,
+        busy_seconds=tuple(busy),
+        recompute_seconds=tuple(recomputing),
+        bubble=1 - sum(busy) / (len(busy) * step) if step else 0.0,
+    )
 
 
 class Case(msgspec.Struct, frozen=True, kw_only=True):

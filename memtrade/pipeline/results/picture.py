@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
@@ -67,36 +67,27 @@ def draw_partition(graph: StepGraph, partition: Partition, report: PartitionRepo
 
 def draw_schedules(strips: Sequence[ScheduleStrip]) -> Canvas:
     """When each stage works on what: a strip per schedule, on one axis of time."""
-    stages = sum(len(strip.schedule.tasks) for strip in strips)
+    stages = [strip.schedule.stages for strip in strips]
     with in_style(grid=False):
-        height = 0.9 + 0.45 * len(strips) + 0.28 * stages
-        figure, axes = strips_of([len(s.schedule.tasks) for s in strips], height=height)
+        height = 0.9 + 0.45 * len(strips) + 0.28 * sum(stages)
+        figure, axes = strips_of(stages, height=height)
         for axis, strip in zip(axes, strips, strict=True):
             _strip(axis, strip)
         axes[-1].set_xlabel("ms, predicted")
         axes[-1].set_xlim(0, 1e3 * max(strip.timing.step_seconds for strip in strips))
         used = {task.kind for strip in strips for own in strip.schedule.tasks for task in own}
-        handles = [
-            Patch(facecolor=_COLOURS[kind], hatch=_HATCHES[kind], edgecolor=PAGE_INK, label=name)
-            for kind, name in _NAMES.items()
-            if kind in used
-        ]
+        kinds = [(kind, name) for kind, name in _NAMES.items() if kind in used]
+        handles = [Patch(label=name, **_look(kind)) for kind, name in kinds]
         finish(figure, handles)
     return figure
 
 
+def _look(kind: str) -> dict[str, Any]:
+    return {"facecolor": _COLOURS[kind], "hatch": _HATCHES[kind], "edgecolor": PAGE_INK}
+
+
 def _bar(axis: Axes, kind: str, start: float, end: float, low: float) -> None:
-    axis.add_patch(
-        Rectangle(
-            (start, low),
-            end - start,
-            0.8,
-            facecolor=_COLOURS[kind],
-            hatch=_HATCHES[kind],
-            edgecolor=PAGE_INK,
-            linewidth=0.4,
-        )
-    )
+    axis.add_patch(Rectangle((start, low), end - start, 0.8, linewidth=0.4, **_look(kind)))
 
 
 def _arcs(axis: Axes, partition: Partition, centres: Sequence[float]) -> float:
@@ -129,18 +120,11 @@ def _strip(axis: Axes, strip: ScheduleStrip) -> None:
         for task, start, end in spans:
             _bar(axis, task.kind, 1e3 * start, 1e3 * end, stage)
             if schedule.micro_batches <= _NUMBERED and task.kind != "recompute":
-                axis.text(
-                    1e3 * (start + end) / 2,
-                    stage + 0.42,
-                    str(task.micro_batch),
-                    ha="center",
-                    va="center",
-                    fontsize=6,
-                )
-    axis.set_ylim(len(schedule.tasks), 0)
-    axis.set_yticks([stage + 0.4 for stage in range(len(schedule.tasks))])
-    axis.set_yticklabels([f"stage {stage + 1}" for stage in range(len(schedule.tasks))])
+                at, number = (1e3 * (start + end) / 2, stage + 0.42), str(task.micro_batch)
+                axis.text(*at, number, ha="center", va="center", fontsize=6)
+    axis.set_ylim(schedule.stages, 0)
+    numbers = range(schedule.stages)
+    axis.set_yticks([i + 0.4 for i in numbers], [f"stage {i + 1}" for i in numbers])
     axis.tick_params(left=False)
-    for side in ("top", "right", "left"):
-        axis.spines[side].set_visible(False)
+    axis.spines[["top", "right", "left"]].set_visible(False)
     axis.set_title(strip.title, loc="left")
