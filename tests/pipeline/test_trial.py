@@ -13,6 +13,7 @@ import pytest
 
 from memtrade.errors import MemtradeError
 from memtrade.measure.here import here_target, learned_target
+from memtrade.measure.protocol import Progress
 from memtrade.measure.records import load_records, save_record
 from memtrade.models import make_model
 from memtrade.pipeline.design.partitioner import Partitioner
@@ -20,7 +21,6 @@ from memtrade.pipeline.design.predict import PipelinePredictor
 from memtrade.pipeline.design.schedule import make_schedule
 from memtrade.pipeline.measure.protocol import (
     PipelineOutcome,
-    PipelineStepDone,
     PipelineTrial,
     Serving,
 )
@@ -86,7 +86,7 @@ class Ran:
     def see(self, event: object) -> None:
         if isinstance(event, Serving):
             self.serving.append(event)
-        elif isinstance(event, PipelineStepDone) and not self.devices:
+        elif isinstance(event, Progress) and event.phase == "step" and not self.devices:
             stages = [child for child in stages_left() if child.cmdline()[-1] == "stage"]
             self.devices.extend(map(listening_on, stages) if shutil.which("ss") else [set()])
 
@@ -185,7 +185,7 @@ def test_a_killed_stage_is_named_and_nothing_stays_behind(partition):
 
     def kill_second(event: object) -> None:
         # Once: several events may arrive together, and the next one would hit the first stage.
-        if isinstance(event, PipelineStepDone) and not killed:
+        if isinstance(event, Progress) and event.phase == "step" and not killed:
             stages = [child for child in stages_left() if child.cmdline()[-1] == "stage"]
             killed.append(max(stages, key=lambda child: (child.create_time(), child.pid)))
             killed[0].kill()

@@ -1,7 +1,7 @@
 """What the processes of a pipelined trial say to each other. No TensorFlow here.
 
     parent ──StageSpec──► each stage's process ──► Serving                       one per stage
-    parent ──DriverSpec─► the driver ──► Progress* StepDone* PipelineFinished|Failed one
+    parent ──DriverSpec─► the driver ──► Progress* PipelineFinished|Failed           one
     driver ◄──TensorFlow, gRPC──► stages
 
 Each is one JSON document on the child's standard input, and JSON lines on its standard output. A
@@ -167,12 +167,6 @@ class Serving(msgspec.Struct, frozen=True, tag="serving"):
     exposed: bool
 
 
-class PipelineStepDone(msgspec.Struct, frozen=True, tag="pipeline_step_done"):
-    seconds: float
-    peak_bytes: tuple[int, ...]
-    loss: float | None
-
-
 class Lost(msgspec.Struct, frozen=True, tag="lost"):
     """A stage (from 0; None: unknown) failed the driver, and why in one line."""
 
@@ -185,7 +179,7 @@ class PipelineFinished(msgspec.Struct, frozen=True, tag="finished"):
     measured: PipelineMeasured
 
 
-PipelineEvent = Serving | Progress | PipelineStepDone | Lost | PipelineFinished | Failed
+PipelineEvent = Serving | Progress | Lost | PipelineFinished | Failed
 
 
 class PipelineOutcome(msgspec.Struct, frozen=True, kw_only=True):

@@ -41,7 +41,6 @@ from memtrade.pipeline.measure.protocol import (
     Lost,
     PipelineFinished,
     PipelineMeasured,
-    PipelineStepDone,
     Serving,
     StageDevice,
     StageMeasured,
@@ -245,7 +244,6 @@ class _Driver:
             loss = float(losses[0]) if losses else math.nan
             peaks, in_use = zip(*seen, strict=True)
             ran.append(_Step(seconds, loss, peaks, in_use, clocks))
-            self._say(PipelineStepDone(seconds, peaks, loss))
         return ran
 
     def _verified(self, values: Any, losses: Sequence[float], averages: frozenset[str]) -> Verified:

@@ -31,15 +31,14 @@ One update per step: gradients are added up in variables, and the step's own upd
 their mean behind the stage's last task. For a loss that is the mean over independent examples that
 is the unpipelined step's update, but for the order of additions.
 
-    draw.py      a step, traced and not allocated
     builder.py   the tasks: copies of a stage's ops, in its order or its plan's, from what they read
     handover.py  when a task begins and ends, and how tensors go from one stage to another
-    state.py     variables, sums of gradients, the batch: what lies there from step to step
+    state.py     a step, traced and not allocated, and what lies there from step to step
     update.py    the end of a step
     nodes.py     the writer of nodes
 """
 
 from memtrade.pipeline.tf.builder import PipelineGraph, build_pipeline, session_config
-from memtrade.pipeline.tf.draw import DrawnStep, draw_step
+from memtrade.pipeline.tf.state import DrawnStep, draw_step
 
 __all__ = ["DrawnStep", "PipelineGraph", "build_pipeline", "draw_step", "session_config"]

@@ -14,10 +14,9 @@ from memtrade.pipeline.design.partition import Partition
 from memtrade.pipeline.design.schedule import Schedule, StageTask, TaskKind
 from memtrade.pipeline.design.stages import StageGraph, leaving, stage_graphs
 from memtrade.pipeline.design.work import TaskActions, has_state
-from memtrade.pipeline.tf.draw import DrawnStep
 from memtrade.pipeline.tf.handover import HandOver, Parcel, Stopwatch
 from memtrade.pipeline.tf.nodes import NodeWriter, host_of, output
-from memtrade.pipeline.tf.state import StageState
+from memtrade.pipeline.tf.state import DrawnStep, StageState
 from memtrade.pipeline.tf.update import StepEnd
 from memtrade.plan import Action
 from memtrade.tf.nodes import with_nodes

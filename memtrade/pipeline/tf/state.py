@@ -1,23 +1,63 @@
-"""What lies on the stages from step to step: variables, sums of gradients, the batch, constants."""
+"""What lies on the stages from step to step (variables, sums of gradients, the batch, constants);
+and the step that they are cut out of, traced and not allocated."""
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import tensorflow as tf
 
 from memtrade.errors import UnsupportedGraphError
 from memtrade.graph import StepGraph
+from memtrade.models.base import DrawnModel, Model
 from memtrade.op_types import SOURCE_TYPES
 from memtrade.pipeline.design.batch_norm import MovingAverage
 from memtrade.pipeline.design.partition import Partition
-from memtrade.pipeline.tf.draw import DrawnStep
 from memtrade.pipeline.tf.nodes import NodeWriter, const, output
+from memtrade.tf.build import make_batch, make_step
+from memtrade.tf.extract import Trace, trace
 from memtrade.tf.variables import static_shape
 
 # In which order variables are set: the step's own, sums of gradients, the batch, what is the
 # harness's own; within these, by a number.
 _Place = tuple[int, int]
 _STEP, _SUM, _BATCH, _OWN = range(4)
+
+
+@dataclass(frozen=True)
+class DrawnStep:
+    """A step that was traced without allocating anything, and the batch that it shall run on.
+
+    Attributes:
+        trace: of the step on one micro-batch.
+        outer: the graph of the variables' initial values and of the batch.
+        variables: of the step.
+        batch: the whole batch, in the order of the step's arguments.
+    """
+
+    trace: Trace
+    outer: tf.Graph
+    variables: tuple[tf.Variable, ...]
+    batch: tuple[tf.Tensor, ...]
+
+
+def draw_step(
+    model: Model, whole: Model, *, optimizer: str, learning_rate: float | None = None
+) -> DrawnStep:
+    """Traces the step of `model`, one micro-batch of `whole`, within a graph of its own.
+
+    Raises UnsupportedGraphError for Keras models and steps of one's own, whose weights are made at
+    once.
+    """
+    if not isinstance(model, DrawnModel):
+        raise UnsupportedGraphError(
+            f"a pipeline runs built-in models, and {model.name} is not one: try --model gpt2"
+        )
+    outer = tf.Graph()
+    with outer.as_default():
+        step = make_step(model, optimizer=optimizer, learning_rate=learning_rate)
+        traced = trace(step)
+        return DrawnStep(traced, outer, step.variables(), make_batch(whole))
 
 
 class StageState:
