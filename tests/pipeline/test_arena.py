@@ -18,10 +18,7 @@ def peaks(graph: StepGraph, ends: list[str], strategy: str = "original", **setti
     stages = stage_graphs(graph, made)
     plans = plan_stages(stages, strategy, make_options(strategy), DEVICE)
     schedule = make_schedule(stages=len(stages), **settings)
-    return [
-        arena_peak(graph, made, stage, schedule, i, DEVICE, plans[i])
-        for i, stage in enumerate(stages)
-    ]
+    return [arena_peak(stage, schedule, i, DEVICE, plans[i]) for i, stage in enumerate(stages)]
 
 
 @pytest.mark.parametrize("count", [2, 4])

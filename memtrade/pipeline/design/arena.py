@@ -9,16 +9,14 @@ about to start.
 """
 
 from collections.abc import Sequence
-from typing import get_args
 
 import msgspec
 
-from memtrade.graph import GraphData, Op, StepGraph
+from memtrade.graph import Op, StepGraph
 from memtrade.graph_writer import GraphWriter
 from memtrade.op_types import SOURCE_TYPES
-from memtrade.pipeline.design.partition import Partition
-from memtrade.pipeline.design.schedule import Schedule, StageTask, TaskKind
-from memtrade.pipeline.design.stages import RECEIVE, SEND, StageGraph, leaving
+from memtrade.pipeline.design.schedule import Schedule, StageTask
+from memtrade.pipeline.design.stages import RECEIVE, SEND, StageGraph
 from memtrade.pipeline.design.work import TaskActions
 from memtrade.plan import Action
 from memtrade.simulate.memory import ROOMY_BYTES, Simulator
@@ -29,21 +27,14 @@ _MANY = 8
 
 
 def arena_peak(
-    whole: StepGraph,
-    partition: Partition,
-    stage: StageGraph,
-    schedule: Schedule,
-    index: int,
-    target: Target,
-    plan: Sequence[Action] = (),
+    stage: StageGraph, schedule: Schedule, index: int, target: Target, plan: Sequence[Action]
 ) -> int:
     """Bytes at the peak of stage `index`, by the allocator. O(micro-batches x ops).
 
     Args:
-        whole: the graph that the stage was cut out of.
         plan: the actions of a plan of the stage's graph; none keep every activation.
     """
-    unrolled = _Unrolled(whole, partition, stage, schedule, index, plan)
+    unrolled = _Unrolled(stage, schedule, index, plan)
     graph = unrolled.graph()
     steps = 1 if schedule.micro_batches >= _MANY else 2
     simulator = Simulator(graph, target)
@@ -53,16 +44,8 @@ def arena_peak(
 class _Unrolled:
     """The long program in the making. "Own" ids are the stage graph's, "new" ones the program's."""
 
-    def __init__(
-        self,
-        whole: StepGraph,
-        partition: Partition,
-        stage: StageGraph,
-        schedule: Schedule,
-        index: int,
-        plan: Sequence[Action],
-    ):
-        self.schedule, self.index = schedule, index
+    def __init__(self, stage: StageGraph, schedule: Schedule, index: int, plan: Sequence[Action]):
+        self.stage, self.schedule, self.index = stage, schedule, index
         self.own = stage.graph
         self.made = GraphWriter()
         self.values: dict[int, tuple[int, ...]] = {}
@@ -72,20 +55,7 @@ class _Unrolled:
         self.latest: dict[tuple[int, int], int] = {}  # (micro-batch, own tensor) -> new one
         self.outgoing: list[tuple[int, int]] = []  # (moment by which it has gone, new tensor)
         self.tasks = TaskActions(self.own, plan)
-        labels = {whole.label(t) for t in whole.data.inputs}
-        named = {t: self.own.ops[self.own.tensors[t].op].name for t in self.own.data.inputs}
-        self.batch = [t for t, name in named.items() if name in labels]
-        self.received = [t for t, name in named.items() if name not in labels]
         self.arriving = [t for op in self.own.ops if op.type == RECEIVE for t in op.outputs]
-        by_label = {self.own.label(t.id): t.id for t in self.own.tensors}
-        self.leaving = {
-            kind: [
-                (own, to)
-                for t, to in leaving(whole, partition, index, kind)
-                if (own := by_label.get(whole.label(t))) is not None
-            ]
-            for kind in get_args(TaskKind)
-        }
 
     def graph(self) -> StepGraph:
         own = self.own
@@ -97,28 +67,24 @@ class _Unrolled:
                     self.shared[t] = new
                     if op.type == "Const":
                         self.inputs.append(new)
-        for t in self.batch:
+        for t in self.stage.batch:
             self._add_batch(t)
         for task in self.schedule.tasks[self.index]:
             self._hand_over(task)
             self._run_task(task)
-        return StepGraph(
-            GraphData(
-                name=own.name,
-                ops=tuple(self.made.ops),
-                tensors=tuple(self.made.tensors),
-                inputs=tuple(self.inputs),
-                captures=tuple(self.shared[t] for t in own.data.captures),
-                capture_bytes=own.data.capture_bytes,
-                outputs=(),
-                control_outputs=(),
-                loss=len(self.made.tensors) - 1,
-                collection=(),
-                nodes=own.data.nodes,
-                functions=own.data.functions,
-                values=self.values,
-            )
+        unrolled = msgspec.structs.replace(
+            own.data,
+            ops=tuple(self.made.ops),
+            tensors=tuple(self.made.tensors),
+            inputs=tuple(self.inputs),
+            captures=tuple(self.shared[t] for t in own.data.captures),
+            outputs=(),
+            control_outputs=(),
+            loss=len(self.made.tensors) - 1,
+            collection=(),
+            values=self.values,
         )
+        return StepGraph(unrolled)
 
     def _add_batch(self, t: int) -> None:
         """An input of the step for all micro-batches: parts of one tensor, which share its
@@ -135,12 +101,12 @@ class _Unrolled:
     def _run_task(self, task: StageTask) -> None:
         i, recomputed = task.micro_batch, self.schedule.recomputes(task.micro_batch)
         if task.kind == "forward":
-            self._receive(i, self.received)
+            self._receive(i, self.stage.received)
         elif task.kind == "recompute" or not recomputed:
             self._receive(i, self.arriving)
         for action in self.tasks.of(task.kind, recomputed=recomputed):
             self._act(i, action)
-        for own, target in self.leaving[task.kind]:
+        for own, target in self.stage.leaving[task.kind]:
             _, gone = self.schedule.hand_over(task, target)
             self.outgoing.append((gone, self._read(i, own)))
 

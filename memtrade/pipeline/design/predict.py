@@ -321,15 +321,7 @@ class PipelinePredictor:
         )
 
     def _in_arena(self, needed: StageMemory, schedule: Schedule, stage: int) -> StageMemory:
-        peak = arena_peak(
-            self.graph,
-            self.partition,
-            self.stages[stage],
-            schedule,
-            stage,
-            self.target,
-            self.plans[stage],
-        )
+        peak = arena_peak(self.stages[stage], schedule, stage, self.target, self.plans[stage])
         return msgspec.structs.replace(
             needed, peak_bytes=peak, activation_bytes=peak - needed.parameter_bytes, allocator=True
         )

@@ -17,7 +17,7 @@ Schedule, clocks and bubble stay what they are.
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 from memtrade.errors import MemtradeError
 from memtrade.graph import GraphData, Op, StepGraph, Tensor, reached
@@ -32,6 +32,8 @@ SEND, RECEIVE = "PipelineSend", "PipelineReceive"
 ACCUMULATE = "AssignAddVariableOp"
 KEEP = "original"  # the strategy that leaves stages as they are
 
+Ids = tuple[int, ...]
+
 
 @dataclass(frozen=True)
 class StageGraph:
@@ -39,6 +41,8 @@ class StageGraph:
 
     Attributes:
         graph: the stage as a StepGraph, named after the step and the stage.
+        batch, received: its inputs: the batch's tensors, and other stages' forward ones.
+        leaving: for each kind of task, (tensor, stage that reads it) of what it makes for others.
         batch_bytes: of the batch's tensors that the stage reads, for one micro-batch.
         received_bytes: of what it reads of other stages' forward tensors.
         retained_bytes: the part of `received_bytes` that its backward ops read.
@@ -50,6 +54,9 @@ class StageGraph:
     """
 
     graph: StepGraph
+    batch: Ids
+    received: Ids
+    leaving: dict[TaskKind, list[tuple[int, int]]]
     batch_bytes: int
     received_bytes: int
     retained_bytes: int
@@ -156,13 +163,17 @@ class _Builder:
         sizes = whole.capture_bytes
         values = [t for t in stage.variables if t in read]
         late = {t for op_id in self.backward for t in self._inputs(op_id)}
+        new = self.made.new
         return StageGraph(
             graph=self._graph(
                 loss,
-                inputs=tuple(self.made.new[t] for t in (*batch, *received)),
-                captures=(*(self.made.new[t] for t in captures), *accumulators.values()),
+                inputs=tuple(new[t] for t in (*batch, *received)),
+                captures=(*(new[t] for t in captures), *accumulators.values()),
                 capture_bytes=tuple(sizes[t] for t in (*captures, *stage.trainable)),
             ),
+            batch=tuple(new[t] for t in batch),
+            received=tuple(new[t] for t in received),
+            leaving={kind: self._leaving(kind) for kind in get_args(TaskKind)},
             batch_bytes=self._bytes(batch),
             received_bytes=self._bytes(received),
             retained_bytes=self._bytes(t for t in received if t in late),
@@ -172,17 +183,9 @@ class _Builder:
             gradient_of=dict(sorted(self.gradient_of.items())),
         )
 
-    def _graph(
-        self,
-        loss: int,
-        *,
-        inputs: tuple[int, ...],
-        captures: tuple[int, ...],
-        capture_bytes: tuple[int, ...],
-    ) -> StepGraph:
+    def _graph(self, loss: int, *, inputs: Ids, captures: Ids, capture_bytes: Ids) -> StepGraph:
         """What has been added, as a step's graph."""
         data, made, new = self.whole.data, self.made, self.made.new
-        sent = dict(leaving(self.whole, self.partition, self.number, "backward"))
         return StepGraph(
             GraphData(
                 name=f"{self.whole.name}, stage {self.number + 1}",
@@ -191,7 +194,7 @@ class _Builder:
                 inputs=inputs,
                 captures=captures,
                 capture_bytes=capture_bytes,
-                outputs=(loss, *(new[t] for t in sent)),
+                outputs=(loss, *dict(self._leaving("backward"))),
                 control_outputs=tuple(o.id for o in made.ops if o.stateful and not o.outputs),
                 loss=loss,
                 collection=tuple(new[t] for t in data.collection if t in new),
@@ -200,6 +203,10 @@ class _Builder:
                 values={new[t]: known for t, known in data.values.items() if t in new},
             )
         )
+
+    def _leaving(self, kind: TaskKind) -> list[tuple[int, int]]:
+        made, new = leaving(self.whole, self.partition, self.number, kind), self.made.new
+        return [(new[t], to) for t, to in made if t in new]
 
     def _gradients_of_updates(self) -> dict[int, int]:
         """For each update of a weight, the gradient that it applies."""

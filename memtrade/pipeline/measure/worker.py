@@ -206,13 +206,7 @@ class _Driver:
         seconds = statistics.median(step.seconds for step in counted)
         return PipelineMeasured(
             stages=tuple(
-                self._stage_measured(
-                    stage,
-                    parameters=pipeline.parameters[i],
-                    persistent_bytes=ran[-1].in_use[i],
-                    peaks=tuple(step.peaks[i] for step in ran),
-                    tasks=[step.tasks[i] for step in times],
-                )
+                self._stage_measured(i, stage, pipeline.parameters[i], ran, times)
                 for i, stage in enumerate(stages)
             ),
             step_seconds=tuple(step.seconds for step in counted),
@@ -292,21 +286,17 @@ class _Driver:
         return _Times(forward - start, end - forward, float(bubble), tasks)
 
     def _stage_measured(
-        self,
-        stage: StageGraph,
-        *,
-        parameters: int,
-        persistent_bytes: int,
-        peaks: tuple[int, ...],
-        tasks: Sequence[np.ndarray],
+        self, i: int, stage: StageGraph, parameters: int, ran: list[_Step], times: list[_Times]
     ) -> StageMeasured:
-        forward, backward, update = (tuple(map(float, each)) for each in np.transpose(tasks))
+        tasks = np.transpose([step.tasks[i] for step in times])
+        forward, backward, update = (tuple(map(float, each)) for each in tasks)
+        peaks = tuple(step.peaks[i] for step in ran)
         return StageMeasured(
             parameters=parameters,
             variable_bytes=stage.variable_bytes,
             gradient_bytes=stage.gradient_bytes,
             slot_bytes=stage.slot_bytes,
-            persistent_bytes=persistent_bytes,
+            persistent_bytes=ran[-1].in_use[i],
             peak_bytes=max(peaks),
             peak_bytes_by_step=peaks,
             activation_bytes=max(peaks) - stage.parameter_bytes,
