@@ -146,11 +146,10 @@ def _page(
     with reporting() as reporter:
         reporter.trial(1, 1, spec.strategy, phase="plan")
         remedy = remedy_for(found, graph, target)
-    command = python = ""
-    if isinstance(remedy, Remedy):
-        command = command_of(spec, remedy, found.limit_bytes)
-        python = remedy.python
-    return Page(found, remedy, command=command, python=python)
+    if not isinstance(remedy, Remedy):
+        return Page(found, remedy)
+    command = command_of(spec, remedy, found.limit_bytes)
+    return Page(found, remedy, command=command, python=remedy.python)
 
 
 def command_of(spec: TrialSpec, remedy: Remedy, limit_bytes: int) -> str:

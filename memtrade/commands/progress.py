@@ -67,10 +67,9 @@ class LiveReporter(Reporter):
         self._live.console.print(text)
 
     def _phase(self, phase: Progress) -> None:
-        where = f"{phase.phase} {phase.step} of {phase.of}" if phase.of else phase.phase
         self._live.update(
             self._task,
-            description=f"{self._head}: {where}",
+            description=f"{self._head}: {phase.text}",
             total=phase.of or None,
             completed=phase.step - 1 if phase.of else 0,
         )

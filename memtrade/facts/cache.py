@@ -64,13 +64,15 @@ class FactsFile:
         try:
             return _decode(lines, self.where)
         except (msgspec.DecodeError, ValueError) as error:
-            self._set_aside(error)
+            aside = self.path.with_suffix(".damaged")
+            with contextlib.suppress(OSError):
+                self.path.replace(aside)
+            log.warning("the facts in %s are damaged (%s): set aside, learned anew", aside, error)
             return CachedFacts()
 
     def add(self, learned: Iterable[Learned], rates: CopyRates | None = None) -> None:
         """Keeps more facts. Says so in one line where it cannot."""
-        lines = [msgspec.json.encode(each) for each in ([rates] if rates else [])]
-        lines += [msgspec.json.encode(each) for each in learned]
+        lines = [msgspec.json.encode(each) for each in (*filter(None, [rates]), *learned)]
         if not lines:
             return
         try:
@@ -86,12 +88,6 @@ class FactsFile:
             log.warning(
                 "what was learned of kernels is not kept: %s (%s)", error.strerror, self.path.parent
             )
-
-    def _set_aside(self, error: Exception) -> None:
-        aside = self.path.with_suffix(".damaged")
-        with contextlib.suppress(OSError):
-            self.path.replace(aside)
-        log.warning("the facts in %s are damaged (%s): set aside, learned anew", aside, error)
 
 
 def all_files() -> list[tuple[Path, Surroundings, CachedFacts]]:

@@ -1,20 +1,13 @@
 """What a kernel asks for on more examples than it was run on: a line through two of three sizes."""
 
 from collections.abc import Mapping
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
+
+from memtrade.facts.asking import Answer
+from memtrade.facts.learned import Learned
 
 # How far the size in the middle may be off the line through the others.
 _FIT, _FIT_BYTES = 0.005, 256
-
-
-class RunOnExamples(Protocol):
-    """What a kernel did, on so many examples."""
-
-    @property
-    def requests(self) -> tuple[tuple[int, int], ...]: ...
-
-    @property
-    def seconds(self) -> float | None: ...
 
 
 class Extended(NamedTuple):
@@ -25,7 +18,7 @@ class Extended(NamedTuple):
     seconds: float | None
 
 
-def extended(runs: Mapping[int, RunOnExamples], examples: int) -> Extended | None:
+def extended(runs: Mapping[int, Answer | Learned], examples: int) -> Extended | None:
     """What it does on `examples`, from three runs by their number of examples; None where the run
     in the middle is not on the line, or one asks for other things than the others."""
     (low, a), (middle, b), (high, c) = sorted(runs.items())

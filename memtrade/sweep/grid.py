@@ -248,10 +248,8 @@ class _Reader:
 
     def _names(self, block: int, strategy: str) -> list[str]:
         """The strategies that an entry means: one, or "all" of them."""
-        try:
-            return StrategyFlags(strategy=strategy).names()
-        except MemtradeError as error:
-            raise self._error(block, "strategy", strategy, error) from None
+        flags = StrategyFlags(strategy=strategy)
+        return self._made(block, lambda _: flags.names(), {}, within="strategy", of=strategy)
 
     def _model(
         self, block: int, name: str, options: Mapping[str, Any], point: Mapping[str, Any]
