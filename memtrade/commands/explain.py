@@ -72,18 +72,17 @@ def explain(
         assert error is not None
         failure = read_failure(_read(error))
         page = Page(of_error(failure))
-        if model is None and (strategy is not None or device is not None or by is not None):
-            raise MemtradeError(
-                "--strategy, --device and --by are of the step: name it, with --model or --target "
-                "and --batch-size, or leave them out"
-            )
         if model is not None:
             with_what, on_what = strategy or StrategyFlags(), device or DeviceFlags()
             step = StepFlags(model=model, strategy=with_what, device=on_what)
             page = _of_error(failure, step, by or "layer", verbose)
+        elif strategy is not None or device is not None or by is not None:
+            raise MemtradeError(
+                "--strategy, --device and --by are of the step: name it, with --model or --target "
+                "and --batch-size, or leave them out"
+            )
     if json:
-        told = {"explanation": page.explanation, "remedy": page.remedy, "command": page.command}
-        show_json(told)
+        show_json({name: getattr(page, name) for name in ("explanation", "remedy", "command")})
     else:
         stdout().print(page.to_rich())
     return 0

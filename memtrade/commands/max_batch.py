@@ -147,14 +147,11 @@ def _trace(spec: TrialSpec, unit: int, timeout_seconds: float, verbose: bool) ->
     """
     graphs = []
     batches = [unit * count for count in _TRACED_UNITS]
+    # The graph is there even where it cannot run.
+    roomy = msgspec.structs.replace(spec, task="extract", memory_limit_bytes=default_limit_bytes())
     for batch in batches:
         options = spec.model_options | {"batch_size": batch}
-        traced = msgspec.structs.replace(
-            spec,
-            task="extract",
-            model_options=options,
-            memory_limit_bytes=default_limit_bytes(),  # the graph is there even where it cannot run
-        )
+        traced = msgspec.structs.replace(roomy, model_options=options)
         graphs.append(extract_graph(traced, timeout_seconds=timeout_seconds, verbose=verbose))
     assert spec.memory_limit_bytes is not None
     refuse_small_limit(graphs[0], spec.memory_limit_bytes)

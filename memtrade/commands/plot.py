@@ -29,11 +29,9 @@ BatchSize = Annotated[
 ]
 Sources = Annotated[list[Source] | None, Parameter(negative="", consume_multiple=False)]
 DepthSources = Annotated[
-    list[Source] | None,
+    Sources,
     Parameter(
-        negative="",
-        consume_multiple=False,
-        help="published, measured or predicted; repeatable. Unless given: published and measured.",
+        help="published, measured or predicted; repeatable. Unless given: published and measured."
     ),
 ]
 NoCaption = Annotated[

@@ -11,10 +11,9 @@ are pooled and flattened) and `auxiliary`.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, reduce
 from typing import Any, ClassVar
 
 from memtrade.models.base import Classifier, Net, Tensor
@@ -120,7 +119,7 @@ def _concatenated(net: Net, x: Tensor, branches: Branches) -> Tensor:
     made = []
     for number, layers in enumerate(branches):
         with net.scope(f"Branch_{number}"):
-            made.append(functools.reduce(lambda y, layer: layer(net, y), layers, x))
+            made.append(reduce(lambda y, layer: layer(net, y), layers, x))
     return net.concat(made)
 
 

@@ -22,15 +22,8 @@ from memtrade.target import profile_target
 LOW, HIGH = 0.3, 1.0
 OWN_STEPS = "memtrade.sweeps.own_steps"
 OWN = (
-    "transposed",
-    "grouped",
-    "depthwise",
-    "sound",
-    "volume",
-    "attention",
-    "embeddings",
-    "resized",
-)
+    "transposed", "grouped", "depthwise", "sound", "volume", "attention", "embeddings", "resized",
+)  # fmt: skip
 STEPS: list[dict[str, Any]] = [
     {"name": "resnet", "layers": 18, "image_size": 96, "batch_size": 8},
     {"name": "resnet", "layers": 50, "image_size": 64, "batch_size": 8},

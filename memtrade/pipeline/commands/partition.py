@@ -49,8 +49,6 @@ from memtrade.results.words import status_text
 from memtrade.target import ARENA, Target
 from memtrade.units import parse_bytes
 
-DEFAULT_PARTITIONS = 2
-
 
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
@@ -100,14 +98,15 @@ class CutFlags:
                 f"--size of {family} takes up to {len(own)} values ({', '.join(own)}), "
                 f"not {len(numbers)}"
             )
-        for name, number in zip(own, numbers, strict=False):
+        given = dict(zip(own, numbers, strict=False))
+        for name, number in given.items():
             try:
                 check(known[name], convert(known[name], number))
             except RuleError as error:
                 said = f"--size {self.size!r} of {family}: {name} {error.rule}"
                 raise MemtradeError(said) from None
-        given = [f"{name}={number}" for name, number in zip(own, numbers, strict=False)]
-        return dataclasses.replace(model, model_option=[*given, *model.model_option])
+        pairs = [f"{name}={number}" for name, number in given.items()]
+        return dataclasses.replace(model, model_option=[*pairs, *model.model_option])
 
     def link_bytes_per_s(self, target: Target) -> float:
         if self.bandwidth is None:
@@ -133,8 +132,7 @@ class CutFlags:
                 f"boundaries are one less than partitions, not {count} for {partitions}: "
                 "give as many, or none"
             )
-        made = count + 1 if count else DEFAULT_PARTITIONS
-        return made if partitions is None else partitions
+        return partitions or (count + 1 if count else 2)
 
     def cut(
         self, graph: StepGraph, partitions: int | None, target: Target, *, in_flight: int = 1
@@ -229,7 +227,6 @@ def _write(
     folder: Path, graph: StepGraph, made: Partition, report: PartitionReport, command_line: str
 ) -> None:
     """The report as NAME_kK.md, .json and .svg."""
-    folder.mkdir(parents=True, exist_ok=True)
     stem = f"{graph.name}_k{report.partitions}"
     pages = [sheet.to_markdown() for sheet in report_sheets(report, command=command_line)]
     write_output(folder / f"{stem}.md", "\n".join(pages).encode())

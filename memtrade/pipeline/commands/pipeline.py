@@ -218,7 +218,6 @@ def published(
         return trace_step(flags, timeout_seconds=timeout, verbose=verbose)
 
     compared = compare_published(comparison, target, trace)
-    folder.mkdir(parents=True, exist_ok=True)
     page = to_markdown(compared, command=command_line)
     write_output(folder / f"{name}.md", page.encode())
     csv = compared.frame.to_csv(index=False, lineterminator="\n")

@@ -118,11 +118,8 @@ class Anchors:
         if op.id not in graph.backward:
             for t in op.outputs:
                 self._candidates[t] = allowed
-            places = [
-                self.at[p] for p in producers if p in graph.from_batch or p not in graph.forward
-            ]
-            known = [place for place in places if place is not None]
-            return max(known) if known else None
+            beside = (p for p in producers if p in graph.from_batch or p not in graph.forward)
+            return max((place for p in beside if (place := self.at[p]) is not None), default=None)
         if op.stateful and not op.outputs:
             for t in op.inputs:
                 home = self.at[graph.tensors[t].op]

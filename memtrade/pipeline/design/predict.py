@@ -275,10 +275,8 @@ class PipelinePredictor:
         self.graph, self.partition, self.target = graph, partition, target
         self.plans = plans or [()] * len(partition.stages)
         self.stages = tuple(stages or stage_graphs(graph, partition))
-        made = [
-            kernels(stage, graph, target, plan)
-            for stage, plan in zip(self.stages, self.plans, strict=True)
-        ]
+        planned = zip(self.stages, self.plans, strict=True)
+        made = [kernels(stage, graph, target, plan) for stage, plan in planned]
         self._timers, self.bytes = zip(*made, strict=True)
         self.set_device(target.device)
 

@@ -222,9 +222,7 @@ def _real_times(samples: Sequence[StageSamples]) -> RealTimes:
 
 def connected_stages(partition: Partition) -> list[tuple[int, int]]:
     """The stages of each cutting edge."""
-    return [
-        (crossing.source, reader) for crossing in partition.crossings for reader in crossing.targets
-    ]
+    return [(each.source, reader) for each in partition.crossings for reader in each.targets]
 
 
 def evenness(times: PhaseTimes, connected: Sequence[tuple[int, int]]) -> Evenness:

@@ -98,14 +98,8 @@ def plan_stages(
     Raises UnknownNameError, or MemtradeError where a strategy makes no plans or finds none.
     """
     planned = find_planned(strategy)
-    return tuple(
-        tuple(
-            action
-            for action in planned.plan(stage.graph, options, target).actions
-            if action.kind != "reserve"
-        )
-        for stage in stages
-    )
+    plans = (planned.plan(stage.graph, options, target) for stage in stages)
+    return tuple(tuple(a for a in plan.actions if a.kind != "reserve") for plan in plans)
 
 
 def leaving(

@@ -152,7 +152,6 @@ class StageTimer:
 
     Args:
         whole: the graph that the stage was cut out of.
-        plan: actions of a plan of the stage's graph; none keep every activation.
     """
 
     def __init__(

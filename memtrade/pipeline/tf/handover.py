@@ -155,8 +155,7 @@ class HandOver:
             attrs = {"T": parcel.dtype}
             into = self.writer.add(stage, name, "Identity", [out], attrs).name
             self._wait(out, [self._ends[source, sent]])
-            waiting = self._first_after(source, gone)
-            if waiting:
+            if waiting := self._first_after(source, gone):
                 self._received.append((source, waiting, into))
         if before:
             self._wait(out, [self._ends[stage, before]])
@@ -166,8 +165,7 @@ class HandOver:
     def keep(self, stage: int, sent: StageTask, target: int, parcel: Parcel) -> None:
         """Alone: what the task made for another stage lies there until it would have gone."""
         _, gone = self.schedule.hand_over(sent, target)
-        waiting = self._first_after(stage, gone)
-        if waiting:
+        if waiting := self._first_after(stage, gone):
             own = self.schedule.tasks[stage]
             out = self._send(stage, sent, target, parcel)
             self._kept.append((stage, own[own.index(waiting) - 1], out))

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from memtrade.tf.nodes import NodeDef, set_attributes
+from memtrade.tf.nodes import NodeDef, copied, make_node, set_attributes
 
 
 class NodeWriter:
@@ -36,16 +36,9 @@ class NodeWriter:
     ) -> NodeDef:
         """A node on the stage or its host, outside its order: of an op type, or a copy of a node
         of another graph."""
-        node = tf.compat.v1.NodeDef()
-        if isinstance(op, str):
-            node.op = op
-        else:
-            node.CopyFrom(op)
-            node.attr.pop("_class", None)  # colocation with ops by their old names
-            del node.input[:]
-        node.name = name
+        make = make_node if isinstance(op, str) else copied
+        node = make(op, name, inputs)
         node.device = host_of(self.devices[stage]) if on_host else self.devices[stage]
-        node.input.extend(inputs)
         set_attributes(node, attrs or {})
         self.nodes[name] = node
         return node
