@@ -214,6 +214,24 @@ def listening_on(process: psutil.Process) -> set[str]:
     return {row[3].rpartition(":")[0].partition("%")[2] for row in rows}
 
 
+def test_a_server_that_ends_before_it_is_connected_to_is_named(partition):
+    with contextlib.ExitStack() as held:
+        # They answer nobody, as a server that hangs; TensorFlow waits for either.
+        servers = [held.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(2)]
+        cluster = tuple(f"127.0.0.1:{each.getsockname()[1]}" for each in servers)
+
+        def end_second(event: object) -> None:
+            if event == Progress("connect"):
+                servers[1].close()
+
+        outcome = run_pipeline(
+            trial(cluster=cluster), partition, SCHEDULE, timeout_seconds=60, on_event=end_second
+        )
+    assert (outcome.status, outcome.stage) == ("crashed", 1)
+    assert outcome.reason.startswith(f"stage 2: no server answers at {cluster[1]} any more")
+    assert not stages_left()
+
+
 def test_an_unreachable_address_is_named_within_ten_seconds():
     with socket.socket() as held:  # bound, but nobody listens
         held.bind(("127.0.0.1", 0))

@@ -13,7 +13,7 @@ import socket
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import msgspec
@@ -45,6 +45,7 @@ from memtrade.plan import Action
 _EVENTS = msgspec.json.Decoder(PipelineEvent)
 
 _REACH_SECONDS = 4.0  # for a server to accept a connection; two addresses may be out of reach
+_LOOK_SECONDS = 5.0  # from one look at the servers of a cluster to the next
 _GRACE_SECONDS = 2.0  # for the process to be seen that made the driver fail
 
 
@@ -137,7 +138,7 @@ def _drive(
             started.append(_start_stage(stage))
         driver = _start("drive", order, _driver_environment(trial), "the driver", None)
         started.append(driver)
-        watch = _Watch(_EVENTS, on_event, on_log, started, driver)
+        watch = _Watch(_EVENTS, on_event, on_log, started, driver, cluster=trial.cluster)
         in_time = supervise(started, watch, deadline=deadline)
         oom_killed = host.oom_kills() > kills_before
         return watch.outcome(
@@ -184,13 +185,20 @@ def serve_stage(
 def check_reachable(addresses: Sequence[str]) -> None:
     """Raises MemtradeError that names the first address where nobody answers."""
     for address in addresses:
-        try:
-            socket.create_connection(_host_and_port(address), timeout=_REACH_SECONDS).close()
-        except OSError as error:
+        if error := _unreachable(address):
             raise MemtradeError(
                 f"no server answers at {address} ({reason_of(error)}): start it there by "
                 "`memtrade pipeline serve`"
-            ) from None
+            )
+
+
+def _unreachable(address: str) -> OSError | None:
+    """Why no connection to the address comes about, if none does."""
+    try:
+        socket.create_connection(_host_and_port(address), timeout=_REACH_SECONDS).close()
+    except OSError as error:
+        return error
+    return None
 
 
 def _host_and_port(address: str) -> tuple[str, int]:
@@ -244,15 +252,30 @@ class _Watch(Conversation):
     runtime: Runtime | None = None
     lost: Lost | None = None
     lost_at: float = math.inf
+    cluster: Sequence[str] = ()
+    looked_at: float = field(default_factory=time.monotonic)
 
     def has_enough(self, *, quiet: bool) -> bool:
         if self.end or self.noise:
             return True
+        if self.lost is None and quiet:
+            self._look_at_cluster()
         if self.lost is None:
             return quiet and self._ended() is not None
         # If a stage died of it, its end tells more than the lost connection.
         late = time.monotonic() >= self.lost_at + _GRACE_SECONDS
         return late or self.lost.status == "out_of_memory" or self._ended() is not None
+
+    def _look_at_cluster(self) -> None:
+        """For a server that has ended before its session began, TensorFlow waits without end."""
+        if time.monotonic() < self.looked_at + _LOOK_SECONDS:
+            return
+        for stage, address in enumerate(self.cluster):
+            if isinstance(error := _unreachable(address), ConnectionRefusedError):
+                told = f"no server answers at {address} any more ({reason_of(error)})"
+                self.note(Lost("crashed", told, stage))
+                break
+        self.looked_at = time.monotonic()
 
     def outcome(self, *, timeout_seconds: float | None, oom_killed: bool) -> PipelineOutcome:
         """Raises MemtradeError on bad input."""
