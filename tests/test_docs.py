@@ -101,6 +101,7 @@ def test_the_marker_that_turns_red_says_what_the_page_shows():
     exec(compile(block[6:-3].rpartition("```py\n")[2], str(PAGE), "exec"), names)
     batch = (tf.TensorSpec([1024, 64]),)
     red, lean = (peak_of(names["train_step"], batch, each) for each in ("original", "checkpoints"))
-    peak = f"the peak of train_step is {megabytes(red.size_bytes)} MB (predicted)"
+    peak = f"the peak of train_step is {red.bound} {megabytes(red.size_bytes)} MB (predicted)"
     assert f"{peak}, above 1.0 MB and 1%: {red.held}" in page
     assert f"the same step takes {megabytes(lean.size_bytes)} MB" in page
+    assert not lean.bound

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from memtrade.bounds import bound_of
 from memtrade.errors import MemtradeError
 from memtrade.measure import host
 from memtrade.measure.protocol import TrialSpec
@@ -29,12 +30,14 @@ class StepPeak:
         size_bytes: most bytes in use at once, variables and batch included.
         source: "predicted" or "measured".
         held: who holds it, as predicted, the largest first.
+        bound: what stands before a predicted peak (`memtrade.bounds`).
     """
 
     name: str
     size_bytes: int
     source: str
     held: str
+    bound: str
 
 
 def peak_of(
@@ -73,7 +76,8 @@ def peak_of(
     clock = clock_of(graph, settings.target)
     plan = no_worse(settings.strategy.plan(graph, settings.options, settings.target), clock)
     usage = use_of_memory(clock, plan)
-    size_bytes = clock.needed(plan).peak_bytes
+    needed = clock.needed(plan)
+    size_bytes, bound = needed.peak_bytes, bound_of(graph, plan, moves=needed.moves)
     if measure:
         spec = TrialSpec(
             strategy=settings.strategy.name,
@@ -85,6 +89,8 @@ def peak_of(
         record = try_step(spec, concrete, step.specs, loss=loss)
         if record.measured is None:
             raise MemtradeError(f"{step.name} could not be measured: {record.reason}")
-        size_bytes = record.measured.peak_bytes
+        size_bytes, bound = record.measured.peak_bytes, ""
     source = "measured" if measure else "predicted"
-    return StepPeak(name=step.name, size_bytes=size_bytes, source=source, held=usage.held_text)
+    return StepPeak(
+        name=step.name, size_bytes=size_bytes, source=source, held=usage.held_text, bound=bound
+    )

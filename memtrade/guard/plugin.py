@@ -64,11 +64,12 @@ def peak_memory(request: pytest.FixtureRequest) -> Callable[..., int]:
         found = peak_of(train_step, batch, **how)
         limits = _limits(request)
         allowed = min(limits, default=None, key=lambda limit: limit[0])
-        shown = f"{found.name} {megabytes(found.size_bytes)} MB {found.source}"
+        peak = f"{found.bound} {megabytes(found.size_bytes)} MB".lstrip()
+        shown = f"{found.name} {peak} {found.source}"
         request.node.user_properties.append((_PROPERTY, shown))
         if allowed is not None and found.size_bytes > allowed[0]:
             pytest.fail(
-                f"the peak of {found.name} is {megabytes(found.size_bytes)} MB ({found.source}), "
+                f"the peak of {found.name} is {peak} ({found.source}), "
                 f"above {allowed[1]}: {found.held}",
                 pytrace=False,
             )

@@ -50,7 +50,7 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
 _BOUNDS = {
     "≥": "at least; nothing tells the size of some of the step's tensors",
     "≤": "at most; the size of some of the step's tensors is only bounded",
-    "≈": "about; some sizes are of one batch, or branches and loops run in an order of their own",
+    "≈": "about; TensorFlow's own order decides, or some sizes are of one batch",
 }
 
 

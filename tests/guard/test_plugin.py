@@ -123,16 +123,16 @@ def test_measured(peak_memory):
     result = installed.runpytest_subprocess("--strict-markers", "--memtrade-limit", "9MB")
     result.assert_outcomes(passed=4, failed=8)
     result.stdout.re_match_lines([
-        r"the peak of train_step is \d\.\d MB \(predicted\), above 1\.0 MB and 1%: activations .*",
-        r"the peak of train_step is \d\.\d MB \(predicted\), above \d\.\d MB and 1%: .*",
+        r"the peak of train_step is ≈ \d\.\d MB \(predicted\), above 1\.0 MB and 1%: activ.*",
+        r"the peak of train_step is ≈ \d\.\d MB \(predicted\), above \d\.\d MB and 1%: .*",
         r"the test is marked peak_memory and hands no step to the fixture peak_memory",
         r".*a size is a number and a unit, not '10 parsecs'.*",
         r"the marker peak_memory takes a limit, such as '500MB', and within: not \(\)",
         r"the marker peak_memory takes .*, such as '500MB', and within: not \('1kB', foo=1\)",
-        r"the peak of train_step is \d\.\d MB \(predicted\), above 1\.0 KB and 1%: .*",
-        r".* is \d+\.\d MB \(predicted\), above --memtrade-limit, 9\.0 MB: activations .*",
+        r"the peak of train_step is ≈ \d\.\d MB \(predicted\), above 1\.0 KB and 1%: .*",
+        r".* is ≈ \d+\.\d MB \(predicted\), above --memtrade-limit, 9\.0 MB: activations .*",
         r".*peaks of training steps.*",
-        r".*::test_within: train_step \d\.\d MB predicted",
+        r".*::test_within: train_step ≈ \d\.\d MB predicted",
     ])  # fmt: skip
 
 
