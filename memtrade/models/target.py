@@ -35,6 +35,11 @@ class OwnStep(Model):
         super().__post_init__()
         module, colon, function = self.target.partition(":")
         names = [*module.split("."), *function.split(".")]
+        if not self.target:
+            raise MemtradeError(
+                "a target is a function of a module, and none is named: say which by "
+                "--target mypackage.train:make_step"
+            )
         if not colon or not all(name.isidentifier() for name in names):
             raise MemtradeError(
                 f"a target is a function of a module, not {self.target!r}: "

@@ -117,6 +117,13 @@ def _takes_size(make: Callable[..., Any]) -> bool:
 def _made(model: OwnStep, make: Callable[..., Any], **told: int) -> tuple[Any, Any]:
     """What the target returns: the step as a tf.function, and an example of its batch."""
     try:
+        inspect.signature(make).bind(**told)
+    except TypeError as error:
+        raise MemtradeError(
+            f"{model.target} takes more than `batch_size` ({error}): give its other arguments "
+            "defaults, or name a function that has none"
+        ) from None
+    try:
         made = make(**told)
     except (Exception, SystemExit) as error:
         raise MemtradeError(failure_text(f"{model.target} failed", error)) from error
