@@ -96,8 +96,8 @@ def run(
     for path in failed:
         command = shlex.join(["memtrade", "explain", str(path)])
         say(f"why it ran out, and what would fit: {command}")
-    statuses = [record.status for record in records]
-    return 1 if "crashed" in statuses else 3 if "infeasible" in statuses else 0
+    statuses = {record.status for record in records}
+    return 1 if statuses & {"crashed", "timeout"} else 3 if "infeasible" in statuses else 0
 
 
 def check_limit(spec: TrialSpec, *, timeout_seconds: float) -> None:

@@ -36,6 +36,9 @@ from memtrade.sweep.runner import (
 from memtrade.sweep.shipped import sweep_file
 from memtrade.units import megabytes
 
+# What tells nothing of its step. Running out of memory does.
+_FAILED = frozenset({"crashed", "timeout", "refused", "lost"})
+
 
 def sweep(
     file: Path,
@@ -107,7 +110,7 @@ def sweep(
             say(f"stopped; {done}: the same command goes on from there")
         _show(trials, records, watch.ends, todo=set())
     kinds = {end.status if isinstance(end, Record) else end.kind for end in watch.ends.values()}
-    failed = 1 if kinds & {"crashed", "refused", "lost"} else 3 if "infeasible" in kinds else 0
+    failed = 1 if kinds & _FAILED else 3 if "infeasible" in kinds else 0
     return 130 if stopped else failed
 
 

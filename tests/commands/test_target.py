@@ -103,7 +103,21 @@ def test_what_is_wrong_with_it_is_one_line(run: Run, tmp_path: Path) -> None:
     (tmp_path / "own_steps.py").write_text("make_step = 3")
     status, _, err = run("run", *TARGET, *ON_THE_ARENA, "--strategy", "original")
     assert "own_steps:make_step is no function but int: write it as" in " ".join(err.split())
+    (tmp_path / "own_steps.py").write_text("def make_step(model, data):\n    raise OSError")
+    status, _, err = run("run", *TARGET, *ON_THE_ARENA, "--strategy", "original")
+    assert status == 2
+    assert "make_step takes more than `batch_size` (missing a req" in " ".join(err.split())
     assert not list(tmp_path.glob("runs/*.json"))
+    status, _, err = run("run", "--model", "target")
+    assert status == 2
+    assert "none is named: say which by --target mypackage.train:make_step" in " ".join(err.split())
+
+
+def test_a_trial_that_takes_too_long_is_no_success(run: Run) -> None:
+    hurried = ["--strategy", "original", "--timeout", "0.01"]
+    status, out, _ = run("run", *TARGET, *ON_THE_ARENA, *hurried)
+    assert status == 1
+    assert "timeout" in out
 
 
 @pytest.mark.usefixtures("_traced_here")

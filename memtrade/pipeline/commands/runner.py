@@ -251,7 +251,7 @@ def exit_code(records: list[PipelineRecord]) -> int:
     """Running out of memory is a result like any other in a grid, as in `memtrade run`."""
     return int(
         any(
-            record.status in ("crashed", "unsupported")
+            record.status in ("crashed", "timeout", "unsupported")
             or (record.measured and record.measured.verified and not record.measured.verified.equal)
             for record in records
         )
