@@ -6,14 +6,9 @@ plan ──► first step ──peak above the budget──► kernels near the 
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
-from memtrade.errors import (
-    BEFORE_ANY_OP,
-    InfeasibleBudgetError,
-    MemtradeError,
-    sizes_apart,
-)
+from memtrade.errors import BEFORE_ANY_OP, InfeasibleBudgetError, MemtradeError, sizes_apart
 from memtrade.facts.signature import signature_of
 from memtrade.graph import Op, StepGraph
 from memtrade.measure.here import learned_target
@@ -48,11 +43,6 @@ class Correction(NamedTuple):
 
     target: Target
     remedy: str
-
-
-def budget_of(options: Any) -> int | None:
-    """The budget among a strategy's options, in bytes, if it has one."""
-    return getattr(options, "budget_bytes", None)
 
 
 def leaving_margin(plan: Callable[[Target], T], target: Target) -> tuple[T, Target]:

@@ -9,7 +9,6 @@ the own group up to the root is what there is. Version 2 and, under /sys/fs/cgro
 (the kernel's Documentation/admin-guide/cgroup-v2.rst and cgroup-v1/memory.rst).
 """
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -50,7 +49,9 @@ def limited_groups() -> list[Group]:
     return [
         group
         for version in _VERSIONS
-        for folder in _upwards(version.controller)
+        for own in [own_folder(version.controller)]
+        for folder in (own, *own.parents)
+        if folder.is_relative_to(ROOT / version.controller)
         if (group := _read(folder, version))
     ]
 
@@ -79,14 +80,6 @@ def numbers(path: Path) -> dict[str, int]:
         return {}
     pairs = (line.partition(" ") for line in lines)
     return {name: int(value) for name, _, value in pairs if value.strip().isdigit()}
-
-
-def _upwards(controller: str) -> Iterator[Path]:
-    folder, root = own_folder(controller), ROOT / controller
-    while folder != root:
-        yield folder
-        folder = folder.parent
-    yield root
 
 
 def _read(folder: Path, version: _Version) -> Group | None:

@@ -385,9 +385,7 @@ def check_writable(folder: Path) -> None:
 
     It is tried with a file that leaves no trace; the folder itself is not made.
     """
-    existing = folder
-    while not existing.exists() and existing != existing.parent:
-        existing = existing.parent
+    existing = next((each for each in (folder, *folder.parents) if each.exists()), folder)
     try:
         if not existing.is_dir():
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))

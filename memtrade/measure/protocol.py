@@ -301,7 +301,7 @@ class StepDone(msgspec.Struct, frozen=True, tag="step_done"):
 class Planned(msgspec.Struct, frozen=True, tag="planned"):
     """The strategy has decided."""
 
-    summary: PlanSummary
+    plan: PlanSummary
 
 
 class Simulated(msgspec.Struct, frozen=True, tag="simulated"):

@@ -3,8 +3,6 @@
 The parent never imports TensorFlow. So each trial starts from the same state, an allocator's
 limit can be set before TensorFlow reads it, and running out of memory, hanging and crashing are
 results like any other: `run_child` returns them, it does not raise them.
-
-However the parent ends, no child stays behind (`memtrade.measure.children`).
 """
 
 import contextlib
@@ -165,20 +163,13 @@ class _Conversation(Conversation):
 
     def note(self, event: Event) -> None:
         match event:
-            case Ready(runtime=runtime):
-                self.told = replace(self.told, runtime=runtime)
-            case Planned(summary=summary):
-                self.told = replace(self.told, plan=summary)
-            case Simulated(predicted=predicted):
-                self.told = replace(self.told, predicted=predicted)
+            case Ready() | Planned() | Simulated() | Calibrated() | Done():
+                self.told = replace(self.told, **msgspec.structs.asdict(event))
+                self.end = event if isinstance(event, Done) else None
             case Corrected():
                 self.told = replace(self.told, corrections=(*self.told.corrections, event))
-            case Calibrated(profile=profile):
-                self.told = replace(self.told, profile=profile)
             case Verified():
                 self.told = replace(self.told, verified=event)
-            case Done(measured=measured):
-                self.told, self.end = replace(self.told, measured=measured), event
 
     def has_enough(self, *, quiet: bool) -> bool:
         return bool(self.end or self.noise or (quiet and self.child.has_ended))

@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import os
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -27,7 +28,6 @@ from memtrade.measure import host
 from memtrade.measure.budgets import (
     CORRECTIONS,
     BrokenBudgetError,
-    budget_of,
     corrected,
     leaving_margin,
     peak_op,
@@ -113,44 +113,34 @@ class _Foreseen(NamedTuple):
     predicted: Predicted
 
 
-class _OverBudgetError(Exception):
-    """A step took more than its budget."""
-
-    def __init__(self, peak_bytes: int, budget_bytes: int):
-        super().__init__()
-        self.peak_bytes, self.budget_bytes = peak_bytes, budget_bytes
-
-
 class _Worker:
     """One trial, phase by phase."""
 
     def __init__(self, spec: TrialSpec, say: Say):
         self.spec, self._say = spec, say
+        self._device: LocalDevice  # from `run` on
 
     def _target(self, traced: Trace) -> Target:
         """What the plan is made for: this device, and what the step's kernels do on it."""
         spec = self.spec
         target = here_target(spec.device, order=spec.order, limit_bytes=spec.memory_limit_bytes)
-        return learned_target(
-            target,
-            [traced.graph],
-            on_progress=lambda i, of: self._say(Progress("ask kernel", i, of)),
-        )
+        return learned_target(target, [traced.graph], on_progress=self._counted("ask kernel"))
+
+    def _counted(self, phase: str) -> Callable[[int, int], None]:
+        """Says how far a phase has come."""
+        return lambda i, of: self._say(Progress(phase, i, of))
 
     def run(self) -> None:
-        device = self._start_device()
+        self._device, measured = self._start_device(), None
         if self.spec.task in ("extract", "inspect"):
             self._tell()
         elif self.spec.task == "calibrate":
-            profile = measure_rates(
-                device, on_step=lambda i, of: self._say(Progress("calibrate", i, of))
-            )
-            self._say(Calibrated(profile))
-            self._say(Done())
+            self._say(Calibrated(measure_rates(self._device, on_step=self._counted("calibrate"))))
         elif self.spec.task == "verify":
-            self._verify(device)
+            self._verify()
         else:
-            self._measure(device)
+            measured = self._measure()
+        self._say(Done(measured))
 
     def _start_device(self) -> LocalDevice:
         limit_bytes = self.spec.memory_limit_bytes
@@ -199,14 +189,14 @@ class _Worker:
             told = trace(step).graph if self.spec.task == "extract" else inspected(step)
         encoded = told.to_bytes() if isinstance(told, StepGraph) else msgspec.json.encode(told)
         Path(self.spec.graph_path).write_bytes(encoded)
-        self._say(Done())
 
     def _plan(self, traced: Trace, target: Target) -> Plan:
         self._say(Progress("plan"))
         path = self.spec.plan_path and Path(self.spec.plan_path)
         plan = given_plan(path, traced.graph) if path else None
         # Foreseen in memory without holes, it may find no room among those that are here.
-        if path and plan and was_foreseen(path) and not _fits(plan, traced.graph, target):
+        foreseen = plan if path and was_foreseen(path) else None
+        if foreseen and not Predictor(traced.graph, target).predict(foreseen).fits:
             with contextlib.suppress(InfeasibleBudgetError):
                 plan = self._own_plan(traced, target)
         plan = plan or self._own_plan(traced, target)
@@ -238,13 +228,13 @@ class _Worker:
         step.variables()  # traces, if nothing has yet
         return step
 
-    def _rewrite(self, traced: Trace, plan: Plan, device: LocalDevice) -> StepFunction:
+    def _rewrite(self, traced: Trace, plan: Plan) -> StepFunction:
         self._say(Progress("rewrite"))
-        step = apply_plan(traced, plan, device.transfer)
+        step = apply_plan(traced, plan, self._device.transfer)
         step.get_concrete_function()  # pyright: ignore[reportFunctionMemberAccess]
         return step
 
-    def _prepare(self, device: LocalDevice) -> _Prepared:
+    def _prepare(self) -> _Prepared:
         started = time.perf_counter()
         options = self._native_options()
         if options is not None:
@@ -255,16 +245,11 @@ class _Worker:
         self._say(Progress("trace"))
         traced = trace(self._make_step())
         batch = traced.step.make_batch()
-        target = self._target(traced).replace(places=places_of(traced, batch, device))
-        return self._planned(traced, batch, target, device, time.perf_counter() - started)
+        target = self._target(traced).replace(places=places_of(traced, batch, self._device))
+        return self._planned(traced, batch, target, time.perf_counter() - started)
 
     def _planned(
-        self,
-        traced: Trace,
-        batch: tuple[tf.Tensor, ...],
-        target: Target,
-        device: LocalDevice,
-        trace_seconds: float,
+        self, traced: Trace, batch: tuple[tf.Tensor, ...], target: Target, trace_seconds: float
     ) -> _Prepared:
         """Plans, predicts and rewrites."""
         started = time.perf_counter()
@@ -274,7 +259,7 @@ class _Worker:
         predicted = Predictor(traced.graph, target).predict(plan)
         self._say(Simulated(predicted))
         simulated_at = time.perf_counter()
-        step = self._rewrite(traced, plan, device)
+        step = self._rewrite(traced, plan)
         seconds = {
             "trace_seconds": trace_seconds,
             "plan_seconds": planned_at - started,
@@ -282,21 +267,24 @@ class _Worker:
         }
         return _Prepared(step, batch, seconds, _Foreseen(traced, target, plan, predicted))
 
-    def _measure(self, device: LocalDevice) -> None:
-        process = psutil.Process()
-        idle_bytes = process.memory_info().rss
+    def _measure(self) -> Measured:
+        device, idle_bytes = self._device, psutil.Process().memory_info().rss
         before_bytes = device.in_use_bytes()
-        prepared = self._prepare(device)
-        done, in_use = [], []
+        prepared = self._prepare()
         ready_bytes = device.in_use_bytes()
+        options = make_options(self.spec.strategy, self.spec.strategy_options)
+        held = prepared.foreseen and not self.spec.leaves_margin
+        budget_bytes = getattr(options, "budget_bytes", None) if held else None
+        done, in_use = self._run(prepared, budget_bytes)
         for correction in range(CORRECTIONS + 1):
-            try:
-                done, in_use = self._run(prepared, device)
+            over = done[-1]
+            if budget_bytes is None or over.peak_bytes <= budget_bytes:
                 break
-            except _OverBudgetError as over:
-                prepared = self._better(prepared, over, device, last=correction == CORRECTIONS)
+            last = correction == CORRECTIONS
+            prepared = self._better(prepared, over.peak_bytes, budget_bytes, last=last)
+            done, in_use = self._run(prepared, budget_bytes)
         host_bytes = max(0, host.highest_rss_bytes() - device.resident_bytes() - idle_bytes)
-        measured = Measured.of(
+        return Measured.of(
             done,
             warmup=self.spec.warmup,
             persistent_bytes=device.in_use_bytes(),
@@ -304,14 +292,13 @@ class _Worker:
             **prepared.seconds,
             in_use_bytes=(before_bytes, ready_bytes, *in_use),
         )
-        self._say(Done(measured))
 
-    def _run(self, prepared: _Prepared, device: LocalDevice) -> tuple[list[StepDone], list[int]]:
-        """All steps, and the bytes in use after each. Raises _OverBudgetError as soon as one takes
-        more than the budget."""
-        options = make_options(self.spec.strategy, self.spec.strategy_options)
-        held = prepared.foreseen and not self.spec.leaves_margin
-        budget_bytes = budget_of(options) if held else None
+    def _run(
+        self, prepared: _Prepared, budget_bytes: int | None
+    ) -> tuple[list[StepDone], list[int]]:
+        """All steps, or those up to the first that takes more than the budget, and the bytes in use
+        after each."""
+        device = self._device
         done: list[StepDone] = []
         in_use: list[int] = []
         for i in range(self.spec.warmup + self.spec.steps):
@@ -324,11 +311,11 @@ class _Worker:
             in_use.append(device.in_use_bytes())
             self._say(done[-1])
             if budget_bytes is not None and done[-1].peak_bytes > budget_bytes:
-                raise _OverBudgetError(done[-1].peak_bytes, budget_bytes)
+                break
         return done, in_use
 
     def _better(
-        self, prepared: _Prepared, over: _OverBudgetError, device: LocalDevice, *, last: bool
+        self, prepared: _Prepared, peak_bytes: int, budget_bytes: int, *, last: bool
     ) -> _Prepared:
         """The step planned anew with what its peak has taught. Raises BrokenBudgetError where that
         was the last time, and InfeasibleBudgetError where no plan fits any more."""
@@ -336,26 +323,26 @@ class _Worker:
         traced, target, plan, predicted = prepared.foreseen
         if last or self.spec.plan_path is not None:
             op = peak_op(target, traced.graph, plan)
-            raise BrokenBudgetError(over.peak_bytes, over.budget_bytes, op)
+            raise BrokenBudgetError(peak_bytes, budget_bytes, op)
         correction = corrected(
             target,
             traced.graph,
             plan,
-            peak_bytes=over.peak_bytes,
-            on_progress=lambda i, of: self._say(Progress("ask kernel", i, of)),
+            peak_bytes=peak_bytes,
+            on_progress=self._counted("ask kernel"),
         )
         self._say(
             Corrected(
                 predicted_bytes=predicted.peak_bytes,
-                measured_bytes=over.peak_bytes,
-                budget_bytes=over.budget_bytes,
+                measured_bytes=peak_bytes,
+                budget_bytes=budget_bytes,
                 remedy=correction.remedy,
             )
         )
-        batch, target = prepared.batch, correction.target
-        return self._planned(traced, batch, target, device, prepared.seconds["trace_seconds"])
+        spent = prepared.seconds["trace_seconds"]
+        return self._planned(traced, prepared.batch, correction.target, spent)
 
-    def _verify(self, device: LocalDevice) -> None:
+    def _verify(self) -> None:
         # On the CPU, rewritten steps equal the original to the bit.
         tolerance = 0.0 if self.spec.device == "arena" else ANOTHER_ORDER
         options = self._native_options()
@@ -368,7 +355,7 @@ class _Worker:
         else:
             original, own_variables = self._make_whole_step(), None
             traced = trace(self._split(original))
-            step = self._rewrite(traced, self._plan(traced, self._target(traced)), device)
+            step = self._rewrite(traced, self._plan(traced, self._target(traced)))
             tolerance = max(tolerance, IN_PARTS if self.spec.split == REORDERED else 0.0)
         found = verified(
             original,
@@ -377,11 +364,6 @@ class _Worker:
             tolerance=tolerance,
             own_variables=own_variables,
             anew=bool(self.spec.split),
-            on_step=lambda i, of: self._say(Progress("verify", i, of)),
+            on_step=self._counted("verify"),
         )
         self._say(found)
-        self._say(Done())
-
-
-def _fits(plan: Plan, graph: StepGraph, target: Target) -> bool:
-    return Predictor(graph, target).predict(plan).fits

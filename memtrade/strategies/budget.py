@@ -88,6 +88,16 @@ def peak_of(clock: TimeSimulator, actions: tuple[Action, ...]) -> MemoryResult:
     return clock.needed(defragment(clock, actions))
 
 
+def within(
+    clock: TimeSimulator, actions: tuple[Action, ...], budget_bytes: int
+) -> tuple[Action, ...]:
+    """`actions`. Raises InfeasibleBudgetError where their plan does not fit the budget."""
+    found = peak_of(clock, actions)
+    if found.peak_bytes > budget_bytes:
+        raise InfeasibleBudgetError(found.peak_bytes, budget_bytes, found.peak_op)
+    return actions
+
+
 def fit(
     clock: TimeSimulator,
     ladders: Iterable[Ladder],
@@ -143,10 +153,7 @@ def _climb(clock: TimeSimulator, ladder: Ladder, budget_bytes: int | None) -> tu
             return program(rung)
         # The next one must spare what padding and lagging copies add.
         limit = min(live(rung) - 1, limit - (peak - budget_bytes))
-    found = peak_of(clock, program(leanest))
-    if found.peak_bytes > budget_bytes:
-        raise InfeasibleBudgetError(found.peak_bytes, budget_bytes, found.peak_op)
-    return program(leanest)
+    return within(clock, program(leanest), budget_bytes)
 
 
 def _higher(live: Callable[[int], int], low: int, spread: list[int], limit: int) -> int:

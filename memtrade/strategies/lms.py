@@ -208,31 +208,22 @@ def _under(name: str, scope: str) -> bool:
     return name == scope or name.startswith(f"{scope.rstrip('/')}/")
 
 
-def _of_type(op: Op, word: str) -> bool:
-    return op.type == word
+# The options that choose by what an op is.
+_CHOOSING = ("excl_types", "incl_types", "excl_scopes", "incl_scopes")
 
 
-def _in_scope(op: Op, word: str) -> bool:
-    return _under(op.name, word)
-
-
-# How each option's words fit an op.
-_CHOOSING = {
-    "excl_types": _of_type,
-    "incl_types": _of_type,
-    "excl_scopes": _in_scope,
-    "incl_scopes": _in_scope,
-}
+def _fits(option: str, op: Op, word: str) -> bool:
+    return op.type == word if option.endswith("types") else _under(op.name, word)
 
 
 def _excluded(graph: StepGraph, tensor: int, options: Options) -> str:
     """Why the options keep this tensor on the device, or nothing."""
     op = graph.ops[graph.tensors[tensor].op]
-    for name, fits in _CHOOSING.items():
+    for name in _CHOOSING:
         words = getattr(options, name)
         included = name.startswith("incl")
-        if words and any(fits(op, word) for word in _listed(words)) != included:
-            what = f"op type {op.type}" if fits is _of_type else "its scope"
+        if words and any(_fits(name, op, word) for word in _listed(words)) != included:
+            what = f"op type {op.type}" if name.endswith("types") else "its scope"
             return f"{what} is {'not included' if included else 'excluded'}"
     return ""
 
@@ -245,7 +236,7 @@ def _in_vain(graph: StepGraph, options: Options) -> list[str]:
     return [
         f"{name} names nothing that could be swapped: {word!r}"
         for name, word in words
-        if not any(_CHOOSING[name](op, word) for op in ops)
+        if not any(_fits(name, op, word) for op in ops)
     ]
 
 

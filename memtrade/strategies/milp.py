@@ -89,11 +89,10 @@ class Milp:
         Returns:
             Their indices, ascending.
         """
-        made = np.arange(self.column_count, self.column_count + count)
-        self.column_count += count
         cost, lower, upper = (np.full(count, value, float) for value in (cost, lower, upper))
         self._columns.append((cost, lower, upper, np.full(count, integer, bool)))
-        return made
+        self.column_count += count
+        return np.arange(self.column_count - count, self.column_count)
 
     def row(
         self,
@@ -216,18 +215,18 @@ class NearRelaxation:
     def least(self, column: int) -> float:
         """What no solution has less of in a column."""
         indices = np.arange(len(self._cost), dtype=np.int32)
-        alone = np.zeros(len(self._cost))
-        alone[column] = 1.0
+        alone = (indices == column).astype(float)
         self._relaxed.changeColsCost(len(indices), indices, alone)
-        whole = np.zeros(len(self._cost), bool)
-        least = _run(self._relaxed, alone, whole, self._deadline).objective
+        least = self._relax(alone).objective
         self._relaxed.changeColsCost(len(indices), indices, self._cost)
         return least
 
     def relax(self) -> Solution:
         """The relaxation's solution: some integer columns are fractions."""
-        whole = np.zeros(len(self._cost), bool)
-        return _run(self._relaxed, self._cost, whole, self._deadline)
+        return self._relax(self._cost)
+
+    def _relax(self, cost: Floats) -> Solution:
+        return _run(self._relaxed, cost, np.zeros(len(cost), bool), self._deadline)
 
     def solve(self, *, relative_gap: float, absolute_gap: float, thorough: bool = True) -> Solution:
         """A solution within one of the gaps, or the best that was found.
@@ -342,6 +341,6 @@ def _read(solver: highspy.Highs, cost: Floats, integer: NDArray[np.bool_]) -> So
     values = np.array(solver.getSolution().col_value, dtype=float)
     values[integer] = np.round(values[integer])
     objective = float(cost @ values)
-    if status != _STATUS.kOptimal:
-        return Solution("feasible", values, objective, bound)
-    return Solution("optimal", values, objective, bound if integer.any() else objective)
+    if status == _STATUS.kOptimal:
+        return Solution("optimal", values, objective, bound if integer.any() else objective)
+    return Solution("feasible", values, objective, bound)

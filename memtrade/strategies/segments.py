@@ -9,7 +9,7 @@ frontiers. Between two frontiers lies a segment, whose activations come back tog
 
 import itertools
 import math
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -157,16 +157,8 @@ class _Chain:
         self.whole = self.total + max(scratch)
         # Bytes of the activations made up to each node.
         self.made = [0, *(sums[bisect_right(producers, f.op)] for f in self.frontiers), self.total]
-        # For each frontier its tensors' producers, ascending, and the bytes from each one on.
-        self.producers: list[list[int]] = [[]]
-        self.later_bytes: list[list[int]] = [[0]]
-        for f in self.frontiers:
-            made_by = sorted((graph.tensors[t].op, graph.tensors[t].size_bytes) for t in f.tensors)
-            later = [0, *itertools.accumulate(size_bytes for _, size_bytes in reversed(made_by))]
-            self.producers.append([op_id for op_id, _ in made_by])
-            self.later_bytes.append(later[::-1])
         nodes = range(len(self.made))
-        self.added = [np.array([self._added_bytes(i, j) for i in range(j)], float) for j in nodes]
+        self.added = [self._added_to(j) for j in nodes]
         # What a segment (i, j) holds in the backward part.
         self.segments = [self._segments_to(j) for j in nodes]
 
@@ -229,12 +221,14 @@ class _Chain:
         beside = np.maximum.accumulate(self.beside[j:0:-1])[::-1]
         return np.array([self.made[j] - made for made in self.made[:j]], float) + beside
 
-    def _added_bytes(self, i: int, j: int) -> int:
-        """Bytes of frontier j's tensors that are made after frontier i. The end keeps nothing."""
-        if j > len(self.frontiers):
-            return 0
-        start = self.frontiers[i - 1].op if i else -1
-        return self.later_bytes[j][bisect_left(self.producers[j], start + 1)]
+    def _added_to(self, j: int) -> Floats:
+        """For each node before frontier j, bytes of its tensors that are made after that node. The
+        end keeps nothing."""
+        kept = self.frontiers[j - 1].tensors if 0 < j <= len(self.frontiers) else ()
+        tensors = [self.graph.tensors[t] for t in kept]
+        nodes = np.array([-1, *(f.op for f in self.frontiers)])[:j, None]
+        after = np.array([t.op for t in tensors]) > nodes
+        return after.astype(float) @ np.array([t.size_bytes for t in tensors], float)
 
 
 def useful(graph: StepGraph, checkpoints: Sequence[int]) -> list[int]:

@@ -18,24 +18,17 @@ from functools import cached_property, lru_cache
 
 import numpy as np
 
-from memtrade.errors import InfeasibleBudgetError
 from memtrade.graph import StepGraph
 from memtrade.plan import Action, Plan
 from memtrade.simulate.timeline import TimeSimulator
 from memtrade.strategies.base import Strategy, assemble, clock_of
 from memtrade.strategies.baselines.chain import Chain
-from memtrade.strategies.baselines.dag import (
-    Recomputation,
-    Relaxed,
-    relax,
-    schedule_of,
-    solve,
-)
+from memtrade.strategies.baselines.dag import Recomputation, Relaxed, relax, schedule_of, solve
 from memtrade.strategies.baselines.nodes import NodeGraph, nodes_of_chain, nodes_of_ops
 from memtrade.strategies.baselines.rounding import round_schedule
 from memtrade.strategies.baselines.stages import fates
 from memtrade.strategies.budget import BudgetOptions as Options
-from memtrade.strategies.budget import live_bytes, peak_of
+from memtrade.strategies.budget import live_bytes, peak_of, within
 from memtrade.target import Target
 
 OP_NODES = 240
@@ -137,14 +130,7 @@ class _Planner:
             target += room
             if not low < target < high:
                 target = (low + high) / 2
-        return best or self._leanest_within(budget_bytes)
-
-    def _leanest_within(self, budget_bytes: int) -> tuple[Action, ...]:
-        actions = self.leanest
-        found = peak_of(self.clock, actions)
-        if found.peak_bytes > budget_bytes:
-            raise InfeasibleBudgetError(found.peak_bytes, budget_bytes, found.peak_op)
-        return actions
+        return best or within(self.clock, self.leanest, budget_bytes)
 
     def _schedule(self, budget: float, relative_gap: float = EXACT) -> Recomputation | None:
         """Exact where that is possible, else the rounded relaxation of the first budget."""

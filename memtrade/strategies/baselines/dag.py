@@ -34,14 +34,14 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from memtrade.strategies.milp import Floats, Indices, Milp
 
 Bits = NDArray[np.bool_]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Dag:
     """A step as a graph of nodes with one output each, numbered in a topological order.
 
@@ -55,19 +55,11 @@ class Dag:
             its last reader.
     """
 
-    costs: tuple[float, ...]
-    sizes: tuple[float, ...]
-    scratch: tuple[float, ...]
+    costs: Floats
+    sizes: Floats
+    scratch: Floats
     parents: tuple[tuple[int, ...], ...]
-    once: tuple[bool, ...]
-
-    @cached_property
-    def size_array(self) -> Floats:
-        return np.array(self.sizes, float)
-
-    @cached_property
-    def scratch_array(self) -> Floats:
-        return np.array(self.scratch, float)
+    once: Bits
 
     @cached_property
     def edges(self) -> tuple[Indices, Indices]:
@@ -86,8 +78,8 @@ class Dag:
         sizes: Sequence[float],
         edges: Iterable[tuple[int, int]],
         *,
-        scratch: Sequence[float] | None = None,
-        once: Sequence[bool] | None = None,
+        scratch: ArrayLike = 0.0,
+        once: ArrayLike = False,
     ) -> Dag:
         """Edges (u, v) say that v reads u; u < v."""
         parents: list[set[int]] = [set() for _ in costs]
@@ -95,12 +87,13 @@ class Dag:
             if not 0 <= u < v < len(parents):
                 raise ValueError(f"edges lead from lower to higher nodes, not from {u} to {v}")
             parents[v].add(u)
+        count = len(parents)
         return cls(
-            tuple(costs),
-            tuple(sizes),
-            tuple(scratch) if scratch is not None else (0.0,) * len(parents),
+            np.array(costs, float),
+            np.array(sizes, float),
+            np.full(count, scratch, float),
             tuple(tuple(sorted(p)) for p in parents),
-            tuple(once) if once is not None else (False,) * len(parents),
+            np.full(count, once, bool),
         )
 
     @property
@@ -189,8 +182,7 @@ class _Program:
         self.dag = dag
         self.count = n = len(dag)
         self.unit = unit = max([1e-9, *dag.sizes, *dag.scratch])
-        self.sizes = [size / unit for size in dag.sizes]
-        self.scratch = [size / unit for size in dag.scratch]
+        self.sizes, self.scratch = dag.sizes / unit, dag.scratch / unit
         self.last, self.readers = dag.last_stages, dag.readers
         self.model = Milp()
         self.r, self.s = self._columns_of_schedule(costs=budget is not None)
@@ -210,11 +202,11 @@ class _Program:
         stages, nodes = np.indices((n, n))
         first = stages == nodes
         needed = (nodes < stages) & (stages <= np.array(self.last))
-        again = needed & ~np.array(dag.once)
+        again = needed & ~dag.once
         # An output that cannot come again is there until the last of its readers that runs once.
         stays = [max((v for v in self.readers[u] if dag.once[v]), default=u) for u in range(n)]
-        must = needed & np.array(dag.once) & (stages <= np.array(stays))
-        cost = np.broadcast_to(np.array(dag.costs) * costs, (n, n)).ravel()
+        must = needed & dag.once & (stages <= np.array(stays))
+        cost = np.broadcast_to(dag.costs * costs, (n, n)).ravel()
         runs = self.model.columns(
             n * n, cost=cost, lower=first.ravel(), upper=(first | again).ravel(), integer=True
         )
@@ -283,7 +275,7 @@ def schedule_of(dag: Dag, held: Bits, *, bound: float = -math.inf) -> Recomputat
     held = held & np.tri(len(dag), k=-1, dtype=bool)
     held = _used(dag, held, least_runs(dag, held))
     runs = least_runs(dag, held)
-    cost = float(runs.sum(axis=0) @ np.array(dag.costs))
+    cost = float(runs.sum(axis=0) @ dag.costs)
     most = max(stage_peak(dag, held, t, runs[t]) for t in range(len(dag)))
     return Recomputation(runs, held, cost, most, bound)
 
@@ -299,9 +291,8 @@ def stage_runs(dag: Dag, held: Bits, t: int) -> Bits:
     runs[t] = True
     for v in range(t, -1, -1):
         if runs[v]:
-            for u in dag.parents[v]:
-                if not here[u]:
-                    runs[u] = True
+            parents = list(dag.parents[v])
+            runs[parents] |= ~here[parents]
     return runs
 
 
@@ -322,7 +313,7 @@ def stage_peak(dag: Dag, held: Bits, t: int, runs: Bits) -> float:
     """Most memory in use in stage `t`, step by step: outputs come when a node runs, and go after
     their last reader of the stage unless they are held for the next."""
     count = len(dag)
-    here, sizes = held[t], dag.size_array
+    here, sizes = held[t], dag.sizes
     steps = np.flatnonzero(runs)
     parents, children = dag.edges
     read = runs[children]
@@ -341,4 +332,4 @@ def stage_peak(dag: Dag, held: Bits, t: int, runs: Bits) -> float:
     np.add.at(change, np.minimum(gone[there], count) + 1, -sizes[there])
     start = float(sizes[here].sum())
     in_use = start + np.cumsum(change)[steps]
-    return max(start, float((in_use + dag.scratch_array[steps]).max(initial=0.0)))
+    return max(start, float((in_use + dag.scratch[steps]).max(initial=0.0)))

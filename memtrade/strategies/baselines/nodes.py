@@ -12,6 +12,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+import numpy as np
+
 from memtrade.facts import reuse
 from memtrade.graph import StepGraph, reached
 from memtrade.plan import Action
@@ -20,6 +22,7 @@ from memtrade.strategies.base import MIN_ELEMENTS, worth_deciding
 from memtrade.strategies.baselines.chain import Chain
 from memtrade.strategies.baselines.dag import Dag, Recomputation
 from memtrade.strategies.baselines.stages import BackwardStage, droppable, emit, phases
+from memtrade.strategies.milp import Floats
 
 # The size from which strategies decide, in elements of 4 bytes.
 _LARGE_BYTES = 4 * MIN_ELEMENTS
@@ -70,15 +73,11 @@ def _backward_nodes(graph: StepGraph, backward: Sequence[int], tensors: set[int]
     return [*nodes, Node(tuple(ops))] if ops else nodes
 
 
-def _readers(graph: StepGraph, tensor: int) -> set[int]:
-    """The ops that read a root tensor, or a view of it, and make something else."""
-    views = set(graph.views(tensor))
-    return {c for c in graph.readers(tensor) if views.isdisjoint(graph.ops[c].outputs)}
-
-
 def _is_overwritten(graph: StepGraph, tensor: int, may_drop: frozenset[int]) -> bool:
-    """Whether the only reader of a forward tensor is an op that writes its output over it."""
-    readers = _readers(graph, tensor)
+    """Whether the only reader of a forward tensor, views apart, is an op that writes its output
+    over it."""
+    views = set(graph.views(tensor))
+    readers = {c for c in graph.readers(tensor) if views.isdisjoint(graph.ops[c].outputs)}
     if len(readers) != 1:
         return False
     op = graph.ops[min(readers)]
@@ -131,7 +130,7 @@ class NodeGraph:
             edges,
             once=[not node.tensors for node in self.nodes],
         )
-        return replace(dag, scratch=tuple(self._scratch(dag)))
+        return replace(dag, scratch=self._scratch(dag))
 
     @cached_property
     def _in_use(self) -> list[int]:
@@ -199,16 +198,11 @@ class NodeGraph:
             if graph.root[t] == t and any(self.stage_of[c] > i for c in graph.readers(t))
         )
 
-    def _scratch(self, dag: Dag) -> list[int]:
+    def _scratch(self, dag: Dag) -> Floats:
         """What each node takes while it runs besides its own and the others' outputs. Below zero
         where they are not all there at once: a gradient that takes its predecessor's place."""
-        last = [max(readers, default=i) for i, readers in enumerate(dag.readers)]
-        scratch: list[int] = []
-        start = 0
-        for i, node in enumerate(self.nodes):
-            end = start + len(node.ops)
-            others = sum(dag.sizes[j] for j in range(i) if last[j] >= i)
-            most = max(self._in_use[start:end]) - self.always_bytes
-            scratch.append(round(most - others - dag.sizes[i]))
-            start = end
-        return scratch
+        last = np.array([max(readers, default=i) for i, readers in enumerate(dag.readers)])
+        ends = np.cumsum([0, *(len(node.ops) for node in self.nodes)])
+        most = np.array([max(self._in_use[a:b]) for a, b in itertools.pairwise(ends)])
+        others = [dag.sizes[:i][last[:i] >= i].sum() for i in range(len(dag))]
+        return most - self.always_bytes - others - dag.sizes

@@ -136,44 +136,31 @@ def solve(costs: Costs) -> Table:
     """Opt: [a, b, m] for m from 0 to `costs.slots`; infinite where there is no schedule."""
     n, size = len(costs), costs.slots + 1
     table = np.full((n, n, size), np.inf, np.float32)
-    memory = np.arange(size)
     for a in reversed(range(n)):
         table[a, a, costs.backward[a] :] = costs.rebuild[a]
         if a + 1 < n:
-            through = _stashed(costs, table, a, memory)
+            walk = costs.gradient[a + 1 :] + costs.forward[a, a + 1]
+            needed = np.maximum(walk, costs.backward[a])
+            through = _later(table[a + 1, a + 1 :], costs.stash[a], needed)
+            through += np.float32(costs.walk[a])
             np.minimum(table[a, a + 1 :], through, out=table[a, a + 1 :])
         walked = np.float32(0.0)
         for j in range(a + 1, n):
             # All that goes through j, for each b from j on. Opt(a, j - 1) is final by now.
             walked += np.float32(costs.walk[j - 1])
-            through = _walked(costs, table, a, j, memory)
+            needed = costs.gradient[j:] + costs.forward[a, j]
+            through = _later(table[j, j:], costs.frontier[a, j], needed)
             through += walked + table[a, j - 1]
             np.minimum(table[a, j:], through, out=table[a, j:])
     return table
 
 
-def _walked(costs: Costs, table: Table, a: int, j: int, memory: NDArray[np.int64]) -> Table:
-    """Opt(j, b, m - frontier_j) for each b from j on; infinite where the walk does not fit."""
-    later = _with_less(table[j, j:], costs.frontier[a, j])
-    needed = costs.gradient[j:] + costs.forward[a, j]
-    later[memory < needed[:, None]] = np.inf
-    return later
-
-
-def _stashed(costs: Costs, table: Table, a: int, memory: NDArray[np.int64]) -> Table:
-    """walk_a + Opt(a + 1, b, m - stash_a) for each b behind a."""
-    later = _with_less(table[a + 1, a + 1 :], costs.stash[a])
-    needed = np.maximum(costs.gradient[a + 1 :] + costs.forward[a, a + 1], costs.backward[a])
-    later[memory < needed[:, None]] = np.inf
-    later += np.float32(costs.walk[a])
-    return later
-
-
-def _with_less(table: Table, slots: int) -> Table:
-    """A copy of rows of Opt in which m stands for m - slots."""
+def _later(table: Table, slots: int, needed: NDArray[np.int64]) -> Table:
+    """A copy of rows of Opt in which m stands for m - slots; infinite below what a row needs."""
+    memory = np.arange(table.shape[1])
     later = np.full_like(table, np.inf)
-    if slots < table.shape[1]:
-        later[:, slots:] = table[:, : table.shape[1] - slots]
+    later[:, slots:] = table[:, : max(0, len(memory) - slots)]
+    later[memory < needed[:, None]] = np.inf
     return later
 
 

@@ -47,7 +47,7 @@ def round_schedule(dag: Dag, relaxed: Relaxed, budget: float) -> Recomputation |
 def _is_legal(dag: Dag, schedule: Recomputation) -> bool:
     """Whether nothing runs again that must not."""
     again = schedule.runs.sum(axis=0) > 1
-    return not (again & np.array(dag.once)).any()
+    return not (again & dag.once).any()
 
 
 class _Draft:
@@ -56,7 +56,6 @@ class _Draft:
     def __init__(self, dag: Dag, wish: Floats, threshold: float, budget: float):
         self.dag, self.wish, self.budget = dag, wish, budget
         self.readers = dag.readers
-        self.costs, self.once = np.array(dag.costs), np.array(dag.once)
         self.held: Bits = schedule_of(dag, wish > threshold).held.copy()
         self.runs = least_runs(dag, self.held)
         self.peaks = np.array(
@@ -76,7 +75,7 @@ class _Draft:
 
     def _drop_one(self, t: int) -> bool:
         """Drops something that is held into stage `t`, so that less exceeds the budget."""
-        candidates: list[int] = np.flatnonzero(self.held[t] & ~self.once).tolist()
+        candidates: list[int] = np.flatnonzero(self.held[t] & ~self.dag.once).tolist()
         candidates.sort(key=lambda i: (self.wish[t, i], -self.dag.sizes[i], i))
         return any(self._change(i, *self._gap(t, i), hold=False) for i in candidates)
 
@@ -96,7 +95,7 @@ class _Draft:
     def fill(self) -> None:
         for _ in range(ROUNDS):
             again = [(t, i) for t, i in np.argwhere(self.runs).tolist() if i < t]
-            again.sort(key=lambda each: (-self.costs[each[1]], each))
+            again.sort(key=lambda each: (-self.dag.costs[each[1]], each))
             changed = [self._hold_instead(t, i) for t, i in again]
             if not any(changed):
                 return
@@ -125,7 +124,7 @@ class _Draft:
             progress = cheaper and after.max() <= self.budget
         else:
             legal = not any(
-                (row[:t] & self.once[:t]).any() for t, row in zip(ends, runs, strict=True)
+                (row[:t] & self.dag.once[:t]).any() for t, row in zip(ends, runs, strict=True)
             )
             progress = legal and self._excess(after) < self._excess(
                 self.peaks[first - 1 : last + 1]
@@ -139,7 +138,7 @@ class _Draft:
 
     def _cost(self, runs: Bits) -> float:
         # Rounded, so that another order of the same sum is no progress.
-        return round(float((runs @ self.costs).sum()), 12)
+        return round(float((runs @ self.dag.costs).sum()), 12)
 
     def _excess(self, peaks: Floats) -> float:
         return float(np.maximum(peaks - self.budget, 0.0).sum())

@@ -14,8 +14,6 @@ import itertools
 import math
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from itertools import accumulate
 
 from memtrade.errors import UnsupportedGraphError
 from memtrade.graph import StepGraph
@@ -23,16 +21,12 @@ from memtrade.plan import Plan
 from memtrade.simulate.timeline import TimeSimulator
 from memtrade.strategies.base import Strategy, make_plan
 from memtrade.strategies.checkpoints import fates
+from memtrade.strategies.original import Options
 from memtrade.strategies.segments import Frontier, frontiers, useful
 from memtrade.target import Target
 
 # A stretch without articulation points may be so many times as long as a part.
 UNEVEN = 1.5
-
-
-@dataclass(frozen=True, kw_only=True)
-class Options:
-    """None."""
 
 
 def plan(graph: StepGraph, options: Options, target: Target) -> Plan:
@@ -65,7 +59,7 @@ def _parts(places: Sequence[Frontier]) -> int:
 def _shares(graph: StepGraph, times: TimeSimulator, places: Sequence[Frontier]) -> list[float]:
     """Where each place lies, as a share of the forward pass's time."""
     ops = sorted(op_id for op_id in graph.forward if op_id <= graph.turn)
-    spent = list(accumulate((times.op_seconds[op_id] for op_id in ops), initial=0.0))
+    spent = list(itertools.accumulate((times.op_seconds[op_id] for op_id in ops), initial=0.0))
     return [spent[bisect_right(ops, f.op)] / (spent[-1] or 1.0) for f in places]
 
 

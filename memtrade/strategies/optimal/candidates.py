@@ -158,10 +158,8 @@ class Candidates:
         return [each for each in found if each.host_bytes <= self.host_limit_bytes]
 
     def _by_rules(self, budget: int) -> list[Verdict]:
-        choices = [*self._ruled]
-        if self.swap:
-            choices.append(rules.for_budget(self.judge, budget))
-        verdicts = [self.judge.judge(decisions) for decisions in choices]
+        more = [rules.for_budget(self.judge, budget)] if self.swap else []
+        verdicts = [self.judge.judge(decisions) for decisions in (*self._ruled, *more)]
         return [each for each in verdicts if each.host_bytes <= self.host_limit_bytes]
 
     def _consider_rules(self, budget: int) -> None:
@@ -172,10 +170,7 @@ class Candidates:
 
     def _exact(self, budget: int | None) -> list[Verdict]:
         """The fastest program without swaps, or the leanest: exact in a graph that is small."""
-        if not self._looks_closely:
-            return []
-        found = rules.exact_program(self.judge, budget)
-        return [] if found is None else [found]
+        return rules.exact_program(self.judge, budget) if self._looks_closely else []
 
     def _offer(self, verdict: Verdict, budget: int) -> Finished | None:
         """The finished plan if it fits; the fastest that does is remembered."""
@@ -211,13 +206,6 @@ class Candidates:
             self.leanest = finished
             if self.best is not None and self.best.peak_bytes > self._limit:
                 self.best = None
-
-    def _take_if_leaner(self, finished: Finished) -> bool:
-        leaner = self.best is None or leanness(finished) < leanness(self.best)
-        if leaner:
-            self.leanest = finished
-            self._take(finished)
-        return leaner
 
     def _offer_if_faster(self, verdict: Verdict, budget: int) -> bool:
         """Whether it is the best now. To finish it takes long, so that comes last."""

@@ -133,8 +133,7 @@ class Chooser:
         if host_limit_mb < math.inf:
             swapped = [(self.swap[i], item.size) for i, item in enumerate(self.items)]
             self.model.row(swapped, at_most=host_limit_mb)
-        groups = list(zip(self.keep, self.swap, self.again, strict=True))
-        self.solver = NearRelaxation(self.model, groups, self._beside(), deadline)
+        self.solver = NearRelaxation(self.model, self.groups, self._beside(), deadline)
 
     def choose(self, budget_mb: float = math.inf, *, rough: float = 0.0) -> Choice | None:
         """The best choice found within a budget of device memory, persistent memory included; None
@@ -194,14 +193,14 @@ class Chooser:
         self.again_in: dict[int, dict[int, float]] = defaultdict(dict)
         for column, item in zip(self.again, items, strict=True):
             self.again_in[item.first][column] = item.again_seconds
+        self.groups = list(zip(self.keep, self.swap, self.again, strict=True))
+        there = [[(column, 1.0) for column in group] for group in self.groups]
         for i, item in enumerate(items):
-            there = [(self.keep[i], 1.0), (self.swap[i], 1.0), (self.again[i], 1.0)]
             if item.read:
-                self.model.row(there, at_least=1)
+                model.row(there[i], at_least=1)
         for i, item in enumerate(items):
             for n in item.needs:
-                source = [(self.keep[n], 1.0), (self.swap[n], 1.0), (self.again[n], 1.0)]
-                self.model.row([*source, (self.again[i], -1.0)], at_least=0)
+                model.row([*there[n], (self.again[i], -1.0)], at_least=0)
 
     def _presence(self) -> None:
         items = self.items

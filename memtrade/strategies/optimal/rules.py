@@ -19,15 +19,15 @@ from memtrade.strategies.optimal.judge import Judge, Verdict
 Decisions = Mapping[int, Decision]
 
 
-def exact_program(judge: Judge, budget_bytes: int | None) -> Verdict | None:
-    """What `checkmate` finds: exact in a graph so small. Ops may run a third
-    time, and what is kept may go before its last reader."""
+def exact_program(judge: Judge, budget_bytes: int | None) -> list[Verdict]:
+    """What `checkmate` finds, if anything: exact in a graph so small. Ops may run a third time,
+    and what is kept may go before its last reader."""
     budget = "" if budget_bytes is None else f"{budget_bytes}B"
     with contextlib.suppress(UnsupportedGraphError, InfeasibleBudgetError):
         plan = checkmate.plan(judge.graph, checkmate.Options(budget=budget), judge.target)
         program = tuple(action for action in plan.actions if action.kind != "reserve")
-        return judge.judge_program(program, decisions(plan.fates))
-    return None
+        return [judge.judge_program(program, decisions(plan.fates))]
+    return []
 
 
 def early_swaps(judge: Judge) -> Verdict:

@@ -317,7 +317,12 @@ class Search(Corrections):
         if self.best is not None:  # which one that is slower and as lean is not better than
             slower = verdict.least_seconds >= self.best.seconds
             most_bytes = self.best.peak_bytes - slower
-        return self._take_if_leaner(self.judge.finish(verdict, 0, most_bytes=most_bytes))
+        finished = self.judge.finish(verdict, 0, most_bytes=most_bytes)
+        leaner = self.best is None or leanness(finished) < leanness(self.best)
+        if leaner:
+            self.leanest = finished
+            self._take(finished)
+        return leaner
 
     def _lean_enough(self, peak_bytes: int) -> bool:
         """Whether it is no use to look for a smaller peak."""

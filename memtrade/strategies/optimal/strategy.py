@@ -14,7 +14,6 @@ could be; a step whose forward part has up to 8 ops or so is searched exhaustive
 import contextlib
 import dataclasses
 from collections.abc import Iterator
-from typing import NamedTuple
 
 import msgspec
 
@@ -22,6 +21,7 @@ from memtrade.collection import without_collection
 from memtrade.errors import InfeasibleBudgetError, UnsupportedGraphError
 from memtrade.graph import StepGraph
 from memtrade.plan import Fate, Plan
+from memtrade.simulate.memory import MemoryResult
 from memtrade.strategies import checkpoints, ome
 from memtrade.strategies.base import Strategy, clock_of
 from memtrade.strategies.optimal.judge import Finished
@@ -47,30 +47,25 @@ def plan(graph: StepGraph, options: Options, target: Target) -> Plan:
         found = _planned(graph, options, target, looks_far=True)
     except InfeasibleBudgetError as error:
         ruled = _by_rule(graph, options, target)
-        if ruled is None or ruled.peak_bytes >= error.needed_bytes:
+        if ruled is None or ruled[1].peak_bytes >= error.needed_bytes:
             raise
-        if ruled.peak_bytes > error.budget_bytes:
+        plan, needed = ruled
+        if needed.peak_bytes > error.budget_bytes:
             raise InfeasibleBudgetError(
-                ruled.peak_bytes, error.budget_bytes, ruled.peak_op
+                needed.peak_bytes, error.budget_bytes, needed.peak_op
             ) from error
-        return ruled.plan
+        return plan
     if options.goal == "time":
         return found
     ruled = _by_rule(graph, options, target)
     least_bytes = (1 - options.tolerance) * clock_of(graph, target).needed(found).peak_bytes
-    return ruled.plan if ruled is not None and ruled.peak_bytes < least_bytes else found
+    return ruled[0] if ruled is not None and ruled[1].peak_bytes < least_bytes else found
 
 
-class _Ruled(NamedTuple):
-    """A plan of another strategy, and its predicted peak."""
-
-    plan: Plan
-    peak_bytes: int
-    peak_op: str
-
-
-def _by_rule(graph: StepGraph, options: Options, target: Target) -> _Ruled | None:
-    """The leanest plan of a rule, within the same limits."""
+def _by_rule(
+    graph: StepGraph, options: Options, target: Target
+) -> tuple[Plan, MemoryResult] | None:
+    """The leanest plan of a rule, within the same limits, and what it is predicted to take."""
     made = []
     for rule in (checkpoints, ome) if options.swap else (checkpoints,):
         with contextlib.suppress(UnsupportedGraphError):
@@ -91,7 +86,7 @@ def _by_rule(graph: StepGraph, options: Options, target: Target) -> _Ruled | Non
         options=dataclasses.asdict(options),
         remarks=(*plan.remarks, remark),
     )
-    return _Ruled(plan, needed.peak_bytes, needed.peak_op)
+    return plan, needed
 
 
 def near(graph: StepGraph, options: Options, target: Target) -> Plan:
