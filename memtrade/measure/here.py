@@ -157,10 +157,7 @@ class BatchTargets:
     @cached_property
     def _learned(self) -> Target:
         return learned_target(
-            self._plain,
-            self._graphs.values(),
-            environment=self._environment,
-            least_bytes=1,
+            self._plain, self._graphs.values(), environment=self._environment, least_bytes=1
         )
 
     def step(self, batch: int) -> tuple[StepGraph, Target]:

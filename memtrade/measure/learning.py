@@ -12,7 +12,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
@@ -21,15 +21,7 @@ import msgspec
 import psutil
 
 from memtrade.costs import OpCost, op_cost
-from memtrade.facts.asking import (
-    QUIET_SHARE,
-    Answer,
-    Asking,
-    CopyRates,
-    Question,
-    Refused,
-    Said,
-)
+from memtrade.facts.asking import QUIET_SHARE, Answer, Asking, CopyRates, Question, Said
 from memtrade.facts.cache import FactsFile
 from memtrade.facts.learned import Lasting, Learned, kernel_text
 from memtrade.facts.lines import extended
@@ -281,7 +273,14 @@ def _extended(lesson: Lesson, found: Mapping[int, Answer | None]) -> tuple[Answe
 
 
 class _Talk:
-    """The talk with one child after the other, until each kernel has an answer or a refusal."""
+    """The talk with one child after the other, until each kernel has an answer or a refusal.
+
+    Attributes:
+        running: the keys of the kernels that the child is at. heard: when it last said anything.
+    """
+
+    running: frozenset[str] = frozenset()
+    heard = 0.0
 
     def __init__(self, asker: Asker, on: Callable[[int, int], None], of: int):
         self.asker, self.on, self.of = asker, on, of
@@ -293,8 +292,8 @@ class _Talk:
         """A child that ends early has the group that it was at asked one by one, by another."""
         waiting = [list(group) for group in groups]
         while waiting or rates:
-            running, how = self._child(waiting, rates)
-            rates = False
+            how = self._child(waiting, rates)
+            running, rates = self.running, False
             waiting = [left for group in waiting if (left := self._unanswered(group))]
             if how is None:
                 break
@@ -312,10 +311,8 @@ class _Talk:
     def _unanswered(self, group: Iterable[Signature]) -> list[Signature]:
         return [e for e in group if e.key not in self.answers and e.key not in self.refused]
 
-    def _child(
-        self, groups: Sequence[Sequence[Signature]], rates: bool
-    ) -> tuple[frozenset[str], _Refusal | None]:
-        """Asks in one child. Returns the keys it was at when it ended, and why it ended early."""
+    def _child(self, groups: Sequence[Sequence[Signature]], rates: bool) -> _Refusal | None:
+        """Asks in one child. Returns why it ended early, `running` some kernels."""
         question = Question(
             device=self.asker.device,
             limit_bytes=self.asker.limit_bytes,
@@ -326,17 +323,28 @@ class _Talk:
         with children() as started:
             child = start(self.asker.command, msgspec.json.encode(question), environment, log=False)
             started.append(child)
-            asked = _Asked(child, self.asker.silence_seconds, self._take)
-            supervise(started, asked, deadline=math.inf)
+            self.child, self.running, self.heard = child, frozenset(), time.monotonic()
+            supervise(started, self, deadline=math.inf)
             if not child.has_ended:
-                hung = f"it hung for {self.asker.silence_seconds:g} s"
-                return asked.running, _Refusal(hung, "day")
+                return _Refusal(f"it hung for {self.asker.silence_seconds:g} s", "day")
         if status := child.process.returncode:
             lasts = "run" if status in _KILLED else "day"
-            return asked.running, _Refusal(f"the child ended with status {status}", lasts)
-        return frozenset(), None
+            return _Refusal(f"the child ended with status {status}", lasts)
+        return None
 
-    def _take(self, said: Answer | Refused | CopyRates) -> None:
+    def take_log(self, child: Child, text: str) -> None:
+        """It keeps its log to itself."""
+
+    def has_enough(self, *, quiet: bool) -> bool:
+        silent = time.monotonic() - self.heard > self.asker.silence_seconds
+        return silent or (quiet and self.child.has_ended)
+
+    def take_event(self, child: Child, line: bytes) -> None:
+        self.heard = time.monotonic()
+        said = msgspec.json.decode(line, type=Said)
+        if isinstance(said, Asking):
+            self.running = frozenset(said.keys)
+            return
         if isinstance(said, CopyRates):
             self.rates = said
             return
@@ -345,29 +353,3 @@ class _Talk:
         else:
             self.refused[said.key] = _Refusal(said.reason, "room" if said.room else "ever")
         self.on(len(self.answers) + len(self.refused), self.of)
-
-
-@dataclass
-class _Asked:
-    """A child that is asked: the kernels that it is at, and when it last said anything."""
-
-    child: Child
-    silence_seconds: float
-    take: Callable[[Answer | Refused | CopyRates], None]
-    running: frozenset[str] = frozenset()
-    heard: float = field(default_factory=time.monotonic)
-
-    def take_log(self, child: Child, text: str) -> None:
-        """It keeps its log to itself."""
-
-    def has_enough(self, *, quiet: bool) -> bool:
-        silent = time.monotonic() - self.heard > self.silence_seconds
-        return silent or (quiet and self.child.has_ended)
-
-    def take_event(self, child: Child, line: bytes) -> None:
-        self.heard = time.monotonic()
-        said = msgspec.json.decode(line, type=Said)
-        if isinstance(said, Asking):
-            self.running = frozenset(said.keys)
-        else:
-            self.take(said)

@@ -234,12 +234,7 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(
-        cls,
-        steps: Sequence[StepDone],
-        *,
-        warmup: int,
-        persistent_bytes: int,
-        **others: Any,
+        cls, steps: Sequence[StepDone], *, warmup: int, persistent_bytes: int, **others: Any
     ) -> Measured:
         """The summary of all steps, of which the first `warmup` are not counted, and the `others`
         of its fields. Raises ValueError where no step is left to count."""

@@ -208,15 +208,10 @@ def now() -> str:
 
 def make_record(spec: TrialSpec, outcome: Outcome, *, command: str) -> Record:
     """The record of a trial that ends now, on this machine."""
-    known = {name: getattr(outcome, name) for name in _OF_OUTCOME}
+    said = {k: v for k, v in vars(outcome).items() if k in Record.__struct_fields__}
     bare = msgspec.structs.replace(spec, known_folder=None)
-    return Record.made_now(spec, _identity(spec), command=command, spec=bare, **known)
+    return Record.made_now(spec, _identity(spec), command=command, spec=bare, **said)
 
-
-# What the outcome of a trial that measures says for the record.
-_OF_OUTCOME = (
-    "status", "reason", "measured", "predicted", "corrections", "plan", "runtime",
-)  # fmt: skip
 
 # What a trial is told, and is the same trial without.
 _ASIDE = frozenset({"known_folder", "leaves_margin"})

@@ -75,11 +75,7 @@ def clock_of(graph: StepGraph, target: Target) -> TimeSimulator:
 
 
 def make_plan(
-    strategy: str,
-    graph: StepGraph,
-    options: Any,
-    target: Target,
-    fates: Sequence[Fate],
+    strategy: str, graph: StepGraph, options: Any, target: Target, fates: Sequence[Fate]
 ) -> Plan:
     """The plan that carries out `fates`."""
     actions = lower(graph, decisions(fates))

@@ -60,12 +60,10 @@ def _fitting(
         target = (clock.target.name, clock.target.order)
         if (plan.target, plan.order) != target or _besides_budget(plan.options) != asked:
             continue
-        try:
+        with contextlib.suppress(InvalidPlanError):
             check_plan(plan, clock.graph)
-        except InvalidPlanError:
-            continue
-        if clock.needed(plan).peak_bytes <= budget_bytes:
-            found.append(plan)
+            if clock.needed(plan).peak_bytes <= budget_bytes:
+                found.append(plan)
     return found
 
 
@@ -105,8 +103,6 @@ def plans_in(folder: Path, strategy: str, graph: StepGraph) -> list[Plan]:
     """All that can be read of a strategy's plans for a step, in the order of their names."""
     found: list[Plan] = []
     for path in sorted(folder.glob(f"{strategy}-{graph.fingerprint}-*.plan")):
-        try:
+        with contextlib.suppress(InvalidPlanError):  # of another version: as if nobody had found it
             found.append(load_plan(path))
-        except InvalidPlanError:
-            continue  # of another version: it is as if nobody had found it
     return found

@@ -108,11 +108,7 @@ class Milp:
         return index
 
     def solve(
-        self,
-        *,
-        relax: bool = False,
-        node_limit: int | None = None,
-        relative_gap: float = 1e-6,
+        self, *, relax: bool = False, node_limit: int | None = None, relative_gap: float = 1e-6
     ) -> Solution:
         """The cheapest solution.
 

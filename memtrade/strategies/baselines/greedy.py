@@ -135,24 +135,22 @@ def _by_saving_per_second(graph: StepGraph, rest: list[int], times: TimeSimulato
     sources = _Sources(graph, times)
     remaining = dict.fromkeys(rest)
     costs = {t: sources.seconds(t) for t in rest}
+    copies = {t: times.out_seconds[t] + times.in_seconds[t] for t in rest}
+
+    def msps(t: int) -> float:
+        return graph.tensors[t].size_bytes / max(min(costs[t], copies[t]), 1e-12)
+
     chosen: list[Fate] = []
     while remaining:
-        best = max(remaining, key=lambda t: (_msps(graph, t, costs[t], times), -t))
+        best = max(remaining, key=lambda t: (msps(t), -t))
         del remaining[best]
-        copies = times.out_seconds[best] + times.in_seconds[best]
-        decision: Decision = "recompute" if costs[best] < copies else "swap"
-        per_second = _msps(graph, best, costs[best], times) / 1e9
-        chosen.append(Fate(best, decision, f"saves {per_second:.1f} GB per second"))
+        decision: Decision = "recompute" if costs[best] < copies[best] else "swap"
+        chosen.append(Fate(best, decision, f"saves {msps(best) / 1e9:.1f} GB per second"))
         if decision == "recompute":
             for t in sources.drop(best):
                 if t in remaining:
                     costs[t] = sources.seconds(t)
     return chosen
-
-
-def _msps(graph: StepGraph, t: int, recompute_seconds: float, times: TimeSimulator) -> float:
-    seconds = min(recompute_seconds, times.out_seconds[t] + times.in_seconds[t])
-    return graph.tensors[t].size_bytes / max(seconds, 1e-12)
 
 
 class _Sources:

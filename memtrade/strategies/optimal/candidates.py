@@ -335,11 +335,7 @@ class Candidates:
         return self._descend(verdict, lambda tried, current: leanness(tried) < leanness(current))
 
     def _descend(
-        self,
-        current: Verdict,
-        better: Callable[[Verdict, Verdict], bool],
-        *,
-        faster: bool = False,
+        self, current: Verdict, better: Callable[[Verdict, Verdict], bool], *, faster: bool = False
     ) -> Verdict:
         """Changes a few decisions at a time, as long as that is better.
 

@@ -7,8 +7,6 @@
 The simulator has the last word, and corrects the programme (corrections.py). Next to the smallest
 peak, what is found where memory is minimized counts for a budget, too: a peak that was shown is a
 budget that is taken.
-
-How far it goes is counted: solutions, nodes, simulated actions. A deadline cancels, at any moment.
 """
 
 import logging
