@@ -251,7 +251,9 @@ class DeviceFlags:
         if not self.timeout > 0:
             raise MemtradeError(f"--timeout is a positive number of seconds, not {self.timeout:g}")
         gpus = {f"gpu:{gpu.index}": gpu for gpu in host.gpus()}
-        return gpus, self.device or _first(gpus)
+        # A GPU whose size is known has the extra [gpu] installed, so TensorFlow can use it.
+        usable = (name for name, gpu in gpus.items() if gpu.memory_bytes is not None)
+        return gpus, self.device or next(usable, ARENA)
 
     def _limit(self, device: str, gpus: Mapping[str, host.Gpu]) -> int | None:
         """The memory limit that was given, or else what a GPU here has to give, in bytes."""
@@ -268,11 +270,6 @@ class StepFlags:
     model: ModelFlags = ModelFlags()
     strategy: StrategyFlags = StrategyFlags()
     device: DeviceFlags = DeviceFlags()
-
-
-def _first(gpus: Mapping[str, host.Gpu]) -> str:
-    """A GPU whose size is known has the extra [gpu] installed, so TensorFlow can use it."""
-    return next((name for name, gpu in gpus.items() if gpu.memory_bytes is not None), ARENA)
 
 
 def _share(gpu: host.Gpu, name: str) -> int:

@@ -152,78 +152,70 @@ def by_segments(
             fates.append(Fate(t, "recompute", "between checkpoints"))
         else:
             fates.append(Fate(t, "keep", "its op does not descend from weights, or is stateful"))
-    return fates, _Program(graph, set(roots), segment, set(swapped)).actions()
+    return fates, _program(graph, set(roots), segment, set(swapped))
 
 
-class _Program:
+def _program(
+    graph: StepGraph, kept: set[int], segment: dict[int, int], swapped: set[int]
+) -> tuple[Action, ...]:
     """The step's ops in memtrade's order, and each segment where the gradient of its end is."""
+    members: dict[int, list[int]] = defaultdict(list)
+    for op_id, number in sorted(segment.items()):
+        members[number].append(op_id)
+    made: list[Action] = []
+    back: set[int] = set()  # swapped tensors that have come back
+    again: set[int] = set()  # segments that have been run again
 
-    def __init__(
-        self, graph: StepGraph, kept: set[int], segment: dict[int, int], swapped: set[int]
-    ):
-        self.graph, self.kept, self.segment, self.swapped = graph, kept, segment, swapped
-        self.members: dict[int, list[int]] = defaultdict(list)
-        for op_id, number in sorted(segment.items()):
-            self.members[number].append(op_id)
-        self.starts = self._starts()
-        self.made: list[Action] = []
-        self.back: set[int] = set()  # swapped tensors that have come back
-        self.again: set[int] = set()  # segments that have been run again
-
-    def actions(self) -> tuple[Action, ...]:
-        graph = self.graph
-        order = [action.id for action in lower(graph, dict.fromkeys(graph.activations, "keep"))]
-        ran: set[int] = set()
-        waiting = sorted(self.starts, reverse=True)
-        for op_id in order:
-            if op_id in graph.backward:
-                while waiting and self.starts[waiting[0]] <= ran:
-                    self._run_again(waiting.pop(0))
-                for t in graph.ops[op_id].inputs:
-                    self._bring_back(t)
-            self.made.append(Action("run", op_id))
-            ran.add(op_id)
-            leaving = self.swapped.intersection(graph.ops[op_id].outputs)
-            self.made += [Action("swap_out", t) for t in sorted(leaving)]
-        return tuple(self.made)
-
-    def _bring_back(self, tensor: int) -> None:
+    def bring_back(tensor: int) -> None:
         """Whatever has to be there before a gradient op or a clone reads `tensor`."""
-        root, producer = self.graph.root[tensor], self.graph.tensors[tensor].op
-        if root in self.kept:
-            if root in self.swapped and root not in self.back:
-                self.back.add(root)
-                self.made.append(Action("swap_in", root))
-        elif producer in self.segment:
-            self._run_again(self.segment[producer])
+        root, producer = graph.root[tensor], graph.tensors[tensor].op
+        if root in kept:
+            if root in swapped and root not in back:
+                back.add(root)
+                made.append(Action("swap_in", root))
+        elif producer in segment:
+            run_again(segment[producer])
 
-    def _run_again(self, number: int) -> None:
-        if number in self.again:
+    def run_again(number: int) -> None:
+        if number in again:
             return
-        self.again.add(number)
-        for op_id in self.members[number]:
-            for t in self.graph.ops[op_id].inputs:
-                self._bring_back(t)
-            self.made.append(Action("recompute", op_id))
-
-    def _starts(self) -> dict[int, set[int]]:
-        """Segment -> the gradient ops that hand over to it: where the gradient of its end is made;
-        behind the last checkpoint, the turn.
-
-        A gradient op belongs to the first segment that it or what it descends from reads.
-        """
-        graph, last = self.graph, len(self.kept)
-        belongs: dict[int, int] = {}
-        for op_id in sorted(graph.backward):
-            producers = [graph.tensors[t].op for t in graph.ops[op_id].inputs]
-            belongs[op_id] = min(
-                (self.segment.get(p, belongs.get(p, last)) for p in producers), default=last
-            )
-        starts: dict[int, set[int]] = {last: {graph.turn}} if self.members[last] else {}
-        for op_id, number in belongs.items():
+        again.add(number)
+        for op_id in members[number]:
             for t in graph.ops[op_id].inputs:
-                producer = graph.tensors[t].op
-                large = math.prod(graph.tensors[t].shape or (0,)) > MIN_ELEMENTS
-                if large and belongs.get(producer, number) > number:
-                    starts.setdefault(number, set()).add(producer)
-        return starts
+                bring_back(t)
+            made.append(Action("recompute", op_id))
+
+    starts, ran = _starts(graph, segment, len(kept)), set[int]()
+    waiting = sorted(starts, reverse=True)
+    for action in lower(graph, dict.fromkeys(graph.activations, "keep")):
+        op = graph.ops[action.id]
+        if op.id in graph.backward:
+            while waiting and starts[waiting[0]] <= ran:
+                run_again(waiting.pop(0))
+            for t in op.inputs:
+                bring_back(t)
+        made.append(action)
+        ran.add(op.id)
+        made += [Action("swap_out", t) for t in sorted(swapped.intersection(op.outputs))]
+    return tuple(made)
+
+
+def _starts(graph: StepGraph, segment: dict[int, int], last: int) -> dict[int, set[int]]:
+    """Segment -> the gradient ops that hand over to it: where the gradient of its end is made;
+    behind the last checkpoint, the turn.
+
+    A gradient op belongs to the first segment that it or what it descends from reads.
+    """
+    belongs: dict[int, int] = {}
+    for op_id in sorted(graph.backward):
+        producers = (graph.tensors[t].op for t in graph.ops[op_id].inputs)
+        read = (segment.get(p, belongs.get(p, last)) for p in producers)
+        belongs[op_id] = min(read, default=last)
+    starts: dict[int, set[int]] = {last: {graph.turn}} if last in segment.values() else {}
+    for op_id, number in belongs.items():
+        for t in graph.ops[op_id].inputs:
+            producer = graph.tensors[t].op
+            large = math.prod(graph.tensors[t].shape or (0,)) > MIN_ELEMENTS
+            if large and belongs.get(producer, number) > number:
+                starts.setdefault(number, set()).add(producer)
+    return starts

@@ -250,21 +250,18 @@ def start_early(
         if action.kind == "swap_out" or (action.kind == "run" and action.id in graph.forward)
     )
     rank: dict[int, int] = {}  # backward op -> how many backward ops run before it
-    waiting: list[tuple[int, Action]] = []  # (backward ops before its start, swap-in)
+    begun: list[tuple[int, Action]] = []  # (backward ops before its start, swap-in)
+    earlier: dict[int, int] = {}  # tensor -> when the reader of its copy before this one has run
     for action in actions[turn + 1 :]:
         if action.kind == "run":
             rank[action.id] = len(rank)
         elif action.kind == "swap_in":
-            waiting.append((len(rank), action))
+            start = _start(graph, action.id, rank, options)
+            begun.append((max(start, earlier.get(action.id, 0)), action))
+            earlier[action.id] = len(rank) + 1
     starts: dict[int, list[Action]] = {}
     group = -FUSE_OPS - 1
     close = options.fuse_swapins and options.rule != "tflms"
-    begun: list[tuple[int, Action]] = []
-    earlier: dict[int, int] = {}  # tensor -> when the reader of its copy before this one has run
-    for reader, action in waiting:
-        start = _start(graph, action.id, reader, rank, options)
-        begun.append((max(start, earlier.get(action.id, 0)), action))
-        earlier[action.id] = reader + 1
     for start, action in sorted(begun, key=lambda each: each[0]):
         fused = close and start - group <= FUSE_OPS
         group = group if fused else start
@@ -278,15 +275,13 @@ def start_early(
     return tuple(result)
 
 
-def _start(
-    graph: StepGraph, tensor: int, reader: int, rank: dict[int, int], options: Options
-) -> int:
-    """How many backward ops run before the swap-in of `tensor`, which op `reader` reads.
+def _start(graph: StepGraph, tensor: int, rank: dict[int, int], options: Options) -> int:
+    """How many backward ops run before the swap-in of `tensor`, whose reader follows `rank`'s ops.
 
     By the chain rule: those up to the gradient of an op `lb` levels ahead, or, as TFLMS goes on,
     of one on the next level that has one.
     """
-    earliest, latest = max(0, reader - options.ub), max(0, reader - options.lb)
+    earliest, latest = max(0, len(rank) - options.ub), max(0, len(rank) - options.lb)
     if options.ctrld_strategy == "direct_order":
         return latest
     frontier, level = {graph.tensors[tensor].op}, 0

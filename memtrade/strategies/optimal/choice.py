@@ -119,9 +119,7 @@ class Chooser:
         self._decide()
         self._presence()
         self.peak = self._column(cost=1.0 if minimize == "memory" else 0.0)
-        out_forward: list[int] = []
-        out_backward: list[int] = []
-        in_backward: list[int] = []
+        out_forward, out_backward, in_backward = [], [], []
         if self.overlapping:
             self._stalls()
             out_forward, out_backward = self._copies_out()
