@@ -149,10 +149,8 @@ def gpus() -> list[Gpu]:
 def free_memory_bytes() -> int:
     """Bytes that a new process can use without swapping, within the limits of the control groups
     (containers, systemd's slices, batch jobs) that this one is in."""
-    free = psutil.virtual_memory().available
-    for group in limited_groups():
-        free = min(free, group.limit_bytes - group.used_bytes)
-    return max(free, 0)
+    left = (group.limit_bytes - group.used_bytes for group in limited_groups())
+    return max(0, min([psutil.virtual_memory().available, *left]))
 
 
 def room_for_swaps_bytes(free_bytes: int, device_bytes: int = 0) -> int:

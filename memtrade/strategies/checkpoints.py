@@ -106,7 +106,7 @@ def otherwise(graph: StepGraph, options: Options, target: Target) -> list[Decide
 def _spread(graph: StepGraph, count: int) -> list[Fate]:
     """`count` activations with as many bytes between each two."""
     activations, kept, passed = worth_deciding(graph), [], 0
-    total = sum(graph.tensors[t].size_bytes for t in activations)
+    total = graph.bytes_of(activations)
     for t in activations:
         passed += graph.tensors[t].size_bytes
         if passed * (count + 1) >= total * (len(kept) + 1):

@@ -102,9 +102,7 @@ def _last_forward_reads(graph: StepGraph) -> dict[int, int]:
 
 def _thin(found: list[Frontier]) -> list[Frontier]:
     """At most MAX_FRONTIERS, the narrowest of each stretch."""
-    if len(found) <= MAX_FRONTIERS:
-        return found
-    step = -(-len(found) // MAX_FRONTIERS)
+    step = max(1, -(-len(found) // MAX_FRONTIERS))
     stretches = [found[i : i + step] for i in range(0, len(found), step)]
     return [min(stretch, key=lambda f: (f.size_bytes, f.op)) for stretch in stretches]
 
@@ -214,8 +212,7 @@ class _Chain:
             if j > 0:
                 taken.append(self.frontiers[j - 1])
         tensors = sorted({t for f in taken for t in f.tensors})
-        total = sum(self.graph.tensors[t].size_bytes for t in tensors)
-        return Cut(tuple(tensors), total, most)
+        return Cut(tuple(tensors), self.graph.bytes_of(tensors), most)
 
     def _segments_to(self, j: int) -> Floats:
         beside = np.maximum.accumulate(self.beside[j:0:-1])[::-1]

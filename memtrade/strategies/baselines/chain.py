@@ -70,10 +70,7 @@ class Chain:
 
     def added_bytes(self, before: int, node: int) -> int:
         """Bytes of a node's tensors that are made after node `before`."""
-        return self.size(t for t in self.nodes[node] if self.segment_of(t) >= before)
-
-    def size(self, tensors: Iterable[int]) -> int:
-        return sum(self.graph.tensors[t].size_bytes for t in tensors)
+        return self.graph.bytes_of(t for t in self.nodes[node] if self.segment_of(t) >= before)
 
     @cached_property
     def segments(self) -> list[Segment]:
@@ -159,7 +156,7 @@ class Chain:
         }
         forward, backward = [0] * count, [0] * count
         for i, (s, turned) in enumerate(self._places(actions)):
-            behind = self.size(t for t in kept[s] if last_read.get(t, -1) >= i)
+            behind = self.graph.bytes_of(t for t in kept[s] if last_read.get(t, -1) >= i)
             most = backward if turned else forward
             most[s] = max(most[s], in_use[i] - always - behind)
         return forward, backward

@@ -190,7 +190,7 @@ class NodeGraph:
         """Bytes of what node `i` makes; of a backward node, of what later nodes read of it."""
         graph, node = self.graph, self.nodes[i]
         if node.tensors:
-            return sum(graph.tensors[t].size_bytes for t in node.tensors)
+            return graph.bytes_of(node.tensors)
         return sum(
             graph.tensors[t].size_bytes
             for op_id in node.ops

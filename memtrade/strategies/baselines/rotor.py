@@ -102,8 +102,8 @@ class Costs:
 
 def costs_of(chain: Chain) -> Costs:
     """The numbers of a chain. The slots hold all stashes and the largest backward part."""
-    segments, n = chain.segments, len(chain)
-    stash = np.array([chain.size(s.stash) for s in segments], float)
+    graph, segments, n = chain.graph, chain.segments, len(chain)
+    stash = np.array([graph.bytes_of(s.stash) for s in segments], float)
     backward = np.array([s.backward_bytes for s in segments], float)
     frontier = np.zeros((n, n))
     forward = np.zeros((n, n))
@@ -112,7 +112,7 @@ def costs_of(chain: Chain) -> Costs:
             frontier[a, j] = chain.added_bytes(a, j)
             stored = frontier[a, j - 1] if j > a + 1 else 0
             forward[a, j] = max(forward[a, j - 1], stored + segments[j - 1].forward_bytes)
-    gradient = np.array([*(chain.size(chain.nodes[s]) for s in range(1, n)), 0], float)
+    gradient = np.array([*(graph.bytes_of(chain.nodes[s]) for s in range(1, n)), 0], float)
     slot_bytes = (stash[:-1].sum() + max(backward.max(), forward.max())) / SLOTS
 
     def rounded(sizes: NDArray[np.float64]) -> NDArray[np.int64]:

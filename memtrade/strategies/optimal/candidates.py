@@ -194,7 +194,7 @@ class Candidates:
         if self.budget_bytes is None or best.peak_bytes <= self.budget_bytes:
             return best
         if self.holed is None:
-            raise InfeasibleBudgetError(best.peak_bytes, self.budget_bytes, best.peak_op)
+            raise InfeasibleBudgetError(best.peak_bytes, self.budget_bytes, best.memory.peak_op)
         self.best = self.holed  # whose gap is told
         return self.best
 

@@ -129,7 +129,8 @@ class Corrections(Candidates):
         finished = self._finish(verdict, budget)
         # Where more is asked for than there is, nobody has looked for reservations yet; and what is
         # padded here need not be in the next choice.
-        asked, padding = finished.live_bytes - budget, finished.peak_bytes - budget
+        asked = finished.memory.live_peak_bytes - budget
+        padding = finished.peak_bytes - budget
         excess_bytes = asked if asked > 0 else everywhere * min(padding, PADDING * budget)
         excess_bytes = max(excess_bytes, LEAST_STEP * budget)
         self._correct_everywhere(chooser, excess_bytes)

@@ -9,7 +9,7 @@ from memtrade.kernel_pairs import as_kernels
 from memtrade.plan import Action, Decision
 from memtrade.schedule import lower
 from memtrade.simulate.defragment import NEAR_LIMIT, defragment
-from memtrade.simulate.memory import ROOMY_BYTES
+from memtrade.simulate.memory import ROOMY_BYTES, MemoryResult
 from memtrade.simulate.overlap import overlap
 from memtrade.simulate.timeline import TimeSimulator
 from memtrade.strategies.deadline import Deadline
@@ -47,16 +47,14 @@ class Finished:
     Attributes:
         peak_bytes: the allocator's own; above the target's limit where the program does not run in
             that. roomy_bytes: where there is room for every program.
-        live_bytes: of it, most that was asked for; copies that nobody has waited for hold theirs.
+        memory: of that step; copies that nobody has waited for hold theirs.
     """
 
     verdict: Verdict
     actions: tuple[Action, ...]
     peak_bytes: int
     roomy_bytes: int
-    live_bytes: int
-    peak_op: str
-    host_bytes: int
+    memory: MemoryResult
     seconds: float
 
 
@@ -95,7 +93,7 @@ class Judge:
             {**decisions, **again},
             actions,
             self.simulator.peak_live_bytes(actions),
-            sum(self.graph.tensors[t].size_bytes for t in swapped),
+            self.graph.bytes_of(swapped),
             self.times.busy_seconds(actions, in_line=self.target.copies_in_line),
             self.times.busy_seconds(actions, in_line=True),
         )
@@ -165,13 +163,5 @@ class Judge:
             else:  # by what the largest hole lacks
                 lacks_bytes = max(1, refused.requested_bytes - refused.largest_free_bytes)
                 peak_bytes = max(peak_bytes, limit_bytes + lacks_bytes)
-        return Finished(
-            verdict,
-            actions,
-            peak_bytes,
-            roomy_bytes,
-            memory.live_peak_bytes,
-            memory.peak_op,
-            memory.host_peak_bytes,
-            timeline.step_seconds,
-        )
+        seconds = timeline.step_seconds
+        return Finished(verdict, actions, peak_bytes, roomy_bytes, memory, seconds)

@@ -209,7 +209,7 @@ def _items(uses: _Uses, simulator: Simulator, times: TimeSimulator) -> tuple[Ite
 
 def _chosen(graph: StepGraph) -> list[int]:
     """The forward tensors that are large enough, in the order in which they are made."""
-    total = sum(graph.tensors[t].size_bytes for t in graph.activations)
+    total = graph.bytes_of(graph.activations)
     worth = set(worth_deciding(graph))
     return [
         t

@@ -192,7 +192,7 @@ class Search(Corrections):
 
         With room on the host: then no block's choice hangs on how many there are.
         """
-        everything = sum(self.graph.tensors[t].size_bytes for t in self.graph.activations)
+        everything = self.graph.bytes_of(self.graph.activations)
         has_room = self.swap and self.host_limit_bytes >= everything
         if not has_room or PROGRAMS * len(self.graph.ops) < MOST_ROWS:
             return False

@@ -127,7 +127,7 @@ def _remarks(search: Search, found: Finished, options: Options) -> Iterator[str]
     """What the plan is predicted to come to, which limits bind, and what was left undone."""
     yield (
         f"predicted on {search.target.name}: {search.added(found)}, "
-        f"peak {megabytes(found.peak_bytes)} MB at {found.peak_op}"
+        f"peak {megabytes(found.peak_bytes)} MB at {found.memory.peak_op}"
     )
     budget, host = options.budget_bytes, options.host_limit_bytes
     if set(found.verdict.decisions.values()) <= {"keep"}:
@@ -136,10 +136,11 @@ def _remarks(search: Search, found: Finished, options: Options) -> Iterator[str]
         yield _minimized(search, options)
     elif budget is not None and found.peak_bytes >= BINDING * budget:
         yield f"the budget of {megabytes(budget)} MB binds"
-    if options.swap and found.host_bytes >= BINDING * host:
+    swapped_bytes = found.memory.host_peak_bytes
+    if options.swap and swapped_bytes >= BINDING * host:
         yield (
             f"the host memory limit of {megabytes(int(host))} MB binds: "
-            f"{megabytes(found.host_bytes)} MB are swapped"
+            f"{megabytes(swapped_bytes)} MB are swapped"
         )
     if search.left_out:
         yield f"{search.left_out} blocks repeat others, and have their choices"
