@@ -115,14 +115,15 @@ class Planner:
                 raise BrokenBudgetError(peak_bytes, budget_bytes, peak_op(target, graph, plan))
             if held:  # it is planned anew from there
                 continue
-            learned = corrected(target, graph, plan, peak_bytes=peak_bytes, environment=os.environ)
+            target, remedy = corrected(
+                target, graph, plan, peak_bytes=peak_bytes, environment=os.environ
+            )
             log.warning(
                 "%s took %s MB of a budget of %s MB when it was rehearsed: planned anew; %s",
                 self.traced.step.name,
                 *map(megabytes, (peak_bytes, budget_bytes)),
-                learned.remedy,
+                remedy,
             )
-            target = learned.target
         raise AssertionError("the loop ends by itself")
 
     @cached_property

@@ -6,7 +6,7 @@ plan ──► first step ──peak above the budget──► kernels near the 
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from memtrade.errors import BEFORE_ANY_OP, InfeasibleBudgetError, MemtradeError, sizes_apart
 from memtrade.facts.signature import signature_of
@@ -38,13 +38,6 @@ class BrokenBudgetError(MemtradeError):
         )
 
 
-class Correction(NamedTuple):
-    """A target that knows better, and what was learned, in a few words."""
-
-    target: Target
-    remedy: str
-
-
 def leaving_margin(plan: Callable[[Target], T], target: Target) -> tuple[T, Target]:
     """What `plan` makes for the target; for one without a margin where nothing leaves that much.
 
@@ -71,8 +64,9 @@ def corrected(
     peak_bytes: int,
     environment: Mapping[str, str] | None = None,
     on_progress: Callable[[int, int], None] = lambda done, of: None,
-) -> Correction:
-    """What a measured peak says of the target that the plan was made for.
+) -> tuple[Target, str]:
+    """What a measured peak says of the target that the plan was made for: one that knows better,
+    and what was learned, in a few words.
 
     Args:
         peak_bytes: that the plan's step took.
@@ -99,7 +93,7 @@ def corrected(
     remedy = f"kernels asked anew, {changed} ops' requests are others than was thought"
     if unexplained:
         remedy += f"; {megabytes(unexplained)} MB that nothing explains set aside"
-    return Correction(better, remedy)
+    return better, remedy
 
 
 def peak_op(target: Target, graph: StepGraph, plan: Plan) -> str:

@@ -324,7 +324,7 @@ class _Worker:
         if last or self.spec.plan_path is not None:
             op = peak_op(target, traced.graph, plan)
             raise BrokenBudgetError(peak_bytes, budget_bytes, op)
-        correction = corrected(
+        better, remedy = corrected(
             target,
             traced.graph,
             plan,
@@ -336,11 +336,11 @@ class _Worker:
                 predicted_bytes=predicted.peak_bytes,
                 measured_bytes=peak_bytes,
                 budget_bytes=budget_bytes,
-                remedy=correction.remedy,
+                remedy=remedy,
             )
         )
         spent = prepared.seconds["trace_seconds"]
-        return self._planned(traced, prepared.batch, correction.target, spent)
+        return self._planned(traced, prepared.batch, better, spent)
 
     def _verify(self) -> None:
         # On the CPU, rewritten steps equal the original to the bit.
