@@ -296,7 +296,7 @@ class StepDone(msgspec.Struct, frozen=True, tag="step_done"):
 class Planned(msgspec.Struct, frozen=True, tag="planned"):
     """The strategy has decided."""
 
-    plan: PlanSummary
+    summary: PlanSummary
 
 
 class Simulated(msgspec.Struct, frozen=True, tag="simulated"):

@@ -163,7 +163,9 @@ class _Conversation(Conversation):
 
     def note(self, event: Event) -> None:
         match event:
-            case Ready() | Planned() | Simulated() | Calibrated() | Done():
+            case Planned(summary=summary):
+                self.told = replace(self.told, plan=summary)
+            case Ready() | Simulated() | Calibrated() | Done():
                 self.told = replace(self.told, **msgspec.structs.asdict(event))
                 self.end = event if isinstance(event, Done) else None
             case Corrected():

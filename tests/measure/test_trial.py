@@ -36,7 +36,7 @@ def ready():
     say("ready", runtime=dict(tensorflow_version="2.21.0", device="CPU:0", limit_bytes=1 << 30,
                               onednn=True, intra_op_threads=2, inter_op_threads=1))
 def planned():
-    say("planned", plan=dict(kept=1, recomputed=2, swapped=3, kept_bytes=10,
+    say("planned", summary=dict(kept=1, recomputed=2, swapped=3, kept_bytes=10,
         recomputed_bytes=20, swapped_bytes=30, clones=4, actions=50))
 def step(seconds, loss=1.0):
     say("step_done", seconds=seconds, peak_bytes=1000, loss=loss)
