@@ -9,13 +9,13 @@ import re
 import sys
 import traceback
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 import tensorflow as tf
 from rich.console import Console
 
-from memtrade.errors import MemtradeError
+from memtrade.errors import MemtradeError, check_name
 from memtrade.explain.cause import batch_size_of, of_error, of_process, of_step
 from memtrade.explain.error import Failure, read_failure
 from memtrade.explain.remedy import Remedy, remedy_for
@@ -26,7 +26,7 @@ from memtrade.plan import Plan
 from memtrade.results.explanation import Page
 from memtrade.results.layers import LayerSummary, summarize
 from memtrade.settings import check_count, device_of, told_bytes
-from memtrade.simulate.by_layer import By, check_by
+from memtrade.simulate.by_layer import By
 from memtrade.target import ARENA, Target
 from memtrade.tf.calling import (
     as_function,
@@ -153,7 +153,7 @@ def explain_oom(
     """
     check_count("batch_size", batch_size, optional=True)
     limit_of("memory_limit", memory_limit)
-    check_by(by)
+    check_name("by", by, get_args(By))
     try:
         yield
     except (tf.errors.ResourceExhaustedError, tf.errors.InternalError) as error:

@@ -18,11 +18,11 @@ from typing import Any
 import tensorflow as tf
 
 from memtrade.collection import old_set_aside, without_collection
-from memtrade.errors import OURS, MemtradeError, UnsupportedGraphError
-from memtrade.options import NONE, Value
+from memtrade.errors import OURS, MemtradeError, UnsupportedGraphError, check_name
+from memtrade.options import NONE, SPLITS, Value
 from memtrade.plan import Order, Plan
 from memtrade.planning import Planner, built, warn_as_it_is
-from memtrade.settings import ORIGINAL, Settings, check_split, settings_of
+from memtrade.settings import ORIGINAL, Settings, settings_of
 from memtrade.tf.calling import (
     argument_order,
     as_function,
@@ -124,7 +124,7 @@ def apply(
         BrokenBudgetError: the step takes more than the budget, whatever was learned.
         UnsupportedGraphError: the step cannot be rewritten; the message names the op or input.
     """
-    check_split(split)
+    check_name("split", split, SPLITS)
     settings = settings_of(
         strategy, budget=budget, order=order, device=device, profile=profile, **options
     )

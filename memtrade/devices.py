@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 
 from memtrade.costs import OpClass, OpCost
-from memtrade.errors import MemtradeError, UnknownNameError, reason_of
+from memtrade.errors import MemtradeError, check_name, reason_of
 from memtrade.files import packaged_file
 
 _RATES = (
@@ -119,8 +119,7 @@ def load_device(name_or_path: str | Path) -> Device:
                 f"cannot read the device profile {str(path)!r}: {reason_of(error)}"
             ) from error
         return parse_device(text, where=str(path))
-    if str(name_or_path) not in device_names():
-        raise UnknownNameError("device", str(name_or_path), device_names())
+    check_name("device", str(name_or_path), device_names())
     text = packaged_file(f"devices/{name_or_path}.toml").read_text(encoding="utf-8")
     return parse_device(text, where=str(name_or_path))
 

@@ -1,7 +1,7 @@
 """The errors that users meet: one line that says the rule, the value, and what to do next."""
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 # What a mistake of this tool's own would raise.
@@ -57,6 +57,12 @@ class UnknownNameError(MemtradeError):
         listed = f"The choices are {apart.join(self.choices)}" if self.choices else "there are none"
         empty = "" if str(name).strip() else ", an empty name: is there a comma too many?"
         super().__init__(f"unknown {what} {name!r}{empty or ':'} {hint}{listed}")
+
+
+def check_name(what: str, name: object, choices: Collection[str]) -> None:
+    """Raises UnknownNameError where it is none of the choices."""
+    if name not in choices:
+        raise UnknownNameError(what, name, choices)
 
 
 class RuleError(MemtradeError):

@@ -25,10 +25,10 @@ from memtrade.batch.fitting import (
     checked_options,
     find_batch,
 )
-from memtrade.errors import MemtradeError, UnsupportedGraphError
-from memtrade.options import NONE, Value
+from memtrade.errors import MemtradeError, UnsupportedGraphError, check_name
+from memtrade.options import NONE, SPLITS, Value
 from memtrade.plan import Order
-from memtrade.settings import AUTO, check_count, check_split, settings_of
+from memtrade.settings import AUTO, check_count, settings_of
 from memtrade.tensorboard import MemoryBoard
 from memtrade.tf.calling import check_traced
 from memtrade.tf.loss import Named
@@ -99,7 +99,7 @@ def optimize(
     """
     _check(model)
     check_count("batch_size", batch_size, optional=True)
-    check_split(split)
+    check_name("split", split, SPLITS)
     where: dict[str, Any] = {"order": order, "device": device, "profile": profile}
     settings = {"strategy": strategy, "budget": budget, **where, **options}
     settings_of(**settings)  # what is wrong is said now, not in `fit`

@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from numbers import Integral
 from os import PathLike
-from typing import Any
+from typing import Any, get_args
 
 import tensorflow as tf
 
-from memtrade.errors import MemtradeError, UnknownNameError
+from memtrade.errors import MemtradeError, check_name
 from memtrade.measure import host
 from memtrade.measure.flags import GPU_SHARE
 from memtrade.measure.here import here_target
-from memtrade.options import SPLITS, Value, options_of
+from memtrade.options import Value, options_of
 from memtrade.plan import Order
 from memtrade.strategies import Strategy, find_planned, make_options
 from memtrade.target import ARENA, Target
@@ -76,8 +76,7 @@ def settings_of(
     budget_bytes = None if budget is None else bytes_of(budget, "budget")
     if budget_bytes is not None and budget_bytes <= 0:
         raise MemtradeError(f"a budget must be more than nothing, not {budget!r}")
-    if order not in ("pinned", "dataflow"):
-        raise UnknownNameError("order", order, ("pinned", "dataflow"))
+    check_name("order", order, get_args(Order))
     for what, named in (("device", device), ("profile", profile)):
         if named is not None and not isinstance(named, str | PathLike):
             raise MemtradeError(f"{what} is a name, such as gpu:0 or gtx-1070, not {named!r}")
@@ -98,12 +97,6 @@ def settings_of(
 def planned_name(strategy: str) -> str:
     """The strategy that makes the plans."""
     return _FASTEST if strategy == AUTO else strategy
-
-
-def check_split(split: str) -> None:
-    """Raises UnknownNameError where it is none of `SPLITS`."""
-    if split not in SPLITS:
-        raise UnknownNameError("split", split, SPLITS)
 
 
 def check_count(name: str, count: Any, *, least: int = 1, optional: bool = False) -> None:

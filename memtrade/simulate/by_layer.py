@@ -14,7 +14,7 @@ layer's line of the program. O(ops + edges) behind one simulated step.
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from memtrade.errors import UnknownNameError
+from memtrade.errors import check_name
 from memtrade.facts import SCRATCH, most_bytes
 from memtrade.graph import StepGraph
 from memtrade.op_types import READ_TYPES
@@ -93,12 +93,6 @@ def by_layer(
     return tuple(filter(_says_something, (*rows.values(), rest)))
 
 
-def check_by(by: str) -> None:
-    """Raises UnknownNameError where it is none of `By`."""
-    if by not in get_args(By):
-        raise UnknownNameError("by", by, get_args(By))
-
-
 def owners(graph: StepGraph, by: By = "layer") -> list[str]:
     """For each op the layer, or the line, that it counts for; "" where nothing is known. A line
     stands in for a layer where ops lie in no scope.
@@ -106,7 +100,7 @@ def owners(graph: StepGraph, by: By = "layer") -> list[str]:
     Raises:
         UnknownNameError: `by` is neither.
     """
-    check_by(by)
+    check_name("by", by, get_args(By))
     first: dict[str, str] = {}  # layer -> the line of its first forward op
     for op in graph.ops:
         if op.layer and op.source and op.id in graph.forward:
