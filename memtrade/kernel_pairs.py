@@ -48,12 +48,6 @@ def bias_gradients(graph: StepGraph) -> dict[int, int]:
 
 
 @once_per_graph
-def _pool_gradients(graph: StepGraph) -> dict[int, int]:
-    """For each pool's gradient, what the pool made: op id -> tensor id."""
-    return {op.id: op.inputs[1] for op in graph.ops if op.type in POOL_GRADIENTS}
-
-
-@once_per_graph
 def biases(graph: StepGraph) -> dict[int, int]:
     """For each convolution that has one, the BiasAdd that is merged with it: op ids."""
     awaited = {control for op in graph.ops for control in op.controls}
@@ -96,7 +90,8 @@ def as_kernels(
         pooled: what pools made that leave a workspace.
     """
     actions = _with_biases(graph, actions)
-    gradients = {op_id: t for op_id, t in _pool_gradients(graph).items() if t in pooled}
+    pools = (op for op in graph.ops if op.type in POOL_GRADIENTS)
+    gradients = {op.id: op.inputs[1] for op in pools if op.inputs[1] in pooled}
     return side_by_side(graph, _pooling_again(graph, actions, gradients) if gradients else actions)
 
 

@@ -62,6 +62,7 @@ def live_rows(program: Program, before: Laid) -> list[int]:
             series.append(live + reserved)
             continue
         passing, reserved = reserved, 0
+        kept = gone = 0
         taken: list[int] = []
         if code is COMPUTE or code is UPDATE:
             for variable in row.variables:
@@ -69,18 +70,14 @@ def live_rows(program: Program, before: Laid) -> list[int]:
                 live += kept
                 passing += gone
             kept, gone = buffers.compute(row.requests, inputs, row.outputs, taken)
-            live += kept
-            passing += gone
         elif code is ALIAS:
             buffers.alias(inputs, row.outputs)
         elif code is READ:
             buffers.read(row.variables, row.outputs[0])
         elif code is ASSIGN:
             kept, gone = buffers.assign(*row.variables[0], inputs[0])
-            live += kept
-            passing += gone
         elif code is MOVE:  # the old ones go once the new ones are there
-            passing += sum(size for _, size in row.variables)
+            gone = sum(size for _, size in row.variables)
         else:
             size = row.requests[0].size_bytes
             if code is SWAP_OUT:
@@ -88,15 +85,9 @@ def live_rows(program: Program, before: Laid) -> list[int]:
             elif size > MAX_SLICE_BYTES:
                 passing += size // math.ceil(size / MAX_SLICE_BYTES)
             kept, gone = buffers.make(row.outputs[0], size)
-            live += kept
-            passing += gone
-        series.append(live + passing)
-        for version in inputs:
-            buffer = buffer_of[version]
-            refs[buffer] -= 1
-            if not refs[buffer]:
-                live -= sizes[buffer]
-        for buffer in taken:
+        live += kept
+        series.append(live + passing + gone)
+        for buffer in [buffer_of[version] for version in inputs] + taken:
             refs[buffer] -= 1
             if not refs[buffer]:
                 live -= sizes[buffer]

@@ -72,31 +72,28 @@ class State:
 
     def hold(self, events: Events, reserved: tuple[int, ...]) -> float:
         """As `run`, but that what is reserved stays there."""
+        allocator, handles, done = self.allocator, self.handles, self.done
+        peak = 0
         try:
             for size in reserved:
-                self.done.append((_NO_BUFFER, self.allocator.allocate(size), None))
-            return self._run(events)
+                done.append((_NO_BUFFER, allocator.allocate(size), None))
+            for buffer, size in events:
+                if size:
+                    handle = handles[buffer] = allocator.allocate(size)
+                    done.append((buffer, handle, None))
+                    if allocator.bytes_in_use > peak:
+                        peak = allocator.bytes_in_use
+                else:
+                    handle = handles.pop(buffer)
+                    done.append((buffer, handle, allocator.free(handle)))
         except ArenaOutOfMemoryError:
             return math.inf
+        return peak
 
     def release(self, mark: int, count: int) -> None:
         """Gives back so many reservations, the first that were done from there on."""
         for _, handle, _ in self.done[mark : mark + count]:
             self.done.append((_NO_BUFFER, handle, self.allocator.free(handle)))
-
-    def _run(self, events: Events) -> int:
-        allocator, handles, done = self.allocator, self.handles, self.done
-        peak = 0
-        for buffer, size in events:
-            if size:
-                handle = handles[buffer] = allocator.allocate(size)
-                done.append((buffer, handle, None))
-                if allocator.bytes_in_use > peak:
-                    peak = allocator.bytes_in_use
-            else:
-                handle = handles.pop(buffer)
-                done.append((buffer, handle, allocator.free(handle)))
-        return peak
 
     def padding(self, held: Events) -> int:
         """Of requests whose buffers are there."""
