@@ -104,14 +104,15 @@ class LearnedFacts:
         )
 
     def _positions(self, op: Op, graph: StepGraph, slot: int, size_bytes: int) -> tuple[int, ...]:
-        """Whose buffer a request may get: as the table says, or else as was seen of the type."""
+        """Whose buffer a request may get: as the table says, or else as was seen of the type, in
+        the order of its inputs, in which kernels try them."""
         if op.type in reuse().tried:
             return () if slot == SCRATCH else reuse().positions(op, graph, slot)
         dtype = None if slot == SCRATCH else graph.tensors[op.outputs[slot]].dtype
         inputs = [graph.tensors[t] for t in op.inputs]
         return tuple(
             position
-            for own, position in self._reused.get(op.type, ())
+            for own, position in sorted(self._reused.get(op.type, ()))
             if own == slot
             and inputs[position].size_bytes == size_bytes
             and dtype in (None, inputs[position].dtype)

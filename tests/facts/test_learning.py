@@ -324,6 +324,24 @@ def test_a_view_says_nothing_of_others_of_its_type():
     assert forwarded((40_000, 0)) == (0,)  # it asks where its input is held
 
 
+def test_a_kernel_tries_its_inputs_in_their_order() -> None:
+    """Whichever was seen to be taken first: the other one may have been another size there."""
+    graph = chain("Both")
+    op = msgspec.structs.replace(graph.ops[1], inputs=(0, 0))
+
+    def learned(key: str, position: int) -> Learned:
+        return Learned(
+            key=key, kernel="Both 4x10000", requests=((160_000, 0),), reused=((0, position),),
+            source="asked", on="2026-11-28",
+        )  # fmt: skip
+
+    signature = signature_of(op, graph)
+    assert signature is not None
+    table = {"other": learned("other", 1), signature.key: learned(signature.key, 0)}
+    (request,) = LearnedFacts(ARENA.facts, table).of(op, graph).requests
+    assert request.forwarded == (0, 1)
+
+
 def test_the_largest_tensor_is_so_by_the_width_of_its_numbers() -> None:
     """A kernel that could not be asked has a margin of that."""
     whole, halves = Operand("int64", (5,)), Operand("bfloat16", (17,))
