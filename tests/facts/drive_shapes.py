@@ -25,10 +25,15 @@ OPS: dict[str, list[Any]] = {
     "Pack": [[[1, 2], [3, 4]]],
     "Roll": [X, [1], [0]],
     "GatherV2": [X, [1, 2], 1],
+    "Multinomial": [("float32", 8, 6), 5],
     "OneHot": [ROW, 5, 1, 0],
+    "RandomStandardNormal": [[3, 4]],
+    "RandomUniform": [[3, 4]],
+    "RandomUniformInt": [[3, 4], 0, 9],
     "StatelessRandomNormalV2": [[3, 4], KEY, COUNTER, 1],
     "StatelessRandomUniformV2": [[3, 4], KEY, COUNTER, 1],
     "StridedSliceGrad": [[8, 6, 4], [0, 0, 0], [8, 6, 4], [1, 1, 1], X],
+    "TruncatedNormal": [[3, 4]],
     # By the rule for all others.
     "Mean": [X, [1, 2]],
     "Reshape": [X, [48, 4]],
@@ -75,6 +80,14 @@ MAKE: dict[str, Callable[..., Any]] = {
     "OneHot": lambda at, depth, on, off: tf.raw_ops.OneHot(
         indices=at, depth=depth, on_value=on, off_value=off
     ),
+    "Multinomial": lambda logits, many: tf.raw_ops.Multinomial(logits=logits, num_samples=many),
+    "RandomStandardNormal": lambda shape: tf.raw_ops.RandomStandardNormal(
+        shape=shape, dtype=tf.float32
+    ),
+    "RandomUniform": lambda shape: tf.raw_ops.RandomUniform(shape=shape, dtype=tf.float32),
+    "RandomUniformInt": lambda shape, least, most: tf.raw_ops.RandomUniformInt(
+        shape=shape, minval=least, maxval=most
+    ),
     "StatelessRandomNormalV2": lambda shape, key, counter, alg: tf.raw_ops.StatelessRandomNormalV2(
         shape=shape, key=key, counter=counter, alg=alg
     ),
@@ -84,6 +97,7 @@ MAKE: dict[str, Callable[..., Any]] = {
     "StridedSliceGrad": lambda shape, begin, end, by, dy: tf.raw_ops.StridedSliceGrad(
         shape=shape, begin=begin, end=end, strides=by, dy=dy
     ),
+    "TruncatedNormal": lambda shape: tf.raw_ops.TruncatedNormal(shape=shape, dtype=tf.float32),
     "Mean": lambda x, axis: tf.raw_ops.Mean(input=x, axis=axis),
     "Reshape": lambda x, shape: tf.raw_ops.Reshape(tensor=x, shape=shape),
     "StridedSlice": lambda x, begin, end, by: tf.raw_ops.StridedSlice(
