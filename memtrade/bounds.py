@@ -6,7 +6,8 @@
     lists, and nobody knows who lies where in there; or variables lie elsewhere after each step, or
     may; or batches come from a data set, which has some ready; or kernels keep constant filters in
     a form of their own, which lies wherever there is room in the first step
-≤   some sizes are only bounded from above
+≤   some sizes are only bounded from above, or something is set aside for what another plan took
+    and nothing explains
 """
 
 from memtrade.facts.variables import moved
@@ -20,11 +21,14 @@ _FILTERING = frozenset({"Conv2D", "Conv3D", "DepthwiseConv2dNative"})
 _MUCH = 0.25
 
 
-def bound_of(graph: StepGraph, plan: Plan | None, *, moves: bool = False) -> str:
+def bound_of(
+    graph: StepGraph, plan: Plan | None, *, moves: bool = False, aside: bool = False
+) -> str:
     """Of the step by a plan, or as it is: one of the above, or nothing.
 
     Args:
         moves: whether variables come to lie elsewhere in each step, as simulated.
+        aside: whether something is set aside.
     """
     if graph.data.unsized:
         return "≥"
@@ -33,7 +37,7 @@ def bound_of(graph: StepGraph, plan: Plan | None, *, moves: bool = False) -> str
     unclear = graph.sized(WATCHED) or _in_branches(graph) or _in_pieces(graph)
     if not pinned or moves or unclear or _takes_batches(graph) or _keeps_filters(graph):
         return "≈"
-    return "≤" if graph.sized(BOUND) else ""
+    return "≤" if aside or graph.sized(BOUND) else ""
 
 
 def _in_branches(graph: StepGraph) -> bool:

@@ -10,6 +10,8 @@ import pytest
 from memtrade.bounds import bound_of
 from memtrade.graph import BOUND, WATCHED, StepGraph
 from memtrade.plan import Plan
+from memtrade.simulate.predict import Predictor
+from memtrade.target import profile_target
 from tests.graphs import PINNED, Builder
 
 SIZE = 4096
@@ -73,6 +75,15 @@ def test_elements_of_a_list_lie_apart(size: int, bound: str) -> None:
 
 def test_where_variables_lie_elsewhere_after_each_step_so_does_what_is_free() -> None:
     assert bound_of(known(made(), sized={}), PINNED, moves=True) == "≈"
+
+
+def test_what_is_set_aside_another_plan_need_not_take() -> None:
+    graph, target = known(made(), sized={}), profile_target("arena")
+    bounds = [
+        Predictor(graph, target.replace(margin_bytes=aside)).predict(PINNED).bound
+        for aside in (0, 1_000_000)
+    ]
+    assert bounds == ["", "≤"]
 
 
 @pytest.mark.parametrize(

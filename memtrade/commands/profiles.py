@@ -72,7 +72,8 @@ def simulate_all(
         for spec in foresight.in_turn(reporter):
             plan = foresight.plan(spec)
             usage = use_of_memory(clock, plan)
-            bound = bound_of(foresight.graph, plan, moves=usage.timeline.memory.moves)
+            memory = usage.timeline.memory
+            bound = bound_of(foresight.graph, plan, moves=memory.moves, aside=memory.aside)
             made = SimulatedStep(strategy_label(spec), foresight.graph, usage, bound)
             took = seconds(made.step_seconds)
             reporter.ended(f"predicted peak {made.peak_text} MB, {took} s a step")

@@ -144,7 +144,7 @@ def summarize(
         peak_layer=next((row.name for row in rows if row.at_peak), ""),
         limit_bytes=target.limit_bytes,
         fits=usage.fits,
-        bound=bound_of(graph, plan, moves=memory.moves),
+        bound=bound_of(graph, plan, moves=memory.moves, aside=memory.aside),
         first_bytes=0 if memory.peak_op else memory.peak_bytes,
     )
 

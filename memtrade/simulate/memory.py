@@ -77,6 +77,7 @@ class MemoryResult(msgspec.Struct, frozen=True):
         in_use_bytes: most bytes in use during each action (of the last step), if asked for.
         out_of_memory: set if the step does not fit; the peaks are then those up to there.
         moves: whether variables come to lie elsewhere in each step.
+        aside: whether something is set aside for what a run took and nothing explains.
         waits: the requests that waited for memory which a copy out held: (action, the copy's end).
         assumed: op types of the graph whose kernels nobody has looked at.
     """
@@ -93,6 +94,7 @@ class MemoryResult(msgspec.Struct, frozen=True):
     out_of_memory: OutOfMemory | None = None
     assumed: tuple[str, ...] = ()
     moves: bool = False
+    aside: bool = False
     waits: tuple[tuple[int, float], ...] = ()
 
 
@@ -202,6 +204,7 @@ class Simulator:
             out_of_memory=failed,
             assumed=self.assumed,
             moves=any(each.walk.moved for each in tried),
+            aside=self.linker.margin_bytes > 0,
             waits=tuple(walk.waits),
         )
 

@@ -59,5 +59,7 @@ class Predictor:
             fits=fits,
             step_seconds=timeline.step_seconds,
             stall_seconds=timeline.stall_seconds,
-            bound=bound_of(self.clock.simulator.graph, plan, moves=memory.moves),
+            bound=bound_of(
+                self.clock.simulator.graph, plan, moves=memory.moves, aside=memory.aside
+            ),
         )
