@@ -35,15 +35,11 @@ class OwnStep(Model):
         super().__post_init__()
         module, colon, function = self.target.partition(":")
         names = [*module.split("."), *function.split(".")]
-        if not self.target:
-            raise MemtradeError(
-                "a target is a function of a module, and none is named: say which by "
-                "--target mypackage.train:make_step"
-            )
         if not colon or not all(name.isidentifier() for name in names):
+            given = f"not {self.target!r}" if self.target else "and none is named"
             raise MemtradeError(
-                f"a target is a function of a module, not {self.target!r}: "
-                "write it as mypackage.train:make_step"
+                f"a target is a function of a module, {given}: "
+                "write it as mypackage.train:make_step, behind --target"
             )
 
     @classmethod

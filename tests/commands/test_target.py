@@ -110,7 +110,7 @@ def test_what_is_wrong_with_it_is_one_line(run: Run, tmp_path: Path) -> None:
     assert not list(tmp_path.glob("runs/*.json"))
     status, _, err = run("run", "--model", "target")
     assert status == 2
-    assert "none is named: say which by --target mypackage.train:make_step" in " ".join(err.split())
+    assert "none is named: write it as mypackage.train:make_step, behind" in " ".join(err.split())
 
 
 def test_a_trial_that_takes_too_long_is_no_success(run: Run) -> None:

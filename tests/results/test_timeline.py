@@ -75,7 +75,7 @@ def test_a_title_and_the_totals_say_how_the_peak_may_differ() -> None:
     peak = f"≈ {megabytes(strip.usage.peak_bytes)}"
     assert title_of(strip) == f"lms: peak {peak} MB"
     assert f">{peak}<" in page
-    assert "≈: about; some sizes" in page
+    assert "≈: about; TensorFlow" in page
 
 
 def test_busy_stretches_cover_what_the_channels_do() -> None:
