@@ -1,6 +1,6 @@
 """A plan for a step that is there: foreseen, rehearsed where the device counts, and corrected.
 
-as it is ── predicted to fit? ──► rehearsed near the budget ──► it stays so
+as it is ── predicted to fit, branches abreast, too? ──► rehearsed near the budget ──► it stays so
    │ no                               │ breaks it
    ▼                                  ▼
 planned ──► foreseen to fit? ──► rehearsed ──► kept
@@ -31,7 +31,8 @@ from memtrade.measure.budgets import (
     peak_op,
 )
 from memtrade.measure.here import learned_target
-from memtrade.plan import Plan
+from memtrade.order import widest_order
+from memtrade.plan import Action, Plan
 from memtrade.settings import ORIGINAL, Settings
 from memtrade.simulate.memory import MemoryResult
 from memtrade.simulate.timeline import TimeSimulator
@@ -49,7 +50,7 @@ from memtrade.units import megabytes, megabytes_between
 
 log = logging.getLogger("memtrade")
 
-# The order that TensorFlow runs a step in, as it is, moves its peak by a third at most.
+# The order that one thread runs a step in, as it is, moves its peak by a third at most.
 _NEAR = 0.6
 
 
@@ -152,11 +153,18 @@ class Planner:
     @cached_property
     def _untouched(self) -> _AsItIs:
         """Whether the step keeps the budget in TensorFlow's own order, which is foreseen less well
-        than a pinned one: near the budget a rehearsal tells."""
-        budget_bytes = self.settings.budget_bytes
-        if budget_bytes is None or self.as_it_is is None or not can_be_rehearsed(self.traced):
+        than a pinned one. Threads may run its branches abreast, now and not in a rehearsal; what
+        keeps the budget then is rehearsed where it comes near."""
+        graph, budget_bytes = self.traced.graph, self.settings.budget_bytes
+        if budget_bytes is None:
             return _AsItIs(True)
-        found = clock_of(self.traced.graph, self._target).needed(())
+        clock = clock_of(graph, self._target)
+        widest = tuple(Action("run", op_id) for op_id in widest_order(graph))
+        if clock.needed(widest).peak_bytes > budget_bytes:
+            return _AsItIs(False)
+        found = clock.needed(())
+        if self.as_it_is is None or not can_be_rehearsed(self.traced):
+            return _AsItIs(True)
         if found.peak_bytes < _NEAR * budget_bytes:
             return _AsItIs(True)
         device = self.settings.tf_device
