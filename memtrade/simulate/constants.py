@@ -45,6 +45,8 @@ class Constants:
         looked_at: those that TensorFlow infers shapes with: each graph keeps those that it has
             looked at. The runtime merges constants that hold the same, and graphs do not.
         looked_at_last: those of them that the rewritten graph looks at.
+        first: each of the step's own -> the first that holds the same, if the runtime merges them:
+            it does where all that hold the same wait for the same ops.
         lasting: those that the runtime holds, the first of those that hold the same: what it has
             computed others of, it drops.
     """
@@ -71,8 +73,13 @@ class Constants:
         self.looked_at_last = frozenset(
             t for t in self.looked_at if _is_looked_at(t, graph, consumers)
         )
+        equal = {t: graph.data.equal.get(t, t) for t in held}
+        waits: dict[int, set[tuple[int, ...]]] = defaultdict(set)
+        for t, one in equal.items():
+            waits[one].add(graph.ops[graph.tensors[t].op].controls)
+        self.first = {t: one if len(waits[one]) < 2 else t for t, one in equal.items()}
         self.lasting = frozenset(
-            graph.data.equal.get(t, t)
+            self.first[t]
             for t in held
             if t in read or not all(graph.folded[c] for c in consumers[t])
         )

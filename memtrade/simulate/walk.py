@@ -144,8 +144,8 @@ class Walk:
 
     def _constant_lies(self, made: Tensor) -> None:
         """Once for its kernel, if it holds what no other does."""
-        first = self.linker.graph.data.equal.get(made.id)
-        if first is not None:
+        first = self.program.constants.first[made.id]
+        if first != made.id:
             self.sources[made.id] = self.sources[first]
         elif made.id in self.program.constants.lasting:
             self.sources[made.id] = self._always("constants", made.size_bytes)

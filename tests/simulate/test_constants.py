@@ -172,6 +172,25 @@ def test_constants_that_hold_the_same_lie_there_once():
     assert persistent(equal=True) == 2 * BIG
 
 
+@pytest.mark.parametrize(("waiting", "copies"), [(0, 1), (1, 2), (2, 1)])
+def test_constants_that_hold_the_same_are_apart_where_one_waits_for_other_ops(
+    waiting: int, copies: int
+) -> None:
+    """The gradient of a squared difference is twice something, as soon as that is there."""
+    b = Builder()
+    (x,) = b.op("x", "Placeholder", sizes=[BIG])
+    (y,) = b.op("y", "MatMul", [x, x], sizes=[BIG])
+    twos = [
+        b.op(f"two{i}", "Const", sizes=[BIG], controls=[1] if i < waiting else [])[0]
+        for i in range(2)
+    ]
+    (loss,) = b.op("loss", "AddN", [y, *twos], sizes=[BIG])
+    data = b.build(inputs=[x], outputs=[loss], loss=loss).data
+    graph = StepGraph(msgspec.structs.replace(data, equal={twos[1]: twos[0]}))
+    held = simulate(graph, everything(graph)).persistent_bytes - BIG
+    assert held == copies * BIG
+
+
 def test_what_is_computed_of_the_same_numbers_lies_there_once_however_they_came():
     """An identity matrix in the step and in the gradient of a Cholesky decomposition, which finds
     its size from a shape."""
