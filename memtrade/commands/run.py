@@ -13,7 +13,7 @@ from memtrade.errors import MemtradeError
 from memtrade.graph import StepGraph
 from memtrade.measure.environment import default_limit_bytes
 from memtrade.measure.flags import CommandLine, Flag, StepFlags, Verbose, check_writable, make_specs
-from memtrade.measure.protocol import TrialSpec
+from memtrade.measure.protocol import FAILED, TrialSpec
 from memtrade.measure.records import Record, make_record, save_record
 from memtrade.papers import thesis_log
 from memtrade.results.tables import compare
@@ -97,7 +97,7 @@ def run(
         command = shlex.join(["memtrade", "explain", str(path)])
         say(f"why it ran out, and what would fit: {command}")
     statuses = {record.status for record in records}
-    return 1 if statuses & {"crashed", "timeout"} else 3 if "infeasible" in statuses else 0
+    return 1 if statuses & FAILED else 3 if "infeasible" in statuses else 0
 
 
 def check_limit(spec: TrialSpec, *, timeout_seconds: float) -> None:

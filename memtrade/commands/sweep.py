@@ -17,7 +17,7 @@ from memtrade.commands.screen import show
 from memtrade.errors import MemtradeError
 from memtrade.measure.flags import CommandLine, DeviceFlags, Flag, Verbose, check_writable
 from memtrade.measure.host import describe_machine
-from memtrade.measure.protocol import Event, Measured
+from memtrade.measure.protocol import FAILED, Event, Measured
 from memtrade.measure.records import Record, load_records, save_record, trial_id
 from memtrade.results.sheets import Sheet, cell
 from memtrade.results.words import plural, seconds, status_text
@@ -35,9 +35,6 @@ from memtrade.sweep.runner import (
 )
 from memtrade.sweep.shipped import sweep_file
 from memtrade.units import megabytes
-
-# What tells nothing of its step. Running out of memory does.
-_FAILED = frozenset({"crashed", "timeout", "refused", "lost"})
 
 
 def sweep(
@@ -110,7 +107,7 @@ def sweep(
             say(f"stopped; {done}: the same command goes on from there")
         _show(trials, records, watch.ends, todo=set())
     kinds = {end.status if isinstance(end, Record) else end.kind for end in watch.ends.values()}
-    failed = 1 if kinds & _FAILED else 3 if "infeasible" in kinds else 0
+    failed = 1 if kinds & {*FAILED, "refused", "lost"} else 3 if "infeasible" in kinds else 0
     return 130 if stopped else failed
 
 

@@ -77,7 +77,8 @@ def peak_of(
     plan = no_worse(settings.strategy.plan(graph, settings.options, settings.target), clock)
     usage = use_of_memory(clock, plan)
     needed = clock.needed(plan)
-    size_bytes, bound = needed.peak_bytes, bound_of(graph, plan, moves=needed.moves)
+    size_bytes = needed.peak_bytes
+    bound = bound_of(graph, plan, moves=needed.moves, aside=needed.aside)
     if measure:
         spec = TrialSpec(
             strategy=settings.strategy.name,

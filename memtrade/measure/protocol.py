@@ -43,6 +43,9 @@ Status = Literal[
     "ok", "out_of_memory", "out_of_host_memory", "timeout", "crashed", "infeasible", "unsupported"
 ]
 
+# By these, a trial told nothing of its step: a command ends with 1. Out of memory is a result.
+FAILED: frozenset[str] = frozenset({"crashed", "timeout"})
+
 
 # Actions that are ops of their own in the rewritten step.
 _ADDED = frozenset({"recompute", "swap_out", "swap_in"})

@@ -27,7 +27,7 @@ from memtrade.measure.flags import (
     check_writable,
 )
 from memtrade.measure.here import here_target, learned_target
-from memtrade.measure.protocol import Progress
+from memtrade.measure.protocol import FAILED, Progress
 from memtrade.measure.records import save_record
 from memtrade.pipeline.commands.partition import CutFlags, micro_batch_graphs
 from memtrade.pipeline.design.predict import PipelinePredictor
@@ -251,7 +251,7 @@ def exit_code(records: list[PipelineRecord]) -> int:
     """Running out of memory is a result like any other in a grid, as in `memtrade run`."""
     return int(
         any(
-            record.status in ("crashed", "timeout", "unsupported")
+            record.status in {*FAILED, "unsupported"}
             or (record.measured and record.measured.verified and not record.measured.verified.equal)
             for record in records
         )
