@@ -4,15 +4,15 @@
 ≈   TensorFlow's own order decides, which differs from one process to the next; or some sizes are
     those of one batch; some are made in branches, or much is taken by loops and branches or held in
     lists, and nobody knows who lies where in there; or variables lie elsewhere after each step, or
-    may; or batches come from a data set, which has some ready; or kernels keep constant filters in
-    a form of their own, which lies wherever there is room in the first step
+    may; or batches come from a data set, which has some ready; or Python is called; or kernels keep
+    constant filters in a form of their own, which lies wherever there is room in the first step
 ≤   some sizes are only bounded from above, or something is set aside for what another plan took
     and nothing explains
 """
 
 from memtrade.facts.variables import moved
 from memtrade.graph import BOUND, WATCHED, StepGraph
-from memtrade.op_types import BODY_TYPES, ITERATING_TYPES
+from memtrade.op_types import BODY_TYPES, ITERATING_TYPES, PYTHON_TYPES
 from memtrade.plan import Plan
 
 # Kernels of oneDNN keep the filters of these, their second inputs, once reordered.
@@ -35,7 +35,7 @@ def bound_of(
     pinned = plan is not None and plan.actions and plan.order == "pinned"
     moves = moves or any(map(moved, graph.ops))
     unclear = graph.sized(WATCHED) or _in_branches(graph) or _in_pieces(graph)
-    if not pinned or moves or unclear or _takes_batches(graph) or _keeps_filters(graph):
+    if not pinned or moves or unclear or _from_outside(graph) or _keeps_filters(graph):
         return "≈"
     return "≤" if aside or graph.sized(BOUND) else ""
 
@@ -54,8 +54,9 @@ def _in_pieces(graph: StepGraph) -> bool:
     return max(taken + held, default=0) > _MUCH * most_bytes
 
 
-def _takes_batches(graph: StepGraph) -> bool:
-    return any(op.type in ITERATING_TYPES for op in graph.ops)
+def _from_outside(graph: StepGraph) -> bool:
+    """Whether a data set or Python makes some of it."""
+    return any(op.type in ITERATING_TYPES | PYTHON_TYPES for op in graph.ops)
 
 
 def _keeps_filters(graph: StepGraph) -> bool:

@@ -18,6 +18,7 @@ from memtrade.op_types import (
     HARMLESS_TYPES,
     ITERATING_TYPES,
     LOOP_TYPES,
+    PYTHON_TYPES,
 )
 from memtrade.units import megabytes
 
@@ -114,7 +115,7 @@ _IN_OPS: tuple[tuple[str, Callable[[Op], bool], str], ...] = (
             op.stateful
             and bool(op.outputs)
             and op.type not in LOOP_TYPES | BRANCH_TYPES | CALL_TYPES | DRAWING_TYPES
-            and op.type not in HARMLESS_TYPES
+            and op.type not in HARMLESS_TYPES | PYTHON_TYPES
         ),
         "they run once, where the step has them",
     ),

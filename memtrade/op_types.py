@@ -41,6 +41,9 @@ DRAWING_TYPES = frozenset(
      "UniformCandidateSampler"}
 )  # fmt: skip
 
+# Ops that call back into Python; what that does, the graph does not say.
+PYTHON_TYPES = frozenset({"EagerPyFunc", "PyFunc", "PyFuncStateless"})
+
 # Ops that take the next batch of a data set, which lies on the host.
 ITERATING_TYPES = frozenset({"IteratorGetNext", "IteratorGetNextSync"})
 

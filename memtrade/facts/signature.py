@@ -12,7 +12,7 @@ import math
 import msgspec
 
 from memtrade.graph import Op, StepGraph
-from memtrade.op_types import BODY_TYPES, RESERVING_TYPES
+from memtrade.op_types import BODY_TYPES, PYTHON_TYPES, RESERVING_TYPES
 from memtrade.units import TYPE_BYTES
 
 # What a child cannot make up: handles, lists, text.
@@ -106,7 +106,7 @@ class Signature(msgspec.Struct, frozen=True, kw_only=True):
 
 def signature_of(op: Op, graph: StepGraph, least_bytes: int = LEAST_BYTES) -> Signature | None:
     """The signature of an op that a child can run by itself; None of any other."""
-    if op.type in BODY_TYPES or op.node < 0 or not op.outputs:
+    if op.type in BODY_TYPES | PYTHON_TYPES or op.node < 0 or not op.outputs:
         return None
     called = graph.data.functions.get(op.node, b"")
     if op.stateful and op.type not in _DRAWING and not called:

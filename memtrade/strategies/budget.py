@@ -11,7 +11,7 @@ from functools import cache
 
 from memtrade.errors import InfeasibleBudgetError, RuleError, UnsupportedGraphError
 from memtrade.graph import StepGraph
-from memtrade.op_types import LOOP_TYPES
+from memtrade.op_types import LOOP_TYPES, PYTHON_TYPES
 from memtrade.options import Checked, option
 from memtrade.plan import Action
 from memtrade.simulate.defragment import defragment
@@ -69,6 +69,8 @@ def check_sized(graph: StepGraph) -> None:
         how = "hand what it comes of to the step as tensors, no specs and no iterator"
         if any(op.type in LOOP_TYPES for op in graph.ops):  # it may come of one
             how += ", bound the loop (maximum_iterations of tf.while_loop), move it out of the step"
+        if any(op.type in PYTHON_TYPES for op in graph.ops):
+            how += ", say what Python returns by tf.ensure_shape"
         raise UnsupportedGraphError(
             f"a budget needs the size of every tensor, and nothing tells that of {first}{line}"
             f"{others}: {how}, or plan without a budget"

@@ -8,12 +8,9 @@ import tensorflow as tf
 
 from memtrade.errors import MemtradeError
 from memtrade.findings import Finding, of_graph
-from memtrade.op_types import CALL_TYPES
+from memtrade.op_types import CALL_TYPES, PYTHON_TYPES
 from memtrade.parts import COLLECTIVES
 from memtrade.tf.inline import by_xla, functions_named, functions_with
-
-# Ops that hold a Python function, which the graph cannot carry to another place.
-_PYTHON_TYPES = frozenset({"EagerPyFunc", "PyFunc", "PyFuncStateless"})
 
 # Ops that write into their input, which others may read.
 _IN_PLACE_TYPES = frozenset(
@@ -26,12 +23,6 @@ REWRITTEN = "MemtradeRewrittenStep"
 
 # Kind, which ops, and why a step with one is not rewritten.
 _REFUSED: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
-    (
-        "Python calls",
-        lambda node: node.op in _PYTHON_TYPES,
-        "calls back into Python, and its side effects cannot be kept: move tf.py_function or "
-        "tf.numpy_function out of the step, into the input pipeline",
-    ),
     (
         "in-place ops",
         lambda node: node.op in _IN_PLACE_TYPES,
@@ -93,6 +84,13 @@ def of_trace(graph_def: Any, traced: Callable[[], Any], arguments: Iterable[Any]
     if collectives:
         follows = "they run once, in the order they have, which is the same on all replicas"
         found.append(Finding("collectives", len(collectives), collectives[0].name, follows))
+    python = [node for node in _nodes(graph_def) if node.op in PYTHON_TYPES]
+    if python:
+        follows = (
+            "they run once, where the step has them; what they take, nobody foresees: peaks are "
+        )
+        follows += "about that, and the step is not rehearsed"
+        found.append(Finding("Python calls", len(python), python[0].name, follows))
     compiled = [f for f in graph_def.library.function if by_xla(f)]
     if compiled:
         follows = "a plan holds outside of them; of the whole step, jit_compile is turned off"

@@ -19,7 +19,13 @@ import tensorflow as tf
 from memtrade.facts import reuse
 from memtrade.facts.kernel import END
 from memtrade.graph import BOUND, TRIP_COUNT, WATCHED
-from memtrade.op_types import ALIAS_TYPES, BRANCH_TYPES, LOOP_TYPES, RESERVING_TYPES
+from memtrade.op_types import (
+    ALIAS_TYPES,
+    BRANCH_TYPES,
+    LOOP_TYPES,
+    PYTHON_TYPES,
+    RESERVING_TYPES,
+)
 from memtrade.simulate.walk import STRING_BYTES
 from memtrade.tf.bodies import Argument, draw_body
 from memtrade.tf.body_bytes import (
@@ -153,6 +159,9 @@ class _Sizes:
         inputs: Sequence[tf.Tensor] = operation.inputs
         if operation.type in RESERVING_TYPES:
             return 0
+        if operation.type in PYTHON_TYPES:
+            ensured = (op.outputs[0].shape for op in t.consumers() if op.type == "EnsureShape")
+            return next((shape.num_elements() for shape in ensured), None)
         if operation.type == "Where":
             rank = inputs[0].shape.rank
             elements = self._elements(inputs[0])

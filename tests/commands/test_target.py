@@ -82,14 +82,12 @@ def test_inspect_says_what_is_in_it(run: Run, tmp_path: Path) -> None:
     assert status == 0, err
     assert "activations" in out
     assert "refused" not in out
-    python = MODULE.replace("x = tf.nn.tanh(x @ w)", "x = tf.nn.tanh(x @ w + sine(x))")
-    sine = (
-        "\ndef sine(x):\n    return tf.ensure_shape(tf.py_function(tf.sin, [x], x.dtype), x.shape)"
-    )
-    (tmp_path / "own_steps.py").write_text(python + sine)
+    written = "tf.raw_ops.InplaceUpdate(x=tf.stop_gradient(x), i=[0], v=[[1.0] * 32])"
+    in_place = MODULE.replace("x = tf.nn.tanh(x @ w)", f"x = tf.nn.tanh(x @ w + {written})")
+    (tmp_path / "own_steps.py").write_text(in_place)
     status, out, _ = run("inspect", *TARGET, *ON_THE_ARENA, "--json")
     assert status == 1
-    assert [each["what"] for each in json.loads(out) if each["refused"]] == ["Python calls"]
+    assert [each["what"] for each in json.loads(out) if each["refused"]] == ["in-place ops"]
 
 
 def test_what_is_wrong_with_it_is_one_line(run: Run, tmp_path: Path) -> None:

@@ -143,26 +143,6 @@ def test_a_loop_over_a_range_that_may_be_left_is_bounded_by_the_range():
     assert memtrade.apply(step, spec, budget="60MB")
 
 
-def test_what_python_does_in_the_graph_cannot_be_kept():
-    weight = tf.Variable(tf.ones([WIDTH, WIDTH]))
-
-    @tf.function
-    def logged(x):
-        y = tf.py_function(lambda v: v * 2, [x @ weight], tf.float32)
-        return tf.reduce_sum(y)
-
-    @tf.function
-    def sometimes_logged(x):
-        if tf.reduce_sum(x) > 0:
-            x = tf.numpy_function(lambda v: v * 2, [x @ weight], tf.float32)
-        return tf.reduce_sum(x)
-
-    for step, op in ((logged, "op 'EagerPyFunc'"), (sometimes_logged, r"op '.+' \(PyFunc\)")):
-        with pytest.raises(UnsupportedGraphError, match=f"^{op} calls back into Python"):
-            memtrade.apply(step, images())
-        step(images())  # still there
-
-
 def test_a_step_around_a_rewritten_one_is_refused():
     step = STEPS["plain"]()
     lean = memtrade.apply(step.function, step.batch, select="all")

@@ -65,11 +65,6 @@ def open_shape(batch_size):
 def lossless(batch_size):
     return (lambda x: tf.cast(x[0, 0], tf.int32)), tf.ones([batch_size, 3])
 
-def with_python(batch_size):
-    def step(x):
-        return tf.ensure_shape(tf.py_function(tf.reduce_sum, [x], tf.float32), [])
-    return step, tf.ones([batch_size, 3])
-
 def same_twice(batch_size):
     x = tf.ones([batch_size, 3])
     return (lambda x, y: tf.reduce_sum(x * y)), (x, x)
@@ -230,11 +225,6 @@ def test_a_step_without_a_size_says_so_and_one_without_a_loss_is_a_step():
         assert trace(step_of(f"my_steps:{name}")).graph.ops
     with pytest.raises(UnsupportedGraphError, match="input 'x' has the unknown shape"):
         step_of("my_steps:open_shape")
-
-
-def test_a_step_that_calls_python_says_so():
-    with pytest.raises(UnsupportedGraphError, match=r"EagerPyFunc.* calls back into Python"):
-        trace(step_of("my_steps:with_python"))
 
 
 @pytest.mark.parametrize("target", ["", "my_steps", "my_steps:", ":f", "a b:c", "my steps:f"])
