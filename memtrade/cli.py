@@ -226,7 +226,8 @@ def _in_words(error: CycloptsError) -> Exception:
     if isinstance(error, MissingArgumentError):
         return _missing(error)
     if isinstance(error, RepeatArgumentError):
-        return MemtradeError(f"{error.token.keyword} is given more than once: give it once")
+        once = "give it once, with commas between the values where it takes several"
+        return MemtradeError(f"{error.token.keyword} is given more than once: {once}")
     if isinstance(error, UnusedCliTokensError):
         command = " ".join(["memtrade", *(error.command_chain or ())])
         more = shlex.join(error.unused_tokens or ())

@@ -35,7 +35,7 @@ def parse_bytes(text: str, what: str = "a size") -> int:
     factor = _FACTORS.get(match[2].upper()) if match else None
     if match is None or factor is None:
         rule = f"is a number and a unit, not {text!r}: write 7254MiB, 800MB or 6GB"
-        raise RuleError(what, rule)
+        raise RuleError(what, f"{rule}; the largest unit is TiB")
     return round(float(match[1]) * factor)
 
 

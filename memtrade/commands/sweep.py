@@ -105,6 +105,10 @@ def sweep(
             stopped = True
             done = f"{len(watch.ends)} of {len(todo)} trials had finished"
             say(f"stopped; {done}: the same command goes on from there")
+        except MemtradeError:  # such as a full disk: what was measured is said at least
+            if watch.ends:
+                _show(trials, records, watch.ends, todo=set())
+            raise
         _show(trials, records, watch.ends, todo=set())
     kinds = {end.status if isinstance(end, Record) else end.kind for end in watch.ends.values()}
     failed = 1 if kinds & {*FAILED, "refused", "lost"} else 3 if "infeasible" in kinds else 0

@@ -127,11 +127,13 @@ def read_sweep(path: Path, *, resolve: Resolve = DeviceFlags.resolve) -> list[Tr
     reader = _Reader(path, Positions(text, name=GRID), functools.cache(resolve))
     blocks = document.pop(GRID, None)
     reader.check_keys(0, document)
-    if not isinstance(blocks, list) or not all(isinstance(block, dict) for block in blocks):
+    if not (isinstance(blocks, list) and blocks and all(isinstance(each, dict) for each in blocks)):
         raise MemtradeError(f"{path}: a sweep has its trials in blocks: write a line [[{GRID}]]")
     specs: dict[bytes, tuple[TrialSpec, float]] = {}
     for number, block in enumerate(blocks, start=1):
         reader.check_keys(number, block)
+        if not document | block:
+            raise reader.error(number, "", "", "an empty block: give a model, a strategy, or both")
         for spec, timeout_seconds in reader.trials(number, document | block):
             specs.setdefault(msgspec.json.encode(spec), (spec, timeout_seconds))
     machine = describe_machine()
@@ -168,7 +170,7 @@ class _Reader:
                     why = "[[pipeline]] is for `memtrade pipeline sweep`"
                 elif not block and isinstance(settings[key], list | dict):
                     why = f"unknown key {key!r}: trials are in blocks, write [[{GRID}]]"
-                raise self._error(block, key, "", why)
+                raise self.error(block, key, "", why)
 
     def trials(self, block: int, settings: Mapping[str, Any]) -> Iterator[tuple[TrialSpec, float]]:
         """What one block makes, and how many seconds each trial may take."""
@@ -203,12 +205,12 @@ class _Reader:
     def _axis(self, block: int, key: str, value: Any) -> list[Any]:
         """The values of a simple key, of the key's type."""
         if isinstance(value, list) and key in _NO_AXIS:
-            raise self._error(block, key, "", f"one value for the whole block, not {value!r}")
+            raise self.error(block, key, "", f"one value for the whole block, not {value!r}")
         return [self._typed(block, key, each) for each in self._several(block, key, value)]
 
     def _several(self, block: int, key: str, value: Any) -> list[Any]:
         if value == []:
-            raise self._error(block, key, "", "an empty list makes no trials: leave the key out")
+            raise self.error(block, key, "", "an empty list makes no trials: leave the key out")
         return value if isinstance(value, list) else [value]
 
     def _typed(self, block: int, key: str, value: Any) -> Any:
@@ -216,9 +218,7 @@ class _Reader:
         if typing.get_origin(hint) is Literal:
             choices = typing.get_args(hint)
             if value not in choices:
-                raise self._error(
-                    block, key, str(value), UnknownNameError(key, str(value), choices)
-                )
+                raise self.error(block, key, str(value), UnknownNameError(key, str(value), choices))
             return value
         try:
             return msgspec.convert(value, hint)
@@ -226,7 +226,7 @@ class _Reader:
             kinds = [_TYPE_NAMES[kind] for kind in (hint, *typing.get_args(hint))
                      if kind in _TYPE_NAMES]  # fmt: skip
             rule = f"must be {' or '.join(kinds)}, not {value!r}"
-            raise self._error(block, key, str(value), rule) from None
+            raise self.error(block, key, str(value), rule) from None
 
     def _named(self, block: int, key: str, value: Any) -> list[tuple[str, dict[str, Any]]]:
         """Names with options, one for each combination of the options' values."""
@@ -236,13 +236,13 @@ class _Reader:
             name = options.pop("name", None)
             if not isinstance(name, str):
                 rule = f'must be a name or a table {{ name = "...", ... }}, not {entry!r}'
-                raise self._error(block, key, "", rule)
+                raise self.error(block, key, "", rule)
             axes = {each: self._several(block, key, options[each]) for each in options}
             for each, values in axes.items():
                 for one in values:
                     if not isinstance(one, str | int | float):
                         rule = f"option {each!r} must be a number, a word, or a list of them"
-                        raise self._error(block, key, each, f"{rule}, not {one!r}")
+                        raise self.error(block, key, each, f"{rule}, not {one!r}")
             found += [(name, point) for point in _product(axes)]
         return found
 
@@ -320,9 +320,9 @@ class _Reader:
         elif isinstance(wrong, UnknownNameError):
             named = (key for key, value in given.items() if value == wrong.name)
             place = next(((key, wrong.name) for key in named), place)
-        raise self._error(block, *place, wrong) from None
+        raise self.error(block, *place, wrong) from None
 
-    def _error(self, block: int, key: str, word: str, why: object) -> MemtradeError:
+    def error(self, block: int, key: str, word: str, why: object) -> MemtradeError:
         # The flags' messages speak of --memory-limit where a file has memory_limit.
         text = re.sub(r"--([a-z-]+)", lambda flag: flag[1].replace("-", "_"), str(why))
         line = self.positions.line(block, key, word)

@@ -51,7 +51,7 @@ BAD_INPUT = [
     ("run --strategy original --option lb=3", "unknown option of original 'lb': there are none"),
     ("run --model inception_v4 --layers 50", "unknown option of inception-v4 'layers'"),
     ("run --layers 18 --model-option layers=34", "--layers and --model-option layers say the same"),
-    ("run --layers 18 --layers 34", "--layers is given more than once: give it once"),
+    ("run --strategy lms --strategy ome", "more than once: give it once, with commas between"),
     ("run --strategy all,ome", "--strategy all stands alone, not 'all,ome': leave the other names"),
     (
         "run --strategy ome,optimal --option budget=100MB --budget 200MB",
@@ -93,7 +93,7 @@ BAD_INPUT = [
     ("plot a_file", "command of memtrade plot 'a_file': The choices are max-batch, pareto, peak"),
     ("run --memory-limit lots", "--memory-limit is a number and a unit, not 'lots'"),
     ("run --memory-limit 7254", "--memory-limit is a number and a unit, not '7254'"),
-    ("run --memory-limit 7254XB", "--memory-limit is a number and a unit, not '7254XB'"),
+    ("run --memory-limit 900PB", "write 7254MiB, 800MB or 6GB; the largest unit is TiB"),
     ("run --memory-limit 2.9MiB", "--memory-limit must be at least 3MiB, not 2.9MiB"),
     ("run --memory-limit 1KB", "--memory-limit must be at least 3MiB, not 1KB"),
     ("run --device gpu:7", "unknown device 'gpu:7'"),

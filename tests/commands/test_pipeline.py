@@ -164,7 +164,7 @@ BAD = [
     ("pipeline run --model gpt2 --batch-size 8 --warmup=-1", "--warmup must be at least 0, not -1"),
     ("pipeline run --model gpt2 --batch-size 8 --timeout 0", "a positive number of seconds, not 0"),
     ("pipeline run --model gpt2 --batch-size 8 --memory-limit 1KB", "at least 3MiB, not 1KB"),
-    ("pipeline run --size a,b", "--size 'a,b' of resnet: layers must be a whole number, not 'a'"),
+    ("pipeline run --size a,b", "--size 'a,b' of resnet: option 'layers' must be a whole number"),
     ("pipeline run --model gpt2 --size 0", "--size '0' of gpt2: "),
     ("pipeline sweep pipeline_schedules --steps 0", "--steps must be at least 1, not 0"),
     ("pipeline serve --cluster x --stage 1", "an address of a cluster is host:port, not 'x'"),

@@ -25,8 +25,8 @@ def labels(path: Path) -> list[str]:
     return [trial.label for trial in read_sweep(path)]
 
 
-def test_an_empty_block_is_what_memtrade_run_does(write: Write) -> None:
-    trials = read_sweep(write("[[grid]]"))
+def test_what_a_block_does_not_say_is_as_memtrade_run_has_it(write: Write) -> None:
+    trials = read_sweep(write("steps = 5\n[[grid]]"))
     strategy = StrategyFlags()
     expected = make_specs(StepFlags(), task="measure", names=strategy.names(), steps=5)
     assert [trial.spec for trial in trials] == expected
@@ -160,9 +160,11 @@ def test_the_thesis_is_among_them() -> None:
 WRONG = [
     ("[[grid]]\nmodles = 3", "line 2: unknown key 'modles': did you mean 'model'? The choices are"),
     ("step = 3\n[[grid]]", "line 1: unknown key 'step': did you mean 'steps'?"),
+    ("grid = []", "sweep.toml: a sweep has its trials in blocks: write a line [[grid]]"),
     ("steps = 3", "sweep.toml: a sweep has its trials in blocks: write a line [[grid]]"),
     ("[grid]\nsteps = 3", "sweep.toml: a sweep has its trials in blocks: write a line [[grid]]"),
     ("[[grid]]\n[[grids]]\n", "line 2: unknown key 'grids'"),
+    ('[[grid]]\nmodel = "gpt2"\n[[grid]]', "line 3: an empty block: give a model, a strategy"),
     ("[[grids]]\nsteps = 3", "line 1: unknown key 'grids': trials are in blocks, write [[grid]]"),
     ("[[pipeline]]\n", "line 1: [[pipeline]] is for `memtrade pipeline sweep`"),
     ('[[grid]]\nstrategy = "all,ome"', "line 2: strategy all stands alone, not 'all,"),
@@ -208,8 +210,8 @@ WRONG = [
         "line 2, model: option 'layers' must be a number, a word, or a list of them",
     ),
     (
-        '[[grid]]\n[[grid]]\nstrategy = ["ome", "lmss"]',
-        "line 3, strategy: unknown strategy 'lmss': did you mean 'lms'?",
+        'steps = 2\n[[grid]]\n[[grid]]\nstrategy = ["ome", "lmss"]',
+        "line 4, strategy: unknown strategy 'lmss': did you mean 'lms'?",
     ),
     (
         '[[grid]]\nstrategy = [\n  "ome",\n  { name = "lms", lbb = 3 },\n]',

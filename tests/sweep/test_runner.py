@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -347,6 +348,18 @@ def test_a_stopped_sweep_loses_what_was_running_and_goes_on(
     assert sorted(by_strategy()) == sorted(NAMES)
     again = fake.started()[2 + jobs :]
     assert sorted(again) == ["lms", "ome"]
+
+
+def test_what_a_sweep_measured_is_told_where_no_record_can_be_written(
+    fake: Fake, write: Write, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def disk_full(path: Path, data: bytes) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("memtrade.measure.records.write_whole", disk_full)
+    with pytest.raises(MemtradeError, match="No space left on device"):
+        sweep(write(FOUR))
+    assert "4 trials: 3 to run, 1 ran" in capsys.readouterr().out
 
 
 def test_an_error_of_the_sweep_ends_its_children(

@@ -35,7 +35,6 @@ from memtrade.measure.here import learned_target
 from memtrade.measure.host import describe_machine
 from memtrade.measure.protocol import Progress
 from memtrade.models import MODELS, options_of
-from memtrade.options import check, convert
 from memtrade.pipeline.design.partition import Partition
 from memtrade.pipeline.design.partitioner import Partitioner
 from memtrade.pipeline.design.report import PartitionReport, StageSamples, Volumes, analyse
@@ -98,15 +97,14 @@ class CutFlags:
                 f"--size of {family} takes up to {len(own)} values ({', '.join(own)}), "
                 f"not {len(numbers)}"
             )
-        given = dict(zip(own, numbers, strict=False))
-        for name, number in given.items():
-            try:
-                check(known[name], convert(known[name], number))
-            except RuleError as error:
-                said = f"--size {self.size!r} of {family}: {name} {error.rule}"
-                raise MemtradeError(said) from None
-        pairs = [f"{name}={number}" for name, number in given.items()]
-        return dataclasses.replace(model, model_option=[*pairs, *model.model_option])
+        pairs = [f"{name}={number}" for name, number in zip(own, numbers, strict=False)]
+        sized = dataclasses.replace(model, model_option=[*pairs, *model.model_option])
+        try:
+            sized.make_model()
+        except RuleError as error:
+            said = f"--size {self.size!r} of {family}: {error}"
+            raise MemtradeError(said) from None
+        return sized
 
     def link_bytes_per_s(self, target: Target) -> float:
         if self.bandwidth is None:

@@ -90,32 +90,35 @@ def sweep(
         plans += [(runner, planned) for planned in each.schedules(size)]
     for count in sorted({planned.stages for _, planned in plans}):
         stages.target(count)
-    records, stopped = _run_all(plans, results)
+    records: list[PipelineRecord] = []
+    stopped = False
+    try:
+        _run_all(plans, results, records)
+    except KeyboardInterrupt:
+        stopped = True
+        say(f"stopped; {len(records)} of {len(plans)} trials had finished")
+    except MemtradeError:  # such as a full disk: what was measured is said at least
+        if records:
+            show_records(records, json)
+        raise
     show_records(records, json)
     return 130 if stopped else exit_code(records)
 
 
 def _run_all(
-    plans: Sequence[tuple[PipelineRunner, Schedule]], results: Path
-) -> tuple[list[PipelineRecord], bool]:
-    """The records of the trials that ended, and whether somebody stopped them by Ctrl-C."""
-    records: list[PipelineRecord] = []
+    plans: Sequence[tuple[PipelineRunner, Schedule]], results: Path, records: list[PipelineRecord]
+) -> None:
+    """Appends to `records` those of the trials as they end."""
     with warnings_on_stderr():
         found = PipelineRecord.load(results) if results.is_dir() else []
     known = {each.id: each for each in found if each.status in ("ok", "out_of_memory")}
-    try:
-        for number, (runner, planned) in enumerate(plans, start=1):
-            k, m, mode = planned.stages, planned.micro_batches, planned.checkpoint
-            said = f"{planned.name} K={k} M={m} {mode}"
-            said += f" {runner.strategy}" if runner.strategy != KEEP else ""
-            say(f"[{number}/{len(plans)}] {said}")
-            record = runner.run(planned, known)
-            save_record(record, results)
-            records.append(record)
-    except KeyboardInterrupt:
-        say(f"stopped; {len(records)} of {len(plans)} trials had finished")
-        return records, True
-    return records, False
+    for number, (runner, planned) in enumerate(plans, start=1):
+        k, m, mode = planned.stages, planned.micro_batches, planned.checkpoint
+        said = f"{planned.name} K={k} M={m} {mode}"
+        said += f" {runner.strategy}" if runner.strategy != KEEP else ""
+        say(f"[{number}/{len(plans)}] {said}")
+        records.append(runner.run(planned, known))
+        save_record(records[-1], results)
 
 
 class PipelineGrid(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
