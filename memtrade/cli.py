@@ -141,6 +141,9 @@ def main(
         return _complain(_in_words(error), status=2)
     except MemtradeError as error:
         return _complain(error, status=3 if isinstance(error, InfeasibleBudgetError) else 2)
+    except UnicodeEncodeError as error:  # of a name that the locale has no signs for
+        said = f"the name {error.object!r} is not of this locale: rename it, or set PYTHONUTF8=1"
+        return _complain(MemtradeError(said), status=2)
     except KeyboardInterrupt:
         print("memtrade: stopped", file=sys.stderr)
         return 130

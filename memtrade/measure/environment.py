@@ -1,6 +1,7 @@
 """What a child's process environment must say before TensorFlow is imported there."""
 
 import os
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -30,6 +31,8 @@ def child_environment(spec: TrialSpec, base: Mapping[str, str] | None = None) ->
     # Said here, peaks are the same on every CPU, and steps faster; the user's own word stands.
     env.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
     env["GLIBC_TUNABLES"] = _heap_tunables(env.get("GLIBC_TUNABLES", ""))
+    if sys.getfilesystemencoding() == "ascii":  # other names would reach TensorFlow in pieces
+        env["PYTHONUTF8"] = "1"
     package = Path(__file__).resolve().parents[2]
     if "site-packages" not in package.parts:  # started from a checkout that is not installed
         env["PYTHONPATH"] = os.pathsep.join(filter(None, (str(package), env.get("PYTHONPATH"))))

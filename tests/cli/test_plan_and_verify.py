@@ -50,6 +50,13 @@ def test_a_saved_plan_is_run_and_verified(shell: Shell, graph: StepGraph) -> Non
         assert (status, f"leave {said.split()[0]} out" in err) == (2, True)
 
 
+def test_a_name_that_is_no_text_is_refused(shell: Shell, graph: StepGraph) -> None:
+    shell.run("plan", "--strategy", "lms", "--output", "\udcff.json")
+    status, _, err = shell.run("run", "--plan", "\udcff.json")
+    assert (status, err.count("\n")) == (2, 1 + err.count("[1/1]"))
+    assert r"\udcff.json' is not of this locale: rename it, or set PYTHONUTF8=1" in err
+
+
 @pytest.mark.parametrize(
     ("change", "why"),
     [
