@@ -106,10 +106,9 @@ def base_order(graph: StepGraph) -> list[int]:
 def widest_order(graph: StepGraph) -> list[int]:
     """The op ids as threads without number would run them, each as soon as what it waits for has
     ended: branches run abreast, and all they hold is there at once. O(ops + edges)."""
-    before, _ = _dependencies(graph)
-    depth = [0] * len(graph.ops)
-    for op_id in facts_of(graph).order:
-        depth[op_id] = 1 + max((depth[each] for each in before[op_id]), default=0)
+    facts, depth = facts_of(graph), [0] * len(graph.ops)
+    for op_id in facts.order:
+        depth[op_id] = 1 + max((depth[each] for each in facts.before[op_id]), default=0)
     return sorted(range(len(depth)), key=depth.__getitem__)
 
 

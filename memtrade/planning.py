@@ -31,8 +31,7 @@ from memtrade.measure.budgets import (
     peak_op,
 )
 from memtrade.measure.here import learned_target
-from memtrade.order import widest_order
-from memtrade.plan import Action, Plan
+from memtrade.plan import Plan
 from memtrade.settings import ORIGINAL, Settings
 from memtrade.simulate.memory import MemoryResult
 from memtrade.simulate.timeline import TimeSimulator
@@ -140,11 +139,13 @@ class Planner:
             why = "has tensors whose size nothing tells, so whether it fits is not known"
             warn_as_it_is(self.name, why)
             return True
-        original_bytes = clock_of(graph, self._target).original_bytes
+        clock = clock_of(graph, self._target)
+        original_bytes = clock.original_bytes
         log.info(
-            "%s as it is: predicted peak %s MB of %s MB",
+            "%s as it is: predicted peak %s %s MB of %s MB",
             self.traced.step.name,
-            megabytes(original_bytes),
+            bound_of(graph, None),
+            megabytes_between(original_bytes, clock.abreast_bytes),
             megabytes(budget_bytes),
             extra={"peak_bytes": original_bytes, "original_bytes": original_bytes},
         )
@@ -159,8 +160,7 @@ class Planner:
         if budget_bytes is None:
             return _AsItIs(True)
         clock = clock_of(graph, self._target)
-        widest = tuple(Action("run", op_id) for op_id in widest_order(graph))
-        if clock.needed(widest).peak_bytes > budget_bytes:
+        if clock.abreast_bytes > budget_bytes:
             return _AsItIs(False)
         found = clock.needed(())
         if self.as_it_is is None or not can_be_rehearsed(self.traced):
@@ -227,7 +227,7 @@ class Planner:
                 plan.strategy,
                 self.traced.step.name,
                 *(bound, megabytes_between(found.told_peak_bytes, found.peak_bytes)),
-                *(about, megabytes_between(original.told_peak_bytes, original.peak_bytes)),
+                *(about, megabytes_between(original.told_peak_bytes, clock.abreast_bytes)),
                 extra={
                     "peak_bytes": found.peak_bytes,
                     "told_peak_bytes": found.told_peak_bytes,

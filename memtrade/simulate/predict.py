@@ -7,7 +7,7 @@ from memtrade.graph import StepGraph
 from memtrade.plan import Plan
 from memtrade.simulate.timeline import TimeSimulator
 from memtrade.target import Target
-from memtrade.units import megabytes
+from memtrade.units import megabytes_between
 
 
 class Predicted(msgspec.Struct, frozen=True, kw_only=True):
@@ -19,6 +19,7 @@ class Predicted(msgspec.Struct, frozen=True, kw_only=True):
         persistent_bytes: in use between steps. memory_cost_bytes: peak_bytes less that.
         host_bytes: most bytes of swapped tensors in host memory.
         fits: whether the step runs under the memory limit.
+        abreast_bytes: as peak_bytes, where threads run branches abreast in a step without a plan.
         bound: what stands before the peak: "≥", "≈", "≤" or nothing; see `bound_of`.
         stall_seconds: the part of `step_seconds` for which compute waits for copies.
     """
@@ -32,10 +33,12 @@ class Predicted(msgspec.Struct, frozen=True, kw_only=True):
     step_seconds: float | None = None
     stall_seconds: float | None = None
     bound: str = ""
+    abreast_bytes: int = 0
 
     @property
     def peak_text(self) -> str:
-        return megabytes(self.peak_bytes, self.bound)
+        most_bytes = max(self.peak_bytes, self.abreast_bytes)
+        return f"{self.bound} {megabytes_between(self.peak_bytes, most_bytes)}".lstrip()
 
 
 class Predictor:
@@ -50,6 +53,8 @@ class Predictor:
         timeline = self.clock.timeline(plan, limit_bytes=limit_bytes)
         fits = timeline.memory.out_of_memory is None
         memory = timeline.memory if fits else self.clock.needed(plan)
+        graph = self.clock.simulator.graph
+        ranges = not (plan.actions or graph.data.unsized)
         return Predicted(
             device_profile=self.target.name,
             peak_bytes=memory.peak_bytes,
@@ -57,9 +62,8 @@ class Predictor:
             memory_cost_bytes=memory.peak_bytes - memory.persistent_bytes,
             host_bytes=memory.host_peak_bytes,
             fits=fits,
+            abreast_bytes=self.clock.abreast_bytes if ranges else 0,
             step_seconds=timeline.step_seconds,
             stall_seconds=timeline.stall_seconds,
-            bound=bound_of(
-                self.clock.simulator.graph, plan, moves=memory.moves, aside=memory.aside
-            ),
+            bound=bound_of(graph, plan, moves=memory.moves, aside=memory.aside),
         )

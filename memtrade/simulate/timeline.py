@@ -29,6 +29,7 @@ import msgspec
 from memtrade.costs import OpClass, op_cost
 from memtrade.devices import Device
 from memtrade.graph import StepGraph
+from memtrade.order import widest_order
 from memtrade.plan import Action, Plan
 from memtrade.simulate.memory import ROOMY_BYTES, MemoryResult, Simulator
 from memtrade.simulate.moments import Lag
@@ -201,6 +202,12 @@ class TimeSimulator:
     def original_bytes(self) -> int:
         """The peak of the step as it is."""
         return self.needed(()).peak_bytes
+
+    @cached_property
+    def abreast_bytes(self) -> int:
+        """The same where threads run its branches abreast, if that is more."""
+        widest = tuple(Action("run", op_id) for op_id in widest_order(self.simulator.graph))
+        return max(self.needed(widest).peak_bytes, self.original_bytes)
 
     def step_seconds(self, plan: Plan | Sequence[Action]) -> float:
         """Only the step's time, if no memory is waited for: fast, for comparing plans."""

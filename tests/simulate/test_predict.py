@@ -9,12 +9,12 @@ from memtrade.devices import load_device
 from memtrade.errors import UnsupportedGraphError
 from memtrade.facts import Fact
 from memtrade.graph import Op, StepGraph
-from memtrade.plan import Plan
+from memtrade.plan import Action, Plan
 from memtrade.simulate.memory import Simulator
 from memtrade.simulate.predict import Predicted, Predictor
 from memtrade.simulate.timeline import TimeSimulator
 from memtrade.strategies import PLANNED, find_planned, make_options
-from tests.graphs import ARENA, chain, on
+from tests.graphs import ARENA, Builder, chain, on
 
 MIB = 1 << 20
 GRAPH = chain(8, size=4 * MIB)
@@ -98,6 +98,25 @@ def test_a_size_that_nothing_tells_makes_a_prediction_a_lower_bound() -> None:
     )
     assert (known.bound, unknown.bound) == ("≈", "≥")
     assert unknown.peak_text == known.peak_text.replace("≈", "≥")
+
+
+def test_a_step_as_it_is_may_take_what_its_branches_take_abreast() -> None:
+    b = Builder()
+    (x,) = b.op("x", "Placeholder", sizes=[MIB])
+    sums = []
+    for i in range(4):
+        (y,) = b.op(f"sin{i}", "Sin", [x], sizes=[MIB])
+        (z,) = b.op(f"exp{i}", "Exp", [y], sizes=[4 * MIB])
+        sums += b.op(f"sum{i}", "Sum", [z], sizes=[4])
+    (loss,) = b.op("loss", "AddN", sums, sizes=[4])
+    graph = b.build(inputs=[x], outputs=[loss], loss=loss)
+    as_it_is = Plan("original", {}, graph.fingerprint, "pinned", (), ())
+    told = Predictor(graph, ARENA).predict(as_it_is)
+    assert told.abreast_bytes > 2 * told.peak_bytes
+    assert told.peak_text == "≈ 7.3 to 19.9"
+    in_order = tuple(Action("run", op.id) for op in graph.ops)
+    planned = Predictor(graph, ARENA).predict(msgspec.structs.replace(as_it_is, actions=in_order))
+    assert planned.peak_text == "7.3"
 
 
 @pytest.mark.parametrize("name", ["checkmate", "greedy", "optimal", "rotor"])
