@@ -88,7 +88,13 @@ class Arena(LocalDevice):
         # The first allocation opens a region of 2 MiB, this one the other that holds the rest.
         # Its pages are not touched, so they cost nothing yet.
         shape = tf.constant([rows, MIB])
-        whole = _empty(shape)
+        try:
+            whole = _empty(shape)
+        except (tf.errors.ResourceExhaustedError, tf.errors.InvalidArgumentError):
+            given = mebibytes(self.limit_bytes)
+            raise MemtradeError(
+                f"an arena of {given} is more than this machine sets aside: give a smaller limit"
+            ) from None
         if tf.config.experimental.get_memory_info(self.name)["current"] < rows * MIB:
             raise MemtradeError(
                 "the arena is off: TF_CPU_ALLOCATOR_USE_BFC and TF_CPU_BFC_MEM_LIMIT_IN_MB must be "

@@ -186,3 +186,10 @@ def test_counts_and_names_of_another_type_are_one_line():
         pass
     with pytest.raises(MemtradeError, match="restore takes a Keras model, not NoneType"):
         restore(None)  # pyright: ignore[reportArgumentType]
+
+
+def test_an_arena_that_the_machine_cannot_set_aside(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = tf.config.threading  # cannot be set once TensorFlow has started
+    monkeypatch.setattr(threads, "set_inter_op_parallelism_threads", lambda count: None)
+    with pytest.raises(MemtradeError, match="more than this machine sets aside: give a smaller"):
+        Arena(1 << 50).start()
