@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from memtrade.errors import UnsupportedGraphError
 from memtrade.facts.variables import reads_by_copying
+from memtrade.facts.views import viewed
 from memtrade.graph import StepGraph, once_per_graph
 from memtrade.op_types import READ_TYPES
 
@@ -168,7 +169,8 @@ def _dependencies(graph: StepGraph) -> tuple[list[set[int]], list[list[int]]]:
 
 def _variable_readers(graph: StepGraph) -> dict[int, list[int]]:
     """For each update, the earlier-created ops that read its variable's old value, or a view of
-    it, which shares its buffer: a 1-D convolution reads its filter with a dimension more."""
+    it, which shares its buffer: a 1-D convolution reads its filter with a dimension more, a loop
+    in Python its weights row by row."""
     reads: dict[int, list[int]] = {}
     readers: dict[int, list[int]] = {}
     for op in graph.ops:
@@ -176,8 +178,17 @@ def _variable_readers(graph: StepGraph) -> dict[int, list[int]]:
             reads.setdefault(op.inputs[0], []).append(op.outputs[0])
         elif op.stateful and not op.outputs:
             values = [value for t in op.inputs for value in reads.get(t, ())]
-            readers[op.id] = [c for v in values for c in graph.readers(v) if c < op.id]
+            readers[op.id] = [c for v in values for c in _readers(graph, v) if c < op.id]
     return readers
+
+
+def _readers(graph: StepGraph, root: int) -> list[int]:
+    """The ops that read a tensor, a view of it or rows that are cut out of it."""
+    readers = graph.readers(root)
+    cuts = [
+        t for c in readers if viewed(graph.ops[c], graph) is not None for t in graph.ops[c].outputs
+    ]
+    return readers + [c for t in cuts if graph.root[t] == t for c in _readers(graph, t)]
 
 
 def _eager(graph: StepGraph) -> list[bool]:

@@ -1,5 +1,6 @@
 from collections import Counter
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -60,15 +61,18 @@ def test_a_running_sum_takes_each_part_as_it_comes(width):
     assert words.index("run part3") < words.index("run grad3")
 
 
-@pytest.mark.parametrize("views", [(), ("ExpandDims",), ("Reshape", "Identity")])
+@pytest.mark.parametrize("views", [(), ("ExpandDims",), ("Reshape", "Identity"), ("Unpack",)])
 def test_an_update_waits_for_the_readers_of_its_variable(views):
-    """Those of a view too, which shares the variable's buffer: a 1-D convolution's filter."""
+    """Those of a view too, which shares the variable's buffer: a 1-D convolution's filter, rows."""
     b = Builder()
     (handle,) = b.op("w", "Placeholder", sizes=[0])
     (x,) = b.op("x", "Placeholder", sizes=[1 << 20])
     (value,) = b.op("read", "ReadVariableOp", [handle], sizes=[1 << 20], stateful=True)
     for view in views:
         (value,) = b.op(view, view, [value], sizes=[1 << 20])
+        b.tensors[b.ops[-1].inputs[0]] = msgspec.structs.replace(
+            b.tensors[b.ops[-1].inputs[0]], shape=(1, 1 << 18)
+        )
     (y,) = b.op("y", "Mul", [x, value], sizes=[1 << 20])
     (dw,) = b.op("dw", "Mul", [y, x], sizes=[1 << 20])
     (dx,) = b.op("dx", "Mul", [y, value], sizes=[1 << 20])

@@ -95,8 +95,14 @@ def _cuts_rows_out(op: Op, graph: StepGraph) -> bool:
 
 
 def _takes_rows(op: Op, graph: StepGraph) -> bool:
-    """Whether a StridedSlice reads an index or a range of the first dimension alone."""
+    """Whether a StridedSlice reads an index or a range of the first dimension, and all of others:
+    x[i], x[i, :], x[2:4, ..., None]."""
     source, start, _, step = (graph.tensors[t] for t in op.inputs)
-    masked = any(op.attrs.get(f"{which}_mask") for which in ("ellipsis", "new_axis"))
-    one = start.shape == (1,) and graph.data.values.get(step.id) == (1,)
-    return one and not masked and bool(source.shape)
+    made, masks = graph.tensors[op.outputs[0]], op.attrs
+    others_first = (masks.get("ellipsis_mask", 0) | masks.get("new_axis_mask", 0)) & 1
+    if others_first or not source.shape or set(graph.data.values.get(step.id, (0,))) != {1}:
+        return False
+    if start.shape == (1,) or not made.shape:
+        return start.shape == (1,)
+    rows = 1 if masks.get("shrink_axis_mask", 0) & 1 else made.shape[0]
+    return made.size_bytes == rows * (source.size_bytes // max(source.shape[0], 1))

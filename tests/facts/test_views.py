@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import msgspec
 import pytest
 
@@ -73,6 +75,39 @@ def part(type_: str, start: int | None, size: int, **masks: int) -> StepGraph:
 )
 def test_a_part_of_a_vector_is_cut_without_a_copy(graph: StepGraph, place: int | None) -> None:
     """As flat gradients are: a natural gradient, conjugate ones."""
+    assert viewed(graph.ops[-1], graph) == place
+
+
+def rows(made: tuple[int, ...], *bounds: int, **masks: int) -> StepGraph:
+    """A StridedSlice of an 8 x 64 x 1 tensor, with as many bounds, and steps of 1 or the last."""
+    b = Builder()
+    (x,) = b.op("x", "Placeholder", sizes=[8 * ROW])
+    begin, end, step = (
+        b.op(name, "Const", sizes=[4 * len(bounds)])[0] for name in ("begin", "end", "step")
+    )
+    (y,) = b.op("y", "StridedSlice", [x, begin, end, step], sizes=[4 * math.prod(made)])
+    b.ops[-1] = msgspec.structs.replace(b.ops[-1], attrs=masks)
+    for t, shape in ((x, (8, 64, 1)), (begin, (len(bounds),)), (y, made)):
+        b.tensors[t] = msgspec.structs.replace(b.tensors[t], shape=shape)
+    graph = b.build(inputs=[x], outputs=[y], loss=y)
+    return StepGraph(msgspec.structs.replace(graph.data, values={step: bounds}))
+
+
+@pytest.mark.parametrize(
+    ("graph", "place"),
+    [
+        (rows((64, 1), 1, 1, shrink_axis_mask=1), 0),  # x[i, :]
+        (rows((64,), 1, 1, 1, shrink_axis_mask=5), 0),  # x[i, :, 0]: of one
+        (rows((2, 64, 1, 1), 1, 1, 1, ellipsis_mask=2, new_axis_mask=4), 0),  # x[2:4, ..., None]
+        (rows((32, 1), 1, 1, shrink_axis_mask=1), None),  # x[i, :32]
+        (rows((2, 1), 1, 1, shrink_axis_mask=2), None),  # x[2:4, 5]
+        (rows((4, 64, 1), 2, 1), None),  # x[::2, :]
+    ],
+)
+def test_rows_are_cut_without_a_copy_where_all_of_other_dimensions_is_taken(
+    graph: StepGraph, place: int | None
+) -> None:
+    """A depthwise filter that is read by its first dimension, written out by hand."""
     assert viewed(graph.ops[-1], graph) == place
 
 
