@@ -33,9 +33,10 @@ from memtrade.tf.swap import HostTransfer, NodeDef, empty_node, size_node
 # Names of new nodes start with this; users find them in TensorBoard and in traces.
 SCOPE = "memtrade"
 
-# Ops whose shape functions compare what they are told with what they know of their inputs, and
-# refuse these where they know nothing: what comes back from the host has no shape by itself.
-_WANTING_SHAPES = frozenset({"MatrixDiagV2", "MatrixDiagV3"})
+# Ops whose shape functions want to know their inputs' shapes, and what comes back from the host has
+# none by itself: some refuse what they are told then; StridedSlice does not look at the constants
+# where it begins and ends, and a graph keeps what was looked at.
+_WANTING_SHAPES = frozenset({"MatrixDiagV2", "MatrixDiagV3", "StridedSlice"})
 
 
 def apply_plan(trace: Trace, plan: Plan, transfer: HostTransfer) -> Callable[..., tf.Tensor]:

@@ -148,6 +148,27 @@ def test_what_comes_back_has_a_shape_where_an_op_wants_to_know_one():
         tf.debugging.assert_equal(one, other)
 
 
+def test_slices_of_what_comes_back_know_its_shape():
+    """Else graphs keep fewer of their constants than are foreseen, and large tensors lie elsewhere:
+    a selective scan was predicted 6% low."""
+
+    def function(x):
+        y = tf.exp(x)
+        loss = tf.reduce_sum(y[:, 1:] * tf.tanh(y[:, :-1]))
+        return loss, tf.gradients(loss, [x])[0]
+
+    traced = trace(step_of(function, tf.TensorSpec([32, 32])))
+    graph = traced.graph
+    types = {t: graph.ops[graph.tensors[t].op].type for t in graph.activations}
+    decided: Any = {t: "swap" if type_ == "Exp" else "recompute" for t, type_ in types.items()}
+    plan = Plan("some", {}, graph.fingerprint, "pinned", (), lower(graph, decided))
+    lean: Any = apply_plan(traced, plan, SerializeTransfer())
+    ops = lean.get_concrete_function().graph.get_operations()
+    cut = [op.inputs[0].shape for op in ops if op.type == "StridedSlice"]
+    assert len(cut) > 2
+    assert all(shape == [32, 32] for shape in cut)
+
+
 def test_device_copies_run_on_their_devices(found):
     """The GPU's form: Identity on the host and back, each pinned where it belongs."""
     transfer = DeviceCopyTransfer(device="/device:GPU:0", host="/device:CPU:0")
