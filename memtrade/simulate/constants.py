@@ -46,7 +46,7 @@ class Constants:
             looked at. The runtime merges constants that hold the same, and graphs do not.
         looked_at_last: those of them that the rewritten graph looks at.
         first: each of the step's own -> the first that holds the same, if the runtime merges them:
-            it does where all that hold the same wait for the same ops.
+            it does where all that hold the same wait for the same ops, constants aside.
         lasting: those that the runtime holds, the first of those that hold the same: what it has
             computed others of, it drops.
     """
@@ -74,9 +74,10 @@ class Constants:
             t for t in self.looked_at if _is_looked_at(t, graph, consumers)
         )
         equal = {t: graph.data.equal.get(t, t) for t in held}
-        waits: dict[int, set[tuple[int, ...]]] = defaultdict(set)
+        before = _waits(graph)
+        waits: dict[int, set[frozenset[int]]] = defaultdict(set)
         for t, one in equal.items():
-            waits[one].add(graph.ops[graph.tensors[t].op].controls)
+            waits[one].add(before[graph.tensors[t].op])
         self.first = {t: one if len(waits[one]) < 2 else t for t, one in equal.items()}
         self.lasting = frozenset(
             self.first[t]
@@ -175,14 +176,10 @@ def alike(graph: StepGraph) -> dict[int, Hashable]:
     same = {one: one for one in graph.data.equal.values()} | graph.data.equal
     number: dict[int, Hashable] = {}
     content: dict[int, int] = {}
-    waits: dict[int, frozenset[int]] = {}  # of each op that makes constants
+    waits = _waits(graph)
     known: dict[Hashable, int] = {}
     these_hold: dict[Hashable, list[int]] = defaultdict(list)
-    for op in graph.ops:
-        if not graph.folding.computed[op.id]:
-            continue
-        before = {*op.controls, *(graph.tensors[t].op for t in op.inputs)}
-        waits[op.id] = frozenset().union(*(waits.get(each, {each}) for each in before))
+    for op in (graph.ops[each] for each in waits):
         if (one := _number(op, graph, number)) is not None:
             number.update(dict.fromkeys(op.outputs, one))
         for t, held in _held(op, graph, same, number, content):
@@ -197,6 +194,17 @@ def alike(graph: StepGraph) -> dict[int, Hashable]:
         else:
             found |= {t: t for t in these if t in number}
     return found
+
+
+@once_per_graph
+def _waits(graph: StepGraph) -> dict[int, frozenset[int]]:
+    """What each op that makes constants waits for: for ops that are not made of constants."""
+    waits: dict[int, frozenset[int]] = {}
+    for op in graph.ops:
+        if graph.folding.computed[op.id]:
+            before = {*op.controls, *(graph.tensors[t].op for t in op.inputs)}
+            waits[op.id] = frozenset().union(*(waits.get(each, {each}) for each in before))
+    return waits
 
 
 def _held(

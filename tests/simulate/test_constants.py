@@ -172,16 +172,18 @@ def test_constants_that_hold_the_same_lie_there_once():
     assert persistent(equal=True) == 2 * BIG
 
 
-@pytest.mark.parametrize(("waiting", "copies"), [(0, 1), (1, 2), (2, 1)])
+@pytest.mark.parametrize(("waiting", "on", "copies"), [(0, 1, 1), (1, 1, 2), (2, 1, 1), (1, 3, 1)])
 def test_constants_that_hold_the_same_are_apart_where_one_waits_for_other_ops(
-    waiting: int, copies: int
+    waiting: int, on: int, copies: int
 ) -> None:
-    """The gradient of a squared difference is twice something, as soon as that is there."""
+    """The gradient of a squared difference is twice something, as soon as that is there. What is
+    made of constants alone (3), nobody waits for in a step."""
     b = Builder()
     (x,) = b.op("x", "Placeholder", sizes=[BIG])
     (y,) = b.op("y", "MatMul", [x, x], sizes=[BIG])
+    b.op("mean", "Neg", b.op("number", "Const", sizes=[4]), sizes=[4])
     twos = [
-        b.op(f"two{i}", "Const", sizes=[BIG], controls=[1] if i < waiting else [])[0]
+        b.op(f"two{i}", "Const", sizes=[BIG], controls=[on] if i < waiting else [])[0]
         for i in range(2)
     ]
     (loss,) = b.op("loss", "AddN", [y, *twos], sizes=[BIG])
