@@ -49,8 +49,7 @@ def limited_groups() -> list[Group]:
     return [
         group
         for version in _VERSIONS
-        for own in [own_folder(version.controller)]
-        for folder in (own, *own.parents)
+        for folder in (own_folder(version.controller) / version.limit).parents
         if folder.is_relative_to(ROOT / version.controller)
         if (group := _read(folder, version))
     ]
