@@ -32,7 +32,7 @@ from memtrade.graph import BOUND, StepGraph
 from memtrade.plan import Action, Plan
 from memtrade.simulate.bfc import ArenaOutOfMemoryError, BfcAllocator
 from memtrade.simulate.constants import Constants
-from memtrade.simulate.live import Laid, laid, live_rows
+from memtrade.simulate.live import LiveWalk
 from memtrade.simulate.moments import Lag, Peak
 from memtrade.simulate.program import Linker, Program
 from memtrade.simulate.regions import round_up
@@ -290,28 +290,27 @@ class Simulator:
 
     def peak_live_bytes(self, plan: Plan | Sequence[Action]) -> int:
         """The peak of the bytes asked for, without the allocator: fast, for comparing plans."""
-        return max(self._live_rows(self.link(self.actions(plan))), default=self._laid.live)
+        return max(self._live_rows(self.link(self.actions(plan))), default=self.laid_bytes)
 
     def live_bytes(self, plan: Plan | Sequence[Action]) -> list[int]:
         """For each action, the most bytes asked for and not given back while it runs."""
         actions = self.actions(plan)
         program = self.link(actions)
-        return _spread(self._live_rows(program), program, len(actions), self._laid.live)
+        return _spread(self._live_rows(program), program, len(actions), self.laid_bytes)
 
     def _live_rows(self, program: Program) -> list[int]:
         if self._lived is None or self._lived[0] is not program:
-            self.linker.walked += len(program.rows)
-            self._lived = program, live_rows(program, self._laid)
+            self._lived = program, self._laid.rows(program)
         return self._lived[1]
 
     @property
     def laid_bytes(self) -> int:
         """What lies there between steps, as it was asked for."""
-        return self._laid.live
+        return self._laid.persistent_bytes
 
     @cached_property
-    def _laid(self) -> Laid:
-        return laid(self.linker)
+    def _laid(self) -> LiveWalk:
+        return LiveWalk(self.linker)
 
     @property
     def unasked(self) -> list[str]:
