@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from memtrade.op_types import ALIAS_TYPES
 from memtrade.tf.functions import opened_body
 from memtrade.tf.nodes import NodeDef, make_node, tensor_name
 
@@ -68,6 +69,13 @@ def draw_body(library: Any, function: str, arguments: Sequence[Argument]) -> Bod
         tf.graph_util.import_graph_def(drawn, name="")
     tensors = [graph.get_tensor_by_name(tensor_name(each)) for each in (*known, *wanted)]
     return Body(graph, tensors[: len(known)], tensors[len(known) :], contents)
+
+
+def original(t: tf.Tensor) -> tf.Tensor:
+    """What is handed on, under whatever shape."""
+    while t.op.type in ALIAS_TYPES and t.op.type != "IdentityN":
+        t = t.op.inputs[0]
+    return t
 
 
 def _argument(name: str, argument: Argument) -> NodeDef:

@@ -8,12 +8,12 @@ import tensorflow as tf
 
 from memtrade.facts.kernel import END
 from memtrade.graph import GraphData, StepGraph
-from memtrade.op_types import ALIAS_TYPES, BODY_TYPES, READ_TYPES
+from memtrade.op_types import BODY_TYPES, READ_TYPES
 from memtrade.plan import Action
 from memtrade.simulate.memory import ROOMY_BYTES, Simulator
 from memtrade.simulate.program import Linker
 from memtrade.target import ARENA, profile_target
-from memtrade.tf.bodies import Body
+from memtrade.tf.bodies import Body, original
 from memtrade.tf.definitions import Definitions, read_ops
 from memtrade.tf.nodes import awaited, reached
 from memtrade.tf.values import equal_constants, known_numbers, uniform_constants
@@ -45,7 +45,7 @@ def shared_bytes(body: Body, learned: BodyBytes, result: tf.Tensor, held: set[st
     Args:
         held: names of what lists were found to hold so far; extended.
     """
-    shared, t, hidden = 0, _original(result), body.contents.values()
+    shared, t, hidden = 0, original(result), body.contents.values()
     while t.op.type in ("TensorListPushBack", "TensorListSetItem"):
         item = _carried(body, t.op.inputs[1 if t.op.type == "TensorListPushBack" else 2])
         if (
@@ -55,44 +55,38 @@ def shared_bytes(body: Body, learned: BodyBytes, result: tf.Tensor, held: set[st
         ):
             shared += learned.sizes[item.name]
         held.add(item.name)
-        t = _original(t.op.inputs[0])
+        t = original(t.op.inputs[0])
     return shared
 
 
 def _carried(body: Body, t: tf.Tensor) -> tf.Tensor:
     """The tensor itself; of what an iteration got from the one before, the one made there."""
     for _ in body.arguments:
-        t = _original(t)
+        t = original(t)
         number = next((i for i, each in enumerate(body.arguments) if each is t), None)
-        if number is None or _original(body.results[number]) is t:
+        if number is None or original(body.results[number]) is t:
             break
         t = body.results[number]
-    return t
-
-
-def _original(t: tf.Tensor) -> tf.Tensor:
-    while t.op.type in ALIAS_TYPES and t.op.type != "IdentityN":
-        t = t.op.inputs[0]
     return t
 
 
 def handed_on(body: Body) -> tuple[int, ...]:
     """Which of a loop's results are the arguments that they began with, in their buffers."""
     pairs = zip(body.arguments, body.results, strict=True)
-    return tuple(i for i, (given, made) in enumerate(pairs) if _original(made) is _original(given))
+    return tuple(i for i, (given, made) in enumerate(pairs) if original(made) is original(given))
 
 
 def _content(t: tf.Tensor) -> tf.Tensor:
     """What a branch hands on for the gradient: in an Optional, as the other one has nothing."""
-    t = _original(t)
-    return _original(t.op.inputs[0]) if t.op.type == "OptionalFromValue" else t
+    t = original(t)
+    return original(t.op.inputs[0]) if t.op.type == "OptionalFromValue" else t
 
 
 def held_twice(body: Body) -> set[int]:
     """Which of a branch's results are Optionals of what it hands on anyway, or of what was there
     before: an argument, or a variable's value."""
-    held = {_original(each).name for each in body.arguments}
-    held.update(_original(t).name for t in body.results if t.dtype != tf.variant)
+    held = {original(each).name for each in body.arguments}
+    held.update(original(t).name for t in body.results if t.dtype != tf.variant)
     hidden, found = set(body.contents.values()), set()
     for i, t in enumerate(body.results):
         if t.dtype == tf.variant:
@@ -106,7 +100,7 @@ def held_twice(body: Body) -> set[int]:
 def handed_bytes(body: Body, learned: BodyBytes) -> int:
     """Of the results, what the body itself has made."""
     made = {t.name: t for t in map(_content, body.results) if t.dtype != tf.variant}
-    given = {_original(each).name for each in body.arguments}
+    given = {original(each).name for each in body.arguments}
     hidden = body.contents.values()
     return sum(
         learned.sizes[name]
@@ -128,7 +122,7 @@ def _touched(
         elif operation.type not in READ_TYPES:
             handles = (t for t in operation.inputs if t.dtype == tf.resource)
             done += ((t, operation.type) for t in handles)
-    known = ((places.get(_original(t).op.name), type_) for t, type_ in done)
+    known = ((places.get(original(t).op.name), type_) for t, type_ in done)
     return frozenset((place, type_) for place, type_ in known if place is not None)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import tensorflow as tf
 
 from memtrade.graph import BOUND, TRIP_COUNT
-from memtrade.tf.bodies import Argument, draw_body
+from memtrade.tf.bodies import Argument, draw_body, original
 from memtrade.tf.functions import chosen_functions
 
 
@@ -28,7 +28,7 @@ def trip_count(
         first = last = None
         if t.op.type in ("Less", "Greater"):
             start, limit = t.op.inputs if t.op.type == "Less" else reversed(t.op.inputs)
-            first, last = value(_source(start)), value(_source(limit))
+            first, last = value(original(start)), value(original(limit))
         elif t.op.type in ("If", "StatelessIf") and _is_false_otherwise(t, library):
             stack.append(t.op.inputs[0])
         if first is None or last is None:
@@ -43,12 +43,5 @@ def _is_false_otherwise(chosen: tf.Tensor, library: Any) -> bool:
     _, otherwise = chosen_functions(chosen.op.node_def)
     arguments = [Argument(t.dtype, t.shape) for t in [*chosen.op.inputs][1:]]
     found = draw_body(library, otherwise.name, arguments).results[chosen.value_index]
-    known = tf.get_static_value(_source(found))
+    known = tf.get_static_value(original(found))
     return known is not None and not known.any()
-
-
-def _source(t: tf.Tensor) -> tf.Tensor:
-    """What identities hand on."""
-    while t.op.type == "Identity":
-        t = t.op.inputs[0]
-    return t
