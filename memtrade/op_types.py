@@ -7,8 +7,8 @@ ALIAS_TYPES = frozenset(
      "StopGradient"}
 )  # fmt: skip
 
-# What stands in a device's part of a step for the other devices: a tensor that goes there, or comes
-# from there. They make no nodes; TensorFlow moves the tensors.
+# What stands for the others in a device's part of a step or a pipeline's stage: a tensor that goes
+# there, or comes from there. They make no nodes; TensorFlow moves the tensors.
 SEND, RECEIVE = "memtrade.Send", "memtrade.Receive"
 HANDED_TYPES = frozenset({SEND, RECEIVE})
 

@@ -3,19 +3,24 @@
 import pytest
 
 from memtrade.graph import StepGraph
+from memtrade.op_types import RECEIVE, SEND
 from memtrade.pipeline.design.arena import arena_peak
 from memtrade.pipeline.design.partitioner import Partitioner
 from memtrade.pipeline.design.predict import PipelinePredictor
 from memtrade.pipeline.design.schedule import make_schedule
-from memtrade.pipeline.design.stages import plan_stages, stage_graphs
+from memtrade.pipeline.design.stages import StageGraph, plan_stages, stage_graphs
+from memtrade.simulate.memory import Simulator
 from memtrade.strategies import make_options
 from tests.graphs import ARENA as DEVICE
 from tests.pipeline.graphs import MIB, network
 
 
+def stages_of(graph: StepGraph, ends: list[str]) -> tuple[StageGraph, ...]:
+    return stage_graphs(graph, Partitioner(graph).cut_at(ends, DEVICE))
+
+
 def peaks(graph: StepGraph, ends: list[str], strategy: str = "original", **settings) -> list[int]:
-    made = Partitioner(graph).cut_at(ends, DEVICE)
-    stages = stage_graphs(graph, made)
+    stages = stages_of(graph, ends)
     plans = plan_stages(stages, strategy, make_options(strategy), DEVICE)
     schedule = make_schedule(stages=len(stages), **settings)
     return [arena_peak(stage, schedule, i, DEVICE, plans[i]) for i, stage in enumerate(stages)]
@@ -73,3 +78,23 @@ def test_it_is_close_to_the_live_bytes_of_a_real_model(small_gpt2: StepGraph):
         assert not lower.allocator
         assert exact.peak_bytes == pytest.approx(lower.peak_bytes, rel=0.05)
         assert exact.peak_bytes == exact.activation_bytes + exact.parameter_bytes
+
+
+def test_what_the_last_task_sends_lies_there_until_the_task_ends():
+    """The last layer's gradient for the first stage is made early. Two others, each as large as all
+    else, come behind it, when what was received from there has gone."""
+    once = {"name": "gpipe", "micro_batches": 1, "checkpoint": "never"}
+    small, large = (
+        peaks(network(6, skips={6: 1, 5: 3}, sizes={1: size, 3: 8 * MIB}), ["layer2"], **once)[1]
+        for size in (MIB, 2 * MIB)
+    )
+    assert large - small == MIB
+
+
+def test_a_stage_hands_over_without_scratch():
+    """What stands for other stages is no kernel that nobody has looked at."""
+    graph = network(2, size=2 * MIB)
+    stage, _ = stages_of(graph, ["layer1"])
+    added = {op.type for op in stage.graph.ops} - {op.type for op in graph.ops}
+    assert added > {SEND, RECEIVE}
+    assert added & {*Simulator(stage.graph, DEVICE).assumed} == set()

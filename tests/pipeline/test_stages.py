@@ -2,9 +2,10 @@ import pytest
 
 from memtrade.errors import MemtradeError
 from memtrade.graph import StepGraph
+from memtrade.op_types import RECEIVE, SEND
 from memtrade.order import base_order
 from memtrade.pipeline.design.partitioner import Partitioner
-from memtrade.pipeline.design.stages import ACCUMULATE, RECEIVE, SEND, stage_graphs
+from memtrade.pipeline.design.stages import ACCUMULATE, stage_graphs
 from memtrade.pipeline.design.work import split_program, stage_bytes
 from memtrade.plan import Action
 from memtrade.simulate.memory import Simulator

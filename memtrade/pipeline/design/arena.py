@@ -8,15 +8,16 @@ which the simulator walks like any step, padding and holes included. Handed over
 about to start.
 """
 
+import math
 from collections.abc import Sequence
 
 import msgspec
 
 from memtrade.graph import Op, StepGraph
 from memtrade.graph_writer import GraphWriter
-from memtrade.op_types import SOURCE_TYPES
+from memtrade.op_types import RECEIVE, SEND, SOURCE_TYPES
 from memtrade.pipeline.design.schedule import Schedule, StageTask
-from memtrade.pipeline.design.stages import RECEIVE, SEND, StageGraph
+from memtrade.pipeline.design.stages import StageGraph
 from memtrade.pipeline.design.work import TaskActions
 from memtrade.plan import Action
 from memtrade.simulate.memory import ROOMY_BYTES, Simulator
@@ -70,8 +71,9 @@ class _Unrolled:
         for t in self.stage.batch:
             self._add_batch(t)
         for task in self.schedule.tasks[self.index]:
-            self._hand_over(task)
+            self._hand_over(task.moment)
             self._run_task(task)
+        self._hand_over(math.inf)  # what the last task has sent lies there until it ends
         unrolled = msgspec.structs.replace(
             own.data,
             ops=tuple(self.made.ops),
@@ -131,10 +133,10 @@ class _Unrolled:
             op = Op(0, f"receive/{t}", RECEIVE, (), (), (t,), False, {})
             (self.latest[i, t],) = self._add(op, ())
 
-    def _hand_over(self, task: StageTask) -> None:
-        """What has gone before the task."""
-        due = [t for gone, t in self.outgoing if gone < task.moment]
-        self.outgoing = [each for each in self.outgoing if each[0] >= task.moment]
+    def _hand_over(self, moment: float) -> None:
+        """What has gone before a task of that moment."""
+        due = [t for gone, t in self.outgoing if gone < moment]
+        self.outgoing = [each for each in self.outgoing if each[0] >= moment]
         if due:
             self._add(Op(0, "send", SEND, (), (), (), False, {}), due)
 

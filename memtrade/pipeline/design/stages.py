@@ -22,13 +22,13 @@ from typing import Any, get_args
 from memtrade.errors import MemtradeError
 from memtrade.graph import GraphData, Op, StepGraph, Tensor, reached
 from memtrade.graph_writer import GraphWriter
+from memtrade.op_types import RECEIVE, SEND
 from memtrade.pipeline.design.partition import Partition
 from memtrade.pipeline.design.schedule import TaskKind
 from memtrade.plan import Action
 from memtrade.strategies import find_planned
 from memtrade.target import Target
 
-SEND, RECEIVE = "PipelineSend", "PipelineReceive"
 ACCUMULATE = "AssignAddVariableOp"
 KEEP = "original"  # the strategy that leaves stages as they are
 

@@ -18,10 +18,10 @@ import msgspec
 from memtrade.costs import OpClass, OpCost, op_cost
 from memtrade.devices import Device
 from memtrade.graph import Op, StepGraph
-from memtrade.op_types import GIVEN_TYPES
+from memtrade.op_types import GIVEN_TYPES, HANDED_TYPES
 from memtrade.order import base_order
 from memtrade.pipeline.design.schedule import Schedule, StageTask, TaskKind
-from memtrade.pipeline.design.stages import RECEIVE, SEND, StageGraph
+from memtrade.pipeline.design.stages import StageGraph
 from memtrade.plan import Action
 from memtrade.simulate.memory import Simulator
 from memtrade.simulate.regions import GRAIN_BYTES
@@ -32,7 +32,7 @@ from memtrade.target import Target
 _MARK = Action("reserve", 1)
 
 # Ops of a stage's graph that stand for other stages.
-_STAND_INS = frozenset({SEND, RECEIVE, "Placeholder"})
+_STAND_INS = HANDED_TYPES | {"Placeholder"}
 
 
 @dataclass(frozen=True, kw_only=True)
