@@ -183,6 +183,13 @@ def test_bad_input_is_one_line(run: Run, command: str, message: str) -> None:
     assert not list(Path().iterdir())
 
 
+def test_a_grid_without_trials_is_refused(run: Run) -> None:
+    lists = "partitions = []\nmicro_batches = [2]"
+    Path("grid.toml").write_text(f'[[pipeline]]\nmodel = "gpt2"\nbatch_size = 8\n{lists}\n')
+    said = "memtrade: grid.toml makes no trials: a list in it is empty\n"
+    assert run("pipeline", "sweep", "grid.toml") == (2, "", said)
+
+
 @pytest.mark.parametrize(
     ("flags", "rule"),
     [

@@ -88,6 +88,8 @@ def sweep(
             options=make_options(each.strategy, each.strategy_options),
         )
         plans += [(runner, planned) for planned in each.schedules(size)]
+    if not plans:
+        raise MemtradeError(f"{grid} makes no trials: a list in it is empty")
     for count in sorted({planned.stages for _, planned in plans}):
         stages.target(count)
     records: list[PipelineRecord] = []
