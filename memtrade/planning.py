@@ -220,7 +220,7 @@ class Planner:
         found = clock.needed(plan)
         if log.isEnabledFor(logging.INFO):
             original = clock.needed(())
-            bound = bound_of(self.traced.graph, plan, moves=found.moves, aside=found.aside)
+            bound = found.bound(self.traced.graph, plan)
             about = bound_of(self.traced.graph, None)
             log.info(
                 "%s of %s: predicted peak %s%s MB, original %s%s MB",

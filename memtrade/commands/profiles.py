@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from memtrade.bounds import bound_of
 from memtrade.commands.progress import Reporter, asking, extract_graph, reporting
 from memtrade.graph import StepGraph
 from memtrade.measure.flags import DeviceFlags, StepFlags, make_specs
@@ -72,8 +71,7 @@ def simulate_all(
         for spec in foresight.in_turn(reporter):
             plan = foresight.plan(spec)
             usage = use_of_memory(clock, plan)
-            memory = usage.timeline.memory
-            bound = bound_of(foresight.graph, plan, moves=memory.moves, aside=memory.aside)
+            bound = usage.timeline.memory.bound(foresight.graph, plan)
             made = SimulatedStep(strategy_label(spec), foresight.graph, usage, bound)
             took = seconds(made.step_seconds)
             reporter.ended(f"predicted peak {made.peak_text} MB, {took} s a step")

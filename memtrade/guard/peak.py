@@ -5,7 +5,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from memtrade.bounds import bound_of
 from memtrade.errors import MemtradeError
 from memtrade.measure import host
 from memtrade.measure.protocol import TrialSpec
@@ -77,8 +76,7 @@ def peak_of(
     plan = no_worse(settings.strategy.plan(graph, settings.options, settings.target), clock)
     usage = use_of_memory(clock, plan)
     needed = clock.needed(plan)
-    size_bytes = needed.peak_bytes
-    bound = bound_of(graph, plan, moves=needed.moves, aside=needed.aside)
+    size_bytes, bound = needed.peak_bytes, needed.bound(graph, plan)
     if measure:
         spec = TrialSpec(
             strategy=settings.strategy.name,

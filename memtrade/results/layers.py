@@ -6,7 +6,6 @@ from dataclasses import asdict, dataclass
 
 import pandas as pd
 
-from memtrade.bounds import bound_of
 from memtrade.collection import without_collection
 from memtrade.errors import BEFORE_ANY_OP
 from memtrade.graph import StepGraph
@@ -144,7 +143,7 @@ def summarize(
         peak_layer=next((row.name for row in rows if row.at_peak), ""),
         limit_bytes=target.limit_bytes,
         fits=usage.fits,
-        bound=bound_of(graph, plan, moves=memory.moves, aside=memory.aside),
+        bound=memory.bound(graph, plan),
         first_bytes=0 if memory.peak_op else memory.peak_bytes,
     )
 

@@ -28,6 +28,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from memtrade.bounds import bound_of
 from memtrade.graph import BOUND, StepGraph
 from memtrade.plan import Action, Plan
 from memtrade.simulate.bfc import ArenaOutOfMemoryError, BfcAllocator
@@ -96,6 +97,10 @@ class MemoryResult(msgspec.Struct, frozen=True):
     moves: bool = False
     aside: bool = False
     waits: tuple[tuple[int, float], ...] = ()
+
+    def bound(self, graph: StepGraph, plan: Plan | None) -> str:
+        """What stands before the peak."""
+        return bound_of(graph, plan, moves=self.moves, aside=self.aside)
 
 
 class _Walked(NamedTuple):

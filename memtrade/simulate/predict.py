@@ -2,7 +2,6 @@
 
 import msgspec
 
-from memtrade.bounds import bound_of
 from memtrade.graph import StepGraph
 from memtrade.plan import Plan
 from memtrade.simulate.timeline import TimeSimulator
@@ -19,8 +18,7 @@ class Predicted(msgspec.Struct, frozen=True, kw_only=True):
         persistent_bytes: in use between steps. memory_cost_bytes: peak_bytes less that.
         host_bytes: most bytes of swapped tensors in host memory.
         fits: whether the step runs under the memory limit.
-        abreast_bytes: as peak_bytes, where threads run branches abreast in a step without a plan.
-        bound: what stands before the peak: "≥", "≈", "≤" or nothing; see `bound_of`.
+            bound=memory.bound(graph, plan),
         stall_seconds: the part of `step_seconds` for which compute waits for copies.
     """
 
@@ -53,7 +51,7 @@ class Predictor:
         timeline = self.clock.timeline(plan, limit_bytes=limit_bytes)
         fits = timeline.memory.out_of_memory is None
         memory = timeline.memory if fits else self.clock.needed(plan)
-        graph = self.clock.simulator.graph
+        graph = self.clock.graph
         ranges = not (plan.actions or graph.data.unsized)
         return Predicted(
             device_profile=self.target.name,
@@ -65,5 +63,5 @@ class Predictor:
             abreast_bytes=self.clock.abreast_bytes if ranges else 0,
             step_seconds=timeline.step_seconds,
             stall_seconds=timeline.stall_seconds,
-            bound=bound_of(graph, plan, moves=memory.moves, aside=memory.aside),
+            bound=memory.bound(graph, plan),
         )

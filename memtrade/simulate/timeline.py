@@ -206,7 +206,7 @@ class TimeSimulator:
     @cached_property
     def abreast_bytes(self) -> int:
         """The same where threads run its branches abreast, if that is more."""
-        widest = tuple(Action("run", op_id) for op_id in widest_order(self.simulator.graph))
+        widest = tuple(Action("run", op_id) for op_id in widest_order(self.graph))
         return max(self.needed(widest).peak_bytes, self.original_bytes)
 
     def step_seconds(self, plan: Plan | Sequence[Action]) -> float:
