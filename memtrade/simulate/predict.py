@@ -52,7 +52,7 @@ class Predictor:
         fits = timeline.memory.out_of_memory is None
         memory = timeline.memory if fits else self.clock.needed(plan)
         graph = self.clock.graph
-        ranges = not (plan.actions or graph.data.unsized)
+        abreast_bytes = 0 if plan.actions or graph.data.unsized else self.clock.abreast_bytes
         return Predicted(
             device_profile=self.target.name,
             peak_bytes=memory.peak_bytes,
@@ -60,7 +60,7 @@ class Predictor:
             memory_cost_bytes=memory.peak_bytes - memory.persistent_bytes,
             host_bytes=memory.host_peak_bytes,
             fits=fits,
-            abreast_bytes=self.clock.abreast_bytes if ranges else 0,
+            abreast_bytes=abreast_bytes if abreast_bytes > memory.peak_bytes else 0,
             step_seconds=timeline.step_seconds,
             stall_seconds=timeline.stall_seconds,
             bound=memory.bound(graph, plan),
