@@ -20,7 +20,7 @@ from memtrade.tf.extract import opened, trace
 from memtrade.tf.rows import RULES, ways_of
 from memtrade.tf.split import split_step
 from memtrade.tf.step import TrainStep
-from memtrade.tf.verify import compare_steps
+from memtrade.tf.verify import verified
 
 EXAMPLES = 5
 RANGES = ((0, 2), (2, 5))
@@ -220,9 +220,7 @@ def unet(batch_size: int = 6) -> TrainStep:
 def test_a_unet_in_parts_makes_the_same_update_and_needs_less() -> None:
     step, target = unet(), profile_target("arena")
     split = split_step(step, REORDERED)
-    found = compare_steps(
-        step.function, split.function, step.variables(), step.make_batch(), steps=2, anew=True
-    ).verified(IN_PARTS)
+    found = verified(step, split.function, steps=2, tolerance=IN_PARTS, anew=True)
     assert found.equal, found.differing[:3]
     with tf.Graph().as_default():
         whole = Simulator(trace(unet()).graph, target)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from memtrade.tf.verify import (
     compare_values,
     differs_from_itself,
     in_another_order,
+    verified,
 )
 
 TINY = 1e-4
@@ -187,3 +189,37 @@ def test_what_has_no_gradient_is_told_from_a_gradient_that_is_dropped(drops: boo
     told = found.verified(IN_PARTS, noise)
     assert told.rounding
     assert told.equal is not drops
+
+
+@pytest.mark.parametrize(("wrong", "equal"), [(1.0, True), (1.01, False), (0.0, False)])
+def test_a_relu_that_rounding_turns_over_is_told_from_a_wrong_gradient(
+    wrong: float, equal: bool
+) -> None:
+    """At one, where rounding decides; a ten-thousandth beside that it does not."""
+    weight = tf.Variable(tf.ones([64]))
+
+    def step(x: tf.Tensor, tiny: float = 0.0, factor: float = 1.0) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(x * (weight**2 + tf.nn.relu(weight - 1.0 + tiny)))
+        gradient: Any = tape.gradient(loss, weight)
+        weight.assign_sub(TINY * factor * gradient)
+        return loss
+
+    def in_parts(x: tf.Tensor) -> tf.Tensor:
+        return step(x, 1e-8, wrong)
+
+    original: Any = SimpleNamespace(
+        function=tf.function(step),
+        variables=lambda: [weight],
+        make_batch=lambda: (tf.ones([2, 64]),),
+    )
+    assert (
+        not compare_steps(
+            original.function, in_parts, [weight], original.make_batch(), steps=2, anew=True
+        )
+        .verified(IN_PARTS)
+        .equal
+    )
+    found = verified(original, tf.function(in_parts), steps=2, tolerance=IN_PARTS, anew=True)
+    assert found.equal == equal
+    assert (weight.numpy() == 1.0).all()
