@@ -68,6 +68,11 @@ class Dag:
         both = np.array(pairs, np.int64).reshape(-1, 2)
         return both[:, 0], both[:, 1]
 
+    @cached_property
+    def read_by(self) -> list[int]:
+        """For each node, its parents as the bits of an int."""
+        return [sum(1 << u for u in parents) for parents in self.parents]
+
     def __len__(self) -> int:
         return len(self.costs)
 
@@ -286,14 +291,20 @@ def least_runs(dag: Dag, held: Bits) -> Bits:
 
 def stage_runs(dag: Dag, held: Bits, t: int) -> Bits:
     """What must run in stage `t`: its node, what is held from then on, and what those read."""
-    here = held[t]
-    runs = held[t + 1] & ~here if t + 1 < len(dag) else np.zeros(len(dag), bool)
-    runs[t] = True
+    absent = ~_as_int(held[t])
+    runs = 1 << t
+    if t + 1 < len(dag):
+        runs |= _as_int(held[t + 1]) & absent
     for v in range(t, -1, -1):
-        if runs[v]:
-            parents = list(dag.parents[v])
-            runs[parents] |= ~here[parents]
-    return runs
+        if runs >> v & 1:
+            runs |= dag.read_by[v] & absent
+    rows = np.frombuffer(runs.to_bytes(len(dag) // 8 + 1, "little"), np.uint8)
+    return np.unpackbits(rows, count=len(dag), bitorder="little").astype(bool)
+
+
+def _as_int(row: Bits) -> int:
+    """A bit for each node: the ints of Python take sets of a few hundred at once."""
+    return int.from_bytes(np.packbits(row, bitorder="little").tobytes(), "little")
 
 
 def _used(dag: Dag, held: Bits, runs: Bits) -> Bits:
@@ -325,11 +336,12 @@ def stage_peak(dag: Dag, held: Bits, t: int, runs: Bits) -> float:
     gone = np.maximum(last, first)
     if t + 1 < count:
         gone[held[t + 1]] = count
-    change = np.zeros(count + 2)
     come = runs & ~here
-    change[:count][come] += sizes[come]
     there = come | here
-    np.add.at(change, np.minimum(gone[there], count) + 1, -sizes[there])
+    change = -np.bincount(
+        np.minimum(gone[there], count) + 1, weights=sizes[there], minlength=count + 2
+    )
+    change[:count][come] += sizes[come]
     start = float(sizes[here].sum())
     in_use = start + np.cumsum(change)[steps]
     return max(start, float((in_use + dag.scratch[steps]).max(initial=0.0)))

@@ -68,6 +68,7 @@ class Judge:
         self.graph, self.target, self.deadline = graph, target, deadline
         self.times = TimeSimulator(graph, target)
         self.simulator = self.times.simulator
+        self._judged: dict[tuple[tuple[int, Decision], ...], Verdict] = {}
         self._finished: dict[tuple[tuple[Action, ...], float, int], Finished] = {}
         self._overlapped: tuple[Verdict, float, tuple[Action, ...]] | None = None
 
@@ -76,7 +77,11 @@ class Judge:
         return len(self._finished)
 
     def judge(self, decisions: Mapping[int, Decision]) -> Verdict:
-        return self.judge_program(lower(self.graph, decisions), decisions)
+        """Searches come to the same choice by several ways, so each is judged once."""
+        key = tuple(decisions.items())
+        if key not in self._judged:
+            self._judged[key] = self.judge_program(lower(self.graph, decisions), decisions)
+        return self._judged[key]
 
     def judge_program(
         self, program: tuple[Action, ...], decisions: Mapping[int, Decision]
