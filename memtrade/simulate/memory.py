@@ -122,7 +122,6 @@ class Simulator:
         self.assumed = tuple(sorted(each for each in types if not target.facts.is_known(each)))
         self.ahead_bytes = max((op.attrs.get("ahead_bytes", 0) for op in graph.ops), default=0)
         self._bounded = frozenset(graph.sized(BOUND))
-        self._base: tuple[Action, ...] | None = None
         places = target.places
         self.layouts = (places, places.narrowed()) if places and places.free[1:] else (places,)
         self._started: dict[tuple[int, Places | None, Constants], tuple[Walk, BfcAllocator]] = {}
@@ -135,14 +134,23 @@ class Simulator:
         actions = plan.actions if isinstance(plan, Plan) else plan
         if actions:
             return actions
-        if self._base is None:
-            self._base = tuple(Action("run", op_id) for op_id in executor_order(self.graph))
-        return self._base
+        return self.unplanned[0]
+
+    @cached_property
+    def unplanned(self) -> tuple[tuple[Action, ...], ...]:
+        """The ops as TensorFlow runs them; and in the other order that it may have where oneDNN
+        makes gradients of filters and biases as one."""
+        pairs = {gradient: bias for gradient, (bias, _) in self.linker.merged.items()}
+        orders = [executor_order(self.graph, each) for each in ({}, pairs)[: 1 + bool(pairs)]]
+        return tuple(tuple(Action("run", op_id) for op_id in order) for order in orders)
+
+    def _is_unplanned(self, actions: Sequence[Action]) -> bool:
+        return any(actions is each for each in self.unplanned)
 
     def link(self, actions: Sequence[Action]) -> Program:
         """What `actions` returned, linked."""
         if self._linked is None or self._linked[0] is not actions:
-            same = merged_tensors(self.graph) if actions is self._base else None
+            same = merged_tensors(self.graph) if self._is_unplanned(actions) else None
             program = self.linker.link(actions, self.graph.data.outputs, same)
             if not isinstance(actions, tuple):  # whoever made it may change it
                 return program
@@ -171,11 +179,11 @@ class Simulator:
         """
         actions = self.actions(plan)
         # Without a plan, TensorFlow runs iterations of a loop at once, as many as it may.
-        ahead_bytes = self.ahead_bytes if actions is self._base else 0
+        ahead_bytes = self.ahead_bytes if self._is_unplanned(actions) else 0
         program = self.link(actions)
         told, *others = self.layouts
         tried = [self._walked(program, steps, limit_bytes, lag, told)]
-        if actions is not self._base or tried[0].walk.moved:
+        if not self._is_unplanned(actions) or tried[0].walk.moved:
             tried += [self._walked(program, steps, limit_bytes, lag, each) for each in others]
         if still := program.without_moves:  # no branch that may move variables does
             tried.append(self._walked(still, steps, limit_bytes, lag, told))

@@ -19,7 +19,7 @@ class Predicted(msgspec.Struct, frozen=True, kw_only=True):
         host_bytes: most bytes of swapped tensors in host memory.
         fits: whether the step runs under the memory limit.
         abreast_bytes: as peak_bytes, where threads run the branches of a step without a plan
-            abreast, if that is more; else 0.
+            abreast, or TensorFlow in another order that it may have, if that is more; else 0.
         bound: what stands before the peak: "≥", "≈", "≤" or nothing; see `bound_of`.
         stall_seconds: the part of `step_seconds` for which compute waits for copies.
     """

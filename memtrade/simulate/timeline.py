@@ -205,9 +205,11 @@ class TimeSimulator:
 
     @cached_property
     def abreast_bytes(self) -> int:
-        """The same where threads run its branches abreast, if that is more."""
+        """The same where threads run its branches abreast, or TensorFlow in another order that it
+        may have, if that is more."""
         widest = tuple(Action("run", op_id) for op_id in widest_order(self.graph))
-        return max(self.needed(widest).peak_bytes, self.original_bytes)
+        others = (widest, *self.simulator.unplanned[1:])
+        return max(self.original_bytes, *(self.needed(each).peak_bytes for each in others))
 
     def step_seconds(self, plan: Plan | Sequence[Action]) -> float:
         """Only the step's time, if no memory is waited for: fast, for comparing plans."""

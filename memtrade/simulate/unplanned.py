@@ -9,7 +9,9 @@ others go on top of a stack, from which the thread takes the next when it has no
 
 Constants and inputs come before all else. What the step as it came gathers (Keras's optimizers hand
 all gradients through one IdentityN, which waits for the last of them) is read no earlier than that.
-With more threads the order is another from run to run.
+With more threads the order is another from run to run. So it is, from process to process, where
+oneDNN makes a convolution's filter gradient and its bias's in one kernel (`memtrade.kernel_pairs`):
+the input's gradient may go before them.
 
 Before that the runtime computes what is made of constants alone, which are constants then, and
 merges what is computed twice: stateless ops of one definition on the same inputs (each branch's own
@@ -20,6 +22,7 @@ without one is merged. Loops run as loops (`memtrade.iterations`). O(ops + edges
 
 from collections import deque
 from collections.abc import Hashable, Mapping
+from types import MappingProxyType
 
 from memtrade.graph import Op, StepGraph, once_per_graph
 from memtrade.iterations import Stands, places_of, stands_of
@@ -31,6 +34,8 @@ _CHEAP = ALIAS_TYPES | READ_TYPES | SOURCE_TYPES | {"Rank", "Shape", "ShapeN", "
 
 # For each op those that wait for it, and for how many it waits.
 Edges = tuple[list[list[int]], list[int]]
+
+_NO_PAIRS: Mapping[int, int] = MappingProxyType({})
 
 # What the runtime leaves apart even where it computes the same.
 _APART = frozenset({"NoOp", "Placeholder", "VarHandleOp"})
@@ -72,22 +77,43 @@ def _definition(op: Op, graph: StepGraph) -> Hashable:
     return None
 
 
-@once_per_graph
-def executor_order(graph: StepGraph) -> list[int]:
-    """Op ids in the order in which they run."""
+def executor_order(graph: StepGraph, pairs: Mapping[int, int] = _NO_PAIRS) -> list[int]:
+    """Op ids in the order in which they run.
+
+    Args:
+        pairs: filter gradients -> the bias gradients that their kernels make, too.
+    """
     same = merged_tensors(graph)
-    gone = {graph.tensors[t].op for t in same}
-    gone |= {op.id for op in graph.ops if graph.folded[op.id] and op.type != "Const"}
+    stands_for = {graph.tensors[t].op: graph.tensors[one].op for t, one in same.items()}
+    stands_for |= {bias: gradient for gradient, bias in pairs.items()}
+    gone = {*stands_for, *(op.id for op in graph.ops if _is_computed_before(op, graph))}
     reads = [
-        {graph.tensors[same.get(t, t)].op for t in op.inputs} - gone
+        {stands_for.get(p, p) for p in (graph.tensors[t].op for t in op.inputs)} - gone
         if op.id not in gone
         else set[int]()
         for op in graph.ops
     ]
-    order = _order(graph, _edges(graph, same, gone, reads, stands_of(graph, reads)), gone)
-    if len(order) < len(graph.ops) - len(gone):  # names that only look like a loop's
-        order = _order(graph, _edges(graph, same, gone, reads, Stands([], [])), gone)
-    return order
+    for stands in (stands_of(graph, reads), Stands([], [])):
+        edges = _edges(graph, stands_for, gone, reads, stands, _before_siblings(graph, pairs))
+        order = _order(graph, edges, gone)
+        if len(order) == len(graph.ops) - len(gone):  # or names only look like a loop's
+            break
+    return [each for op_id in order for each in (op_id, pairs.get(op_id, -1)) if each >= 0]
+
+
+def _is_computed_before(op: Op, graph: StepGraph) -> bool:
+    return graph.folded[op.id] and op.type != "Const"
+
+
+def _before_siblings(graph: StepGraph, pairs: Mapping[int, int]) -> dict[int, float]:
+    """Where filter gradients that are merged with a bias's stand among the readers of what they
+    read: before the input's gradient, which oneDNN's pass over the graph puts anew behind them."""
+    places: dict[int, float] = {}
+    for op in (graph.ops[each] for each in pairs):
+        for reader in graph.consumers[op.inputs[-1]]:
+            if graph.ops[reader].type == "Conv2DBackpropInput":
+                places[op.id] = min(reader - 0.5, places.get(op.id, op.id))
+    return places
 
 
 def _order(graph: StepGraph, edges: Edges, gone: set[int]) -> list[int]:
@@ -128,20 +154,20 @@ def _order(graph: StepGraph, edges: Edges, gone: set[int]) -> list[int]:
 
 def _edges(
     graph: StepGraph,
-    same: Mapping[int, int],
+    stands_for: Mapping[int, int],
     gone: set[int],
     reads: list[set[int]],
     stands: Stands,
+    places: Mapping[int, float],
 ) -> Edges:
     """For each op, and each stand after them, those that wait for it, its readers first, and for
-    how many it waits itself. Ops that are `gone` have neither."""
-    stands_for = {graph.tensors[t].op: graph.tensors[one].op for t, one in same.items()}
+    how many it waits itself. Ops that are `gone` have neither. `places`: where not by number."""
     before = [
         read | {stands_for.get(c, c) for c in op.controls} - gone if op.id not in gone else set()
         for read, op in zip(reads, graph.ops, strict=True)
     ]
     for group in graph.data.gathered:
-        producers = {graph.tensors[same.get(t, t)].op for t in group}
+        producers = {stands_for.get(p, p) for p in (graph.tensors[t].op for t in group)}
         if not producers.isdisjoint(graph.descendants):
             ahead = _leading_to(graph, producers)
             for reader in {c for t in group for c in graph.consumers[t]} - ahead - gone:
@@ -152,9 +178,10 @@ def _edges(
     before += [waits - gone for waits in stands.waits]
     reads = reads + [set[int]() for _ in stands.waits]
     successors: list[list[int]] = [[] for _ in before]
+    turns = sorted(range(len(before)), key=lambda op_id: places.get(op_id, op_id))
     for edges in (reads, [waits - read for waits, read in zip(before, reads, strict=True)]):
-        for op_id, waits in enumerate(edges):
-            for producer in sorted(waits):
+        for op_id in turns:
+            for producer in sorted(edges[op_id]):
                 successors[producer].append(op_id)
     return successors, [len(each) for each in before]
 

@@ -7,7 +7,9 @@ import dataclasses
 import msgspec
 import pytest
 
+from memtrade.facts import CPU, OUTPUTS, shipped
 from memtrade.graph import StepGraph
+from memtrade.kernel_pairs import bias_gradients
 from memtrade.simulate.bfc import MIB
 from memtrade.simulate.memory import Simulator
 from memtrade.simulate.unplanned import executor_order, merged_tensors
@@ -50,6 +52,35 @@ def test_a_step_without_a_plan_holds_the_merged_tensor_once() -> None:
         for graph in (twice(), twice(same=False))
     )
     assert apart - merged == MIB
+
+
+def with_a_bias() -> StepGraph:
+    """A convolution's gradients, and an update that reads the bias's."""
+    b = Builder()
+    (x,) = b.op("x", "Placeholder", sizes=[MIB])
+    (g,) = b.op("g", "Relu", [x], sizes=[MIB])
+    (bias,) = b.op("bias", "BiasAddGrad", [g], sizes=[4])
+    (dx,) = b.op("dx", "Conv2DBackpropInput", [x, g], sizes=[MIB])
+    (dw,) = b.op("dw", "Conv2DBackpropFilter", [x, g], sizes=[MIB])
+    (update,) = b.op("update", "Mul", [bias, x], sizes=[4])
+    (last,) = b.op("last", "Concat", [dx, dw, update], sizes=[MIB])
+    return b.build(inputs=[x], outputs=[last], loss=last)
+
+
+def test_gradients_that_one_kernel_makes_run_side_by_side_behind_the_inputs() -> None:
+    graph = with_a_bias()
+    pairs = bias_gradients(graph)
+    apart, paired = (
+        [graph.ops[i].name for i in executor_order(graph, each)] for each in ({}, pairs)
+    )
+    assert apart == ["x", "g", "dw", "dx", "bias", "update", "last"]
+    assert paired == ["x", "g", "dx", "dw", "bias", "update", "last"]
+
+
+@pytest.mark.parametrize("onednn", [True, False])
+def test_both_orders_are_told_where_onednn_may_have_either(onednn: bool) -> None:
+    target = dataclasses.replace(ARENA, facts=shipped(CPU if onednn else OUTPUTS))
+    assert len(Simulator(with_a_bias(), target).unplanned) == 1 + onednn
 
 
 def test_a_gradient_of_constants_alone_holds_nothing_back() -> None:
