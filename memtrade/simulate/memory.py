@@ -140,8 +140,10 @@ class Simulator:
     def unplanned(self) -> tuple[tuple[Action, ...], ...]:
         """The ops as TensorFlow runs them; and in the other order that it may have where oneDNN
         makes gradients of filters and biases as one."""
-        pairs = {gradient: bias for gradient, (bias, _) in self.linker.merged.items()}
-        orders = [executor_order(self.graph, each) for each in ({}, pairs)[: 1 + bool(pairs)]]
+        orders = [executor_order(self.graph)]
+        if merged := self.linker.merged:
+            pairs = {gradient: bias for gradient, (bias, _) in merged.items()}
+            orders.append(executor_order(self.graph, pairs))
         return tuple(tuple(Action("run", op_id) for op_id in order) for order in orders)
 
     def _is_unplanned(self, actions: Sequence[Action]) -> bool:

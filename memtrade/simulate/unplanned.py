@@ -85,6 +85,7 @@ def executor_order(graph: StepGraph, pairs: Mapping[int, int] = _NO_PAIRS) -> li
     """
     same = merged_tensors(graph)
     stands_for = {graph.tensors[t].op: graph.tensors[one].op for t, one in same.items()}
+    pairs = {g: bias for g, bias in pairs.items() if g not in stands_for and bias not in stands_for}
     stands_for |= {bias: gradient for gradient, bias in pairs.items()}
     gone = {*stands_for, *(op.id for op in graph.ops if _is_computed_before(op, graph))}
     reads = [
