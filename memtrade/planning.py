@@ -145,7 +145,7 @@ class Planner:
             "%s as it is: predicted peak %s %s MB of %s MB",
             self.traced.step.name,
             bound_of(graph, None),
-            megabytes_between(original_bytes, clock.abreast_bytes),
+            megabytes_between(clock.least_bytes, clock.abreast_bytes),
             megabytes(budget_bytes),
             extra={"peak_bytes": original_bytes, "original_bytes": original_bytes},
         )
@@ -155,12 +155,15 @@ class Planner:
     def _untouched(self) -> _AsItIs:
         """Whether the step keeps the budget in TensorFlow's own order, which is foreseen less well
         than a pinned one. Threads may run its branches abreast, now and not in a rehearsal; what
-        keeps the budget then is rehearsed where it comes near."""
+        keeps the budget then is rehearsed where it comes near. Where each process has another
+        order, a rehearsal tells nothing, and what comes near gets one."""
         graph, budget_bytes = self.traced.graph, self.settings.budget_bytes
         if budget_bytes is None:
             return _AsItIs(True)
         clock = clock_of(graph, self._target)
         if clock.abreast_bytes > budget_bytes:
+            return _AsItIs(False)
+        if clock.simulator.unplanned[1:] and clock.abreast_bytes > _NEAR * budget_bytes:
             return _AsItIs(False)
         found = clock.needed(())
         if self.as_it_is is None or not can_be_rehearsed(self.traced):
@@ -220,6 +223,7 @@ class Planner:
         found = clock.needed(plan)
         if log.isEnabledFor(logging.INFO):
             original = clock.needed(())
+            least_bytes = min(original.told_peak_bytes, clock.least_bytes)
             bound = found.bound(self.traced.graph, plan)
             about = bound_of(self.traced.graph, None)
             log.info(
@@ -227,7 +231,7 @@ class Planner:
                 plan.strategy,
                 self.traced.step.name,
                 *(bound, megabytes_between(found.told_peak_bytes, found.peak_bytes)),
-                *(about, megabytes_between(original.told_peak_bytes, clock.abreast_bytes)),
+                *(about, megabytes_between(least_bytes, clock.abreast_bytes)),
                 extra={
                     "peak_bytes": found.peak_bytes,
                     "told_peak_bytes": found.told_peak_bytes,

@@ -37,7 +37,7 @@ from memtrade.simulate.live import LiveWalk
 from memtrade.simulate.moments import Lag, Peak
 from memtrade.simulate.program import Linker, Program
 from memtrade.simulate.regions import round_up
-from memtrade.simulate.unplanned import executor_order, merged_tensors
+from memtrade.simulate.unplanned import merged_tensors, other_orders, usual_order
 from memtrade.simulate.walk import Walk
 from memtrade.target import SOMEWHERE, Places, Target
 
@@ -138,12 +138,10 @@ class Simulator:
 
     @cached_property
     def unplanned(self) -> tuple[tuple[Action, ...], ...]:
-        """The ops as TensorFlow runs them; and in the other order that it may have where oneDNN
-        makes gradients of filters and biases as one."""
-        orders = [executor_order(self.graph)]
-        if merged := self.linker.merged:
-            pairs = {gradient: bias for gradient, (bias, _) in merged.items()}
-            orders.append(executor_order(self.graph, pairs))
+        """The ops as TensorFlow runs them; and in other orders that it may have where oneDNN makes
+        gradients of filters and biases as one."""
+        pairs = {gradient: bias for gradient, (bias, _) in self.linker.merged.items()}
+        orders = (usual_order(self.graph), *other_orders(self.graph, pairs))
         return tuple(tuple(Action("run", op_id) for op_id in order) for order in orders)
 
     def _is_unplanned(self, actions: Sequence[Action]) -> bool:

@@ -20,6 +20,7 @@ class Predicted(msgspec.Struct, frozen=True, kw_only=True):
         fits: whether the step runs under the memory limit.
         abreast_bytes: as peak_bytes, where threads run the branches of a step without a plan
             abreast, or TensorFlow in another order that it may have, if that is more; else 0.
+        least_bytes: as peak_bytes, in another order that it may have, if that is less; else 0.
         bound: what stands before the peak: "≥", "≈", "≤" or nothing; see `bound_of`.
         stall_seconds: the part of `step_seconds` for which compute waits for copies.
     """
@@ -34,11 +35,13 @@ class Predicted(msgspec.Struct, frozen=True, kw_only=True):
     stall_seconds: float | None = None
     bound: str = ""
     abreast_bytes: int = 0
+    least_bytes: int = 0
 
     @property
     def peak_text(self) -> str:
         most_bytes = max(self.peak_bytes, self.abreast_bytes)
-        return f"{self.bound} {megabytes_between(self.peak_bytes, most_bytes)}".lstrip()
+        least_bytes = self.least_bytes or self.peak_bytes
+        return f"{self.bound} {megabytes_between(least_bytes, most_bytes)}".lstrip()
 
 
 class Predictor:
@@ -54,7 +57,9 @@ class Predictor:
         fits = timeline.memory.out_of_memory is None
         memory = timeline.memory if fits else self.clock.needed(plan)
         graph = self.clock.graph
-        abreast_bytes = 0 if plan.actions or graph.data.unsized else self.clock.abreast_bytes
+        least_bytes = most_bytes = memory.peak_bytes
+        if not plan.actions and not graph.data.unsized:
+            least_bytes, most_bytes = self.clock.least_bytes, self.clock.abreast_bytes
         return Predicted(
             device_profile=self.target.name,
             peak_bytes=memory.peak_bytes,
@@ -62,7 +67,8 @@ class Predictor:
             memory_cost_bytes=memory.peak_bytes - memory.persistent_bytes,
             host_bytes=memory.host_peak_bytes,
             fits=fits,
-            abreast_bytes=abreast_bytes if abreast_bytes > memory.peak_bytes else 0,
+            abreast_bytes=most_bytes if most_bytes > memory.peak_bytes else 0,
+            least_bytes=least_bytes if least_bytes < memory.peak_bytes else 0,
             step_seconds=timeline.step_seconds,
             stall_seconds=timeline.stall_seconds,
             bound=memory.bound(graph, plan),

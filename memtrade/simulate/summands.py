@@ -15,7 +15,7 @@ from memtrade.facts import OUTPUTS, shipped
 from memtrade.graph import Op, StepGraph
 from memtrade.plan import Action
 from memtrade.simulate.program import ALIAS, COMPUTE, SWAP_IN, Linker, Program
-from memtrade.simulate.unplanned import executor_order, merged_tensors
+from memtrade.simulate.unplanned import merged_tensors, usual_order
 
 
 class Sum(NamedTuple):
@@ -37,7 +37,7 @@ def sums_as_they_came(graph: StepGraph, actions: Sequence[Action]) -> dict[int, 
         return {}
     linker = Linker(graph, shipped(OUTPUTS))
     same = merged_tensors(graph)
-    came = [Action("run", op_id) for op_id in executor_order(graph)]
+    came = [Action("run", op_id) for op_id in usual_order(graph)]
     first = {
         came[index].id: min(free, default=0) for index, free in _free(linker, came, sums, same)
     }

@@ -11,7 +11,8 @@ Constants and inputs come before all else. What the step as it came gathers (Ker
 all gradients through one IdentityN, which waits for the last of them) is read no earlier than that.
 With more threads the order is another from run to run. So it is, from process to process, where
 oneDNN makes a convolution's filter gradient and its bias's in one kernel (`memtrade.kernel_pairs`):
-the input's gradient may go before them.
+it writes the graph anew in turns that hang on addresses. The input's gradient may go before each of
+them, and what waits for nothing runs in any order, each with all that hangs on it.
 
 Before that the runtime computes what is made of constants alone, which are constants then, and
 merges what is computed twice: stateless ops of one definition on the same inputs (each branch's own
@@ -20,8 +21,9 @@ through fewer Identities. Control edges that hold a plan's order keep ops apart,
 without one is merged. Loops run as loops (`memtrade.iterations`). O(ops + edges).
 """
 
+import random
 from collections import deque
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from types import MappingProxyType
 
 from memtrade.graph import Op, StepGraph, once_per_graph
@@ -32,8 +34,13 @@ from memtrade.op_types import ALIAS_TYPES, READ_TYPES, SOURCE_TYPES
 _CHEAP = ALIAS_TYPES | READ_TYPES | SOURCE_TYPES | {"Rank", "Shape", "ShapeN", "Size"}
 
 
+# The gradients of what a convolution, and a transposed one, reads.
+_OF_THE_INPUT = frozenset({"Conv2D", "Conv2DBackpropInput"})
+
 # For each op those that wait for it, and for how many it waits.
 Edges = tuple[list[list[int]], list[int]]
+
+_SOME = 6  # peaks of so many differ as much as those of forty, nearly
 
 _NO_PAIRS: Mapping[int, int] = MappingProxyType({})
 
@@ -77,11 +84,17 @@ def _definition(op: Op, graph: StepGraph) -> Hashable:
     return None
 
 
-def executor_order(graph: StepGraph, pairs: Mapping[int, int] = _NO_PAIRS) -> list[int]:
+def executor_order(
+    graph: StepGraph,
+    pairs: Mapping[int, int] = _NO_PAIRS,
+    chance: random.Random | None = None,
+) -> list[int]:
     """Op ids in the order in which they run.
 
     Args:
         pairs: filter gradients -> the bias gradients that their kernels make, too.
+        chance: decides what hangs on addresses; without it, all pairs stand behind the gradients of
+            the inputs, and what waits for nothing runs first.
     """
     same = merged_tensors(graph)
     stands_for = {graph.tensors[t].op: graph.tensors[one].op for t, one in same.items()}
@@ -94,30 +107,52 @@ def executor_order(graph: StepGraph, pairs: Mapping[int, int] = _NO_PAIRS) -> li
         else set[int]()
         for op in graph.ops
     ]
+    places = _before_siblings(graph, pairs, chance)
     for stands in (stands_of(graph, reads), Stands([], [])):
-        edges = _edges(graph, stands_for, gone, reads, stands, _before_siblings(graph, pairs))
-        order = _order(graph, edges, gone)
+        edges = _edges(graph, stands_for, gone, reads, stands, places)
+        order = _order(graph, edges, gone, chance)
         if len(order) == len(graph.ops) - len(gone):  # or names only look like a loop's
             break
     return [each for op_id in order for each in (op_id, pairs.get(op_id, -1)) if each >= 0]
+
+
+def other_orders(graph: StepGraph, pairs: Mapping[int, int]) -> Iterator[list[int]]:
+    """Some of the orders that it may have in other processes, the same ones each time."""
+    if pairs:
+        yield executor_order(graph, pairs)
+        yield from (executor_order(graph, pairs, random.Random(seed)) for seed in range(_SOME))
+
+
+@once_per_graph
+def usual_order(graph: StepGraph) -> list[int]:
+    """`executor_order` where no pair is made in one kernel."""
+    return executor_order(graph)
 
 
 def _is_computed_before(op: Op, graph: StepGraph) -> bool:
     return graph.folded[op.id] and op.type != "Const"
 
 
-def _before_siblings(graph: StepGraph, pairs: Mapping[int, int]) -> dict[int, float]:
+def _before_siblings(
+    graph: StepGraph, pairs: Mapping[int, int], chance: random.Random | None
+) -> dict[int, float]:
     """Where filter gradients that are merged with a bias's stand among the readers of what they
-    read: before the input's gradient, which oneDNN's pass over the graph puts anew behind them."""
+    read: before the input's gradient, which oneDNN's pass over the graph puts anew behind them. By
+    chance, each of them does or not, and so do the filter gradients of transposed convolutions."""
     places: dict[int, float] = {}
-    for op in (graph.ops[each] for each in pairs):
-        for reader in graph.consumers[op.inputs[-1]]:
-            if graph.ops[reader].type == "Conv2DBackpropInput":
+    for op in graph.ops if chance else (graph.ops[each] for each in pairs):
+        if op.type != "Conv2DBackpropFilter" or (chance and chance.random() < 0.5):
+            continue
+        gradient = max(op.inputs[0], op.inputs[-1], key=lambda t: graph.tensors[t].op)
+        for reader in graph.consumers[gradient]:
+            if graph.ops[reader].type in _OF_THE_INPUT:
                 places[op.id] = min(reader - 0.5, places.get(op.id, op.id))
     return places
 
 
-def _order(graph: StepGraph, edges: Edges, gone: set[int]) -> list[int]:
+def _order(
+    graph: StepGraph, edges: Edges, gone: set[int], chance: random.Random | None
+) -> list[int]:
     """As many ops as do not wait for each other."""
     successors, waiting = edges
     order: list[int] = []
@@ -136,20 +171,29 @@ def _order(graph: StepGraph, edges: Edges, gone: set[int]) -> list[int]:
         return ready
 
     stack: list[int] = []
-    for root in [each for each, waits in enumerate(waiting) if not waits and each not in gone]:
+
+    def take_all() -> None:
+        while stack:
+            at_once = deque([stack.pop()])
+            while at_once:
+                dear = []
+                for ready in run(at_once.popleft()):
+                    (at_once if cheap_ops[ready] else dear).append(ready)
+                if dear and not at_once:
+                    at_once.append(dear.pop())
+                stack.extend(dear)
+
+    roots = [each for each, waits in enumerate(waiting) if not waits and each not in gone]
+    if chance:
+        chance.shuffle(roots)
+    for root in roots:
         cheap = deque([root])
         while cheap:
             for ready in run(cheap.popleft()):
                 (cheap if cheap_ops[ready] else stack).append(ready)
-    while stack:
-        at_once = deque([stack.pop()])
-        while at_once:
-            dear = []
-            for ready in run(at_once.popleft()):
-                (at_once if cheap_ops[ready] else dear).append(ready)
-            if dear and not at_once:
-                at_once.append(dear.pop())
-            stack.extend(dear)
+        if chance:
+            take_all()
+    take_all()
     return order
 
 
