@@ -5,10 +5,14 @@
     those of one batch; some are made in branches, or much is taken by loops and branches or held in
     lists, and nobody knows who lies where in there; or variables lie elsewhere after each step, or
     may; or batches come from a data set, which has some ready; or Python is called; or kernels keep
-    constant filters in a form of their own, which lies wherever there is room in the first step
+    constant filters in a form of their own, which lies wherever there is room in the first step;
+    or it is a stage of a pipeline: among its tensors lie small ones of the pipeline's own, such as
+    what first values are made of, and TensorFlow gives back what was sent when its bytes have left
 ≤   some sizes are only bounded from above, or something is set aside for what another plan took
     and nothing explains
 """
+
+from collections.abc import Iterable
 
 from memtrade.facts.variables import moved
 from memtrade.graph import BOUND, WATCHED, StepGraph
@@ -38,6 +42,16 @@ def bound_of(
     if not pinned or moves or unclear or _from_outside(graph) or _keeps_filters(graph):
         return "≈"
     return "≤" if aside or graph.sized(BOUND) else ""
+
+
+def stage_bound(graph: StepGraph) -> str:
+    """Of a stage of a pipeline, on an allocator."""
+    return "≥" if graph.data.unsized else "≈"
+
+
+def loosest(bounds: Iterable[str]) -> str:
+    """Of a sum of peaks: the one of these that says least."""
+    return max(bounds, key=["", "≤", "≈", "≥"].index, default="")
 
 
 def _in_branches(graph: StepGraph) -> bool:

@@ -18,6 +18,7 @@ from memtrade.pipeline.measure.protocol import PipelineMeasured
 from memtrade.pipeline.measure.trial import PipelineRecord
 from memtrade.pipeline.results.tables import (
     MIB,
+    about_notes,
     machines_text,
     mib,
     profiles_text,
@@ -100,7 +101,7 @@ def _columns(first: dict[str, LogRow], base: PipelineRecord) -> list[Column]:
         ("K", lambda it: str(_settings_of(it[0])[0])),
         ("M", lambda it: str(_settings_of(it[0])[1])),
         ("activation MiB: published", lambda it: f"{it[0][memory] / MIB:,.0f}"),
-        *ours(lambda of, _: mib(of.activation_bytes)),
+        *ours(lambda of, _: mib(of.activation_bytes, of.bound)),
         ("activation over K=1, M=1, never: published", over_first(memory)),
         *ours(lambda of, base: f"{of.activation_bytes / base.activation_bytes:.3f}"),
         ("samples/s over K=1, M=1, never: published", over_first(speed)),
@@ -118,6 +119,7 @@ def _notes(
         "published bytes are what PyTorch's allocator had reserved; measured is the sum of the "
         "stages' peaks by their own allocators, less values, gradients and slots; predicted is "
         "that for simulated allocators",
+        *about_notes(kept),
         "published K = 1 and M up to 4: the logs' timers do not wait for the GPU",
         f"measured throughput: {machines_text(kept)}, which all stages share, so that more "
         f"stages compute no faster; predicted: profile {profiles_text(kept)} for each stage",

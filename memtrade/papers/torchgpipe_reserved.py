@@ -21,9 +21,9 @@ from memtrade.papers.pipelines import published_run
 from memtrade.papers.torch_allocator import MIB
 from memtrade.papers.torch_pipeline import Update, reserved
 from memtrade.papers.torch_tape import FLOAT, Tape, TapeOp, draw
-from memtrade.pipeline.design.predict import StageMemory
-from memtrade.pipeline.measure.protocol import StageMeasured
+from memtrade.pipeline.measure.protocol import PipelineMeasured
 from memtrade.pipeline.measure.trial import PipelineRecord
+from memtrade.pipeline.results.tables import about_notes, mib
 from memtrade.results.sheets import NONE, Sheet, cell
 from memtrade.results.words import status_text
 from memtrade.units import megabytes
@@ -203,8 +203,12 @@ def errors_sheet(frame: pd.DataFrame) -> Sheet:
 def measured_sheet(records: Sequence[PipelineRecord]) -> Sheet:
     """The published nets that were run here, stage by stage."""
 
-    def stages(of: Sequence[StageMeasured] | Sequence[StageMemory]) -> str:
-        return " + ".join(f"{each.peak_bytes / MIB:,.1f}" for each in of)
+    def measured(seen: PipelineMeasured) -> str:
+        return " + ".join(mib(stage.peak_bytes) for stage in seen.stages)
+
+    def predicted(record: PipelineRecord) -> str:
+        stages = record.predicted.stages
+        return " + ".join(mib(stage.peak_bytes, stage.bound) for stage in stages)
 
     ordered = sorted(records, key=lambda record: (record.model, record.predicted.parameter_bytes))
     missing = [row.size for row in ROWS if not any(row.is_of(each) for each in records)]
@@ -218,8 +222,8 @@ def measured_sheet(records: Sequence[PipelineRecord]) -> Sheet:
             ("K", lambda it: str(it.trial.partitions)),
             ("M", lambda it: str(it.trial.micro_batches)),
             ("status", lambda it: status_text(it.status)),
-            ("MiB by stage: measured", lambda it: cell(lambda m: stages(m.stages), it.measured)),
-            ("predicted", lambda it: stages(it.predicted.stages)),
+            ("MiB by stage: measured", lambda it: cell(measured, it.measured)),
+            ("predicted", predicted),
             (
                 "worst error %",
                 lambda it: cell(
@@ -234,6 +238,7 @@ def measured_sheet(records: Sequence[PipelineRecord]) -> Sheet:
             "allocator, beside what was predicted of it before it ran",
             "a stage ran at a time, with zeros for what others would send, as all of them together "
             "take more than this machine has",
+            *about_notes(records),
             *([f"not run: {', '.join(missing)}"] if missing else []),
         ),
         command="\n".join(dict.fromkeys(record.command for record in ordered)),

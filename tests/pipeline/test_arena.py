@@ -4,6 +4,7 @@ import pytest
 
 from memtrade.graph import StepGraph
 from memtrade.op_types import RECEIVE, SEND
+from memtrade.pipeline.design import arena
 from memtrade.pipeline.design.arena import arena_peak
 from memtrade.pipeline.design.partitioner import Partitioner
 from memtrade.pipeline.design.predict import PipelinePredictor
@@ -58,6 +59,26 @@ def test_a_skip_waits_on_its_stage_until_it_is_received():
     assert first > peaks(network(6), ["layer2", "layer4"], **plain)[0]
 
 
+def test_what_goes_between_two_tasks_has_its_turn(monkeypatch):
+    """The second of three stages hands on before it receives, and gradients go when both of their
+    stages have recomputed."""
+    seen: list[StepGraph] = []
+
+    class Spy(Simulator):
+        def __init__(self, graph: StepGraph, *given):
+            seen.append(graph)
+            super().__init__(graph, *given)
+
+    monkeypatch.setattr(arena, "Simulator", Spy)
+    settings = {"name": "gpipe", "micro_batches": 2, "checkpoint": "always"}
+    peaks(network(4), ["layer1", "layer3"], **settings)
+    short = {"layer2": "run", "grad3_2": "back", SEND: "send", RECEIVE: "receive"}
+    ran = [short.get(op.type) or short.get(op.name.partition("#")[0]) for op in seen[1].ops]
+    forward = ["receive", "run", "send", "receive", "run", "send"]
+    backward = ["run", "receive", "back", "run", "send", "receive", "back", "send"]
+    assert [each for each in ran if each] == forward + backward
+
+
 def test_swapping_takes_less_than_recomputing_on_a_real_model(small_gpt2: StepGraph):
     ends = ["block2/add_4"]
     swapped = peaks(small_gpt2, ends, "lms", name="gpipe", micro_batches=8, checkpoint="never")
@@ -78,6 +99,8 @@ def test_it_is_close_to_the_live_bytes_of_a_real_model(small_gpt2: StepGraph):
         assert not lower.allocator
         assert exact.peak_bytes == pytest.approx(lower.peak_bytes, rel=0.05)
         assert exact.peak_bytes == exact.activation_bytes + exact.parameter_bytes
+        assert (exact.bound, lower.bound) == ("≈", "")
+    assert (arena.bound, live.bound) == ("≈", "")
 
 
 def test_what_the_last_task_sends_lies_there_until_the_task_ends():

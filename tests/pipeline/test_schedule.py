@@ -6,6 +6,8 @@ from memtrade.errors import MemtradeError, UnknownNameError
 from memtrade.pipeline.design.partitioner import Partitioner
 from memtrade.pipeline.design.schedule import (
     StageTask,
+    TaskKind,
+    Turn,
     make_schedule,
     micro_batch_size,
     receives,
@@ -64,12 +66,32 @@ def test_what_a_task_made_goes_behind_the_task_before_its_reader():
     # A skip: its reader is a clock behind.
     before = StageTask(clock=3, kind="forward", micro_batch=1)
     assert schedule.hand_over(third_forward, 2) == (before, before.moment)
-    # A gradient is there when its micro-batch is recomputed, which may start before.
-    backward = next(t for t in schedule.tasks[2] if (t.kind, t.micro_batch) == ("backward", 2))
-    before, _ = schedule.hand_over(backward, 1)
-    assert before == StageTask(clock=7, kind="backward", micro_batch=3)
+    # A gradient waits until its micro-batch is recomputed, which may start before, and until its
+    # sender has recomputed the next one.
+    backward = schedule.task(2, "backward", 2)
+    again = schedule.task(1, "recompute", 2)
+    assert schedule.hand_over(backward, 1) == (again, again.moment)
+    assert schedule.task(2, "recompute", 1).moment == again.moment
     # The first one has nobody to wait for.
     assert schedule.hand_over(schedule.tasks[0][0], 1) == (None, schedule.tasks[0][0].moment)
+
+
+def test_a_stage_hands_on_before_it_receives_and_no_two_wait_for_each_other():
+    schedule = make_schedule("gpipe", stages=4, micro_batches=4, checkpoint="never")
+
+    def turn(source: int, target: int, kind: TaskKind, i: int) -> Turn:
+        return schedule.turn(schedule.task(source, kind, i), source, target)
+
+    # At one moment, what leaves a stage goes before what arrives there, so the way is free.
+    assert turn(2, 3, "forward", 0) < turn(1, 2, "forward", 1) < turn(0, 1, "forward", 2)
+    assert turn(1, 0, "backward", 3) < turn(2, 1, "backward", 2) < turn(3, 2, "backward", 1)
+    # What was made first arrives first.
+    assert turn(0, 2, "forward", 1) < turn(1, 2, "forward", 1)
+    # Two stages of 1F1B hand each other something at one moment: forward goes first.
+    schedule = make_schedule("1f1b", stages=2, micro_batches=4, checkpoint="never")
+    ahead, back = turn(0, 1, "forward", 1), turn(1, 0, "backward", 0)
+    assert ahead[0] == back[0]
+    assert ahead < back
 
 
 @pytest.mark.parametrize("name", ["gpipe", "1f1b"])

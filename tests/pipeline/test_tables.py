@@ -1,12 +1,14 @@
 """The tables over records: what is measured, predicted and published keeps to its columns."""
 
+import msgspec
 import pandas as pd
 import pytest
 
 from memtrade.errors import MemtradeError
 from memtrade.papers.gpipe_runs import published_sheet
 from memtrade.papers.published import load_published
-from memtrade.pipeline.results.tables import schedules_sheet
+from memtrade.pipeline.design.predict import StageMemory
+from memtrade.pipeline.results.tables import device_sheet, schedules_sheet
 from memtrade.results.sheets import NONE, Sheet
 from tests.pipeline.records import record
 
@@ -38,6 +40,31 @@ def test_schedules_stand_side_by_side_largest_first():
     assert first["bubble: by clocks"] == second["bubble: by clocks"] == "0.200"
     assert first["bubble: measured"] == "0.250"
     assert "memtrade pipeline table runs" in sheet.to_markdown()
+
+
+def test_about_stands_before_what_is_about_and_old_records_do_not_say():
+    known = record(partitions=2, micro_batches=4)
+    stages = [msgspec.to_builtins(stage) for stage in known.predicted.stages]
+    for stage in stages:
+        del stage["bound"]
+    old = msgspec.structs.replace(
+        known,
+        predicted=msgspec.structs.replace(
+            known.predicted, stages=msgspec.convert(stages, tuple[StageMemory, ...])
+        ),
+    )
+    for each, sign in ((old, "≈ "), (known, "")):
+        sheet, stage = schedules_sheet([each]), device_sheet(each)
+        row = cells(sheet, 0)
+        said = each.predicted
+        assert row["total MiB: predicted"] == sign + f"{said.peak_bytes / MIB:,.1f}"
+        assert row["activation MiB: predicted"] == sign + f"{said.activation_bytes / MIB:,.1f}"
+        most = max(one.peak_bytes for one in said.stages)
+        assert row["largest stage MiB: predicted"] == sign + f"{most / MIB:,.1f}"
+        column = stage.columns.index("predicted MiB")
+        assert all(line[column].startswith("≈ ") is bool(sign) for line in stage.rows)
+        assert any(note.startswith("≈") for note in stage.notes) is bool(sign)
+        assert not row["total MiB: measured"].startswith("≈")
 
 
 def test_what_ran_out_of_memory_has_no_measured_figures():

@@ -16,7 +16,7 @@ import msgspec
 from memtrade.graph import Op, StepGraph
 from memtrade.graph_writer import GraphWriter
 from memtrade.op_types import RECEIVE, SEND, SOURCE_TYPES
-from memtrade.pipeline.design.schedule import Schedule, StageTask
+from memtrade.pipeline.design.schedule import Schedule, StageTask, Turn
 from memtrade.pipeline.design.stages import StageGraph
 from memtrade.pipeline.design.work import TaskActions
 from memtrade.plan import Action
@@ -54,7 +54,7 @@ class _Unrolled:
         self.actions: list[Action] = []
         self.shared: dict[int, int] = {}  # own tensor -> new one, of what all micro-batches read
         self.latest: dict[tuple[int, int], int] = {}  # (micro-batch, own tensor) -> new one
-        self.outgoing: list[tuple[int, int]] = []  # (moment by which it has gone, new tensor)
+        self.outgoing: list[tuple[Turn, int]] = []  # (turn to leave, new tensor)
         self.tasks = TaskActions(self.own, plan)
         self.arriving = [t for op in self.own.ops if op.type == RECEIVE for t in op.outputs]
 
@@ -71,7 +71,6 @@ class _Unrolled:
         for t in self.stage.batch:
             self._add_batch(t)
         for task in self.schedule.tasks[self.index]:
-            self._hand_over(task.moment)
             self._run_task(task)
         self._hand_over(math.inf)  # what the last task has sent lies there until it ends
         unrolled = msgspec.structs.replace(
@@ -102,15 +101,12 @@ class _Unrolled:
 
     def _run_task(self, task: StageTask) -> None:
         i, recomputed = task.micro_batch, self.schedule.recomputes(task.micro_batch)
-        if task.kind == "forward":
-            self._receive(i, self.stage.received)
-        elif task.kind == "recompute" or not recomputed:
-            self._receive(i, self.arriving)
+        self._hand_over(task.moment, self._arrivals(task))
         for action in self.tasks.of(task.kind, recomputed=recomputed):
             self._act(i, action)
         for own, target in self.stage.leaving[task.kind]:
-            _, gone = self.schedule.hand_over(task, target)
-            self.outgoing.append((gone, self._read(i, own)))
+            turn = self.schedule.turn(task, self.index, target)
+            self.outgoing.append((turn, self._read(i, own)))
 
     def _act(self, i: int, action: Action) -> None:
         if action.kind in ("run", "recompute"):
@@ -128,17 +124,30 @@ class _Unrolled:
     def _read(self, i: int, t: int) -> int:
         return self.shared[t] if t in self.shared else self.latest[i, t]
 
-    def _receive(self, i: int, tensors: Sequence[int]) -> None:
-        for t in tensors:
+    def _arrivals(self, task: StageTask) -> list[tuple[Turn, int, int]]:
+        """(turn, micro-batch, own tensor) of what has arrived when the task starts, in order."""
+        i, schedule, found = task.micro_batch, self.schedule, []
+        tensors = {"forward": self.stage.received, "backward": self.arriving}
+        for t in tensors.get(task.kind, ()):
+            source = self.stage.sources[t]
+            turn = schedule.turn(schedule.task(source, task.kind, i), source, self.index)
+            found.append((turn, i, t))
+        return found
+
+    def _hand_over(self, moment: float, arrivals: Sequence[tuple[Turn, int, int]] = ()) -> None:
+        """What has gone before a task of that moment, and what has arrived: each in its turn."""
+        due = sorted(each for each in self.outgoing if each[0][0] < moment)
+        self.outgoing = [each for each in self.outgoing if each[0][0] >= moment]
+        for turn, i, t in arrivals:
+            self._send([new for at, new in due if at < turn])
+            due = [each for each in due if each[0] >= turn]
             op = Op(0, f"receive/{t}", RECEIVE, (), (), (t,), False, {})
             (self.latest[i, t],) = self._add(op, ())
+        self._send([new for _, new in due])
 
-    def _hand_over(self, moment: float) -> None:
-        """What has gone before a task of that moment."""
-        due = [t for gone, t in self.outgoing if gone < moment]
-        self.outgoing = [each for each in self.outgoing if each[0] >= moment]
-        if due:
-            self._add(Op(0, "send", SEND, (), (), (), False, {}), due)
+    def _send(self, tensors: Sequence[int]) -> None:
+        if tensors:
+            self._add(Op(0, "send", SEND, (), (), (), False, {}), tensors)
 
     def _add(self, op: Op, inputs: Sequence[int]) -> tuple[int, ...]:
         """A copy of an own op, which runs now. The new ids of its outputs."""

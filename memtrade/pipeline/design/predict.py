@@ -31,6 +31,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from memtrade.bounds import loosest, stage_bound
 from memtrade.devices import Device
 from memtrade.graph import StepGraph
 from memtrade.pipeline.design.arena import arena_peak
@@ -66,6 +67,8 @@ class StageMemory(msgspec.Struct, frozen=True, kw_only=True):
         peak_task: the task at the peak.
         in_flight: most micro-batches under way at once.
         host_bytes: most bytes in host memory at once, where a strategy swaps.
+        bound: what stands before the peak; see `stage_bound`. Live bytes have none; records say
+            nothing of it that are older than it.
     """
 
     parameter_bytes: int
@@ -75,12 +78,18 @@ class StageMemory(msgspec.Struct, frozen=True, kw_only=True):
     in_flight: int
     host_bytes: int
     allocator: bool = False
+    bound: str = "≈"
 
 
 class StageTotals(msgspec.Struct, frozen=True, kw_only=True):
     """What several stages take together, each at its own peak, as published totals are."""
 
     stages: tuple[Any, ...]
+
+    @property
+    def bound(self) -> str:
+        """What stands before them; nothing before what was measured."""
+        return ""
 
     @property
     def peak_bytes(self) -> int:
@@ -125,6 +134,7 @@ def stage_memory(work: StageBytes, schedule: Schedule, stage: int) -> StageMemor
         peak_task=peak_task,
         in_flight=in_flight,
         host_bytes=host,
+        bound="",
     )
 
 
@@ -236,6 +246,11 @@ class PipelinePrediction(StageTotals, frozen=True, kw_only=True):
     timing: Timing
 
     @property
+    def bound(self) -> str:
+        """What stands before sums of the stages' peaks."""
+        return loosest(stage.bound for stage in self.stages)
+
+    @property
     def samples_per_second(self) -> float:
         return self.batch_size / self.timing.step_seconds
 
@@ -321,5 +336,9 @@ class PipelinePredictor:
     def _in_arena(self, needed: StageMemory, schedule: Schedule, stage: int) -> StageMemory:
         peak = arena_peak(self.stages[stage], schedule, stage, self.target, self.plans[stage])
         return msgspec.structs.replace(
-            needed, peak_bytes=peak, activation_bytes=peak - needed.parameter_bytes, allocator=True
+            needed,
+            peak_bytes=peak,
+            activation_bytes=peak - needed.parameter_bytes,
+            allocator=True,
+            bound=stage_bound(self.stages[stage].graph),
         )

@@ -56,6 +56,9 @@ class StageTask(msgspec.Struct, frozen=True, order=True):
         return 2 * self.clock + (self.kind == "backward")
 
 
+Turn = tuple[int, int, int, int]  # moment, direction, target, source, as they are sorted by
+
+
 class Message(msgspec.Struct, frozen=True):
     """A tensor on its way for one micro-batch, or the gradient of one on its way back.
 
@@ -98,17 +101,31 @@ class Schedule(msgspec.Struct, frozen=True):
         last = micro_batch == self.micro_batches - 1
         return self.checkpoint == "always" or (self.checkpoint == "except_last" and not last)
 
+    def task(self, stage: int, kind: TaskKind, micro_batch: int) -> StageTask:
+        own = self.tasks[stage]
+        return next(t for t in own if (t.kind, t.micro_batch) == (kind, micro_batch))
+
+    def reader(self, sent: StageTask, target: int) -> StageTask:
+        """The task of stage `target` that reads what `sent` made."""
+        return self.task(target, sent.kind, sent.micro_batch)
+
     def hand_over(self, sent: StageTask, target: int) -> tuple[StageTask | None, int]:
         """When what `sent` made goes to stage `target`: behind the last task there before the one
         that reads it, if there is any, and by which moment it has gone."""
         own = self.tasks[target]
-        reading = next(
-            index
-            for index, task in enumerate(own)
-            if task.micro_batch == sent.micro_batch and task.moment > sent.moment
-        )
+        reading = own.index(self.reader(sent, target))
         before = own[reading - 1] if reading else None
         return before, max(sent.moment, before.moment if before else 0)
+
+    def turn(self, sent: StageTask, source: int, target: int) -> Turn:
+        """Where two of what `source` hands to `target` meet on a stage, the lower one goes first.
+
+        By the moment; of one moment, what goes forward. A stage hands on before it receives, so
+        what is free for the one does not depend on how fast the other goes; and what was made first
+        arrives first.
+        """
+        _, gone = self.hand_over(sent, target)
+        return (gone, 1, target, -source) if sent.kind == "backward" else (gone, 0, -target, source)
 
     @property
     def held(self) -> int:

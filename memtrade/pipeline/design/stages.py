@@ -43,6 +43,7 @@ class StageGraph:
         graph: the stage as a StepGraph, named after the step and the stage.
         batch, received: its inputs: the batch's tensors, and other stages' forward ones.
         leaving: for each kind of task, (tensor, stage that reads it) of what it makes for others.
+        sources: for each tensor that other stages make, the stage that does.
         batch_bytes: of the batch's tensors that the stage reads, for one micro-batch.
         received_bytes: of what it reads of other stages' forward tensors.
         retained_bytes: the part of `received_bytes` that its backward ops read.
@@ -57,6 +58,7 @@ class StageGraph:
     batch: Ids
     received: Ids
     leaving: dict[TaskKind, list[tuple[int, int]]]
+    sources: dict[int, int]
     batch_bytes: int
     received_bytes: int
     retained_bytes: int
@@ -168,6 +170,7 @@ class _Builder:
             batch=tuple(new[t] for t in batch),
             received=tuple(new[t] for t in received),
             leaving={kind: self._leaving(kind) for kind in get_args(TaskKind)},
+            sources={new[t]: self._source(t) for t in elsewhere},
             batch_bytes=self._bytes(batch),
             received_bytes=self._bytes(received),
             retained_bytes=self._bytes(t for t in received if t in late),
@@ -250,9 +253,11 @@ class _Builder:
 
     def _turn(self, tensor: int) -> tuple[int, int]:
         """When a tensor of another stage arrives: what was made first, and of that the largest."""
-        t = self.whole.tensors[tensor]
-        stage = self.partition.stage_of[t.op] or 0
+        t, stage = self.whole.tensors[tensor], self._source(tensor)
         return (-stage if t.op in self.whole.backward else stage), -t.size_bytes
+
+    def _source(self, tensor: int) -> int:
+        return self.partition.stage_of[self.whole.tensors[tensor].op] or 0
 
     def _add_accumulator(self, variable: int) -> int:
         """The handle of a variable that sums the gradients of `variable`. Its new tensor id."""

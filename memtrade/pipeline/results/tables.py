@@ -180,6 +180,11 @@ def stages_sheet(case: Case, predicted: PipelinePrediction) -> Sheet:
 
 MIB = 1 << 20
 
+_ABOUT = (
+    "≈: about. Small tensors of the pipeline's own, such as what first values are made of, lie "
+    "among a stage's, and TensorFlow gives back what a stage has sent when its bytes have left"
+)
+
 Column = tuple[str, Callable[[PipelineRecord], str]]
 
 _SIZE_AND_STATUS: tuple[Column, ...] = (
@@ -203,6 +208,10 @@ def schedules_sheet(records: Sequence[PipelineRecord], *, command: str = "") -> 
     def largest(record: PipelineRecord, seen: PipelineMeasured) -> str:
         return mib(max(stage.peak_bytes for stage in seen.stages))
 
+    def foreseen(record: PipelineRecord) -> str:
+        most = max(record.predicted.stages, key=lambda stage: stage.peak_bytes)
+        return mib(most.peak_bytes, most.bound)
+
     def host(record: PipelineRecord) -> str:
         swapped = sum(stage.host_bytes for stage in record.predicted.stages)
         return mib(swapped) if swapped else NONE
@@ -215,11 +224,11 @@ def schedules_sheet(records: Sequence[PipelineRecord], *, command: str = "") -> 
             ("strategy", lambda it: it.trial.strategy),
             *_SIZE_AND_STATUS,
             _measured("total MiB: measured", lambda _, seen: mib(seen.peak_bytes)),
-            ("predicted", lambda it: mib(it.predicted.peak_bytes)),
+            ("predicted", lambda it: mib(it.predicted.peak_bytes, it.predicted.bound)),
             _measured("largest stage MiB: measured", largest),
-            ("predicted", lambda it: mib(max(each.peak_bytes for each in it.predicted.stages))),
+            ("predicted", foreseen),
             _measured("activation MiB: measured", lambda _, seen: mib(seen.activation_bytes)),
-            ("predicted", lambda it: mib(it.predicted.activation_bytes)),
+            ("predicted", lambda it: mib(it.predicted.activation_bytes, it.predicted.bound)),
             ("host MiB: predicted", host),
             ("bubble: by clocks", lambda it: f"{_bubble_by_clocks(it.trial):.3f}"),
             _measured("measured", lambda _, seen: f"{seen.bubble:.3f}"),
@@ -238,6 +247,7 @@ def schedules_sheet(records: Sequence[PipelineRecord], *, command: str = "") -> 
             "it receives has no task",
             f"predicted times: profile {profiles_text(records)}, as if each stage had that device "
             f"for itself; measured: {machines_text(records)}, which all stages share",
+            *about_notes(records),
             *(f"{record.trial.schedule}: {record.reason}" for record in records if record.reason),
         ),
         command=command,
@@ -298,13 +308,20 @@ def device_sheet(record: PipelineRecord) -> Sheet:
             ("slots MiB", lambda it: mib(it[1].slot_bytes)),
             ("activation MiB", lambda it: mib(it[1].activation_bytes)),
             ("peak MiB", lambda it: mib(it[1].peak_bytes)),
-            ("predicted MiB", lambda it: mib(it[2].peak_bytes)),
+            ("predicted MiB", lambda it: mib(it[2].peak_bytes, it[2].bound)),
             ("error", lambda it: f"{it[2].peak_bytes / it[1].peak_bytes - 1:+z.1%}"),
             ("busy s", lambda it: f"{it[1].busy_seconds:.3f}"),
             ("update s", lambda it: cell("{:.3f}".format, it[1].update_seconds)),
         ],
         title="Peak memory per stage",
+        notes=about_notes([record]),
     )
+
+
+def about_notes(records: Sequence[PipelineRecord]) -> tuple[str, ...]:
+    """What stands before predicted peaks of stages, where it does."""
+    said = any(stage.bound == "≈" for record in records for stage in record.predicted.stages)
+    return (_ABOUT,) if said else ()
 
 
 def _base_of(record: PipelineRecord, records: Sequence[PipelineRecord]) -> int | None:
@@ -350,5 +367,5 @@ def machines_text(records: Sequence[PipelineRecord]) -> str:
     return ", ".join(dict.fromkeys(f"{record.machine.cores} cores" for record in records))
 
 
-def mib(size_bytes: int) -> str:
-    return f"{size_bytes / MIB:,.1f}"
+def mib(size_bytes: int, bound: str = "") -> str:
+    return f"{bound} {size_bytes / MIB:,.1f}".lstrip()

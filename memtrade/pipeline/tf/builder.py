@@ -316,7 +316,9 @@ class _Builder:
 
     def _parcel(self, tensor: int, reference: str) -> Parcel:
         value, name = self.graph.tensors[tensor], self.state.flat(tensor)
-        return Parcel(reference, name, self.state.dtype(tensor), value.shape, value.size_bytes)
+        return Parcel(
+            reference, name, self.state.dtype(tensor), value.shape, value.size_bytes, tensor
+        )
 
     def _import(
         self, loss: str | None, times: Sequence[str], values: dict[str, str]

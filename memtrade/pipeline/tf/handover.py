@@ -3,24 +3,25 @@
 What a stage makes may be read later than it is ready. So that it does not pile up, and so that a
 peak is the same in every step, it goes at a moment of the schedule: behind the last task of its
 reader before the one that reads it. The sender's first task of a later moment waits until it has
-been received. Tensors of several sizes arrive one after the other, since the order decides on where
-they lie. All such edges lead from one moment to a later one: there is no deadlock, and by the
-clocks nobody waits longer. Of the transfers, only a gradient's is hidden behind computation: that
-of its micro-batch's recomputation.
+been received. What leaves and what arrives between two tasks goes one after the other, since the
+order decides on where tensors lie. All such edges lead from one moment to a later one, or from one
+turn of a moment to a later one: there is no deadlock, and by the clocks nobody waits longer. A
+gradient goes behind the recomputations of its clock: it would arrive at any time beside one.
 
 A stage alone receives zeros when it would receive, and what it sends lies there until it would have
 gone: its memory is what it is among the others.
 """
 
+import bisect
 import functools
-import itertools
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import tensorflow as tf
 
 from memtrade.errors import UnsupportedGraphError
-from memtrade.pipeline.design.schedule import Schedule, StageTask, TaskKind
+from memtrade.pipeline.design.schedule import Schedule, StageTask, TaskKind, Turn
 from memtrade.pipeline.tf.nodes import NodeWriter, const
 from memtrade.pipeline.tf.state import StageState
 
@@ -90,12 +91,23 @@ class Parcel(NamedTuple):
     dtype: tf.DType
     shape: Sequence[int] | None
     size_bytes: int
+    tensor: int
 
 
-class _Arrival(NamedTuple):
-    turn: tuple[int, int]  # those of one turn may arrive in any order
+# A stage, and the task of it behind which something happens: None before the first.
+_Gap = tuple[int, StageTask | None]
+
+
+class _Transfer(NamedTuple):
+    """In the order in which transfers go that meet on a stage: by turn, then the largest first."""
+
+    turn: Turn
+    order: tuple[int, int]  # of one turn
+    source: int
+    target: int
     sent: str  # the op that sends it
-    received: str  # the op that it is on this stage
+    received: str  # the op that it is on its reader's stage
+    waiting: StageTask | None  # its reader's
 
 
 class HandOver:
@@ -116,68 +128,64 @@ class HandOver:
     ):
         self.writer, self.stopwatch = writer, stopwatch
         self.schedule, self.apart, self.alone = schedule, apart, alone
-        self._starts: dict[tuple[int, StageTask], str] = {}
-        self._ends: dict[tuple[int, StageTask], str] = {}
-        self._arrivals: list[_Arrival] = []  # what the task in the making has received
-        self._received: list[tuple[int, StageTask, str]] = []  # what a task of its sender waits for
-        self._kept: list[tuple[int, StageTask, str]] = []  # what is let go behind a task
+        self._starts: dict[_Gap, str] = {}  # which a task ends
+        self._ends: dict[_Gap, str] = {}  # behind a task
+        self._transfers: list[_Transfer] = []
 
     def begin(self, stage: int, task: StageTask, scope: str) -> None:
         """A task starts behind the stage's last op."""
         self._starts[stage, task] = self.stopwatch.look(stage, f"{scope}/begin")
-        self._arrivals = []
 
     def end(self, stage: int, task: StageTask, scope: str) -> None:
-        """It has ended; it begins when all that it reads has arrived: waiting is no work."""
+        """It has ended."""
         self._ends[stage, task] = self.stopwatch.look(stage, f"{scope}/end")
-        received = [each.received for each in self._arrivals]
-        self._wait(self._starts[stage, task], received)
-        if self.apart and task.kind == "backward":
-            own = self.schedule.tasks[stage]
-            before = own[own.index(task) - 1]
-            if before.kind == "recompute":
-                self._wait(self._starts[stage, before], received)
-        self._take_turns()
 
     def receive(self, stage: int, source: int, kind: TaskKind, i: int, parcel: Parcel) -> str:
         """What the `kind` task of micro-batch i on `source` made, on `stage`. The reference."""
-        sent = next(
-            task
-            for task in self.schedule.tasks[source]
-            if (task.kind, task.micro_batch) == (kind, i)
-        )
-        before, gone = self.schedule.hand_over(sent, stage)
+        sent = self.schedule.task(source, kind, i)
         name = f"stage{stage}/batch{i}/receive/{parcel.name}"
         if self.alone:
             into = out = self._zeros(stage, name, parcel)
         else:
             out = self._send(source, sent, stage, parcel)
-            attrs = {"T": parcel.dtype}
-            into = self.writer.add(stage, name, "Identity", [out], attrs).name
-            self._wait(out, [self._ends[source, sent]])
-            if waiting := self._first_after(source, gone):
-                self._received.append((source, waiting, into))
-        if before:
-            self._wait(out, [self._ends[stage, before]])
-        self._arrivals.append(_Arrival((sent.moment, -parcel.size_bytes), out, into))
+            into = self.writer.add(stage, name, "Identity", [out], {"T": parcel.dtype}).name
+        reader = self.schedule.reader(sent, stage)
+        self._add(source, sent, stage, parcel, out, into, reader)
+        if self.apart and kind == "backward" and self.schedule.recomputes(i):
+            again = self.schedule.task(stage, "recompute", i)
+            self._wait(self._starts[stage, again], [self._ends[source, sent]])
         return into
 
     def keep(self, stage: int, sent: StageTask, target: int, parcel: Parcel) -> None:
         """Alone: what the task made for another stage lies there until it would have gone."""
-        _, gone = self.schedule.hand_over(sent, target)
-        if waiting := self._first_after(stage, gone):
-            own = self.schedule.tasks[stage]
+        moment, *_ = self.schedule.turn(sent, stage, target)
+        if self._around(stage, moment)[1]:
             out = self._send(stage, sent, target, parcel)
-            self._kept.append((stage, own[own.index(waiting) - 1], out))
-            self._received.append((stage, waiting, out))
+            self._add(stage, sent, target, parcel, out, out, None)
+
+    def _add(
+        self,
+        source: int,
+        sent: StageTask,
+        target: int,
+        parcel: Parcel,
+        out: str,
+        into: str,
+        waiting: StageTask | None,
+    ) -> None:
+        turn, order = self.schedule.turn(sent, source, target), (-parcel.size_bytes, parcel.tensor)
+        self._transfers.append(_Transfer(turn, order, source, target, out, into, waiting))
 
     def _send(self, stage: int, sent: StageTask, target: int, parcel: Parcel) -> str:
         name = f"stage{stage}/batch{sent.micro_batch}/send{target}/{parcel.name}"
         inputs, attrs = [parcel.reference], {"T": parcel.dtype}
         return self.writer.add(stage, name, "Identity", inputs, attrs).name
 
-    def _first_after(self, stage: int, moment: int) -> StageTask | None:
-        return next((task for task in self.schedule.tasks[stage] if task.moment > moment), None)
+    def _around(self, stage: int, moment: int) -> tuple[StageTask | None, StageTask | None]:
+        """The stage's last task until a moment, and the first one behind it."""
+        own = self.schedule.tasks[stage]
+        at = bisect.bisect_right(own, moment, key=lambda task: task.moment)
+        return own[at - 1] if at else None, own[at] if at < len(own) else None
 
     def _zeros(self, stage: int, name: str, parcel: Parcel) -> str:
         """What stands for a tensor of another stage."""
@@ -191,19 +199,27 @@ class HandOver:
         attrs = {"T": parcel.dtype, "index_type": tf.int32}
         return self.writer.add(stage, name, "Fill", [shape, zero], attrs).name
 
-    def _take_turns(self) -> None:
-        by_turn = sorted(self._arrivals, key=lambda each: each.turn)
-        turns = [list(own) for _, own in itertools.groupby(by_turn, lambda each: each.turn)]
-        for before, after in itertools.pairwise(turns):
-            for each in after:
-                self._wait(each.sent, [one.received for one in before])
-
     def close(self) -> None:
-        """Behind the last task: senders wait, whichever of the two tasks was written first."""
-        for stage, task, name in self._kept:
-            self._wait(name, [self._ends[stage, task]])
-        for stage, task, name in self._received:
-            self._wait(self._starts[stage, task], [name])
+        """Behind the last task, when all are written: what waits for what.
+
+        A transfer waits for the tasks of both stages until its moment, those behind that wait for
+        it. Between two tasks, where it takes memory and gives it back depends on the order: there
+        it waits for those before it.
+        """
+        taken: dict[_Gap, str] = {}  # what arrived last
+        given: defaultdict[_Gap, list[str]] = defaultdict(list)  # what has left since
+        for each in sorted(self._transfers, key=lambda it: (it.turn, it.order)):
+            before, behind = self._around(each.source, each.turn[0])
+            leaves = each.source, before
+            arrives = each.target, self._around(each.target, each.turn[0])[0]
+            waits = [self._ends.get(leaves), self._ends.get(arrives)]
+            waits += [taken.get(leaves), taken.get(arrives), *given.pop(arrives, ())]
+            self._wait(each.sent, [name for name in waits if name])
+            taken[arrives] = each.received
+            given[leaves].append(each.received)
+            for task in ((each.source, behind), (each.target, each.waiting)):
+                if start := self._starts.get(task):
+                    self._wait(start, [each.received])
 
     def _wait(self, waiting: str, names: Iterable[str]) -> None:
         self.writer.nodes[waiting].input.extend("^" + name for name in dict.fromkeys(names))
