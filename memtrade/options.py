@@ -31,6 +31,9 @@ NONE, EXACT, REORDERED = "none", "exact", "reordered"
 SPLITS = (NONE, EXACT, REORDERED)
 PARTS = 8
 
+# TensorFlow's whole numbers end here.
+_MOST_WHOLE = (1 << 63) - 1
+
 _BOOLEANS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 _KINDS = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "a word"}
 
@@ -166,5 +169,7 @@ def check(option: Option, value: object) -> None:
         raise RuleError(named, f"must be one of {choices}, not {value!r}")
     if option.at_least is not None and value < option.at_least:  # pyright: ignore[reportOperatorIssue]
         raise RuleError(named, f"must be at least {option.at_least:g}, not {value!r}")
+    if option.type == "int" and value > _MOST_WHOLE:  # pyright: ignore[reportOperatorIssue]
+        raise RuleError(named, f"must be at most {_MOST_WHOLE}, not {value!r}")
     if option.below is not None and value >= option.below:  # pyright: ignore[reportOperatorIssue]
         raise RuleError(named, f"must be below {option.below:g}, not {value!r}")

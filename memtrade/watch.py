@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from types import FrameType
+from types import FrameType, TracebackType
 from typing import IO, Any
 
 import msgspec
@@ -28,6 +28,9 @@ SECONDS = 0.25
 # The file of TensorFlow's that a thread is in while TensorFlow runs something for it.
 _RUNNING = os.path.join("tensorflow", "python", "eager", "execute.py")
 
+# The files that a script is run from; runpy is frozen into Python, or is not.
+_OURS = {__file__, "<frozen runpy>", runpy.__file__}
+
 
 def main(script: str, *arguments: str) -> None:
     """Runs the script as Python does, to its end or its error."""
@@ -36,6 +39,7 @@ def main(script: str, *arguments: str) -> None:
         watcher = threading.Thread(target=_watch, args=(pipe, ended), daemon=True)
         watcher.start()
         sys.argv = [script, *arguments]
+        sys.excepthook = _tell
         sys.path[0] = os.path.dirname(os.path.abspath(script))
         try:
             _run(script)
@@ -53,6 +57,13 @@ def _run(script: str) -> None:
         # Only now: what a script says before it imports TensorFlow must come first.
         with importlib.import_module("memtrade.answers").explain_oom():
             raise
+
+
+def _tell(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """As Python tells an error that ends a script: from the script's own first line on."""
+    while trace is not None and trace.tb_frame.f_code.co_filename in _OURS:
+        trace = trace.tb_next
+    sys.__excepthook__(kind, error.with_traceback(trace), trace)
 
 
 def _ran_out(error: Exception) -> bool:

@@ -9,6 +9,7 @@ the end of the user's.
 """
 
 import dataclasses
+import inspect
 import logging
 import os
 import sys
@@ -153,12 +154,27 @@ def largest_batch(
             "make_batch is a function from a number of examples to a batch, such as "
             f"lambda n: tf.TensorSpec([n, 8]), not {make_batch!r}"
         )
+    _check_takes_a_number(make_batch)
     settings = settings_of(
         strategy, budget=budget, order=order, device=device, profile=profile, **options
     )
     return _Search(
         as_function(train_step), make_batch, settings, loss, multiple_of, most, trials
     ).run()
+
+
+def _check_takes_a_number(make_batch: Callable[..., Any]) -> None:
+    try:
+        signature = inspect.signature(make_batch)
+    except ValueError:  # a function without one to ask
+        return
+    try:
+        signature.bind(1)
+    except TypeError as error:
+        raise MemtradeError(
+            "make_batch is a function of one argument, the number of examples, not one of "
+            f"{signature}: {error}"
+        ) from None
 
 
 @dataclass(frozen=True)

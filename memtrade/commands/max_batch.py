@@ -21,6 +21,7 @@ from memtrade.measure.host import describe_machine
 from memtrade.measure.max_batch import BatchSearch, MaxBatchRecord, make_max_batch_record
 from memtrade.measure.protocol import TrialSpec
 from memtrade.measure.records import Record, load_records, make_record, save_record, trial_id
+from memtrade.models import make_model
 from memtrade.options import PARTS
 from memtrade.rebatch import Rebatcher
 from memtrade.results.max_batches import searches_sheet
@@ -86,6 +87,7 @@ def max_batch(
     unit = PARTS if first.split else 1
     granularity = unit if granularity is None else granularity
     _check_sizes(start, granularity, max_batch_size, unit)
+    make_model(first.model, first.model_options | {"batch_size": start or unit})
     target = here_target(first.device, order=first.order, limit_bytes=first.memory_limit_bytes)
     seconds = step.device.timeout
     planning = any(name in PLANNED for name in names)

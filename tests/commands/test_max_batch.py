@@ -154,6 +154,7 @@ def test_the_search_begins_at_start_or_at_what_was_found_before(run: Run, trials
 BAD = [
     ("--start 0", "--start must be at least 1, not 0"),
     ("--granularity 0", "--granularity must be at least 1, not 0"),
+    (f"--start {10**15}", "images of 1,000,000,000,000,000 × "),
     ("--granularity 8 --max-batch-size 7", "must be at least the granularity of 8, not 7"),
     ("--granularity 20 --split reordered", "must be a multiple of 8, the number of parts"),
     ("--max-batch-size 0", "must be at least the granularity of 1, not 0"),

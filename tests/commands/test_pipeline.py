@@ -168,6 +168,16 @@ BAD = [
     ("pipeline run --model gpt2 --size 0", "--size '0' of gpt2: "),
     ("pipeline sweep pipeline_schedules --steps 0", "--steps must be at least 1, not 0"),
     ("pipeline serve --cluster x --stage 1", "an address of a cluster is host:port, not 'x'"),
+    ("pipeline run --model keras/MobileNetV2", "a pipeline runs built-in models, and "),
+    ("pipeline run --model-option draw_batch=true", "leave draw_batch out"),
+    ("pipeline run --model gpt2 --cluster a:1", "1 are given for 2 partitions"),
+    ("pipeline run --model gpt2 --cluster a:1,a:1", "--cluster names a:1 more than once"),
+    ("pipeline serve --cluster a:1,a:1 --stage 1", "--cluster names a:1 more than once"),
+    (
+        "pipeline run --model gpt2 --cluster 127.0.0.1:1,localhost:1 --one-at-a-time",
+        "--one-at-a-time runs stages apart, on this machine: without --cluster and --verify",
+    ),
+    ("partition --model keras/MobileNetV2 --iterations 1", "a pipeline runs built-in models"),
     ("pipeline table nowhere", "there is no folder of records of pipelines 'nowhere': make some"),
     ("pipeline table .", "there are no records of pipelines in '.': make some"),
     ("pipeline predict --model gpt2 --bandwidth 12", "more than 0, not '12': write 12GB/s"),
@@ -195,6 +205,7 @@ def test_a_grid_without_trials_is_refused(run: Run) -> None:
     [
         ("--depth 0", "--depth is a number from 1 on, not 0"),
         ("--slack nan", "--slack must be at lea"),
+        ("--bandwidth 0GB/s", "--bandwidth is bytes a second, more than 0, not '0GB/s'"),
         (
             "--boundary gpt2/block_0/add --partitions 5",
             "boundaries are one less than partitions, not 1 for 5: give as many, or none\n",

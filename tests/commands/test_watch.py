@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.commands.conftest import Run
 
 SCRIPT = """
@@ -66,3 +68,22 @@ def test_a_script_that_is_not_there(run: Run) -> None:
     assert (status, err) == (2, "memtrade: there is no script 'none.py': name a Python file\n")
     status, _, err = run("watch", "--timeout", "5", __file__)
     assert (status, err) == (2, "memtrade: a watched script takes its time: leave --timeout out\n")
+
+
+@pytest.mark.parametrize(
+    ("script", "first", "last"),
+    [
+        ("raise ValueError(1)", '  File "bad.py", line 1, in <module>', "ValueError: 1"),
+        ("def f(:", '  File "bad.py", line 1', "SyntaxError: invalid syntax"),
+    ],
+)
+def test_an_error_of_the_script_is_told_from_its_own_first_line_on(
+    tmp_path: Path, script: str, first: str, last: str
+) -> None:
+    (tmp_path / "bad.py").write_text(script)
+    command = [sys.executable, "-m", "memtrade", "watch", "--memory-limit", "120MiB", "bad.py"]
+    root = str(Path(__file__).resolve().parents[2])
+    environment = {**os.environ, "PYTHONPATH": root}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    lines = [line for line in done.stderr.splitlines() if not line.startswith("Traceback")]
+    assert (done.returncode, lines[0], lines[-1]) == (1, first, last)

@@ -77,6 +77,7 @@ def test_image_axes_follow_the_data_format():
         ("resnet", {"batch_size": 1.5}, "'batch_size' must be a whole number, not 1.5"),
         ("resnet", {"image_size": -1}, "'image_size' must be at least 1, not -1"),
         ("resnet", {"data_format": "nhwc"}, "must be one of NHWC, NCHW"),
+        ("resnet", {"seed": 1 << 63}, "'seed' must be at most 9223372036854775807, not 922"),
         ("resnet", {"num_classes": 1}, "'num_classes' must be at least 2, not 1"),
         ("inception-v4", {"image_size": 74}, "'image_size' must be at least 75, not 74"),
         ("inception-v4", {"dropout": 1}, "'dropout' must be below 1, not 1"),

@@ -172,3 +172,5 @@ def test_micro_batches_divide_the_batch():
         MemtradeError, match=r"batch of 64 cannot be split into 7 .* take 2 or 4 or 8"
     ):
         micro_batch_size(64, 7)
+    with pytest.raises(MemtradeError, match="take 1 or 999999999989"):
+        micro_batch_size(999_999_999_989, 7)  # a prime, and told at once

@@ -169,6 +169,8 @@ def test_counts_and_names_of_another_type_are_one_line():
         memtrade.largest_batch(step.function, lambda count: step.batch, trials=None)  # pyright: ignore[reportArgumentType]
     with pytest.raises(MemtradeError, match="make_batch is a function from a number of examples"):
         memtrade.largest_batch(step.function, None)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(MemtradeError, match=r"the number of examples, not one of \(\): too many"):
+        memtrade.largest_batch(step.function, lambda: step.batch)  # pyright: ignore[reportArgumentType]
     with pytest.raises(MemtradeError, match=r"unknown strategy \[1\]"):
         memtrade.apply(step.function, step.batch, strategy=[1])  # pyright: ignore[reportArgumentType]
     with pytest.raises(MemtradeError, match=r"option 'count' must be a whole number, not \[1\]"):

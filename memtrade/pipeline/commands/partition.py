@@ -38,6 +38,7 @@ from memtrade.models import MODELS, options_of
 from memtrade.pipeline.design.partition import Partition
 from memtrade.pipeline.design.partitioner import Partitioner
 from memtrade.pipeline.design.report import PartitionReport, StageSamples, Volumes, analyse
+from memtrade.pipeline.design.runnable import check_runs
 from memtrade.pipeline.design.schedule import make_schedule
 from memtrade.pipeline.measure.protocol import PipelineTrial
 from memtrade.pipeline.measure.trial import run_pipeline
@@ -80,6 +81,8 @@ class CutFlags:
             raise MemtradeError(f"--depth is a number from 1 on, not {self.depth}")
         if not self.slack >= 0:
             raise MemtradeError(f"--slack must be at least 0, not {self.slack:g}")
+        if self.bandwidth is not None:
+            _bytes_per_s(self.bandwidth)
 
     def sized(self, model: ModelFlags) -> ModelFlags:
         """The model's flags, with the options that --size stands for.
@@ -109,15 +112,7 @@ class CutFlags:
     def link_bytes_per_s(self, target: Target) -> float:
         if self.bandwidth is None:
             return target.device.device_to_host_bytes_per_s
-        try:
-            rate = parse_bytes(self.bandwidth.removesuffix("/s"))
-        except MemtradeError:
-            rate = 0
-        if not rate:
-            raise MemtradeError(
-                f"--bandwidth is bytes a second, more than 0, not {self.bandwidth!r}: write 12GB/s"
-            )
-        return rate
+        return _bytes_per_s(self.bandwidth)
 
     def stages(self, partitions: int | None) -> int:
         """How many there will be: as many as the boundaries make, or 2, unless it is said.
@@ -149,6 +144,18 @@ class CutFlags:
         if self.balance == "memory":
             return partitioner.by_memory(count, in_flight=in_flight, slack=self.slack)
         return partitioner.by_time(count, target, slack=self.slack)
+
+
+def _bytes_per_s(bandwidth: str) -> int:
+    try:
+        rate = parse_bytes(bandwidth.removesuffix("/s"))
+    except MemtradeError:
+        rate = 0
+    if not rate:
+        raise MemtradeError(
+            f"--bandwidth is bytes a second, more than 0, not {bandwidth!r}: write 12GB/s"
+        )
+    return rate
 
 
 def trace_step(model: ModelFlags, *, timeout_seconds: float, verbose: bool) -> StepGraph:
@@ -284,6 +291,8 @@ def partition(
         raise MemtradeError(f"--partitions is a number from 1 on, not {partitions}")
     cut.stages(partitions)
     sized = cut.sized(model)
+    if iterations:
+        check_runs(sized.make_model())
     graph = trace_step(sized, timeout_seconds=device.timeout, verbose=verbose)
     target = learned_target(target, [graph])
     made = cut.cut(graph, partitions, target)

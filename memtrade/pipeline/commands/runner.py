@@ -31,6 +31,7 @@ from memtrade.measure.protocol import FAILED, Progress
 from memtrade.measure.records import save_record
 from memtrade.pipeline.commands.partition import CutFlags, micro_batch_graphs
 from memtrade.pipeline.design.predict import PipelinePredictor
+from memtrade.pipeline.design.runnable import check_runs
 from memtrade.pipeline.design.schedule import (
     CheckpointMode,
     Schedule,
@@ -85,11 +86,17 @@ class StageFlags:
     def addresses(self) -> tuple[str, ...]:
         if self.cluster is None:
             return ()
-        return tuple(each.strip() for each in self.cluster.split(","))
+        found = tuple(each.strip() for each in self.cluster.split(","))
+        if twice := next((each for each in found if found.count(each) > 1), None):
+            raise MemtradeError(f"--cluster names {twice} more than once: give each stage its own")
+        return found
 
     def target(self, stages: int) -> Target:
         """Of each stage. Raises MemtradeError where there is no such profile, or none was named
-        for GPUs elsewhere."""
+        for GPUs elsewhere, or where there are not as many servers as stages."""
+        if (given := self.addresses()) and len(given) != stages:
+            said = f"{len(given)} are given for {stages} partitions"
+            raise MemtradeError(f"a cluster needs one address per partition: {said}")
         limit_bytes = self.limit_bytes(stages)
         if self.cluster is None:
             name = "gpu:0" if self.device == "gpu" else ARENA
@@ -142,6 +149,12 @@ class PipelineRunner:
 
     def __post_init__(self) -> None:
         check_steps(self.steps, self.warmup)
+        if self.where.one_at_a_time and (self.where.cluster or self.verify):
+            raise MemtradeError(
+                "--one-at-a-time runs stages apart, on this machine: without --cluster and --verify"
+            )
+        check_runs(self.model.make_model())
+        check_reachable(self.where.addresses())
 
     @cached_property
     def graph_at(self) -> Callable[[int], StepGraph]:
@@ -152,17 +165,8 @@ class PipelineRunner:
         self, schedule: Schedule, known: Mapping[str, PipelineRecord] | None = None
     ) -> PipelineRecord:
         """The trial's record, out of those that are known by their ids, or made now."""
-        if self.where.one_at_a_time and (self.where.cluster or self.verify):
-            raise MemtradeError(
-                "--one-at-a-time runs stages apart, on this machine: without --cluster and --verify"
-            )
         size = micro_batch_size(self.model.make_model().batch_size, schedule.micro_batches)
         graph = self.graph_at(size)
-        if not graph.data.inputs:
-            raise MemtradeError(
-                f"{graph.name} draws its batch itself, and a pipeline splits one that it is given: "
-                "leave draw_batch out"
-            )
         target = self.where.target(schedule.stages)
         if self.verify:
             _check_draws_nothing(graph)
@@ -317,7 +321,6 @@ def run(
     )
     name, options = _one_strategy(strategy)
     stages.target(partitions)
-    check_reachable(stages.addresses())
     check_writable(results)
     runner = PipelineRunner(
         model=sized,

@@ -26,6 +26,7 @@ is not there already, so it may start before the gradient arrives.
 A clock is a count, not a time: forward and backward take one each. `predict.py` gives them times.
 """
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal, get_args
 
@@ -181,7 +182,8 @@ def make_schedule(
 def micro_batch_size(batch_size: int, micro_batches: int) -> int:
     """Examples in each micro-batch. Raises MemtradeError unless they are equally large."""
     if micro_batches < 1 or batch_size % micro_batches:
-        fitting = [m for m in range(1, batch_size + 1) if batch_size % m == 0]
+        small = [m for m in range(1, math.isqrt(batch_size) + 1) if batch_size % m == 0]
+        fitting = sorted({*small, *(batch_size // m for m in small)})
         near = sorted(sorted(fitting, key=lambda m: abs(m - micro_batches))[:3])
         raise MemtradeError(
             f"a batch of {batch_size} cannot be split into {micro_batches} equal micro-batches: "

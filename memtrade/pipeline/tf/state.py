@@ -9,10 +9,11 @@ import tensorflow as tf
 
 from memtrade.errors import UnsupportedGraphError
 from memtrade.graph import StepGraph
-from memtrade.models.base import DrawnModel, Model
+from memtrade.models.base import Model
 from memtrade.op_types import SOURCE_TYPES
 from memtrade.pipeline.design.batch_norm import MovingAverage
 from memtrade.pipeline.design.partition import Partition
+from memtrade.pipeline.design.runnable import check_runs
 from memtrade.pipeline.tf.nodes import NodeWriter, const, output
 from memtrade.tf.build import make_batch, make_step
 from memtrade.tf.extract import Trace, trace
@@ -46,13 +47,9 @@ def draw_step(
 ) -> DrawnStep:
     """Traces the step of `model`, one micro-batch of `whole`, within a graph of its own.
 
-    Raises UnsupportedGraphError for Keras models and steps of one's own, whose weights are made at
-    once.
+    Raises UnsupportedGraphError for models that no pipeline can run.
     """
-    if not isinstance(model, DrawnModel):
-        raise UnsupportedGraphError(
-            f"a pipeline runs built-in models, and {model.name} is not one: try --model gpt2"
-        )
+    check_runs(model)
     outer = tf.Graph()
     with outer.as_default():
         step = make_step(model, optimizer=optimizer, learning_rate=learning_rate)
