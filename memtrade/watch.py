@@ -41,19 +41,25 @@ def main(script: str, *arguments: str) -> None:
         sys.argv = [script, *arguments]
         sys.excepthook = _tell
         sys.path[0] = os.path.dirname(os.path.abspath(script))
-        try:
-            _run(script)
-        finally:
+
+        def stop() -> None:
             ended.set()
             watcher.join()
 
+        try:
+            _run(script, stop)
+        finally:
+            stop()
 
-def _run(script: str) -> None:
+
+def _run(script: str, stop_watching: Callable[[], None]) -> None:
     try:
         runpy.run_path(script, run_name="__main__")
     except Exception as error:
         if not _ran_out(error):
             raise
+        # Two threads that import what imports each other may see half of it.
+        stop_watching()
         # Only now: what a script says before it imports TensorFlow must come first.
         with importlib.import_module("memtrade.answers").explain_oom():
             raise
