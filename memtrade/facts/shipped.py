@@ -72,6 +72,12 @@ def looked_at() -> dict[str, tuple[int, ...]]:
     return none | {name: tuple(each) for name, each in table["positions"].items()}
 
 
+@cache
+def read_as_shapes() -> dict[str, tuple[int, ...]]:
+    """Of op types, those of `looked_at` whose parts count where the whole is not known."""
+    return {name: tuple(each) for name, each in _read("shapes")["shapes"].items()}
+
+
 class ShippedFacts:
     """Facts out of a file of rules; see its head for what a rule says.
 
