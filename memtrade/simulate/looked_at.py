@@ -1,8 +1,9 @@
 """What a graph keeps of the values that it infers shapes with.
 
 TensorFlow's shape functions ask for the values of inputs, `facts/shipped/shapes.toml` says which.
-Whatever is made of constants alone is computed for that, and kept if it is small. Where a value
-is read as a shape, so are the parts that it is put together of, those that are known:
+Whatever is made of constants alone, and of shapes that are known, is computed for that, and kept if
+it is small. Where a value is read as a shape, so are the parts that it is put together of, those
+that are known:
 
     Const ─► Cast ─► Add ─► Range        Range asks for the sum, and a graph keeps that alone
     number of examples, Const ─► Pack ─► Reshape      Reshape asks for the shape, whatever is known
@@ -12,11 +13,15 @@ is read as a shape, so are the parts that it is put together of, those that are 
 from collections.abc import Iterator
 
 from memtrade.facts import looked_at, read_as_shapes, reuse
-from memtrade.graph import Op, StepGraph
+from memtrade.graph import Op, StepGraph, once_per_graph
+from memtrade.op_types import BODY_TYPES, CALL_TYPES, NEVER_FOLDED_TYPES
 from memtrade.simulate.spared import Spared
 
 _KEPT_BYTES = 1024  # the largest value
 _WHOLE = ("int32", "int64")
+_SHAPES = ("Shape", "ShapeN", "VariableShape")  # which are shapes already
+_OF_SHAPES = ("Rank", "Shape", "Size")
+_UNKNOWN = frozenset({*BODY_TYPES, *CALL_TYPES, *NEVER_FOLDED_TYPES})
 
 
 def looked_at_values(graph: StepGraph, without: Spared) -> tuple[int, ...]:
@@ -30,7 +35,28 @@ def looked_at_values(graph: StepGraph, without: Spared) -> tuple[int, ...]:
             found.add(read[place])
             if place in shapes:
                 found.update(_parts(read[place], graph, without))
-    return tuple(sorted(t for t in found if _is_kept(t, graph)))
+    known = _known(graph)
+    return tuple(
+        t
+        for t in sorted(found)
+        if known[(made := graph.tensors[t]).op]
+        and made.dtype in _WHOLE
+        and made.size_bytes <= _KEPT_BYTES
+    )
+
+
+@once_per_graph
+def _known(graph: StepGraph) -> list[bool]:
+    """Of each op, whether TensorFlow computes what it makes where someone asks for it. O(edges)."""
+    known = graph.folding.computed[:]
+    for op in graph.ops:
+        if op.type in _OF_SHAPES:
+            known[op.id] |= graph.tensors[op.inputs[0]].shape is not None and (
+                op.inputs[0] not in graph.data.sized
+            )
+        elif op.inputs and not op.stateful and op.type not in _UNKNOWN:
+            known[op.id] |= all(known[graph.tensors[t].op] for t in op.inputs)
+    return known
 
 
 def _asked(op: Op, graph: StepGraph) -> Iterator[int]:
@@ -56,13 +82,7 @@ def _parts(shape: int, graph: StepGraph, without: Spared) -> Iterator[int]:
     elif op.type == "StridedSlice":
         if graph.tensors[read[1]].shape == (1,):
             yield from _parts(read[0], graph, without)
-    else:
+    elif op.type not in _SHAPES:
         yield shape
-        if op.type == "Cast" and not graph.folding.computed[op.id]:
+        if op.type == "Cast" and not _known(graph)[op.id]:
             yield from _parts(read[0], graph, without)
-
-
-def _is_kept(t: int, graph: StepGraph) -> bool:
-    made = graph.tensors[t]
-    known = graph.folding.computed[made.op] and made.dtype in _WHOLE
-    return known and made.size_bytes <= _KEPT_BYTES

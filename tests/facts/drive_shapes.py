@@ -15,6 +15,7 @@ from memtrade.tf.device import Arena
 # Of each type, its inputs: an empty list is a constant of one number, a list one of its numbers, a
 # tuple the dtype and shape of a tensor that is not known.
 X, ROW, KEY, COUNTER = ("float32", 8, 6, 4), ("int32", 2), ("uint64", 1), ("uint64", 2)
+SCATTERED = [X, [[1], [2]], ("float32", 2, 6, 4)]
 IMAGES, MADE = ("float32", 1, 8, 8, 2), ("float32", 1, 8, 8, 4)
 OPS: dict[str, list[Any]] = {
     "All": [("bool", 3, 2), [0, 1]],
@@ -31,6 +32,7 @@ OPS: dict[str, list[Any]] = {
     "Conv2DBackpropInput": [[1, 8, 8, 2], ("float32", 3, 3, 2, 4), MADE],
     "Cumsum": [X, 1],
     "Equal": [[1, 2], ROW],
+    "Empty": [[3, 4]],
     "ExpandDims": [X, 1],
     "Fill": [[8, 6], ("int32",)],
     "GatherNd": [X, [1, 2]],
@@ -64,12 +66,18 @@ OPS: dict[str, list[Any]] = {
     "Split": [1, X],
     "Squeeze": [[[1, 2]]],
     "StatelessRandomNormalV2": [[3, 4], KEY, COUNTER, 1],
+    "StatelessRandomUniformIntV2": [[3, 4], KEY, COUNTER, 1, 0, 9],
     "StatelessRandomUniformV2": [[3, 4], KEY, COUNTER, 1],
+    "StatelessTruncatedNormalV2": [[3, 4], KEY, COUNTER, 1],
     "StridedSlice": [X, [0, 0, 0], [8, 6, 4], [1, 1, 1]],
     "StridedSliceGrad": [[8, 6, 4], [0, 0, 0], [8, 6, 4], [1, 1, 1], X],
     "Sum": [X, [1, 2]],
     "TensorListReserve": [[3, 4], 5],
-    "TensorScatterUpdate": [X, [[1], [2]], ("float32", 2, 6, 4)],
+    "TensorScatterAdd": SCATTERED,
+    "TensorScatterMax": SCATTERED,
+    "TensorScatterMin": SCATTERED,
+    "TensorScatterSub": SCATTERED,
+    "TensorScatterUpdate": SCATTERED,
     "Tile": [X, [1, 2, 2]],
     "TopKV2": [X, 3],
     "Transpose": [X, [1, 0, 2]],
@@ -119,6 +127,7 @@ ATTRS: dict[str, dict[str, Any]] = {
     "Cast": {"DstT": tf.float32},
     "Conv2DBackpropFilter": {"strides": [1] * 4, "padding": "SAME"},
     "Conv2DBackpropInput": {"strides": [1] * 4, "padding": "SAME"},
+    "Empty": {"dtype": tf.float32},
     "RandomStandardNormal": {"dtype": tf.float32},
     "RandomUniform": {"dtype": tf.float32},
     "Split": {"num_split": 2},

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from memtrade.facts import CPU
-from memtrade.graph import GraphData, StepGraph
+from memtrade.graph import BOUND, GraphData, StepGraph
 from memtrade.simulate.program import Linker
 from tests.graphs import Builder, HandMade
 from tests.simulate.test_memory import BIG, everything, simulate
@@ -237,14 +237,15 @@ def test_constants_of_one_number_are_apart_where_they_wait_for_other_ops(
     assert held == copies * BIG
 
 
-def looked_at(b: Builder, y: int) -> list[int]:
+def looked_at(b: Builder, y: int, **given: object) -> list[int]:
     """The sizes of what graphs keep of a step that returns `y` and reads "x"."""
     b.tensors = [
         msgspec.structs.replace(each, dtype="int32") if each.size_bytes < BIG else each
         for each in b.tensors
     ]
     x = next(op.outputs[0] for op in b.ops if op.name == "x")
-    graph = b.build(inputs=[x], outputs=[y], loss=y)
+    data = b.build(inputs=[x], outputs=[y], loss=y).data
+    graph = StepGraph(msgspec.structs.replace(data, **given))
     kept = Linker(graph, HandMade(CPU)).constants.looked_at_last
     return [graph.tensors[t].size_bytes for t in kept]
 
@@ -278,3 +279,13 @@ def test_graphs_keep_no_large_values():
     (y,) = b.op("y", "Transpose", [x, dims[0]], sizes=[BIG])
     (z,) = b.op("z", "Transpose", [y, dims[1]], sizes=[BIG])
     assert looked_at(b, z) == [1024]
+
+
+@pytest.mark.parametrize(("known", "kept"), [(True, [8]), (False, [])])
+def test_graphs_keep_shapes_that_are_known_before_any_step(known: bool, kept: list[int]):
+    """A sum of exponentials in a loop that is unrolled asks for one in each iteration."""
+    b = Builder()
+    (x,) = b.op("x", "Placeholder", sizes=[BIG])
+    (shape,) = b.op("shape", "Shape", [x], sizes=[8])
+    (y,) = b.op("y", "Reshape", [x, shape], sizes=[BIG])
+    assert looked_at(b, y, sized={} if known else {x: BOUND}) == kept
