@@ -41,7 +41,8 @@ class Reuse(NamedTuple):
     passing: frozenset[str]
 
     def positions(self, op: Op, graph: StepGraph, output: int) -> tuple[int, ...]:
-        """Positions of the inputs whose buffer may become output number `output`."""
+        """Positions of the inputs whose buffer may become output number `output`. Beside a tensor,
+        if only of one element, kernels read a number and do not try its buffer."""
         wanted = graph.tensors[op.outputs[output]]
         tried = self.tried.get(op.type, ())
         return tuple(
@@ -51,6 +52,7 @@ class Reuse(NamedTuple):
             and wanted.size_bytes > 0
             and graph.tensors[op.inputs[i]].size_bytes == wanted.size_bytes
             and graph.tensors[op.inputs[i]].dtype == wanted.dtype
+            and (graph.tensors[op.inputs[i]].shape != () or wanted.shape == ())
         )
 
 
