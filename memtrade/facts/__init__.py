@@ -6,9 +6,17 @@ Facts come from files that are shipped (`shipped.py`), or were learned where the
 """
 
 from memtrade.facts.kernel import SCRATCH, Fact, Facts, Request, most_bytes
-from memtrade.facts.shipped import CPU, OUTPUTS, ShippedFacts, looked_at, reuse, shipped
+from memtrade.facts.shipped import (
+    CPU,
+    OUTPUTS,
+    ShippedFacts,
+    looked_at,
+    read_as_shapes,
+    reuse,
+    shipped,
+)
 
 __all__ = [
     "CPU", "OUTPUTS", "SCRATCH", "Fact", "Facts", "Request",
-    "ShippedFacts", "looked_at", "most_bytes", "reuse", "shipped",
+    "ShippedFacts", "looked_at", "most_bytes", "read_as_shapes", "reuse", "shipped",
 ]  # fmt: skip

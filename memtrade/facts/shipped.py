@@ -41,7 +41,8 @@ class Reuse(NamedTuple):
     passing: frozenset[str]
 
     def positions(self, op: Op, graph: StepGraph, output: int) -> tuple[int, ...]:
-        """Positions of the inputs whose buffer may become output number `output`."""
+        """Positions of the inputs whose buffer may become output number `output`. Beside a tensor,
+        if only of one element, kernels read a number and do not try its buffer."""
         wanted = graph.tensors[op.outputs[output]]
         tried = self.tried.get(op.type, ())
         return tuple(
@@ -51,6 +52,7 @@ class Reuse(NamedTuple):
             and wanted.size_bytes > 0
             and graph.tensors[op.inputs[i]].size_bytes == wanted.size_bytes
             and graph.tensors[op.inputs[i]].dtype == wanted.dtype
+            and (graph.tensors[op.inputs[i]].shape != () or wanted.shape == ())
         )
 
 
@@ -70,6 +72,12 @@ def looked_at() -> dict[str, tuple[int, ...]]:
     table = _read("shapes")
     none = dict.fromkeys(table["none"]["types"].split(), ())
     return none | {name: tuple(each) for name, each in table["positions"].items()}
+
+
+@cache
+def read_as_shapes() -> dict[str, tuple[int, ...]]:
+    """Of op types, those of `looked_at` whose parts count where the whole is not known."""
+    return {name: tuple(each) for name, each in _read("shapes")["shapes"].items()}
 
 
 class ShippedFacts:

@@ -15,6 +15,7 @@ read copy, for good.
 
 from collections import defaultdict
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from memtrade.graph import Op, StepGraph, once_per_graph
 from memtrade.op_types import (
@@ -83,6 +84,34 @@ def goes_by_rows(op: Op, graph: StepGraph) -> bool:
     if value.id in graph.data.sized or not value.shape or not value.dtype.endswith(_ADDED):
         return False
     return value.size_bytes >= _ROW_BYTES * value.shape[0] > 0
+
+
+class Brought(NamedTuple):
+    """A constant that rewritten steps have beside the step's: a number of type int32 in so many
+    dimensions. `looked_at`: whether TensorFlow infers shapes with it."""
+
+    number: int
+    rank: int
+    looked_at: bool
+
+
+@once_per_graph
+def brought(graph: StepGraph) -> tuple[Brought, ...]:
+    """What is written in place or row by row is written to a slice, or to rows that are counted:
+    each number of that is there once."""
+    rows = any(goes_by_rows(op, graph) for op in graph.ops)
+    slices = any(keeps_place(op, graph) and _rank(op, graph) for op in graph.ops)
+    return tuple(
+        Brought(number, rank, rows)
+        for rank in (0, 1)
+        for number in (0, 1)
+        if rows or (slices and rank)
+    )
+
+
+def _rank(op: Op, graph: StepGraph) -> int:
+    """Of what an assignment writes."""
+    return len(graph.tensors[op.inputs[1]].shape or ())
 
 
 @once_per_graph

@@ -14,12 +14,14 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 
-from memtrade.facts import looked_at, reuse
+from memtrade.facts import reuse
+from memtrade.facts.variables import Brought
 from memtrade.folding import KEPT_BYTES, asked_of
 from memtrade.graph import Op, StepGraph, once_per_graph
 from memtrade.op_types import ALIAS_TYPES
+from memtrade.simulate.looked_at import looked_at_values
 from memtrade.simulate.regions import round_up
-from memtrade.simulate.spared import Spared
+from memtrade.simulate.spared import Spared, nothing_spared
 from memtrade.simulate.unplanned import merged_tensors
 
 # Of one number they make tensors of that number; Fill reads it behind the dimensions, Split behind
@@ -33,6 +35,9 @@ _NOT_EACH = {"BiasAdd", "LogSoftmax", "MatrixBandPart", "ScatterNdNonAliasingAdd
 _EACH = (frozenset(reuse().tried) | {"Cast"}) - _NOT_EACH
 
 
+_NUMBER_BYTES = 4  # of one that the rewriter brings
+
+
 class Constants:
     """What the runtime holds of a graph's constants.
 
@@ -42,20 +47,28 @@ class Constants:
         folding_bytes: of each that the runtime computes, merged or not.
         computing_bytes: of what lies there at once while the runtime computes them.
         own_bytes: of those that the step has, where the runtime computes any.
-        looked_at: those that TensorFlow infers shapes with: each graph keeps those that it has
-            looked at. The runtime merges constants that hold the same, and graphs do not.
-        looked_at_last: those of them that the rewritten graph looks at.
+        looked_at: what TensorFlow infers shapes with: each graph keeps what it has looked at. The
+            runtime merges constants that hold the same, and graphs do not.
+        looked_at_last: what the rewritten graph looks at.
         first: each of the step's own -> the first that holds the same, if the runtime merges them:
             it does where all that hold the same wait for the same ops, constants aside.
         lasting: those that the runtime holds, the first of those that hold the same: what it has
             computed others of, it drops.
+        brought: those that the rewriter brings and that none of the step's holds.
     """
 
-    def __init__(self, graph: StepGraph, hide: Callable[[int, str], int], without: Spared):
+    def __init__(
+        self,
+        graph: StepGraph,
+        hide: Callable[[int, str], int],
+        without: Spared,
+        beside: Sequence[Brought] = (),
+    ):
         """
         Args:
             hide: adds a tensor that the graph does not have, of so many bytes and so labelled.
             without: what the step does without.
+            beside: what it has beside its own.
         """
         self.folded: dict[int, int] = {}
         bodies = (op.attrs.get("folding_bytes", ()) for op in graph.ops)
@@ -67,12 +80,12 @@ class Constants:
         held = [t for op in graph.ops if op.type == "Const" for t in op.outputs]
         wanted = (t for t in held if consumers[t] or not graph.consumers[t])
         sizes = (round_up(graph.tensors[t].size_bytes) for t in wanted)
-        self.own_bytes = sum(sizes) if self.folding_bytes else 0
+        self.own_bytes = 0
+        if self.folding_bytes:
+            self.own_bytes = sum(sizes) + len(beside) * round_up(_NUMBER_BYTES)
         read = {*graph.data.outputs, *self.folded.values()}
-        self.looked_at = frozenset(t for t in held if _is_looked_at(t, graph, graph.consumers))
-        self.looked_at_last = frozenset(
-            t for t in self.looked_at if _is_looked_at(t, graph, consumers)
-        )
+        self.looked_at = looked_at_values(graph, nothing_spared(graph))
+        self.looked_at_last = looked_at_values(graph, without)
         equal = {t: graph.data.equal.get(t, t) for t in held}
         before = _waits(graph)
         waits: dict[int, set[frozenset[int]]] = defaultdict(set)
@@ -83,6 +96,24 @@ class Constants:
             self.first[t]
             for t in held
             if t in read or not all(graph.folded[c] for c in consumers[t])
+        )
+        hidden = [hide(_NUMBER_BYTES, f"{each.number} (constant)") for each in beside]
+        self.brought: list[int] = []
+        for each, t in zip(beside, hidden, strict=True):
+            self.looked_at_last += (t,) * each.looked_at
+            if not any(self._holds(one, each, graph, before) for one in self.lasting):
+                self.brought.append(t)
+
+    def _holds(
+        self, t: int, number: Brought, graph: StepGraph, before: Mapping[int, frozenset[int]]
+    ) -> bool:
+        """Whether the runtime merges the two: then they are there once."""
+        made = graph.tensors[t]
+        return (
+            graph.data.values.get(t) == (number.number,)
+            and made.dtype == "int32"
+            and made.shape == (1,) * number.rank
+            and not before[made.op]
         )
 
     def _fold(
@@ -149,20 +180,6 @@ def _handed_on(graph: StepGraph, same: Mapping[int, int]) -> dict[int, int]:
             source = op.inputs[0]
             given[op.outputs[0]] = given.get(source, same.get(source, source))
     return given
-
-
-def _is_looked_at(constant: int, graph: StepGraph, consumers: Sequence[Sequence[int]]) -> bool:
-    """Shapes, axes and the like. What updates read, and ops that compute with its like, are
-    values."""
-
-    def looks(op: Op) -> bool:
-        if (known := looked_at().get(op.type)) is not None:
-            return any(op.inputs[i] == constant for i in known if i < len(op.inputs))
-        alike = len({graph.tensors[t].dtype for t in op.inputs}) == 1
-        return not (op.stateful or (alike and op.type in reuse().tried))
-
-    whole = graph.tensors[constant].dtype in ("int32", "int64")
-    return whole and any(looks(graph.ops[c]) for c in consumers[constant])
 
 
 @once_per_graph

@@ -29,8 +29,8 @@ class LiveWalk(Walk):
         persistent_bytes: what lies there before a step.
     """
 
-    def __init__(self, linker: Linker):
-        super().__init__(linker, linker.link((), ()), _Counter())
+    def __init__(self, linker: Linker, program: Program | None = None):
+        super().__init__(linker, program or linker.link((), ()), _Counter())
         self.persist()
 
     def _new(self, size: int, references: int, owner: int) -> int:

@@ -313,7 +313,9 @@ class Simulator:
 
     def _live_rows(self, program: Program) -> list[int]:
         if self._lived is None or self._lived[0] is not program:
-            self._lived = program, self._laid.rows(program)
+            rewritten = program.constants is self.linker.constants
+            laid = self._laid if rewritten else LiveWalk(self.linker, program)
+            self._lived = program, laid.rows(program)
         return self._lived[1]
 
     @property

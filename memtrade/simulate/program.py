@@ -20,6 +20,8 @@ import msgspec
 from memtrade.facts import SCRATCH, Facts, Request
 from memtrade.facts.kernel import END, NOTHING
 from memtrade.facts.variables import (
+    Brought,
+    brought,
     copied_variables,
     goes_by_rows,
     keeps_place,
@@ -161,7 +163,9 @@ class Linker:
         self._add_workspaces()
         self.unplanned = self._known_of(nothing_spared(graph))
         without = spared(graph)
-        self.specs, self.constants = self._known_of(without) if without.reads else self.unplanned
+        self.specs, self.constants = self.unplanned
+        if without.reads or brought(graph):
+            self.specs, self.constants = self._known_of(without, brought(graph))
         self.specs = self.specs.copy()
         for op in graph.ops:
             if goes_by_rows(op, graph):
@@ -213,9 +217,11 @@ class Linker:
         hidden = tensor - len(self.graph.tensors)
         return self.graph.label(tensor) if hidden < 0 else self.labels_of_hidden[hidden]
 
-    def _known_of(self, without: Spared) -> tuple[list[Spec | None], Constants]:
-        """Of each op, and what there is of constants."""
-        constants = Constants(self.graph, self._hide, without)
+    def _known_of(
+        self, without: Spared, beside: Sequence[Brought] = ()
+    ) -> tuple[list[Spec | None], Constants]:
+        """Of each op, and what there is of constants, with those that a rewritten step brings."""
+        constants = Constants(self.graph, self._hide, without, beside)
         specs = [
             None if op.id in without.left_out else self._spec(op, without.inputs(op), constants)
             for op in self.graph.ops

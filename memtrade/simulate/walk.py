@@ -111,14 +111,15 @@ class Walk:
             self._always("batch", size_bytes)
         self.given_bytes = self.allocator.bytes_in_use - aside_bytes
         held = [graph.tensors[op.outputs[0]] for op in graph.ops if op.type == "Const"]
-        for each in held:
-            last = each.id in constants.looked_at_last and self._graphs > 0
-            before = max(self._graphs - 1, 0) * (each.id in constants.looked_at)
-            for _ in range(before + last):
-                self._always("constants", each.size_bytes)
+        before, last = max(self._graphs - 1, 0), min(self._graphs, 1)
+        looked_at = before * constants.looked_at + last * constants.looked_at_last
+        for t in sorted(looked_at):
+            self._always("constants", self.linker.sizes[t])
         folding_bytes = self._folded()
         for each in held:
             self._constant_lies(each)
+        for t in constants.brought:
+            self._always("constants", self.linker.sizes[t])
         for folded in dict.fromkeys(constants.folded.values()):
             if not self.sources[folded]:
                 size_bytes = self.linker.sizes[folded]

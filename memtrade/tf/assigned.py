@@ -30,23 +30,18 @@ from memtrade.tf.unroll import shapes_kept
 _HARMLESS = READING_TYPES | {"AssignVariableOp", "ResourceStridedSliceAssign"}
 
 
-def write_in_place(
-    assign: NodeDef, rank: int, slices: dict[bool, tuple[str, str]] | None = None
-) -> list[NodeDef]:
+def write_in_place(assign: NodeDef, rank: int, numbers: dict[str, str]) -> list[NodeDef]:
     """Turns an AssignVariableOp into one of a slice, and returns the slice's constants that are
-    not there yet. `slices` has the names of those that are, by whether there are axes. The runtime
+    not there yet. `numbers`: the names of those that are, by what they hold. The runtime
     puts branches into the step's graph and merges a constant only with the first that holds the
-    same: where that one is not in the same branch, all of the branch's stay apart."""
+    same: where that one is not in the same branch, all of the branch's stay apart. And it holds
+    each twice, once for its kernel, while it computes what is made of constants alone."""
     handle, value, *controls = assign.input
     dtype = assign.attr["dtype"].type
     start, stride, open_ends = whole_slice(rank)
-    slices = {} if slices is None else slices
     constants: list[NodeDef] = []
-    if (has_axes := rank > 0) not in slices:
-        begin, step = f"{assign.name}/from", f"{assign.name}/by"
-        constants = [const_node(begin, start), const_node(step, stride)]
-        slices[has_axes] = begin, step
-    at, by = slices[has_axes]
+    at = _constant(start, f"{assign.name}/from", numbers, constants)
+    by = _constant(stride, f"{assign.name}/by", numbers, constants)
     assign.op = "ResourceStridedSliceAssign"
     assign.ClearField("attr")
     assign.attr["T"].type = dtype
@@ -57,26 +52,40 @@ def write_in_place(
     return constants
 
 
-def write_by_rows(update: NodeDef) -> list[NodeDef]:
+def write_by_rows(update: NodeDef, numbers: dict[str, str]) -> list[NodeDef]:
     """Turns an AssignAddVariableOp or AssignSubVariableOp into one of all rows, and returns what
-    numbers these: four constants, and the chain that begins with the variable's shape. Numbers that
-    the runtime could compute once would lie there for good."""
+    numbers these: of four constants those that are not there yet, and the chain that begins with
+    the variable's shape. Numbers that the runtime could compute once would lie there for good.
+    `numbers`: as in `write_in_place`."""
     handle, value, *controls = update.input
     dtype, name = update.attr["dtype"].type, update.name
-    none, one = const_node(f"{name}/none", 0), const_node(f"{name}/one", 1)
-    start, end = const_node(f"{name}/start", [0]), const_node(f"{name}/end", [1])
+    constants: list[NodeDef] = []
+    none = _constant(0, f"{name}/none", numbers, constants)
+    one = _constant(1, f"{name}/one", numbers, constants)
+    start = _constant([0], f"{name}/start", numbers, constants)
+    end = _constant([1], f"{name}/end", numbers, constants)
     shape = make_node("VariableShape", f"{name}/shape", [handle], out_type="int32")
     count = make_node(
-        "StridedSlice", f"{name}/count", [shape.name, start.name, end.name, end.name],
+        "StridedSlice", f"{name}/count", [shape.name, start, end, end],
         T="int32", Index="int32", shrink_axis_mask=1,
     )  # fmt: skip
-    rows = make_node("Range", f"{name}/rows", [none.name, count.name, one.name], Tidx="int32")
+    rows = make_node("Range", f"{name}/rows", [none, count.name, one], Tidx="int32")
     update.op = BY_ROWS[update.op]
     update.ClearField("attr")
     update.attr["dtype"].type = dtype
     update.attr["Tindices"].type = tf.int32.as_datatype_enum
     update.input[:] = [handle, rows.name, value, *controls]
-    return [none, one, start, end, shape, count, rows]
+    return [*constants, shape, count, rows]
+
+
+def _constant(
+    values: int | list[int], name: str, numbers: dict[str, str], made: list[NodeDef]
+) -> str:
+    """The name of the constant that holds this; `made` gets it where there is none."""
+    if str(values) not in numbers:
+        numbers[str(values)] = name
+        made.append(const_node(name, values))
+    return numbers[str(values)]
 
 
 def whole_slice(rank: int) -> tuple[list[int], list[int], int]:
@@ -173,10 +182,10 @@ def _written(functions: Functions, name: str, ranks: Mapping[int, int]) -> list[
     made.versions.producer = tf.version.GRAPH_DEF_VERSION
     rank_of = {template.arguments[i]: rank for i, rank in ranks.items()}
     called: list[Any] = []
-    slices: dict[bool, tuple[str, str]] = {}
+    numbers: dict[str, str] = {}
     for node in [*made.node]:
         if node.op == "AssignVariableOp" and node.input[0] in rank_of:
-            made.node.extend(write_in_place(node, rank_of[node.input[0]], slices))
+            made.node.extend(write_in_place(node, rank_of[node.input[0]], numbers))
         inner = {i: rank_of[name] for i, name in enumerate(node.input[1:]) if name in rank_of}
         if node.op in BRANCH_TYPES and inner:
             for each in chosen_functions(node):

@@ -227,7 +227,7 @@ def _constants(graph: StepGraph, linker: Linker) -> dict[str, tuple[int, ...]]:
     return {
         "kept_bytes": tuple(sizes[t] for t in (*lasting, *made)),
         "folding_bytes": (*constants.folding_bytes, *(sizes[t] for t in own)),
-        "looked_at_bytes": tuple(sizes[t] for t in held if t in constants.looked_at),
+        "looked_at_bytes": tuple(sizes[t] for t in constants.looked_at),
     }
 
 

@@ -96,6 +96,7 @@ class _Rewriter:
         self.ran = -1  # the op of the action before, if that ran one
         self.filter_gradients: dict[int, NodeDef] = {}  # of the bias gradient that may follow
         self.reserved: list[str] = []  # reservations for the action that comes
+        self.numbers: dict[str, str] = {}  # constants that the step did not have: see `brought`
         self.trigger = ""  # dataflow: the last backward op that ran
 
     def graph_def(self) -> Any:
@@ -116,12 +117,11 @@ class _Rewriter:
             return
         node = self._copy(op_id, op.name)
         if keeps_place(op, self.graph):
-            self.nodes.extend(
-                write_in_place(node, len(self.graph.tensors[op.inputs[1]].shape or ()))
-            )
+            rank = len(self.graph.tensors[op.inputs[1]].shape or ())
+            self.nodes.extend(write_in_place(node, rank, self.numbers))
         first = node
         if goes_by_rows(op, self.graph):
-            *constants, first, count, rows = write_by_rows(node)
+            *constants, first, count, rows = write_by_rows(node, self.numbers)
             self.nodes.extend((*constants, first, count, rows))
         self.nodes.append(node)
         beside = self.filter_gradients.pop(op_id, None)

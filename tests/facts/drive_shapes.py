@@ -1,11 +1,11 @@
 """Child process of test_shipped.py: imports ops with constants into graphs, in an arena.
 
-Prints, as JSON, of each op type the inputs whose constants the graph keeps.
+Prints, as JSON, of each op type the inputs whose constants the graph keeps, and those of which it
+keeps a part that is known.
 """
 
-import gc
+import inspect
 import json
-from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -15,105 +15,155 @@ from memtrade.tf.device import Arena
 # Of each type, its inputs: an empty list is a constant of one number, a list one of its numbers, a
 # tuple the dtype and shape of a tensor that is not known.
 X, ROW, KEY, COUNTER = ("float32", 8, 6, 4), ("int32", 2), ("uint64", 1), ("uint64", 2)
+SCATTERED = [X, [[1], [2]], ("float32", 2, 6, 4)]
+IMAGES, MADE = ("float32", 1, 8, 8, 2), ("float32", 1, 8, 8, 4)
 OPS: dict[str, list[Any]] = {
+    "All": [("bool", 3, 2), [0, 1]],
+    "Any": [("bool", 3, 2), [0, 1]],
+    "ArgMax": [X, 1],
+    "AvgPoolGrad": [[1, 8, 8, 2], ("float32", 1, 4, 4, 2)],
+    "Bincount": [[1, 2], 5, ("float32", 2)],
+    "BroadcastArgs": [[8, 6], [8, 6]],
     "BroadcastGradientArgs": [[8, 6], [6]],
+    "BroadcastTo": [X, [8, 6, 4]],
     "Cast": [[1, 2]],
+    "ConcatV2": [[1, 2], [3, 4], 0],
+    "Conv2DBackpropFilter": [IMAGES, [3, 3, 2, 4], MADE],
+    "Conv2DBackpropInput": [[1, 8, 8, 2], ("float32", 3, 3, 2, 4), MADE],
     "Cumsum": [X, 1],
     "Equal": [[1, 2], ROW],
-    "Greater": [[1, 2], ROW],
-    "Less": [[1, 2], ROW],
-    "Pack": [[[1, 2], [3, 4]]],
-    "Roll": [X, [1], [0]],
+    "Empty": [[3, 4]],
+    "ExpandDims": [X, 1],
+    "Fill": [[8, 6], ("int32",)],
+    "GatherNd": [X, [1, 2]],
     "GatherV2": [X, [1, 2], 1],
+    "Greater": [[1, 2], ROW],
+    "GreaterEqual": [[1, 2], ROW],
+    "Identity": [[1, 2]],
+    "InvertPermutation": [[1, 0]],
+    "Less": [[1, 2], ROW],
+    "LessEqual": [[1, 2], ROW],
+    "Max": [X, [1, 2]],
+    "Mean": [X, [1, 2]],
+    "Min": [X, [1, 2]],
     "Multinomial": [("float32", 8, 6), 5],
+    "NotEqual": [[1, 2], ROW],
     "OneHot": [ROW, 5, 1, 0],
+    "Pack": [[1, 2], [3, 4]],
+    "Pad": [X, [[1, 1]] * 3],
+    "Prod": [X, [1, 2]],
     "RandomStandardNormal": [[3, 4]],
     "RandomUniform": [[3, 4]],
     "RandomUniformInt": [[3, 4], 0, 9],
-    "StatelessRandomNormalV2": [[3, 4], KEY, COUNTER, 1],
-    "StatelessRandomUniformV2": [[3, 4], KEY, COUNTER, 1],
-    "StridedSliceGrad": [[8, 6, 4], [0, 0, 0], [8, 6, 4], [1, 1, 1], X],
-    "TruncatedNormal": [[3, 4]],
-    # By the rule for all others.
-    "Mean": [X, [1, 2]],
     "Reshape": [X, [48, 4]],
+    "ReverseV2": [X, [0, 1]],
+    "Roll": [X, [1], [0]],
+    "ScatterNd": [[[1], [2]], ("float32", 2, 4), [8, 4]],
+    "Select": [("bool", 2), [1, 2], [3, 4]],
+    "SelectV2": [("bool", 2), [1, 2], [3, 4]],
+    "Slice": [X, [0, 0, 0], [1, 2, 3]],
+    "SparseSoftmaxCrossEntropyWithLogits": [("float32", 2, 6), [1, 2]],
+    "Split": [1, X],
+    "Squeeze": [[[1, 2]]],
+    "StatelessRandomNormalV2": [[3, 4], KEY, COUNTER, 1],
+    "StatelessRandomUniformIntV2": [[3, 4], KEY, COUNTER, 1, 0, 9],
+    "StatelessRandomUniformV2": [[3, 4], KEY, COUNTER, 1],
+    "StatelessTruncatedNormalV2": [[3, 4], KEY, COUNTER, 1],
     "StridedSlice": [X, [0, 0, 0], [8, 6, 4], [1, 1, 1]],
+    "StridedSliceGrad": [[8, 6, 4], [0, 0, 0], [8, 6, 4], [1, 1, 1], X],
+    "Sum": [X, [1, 2]],
+    "TensorListReserve": [[3, 4], 5],
+    "TensorScatterAdd": SCATTERED,
+    "TensorScatterMax": SCATTERED,
+    "TensorScatterMin": SCATTERED,
+    "TensorScatterSub": SCATTERED,
+    "TensorScatterUpdate": SCATTERED,
     "Tile": [X, [1, 2, 2]],
+    "TopKV2": [X, 3],
+    "Transpose": [X, [1, 0, 2]],
+    "TruncatedNormal": [[3, 4]],
+    "Unpack": [[1, 2]],
+    "UnsortedSegmentMax": [X, [0] * 8, 5],
+    "UnsortedSegmentSum": [X, [0] * 8, 5],
+    "Where": [[1, 2]],
+    # By the rule for all others.
+    "LinSpace": [("float32",), ("float32",), 3],
+    "Range": [1, 5, 2],
 }
 MANY = 16  # of each, so that what a graph takes anyway does not count
+KNOWN, UNKNOWN, PUT_TOGETHER = range(3)
+graphs: list[tf.Graph] = []  # that stay: none gives back while others are looked at
 
 
-def given(what: Any, *, known: bool) -> Any:
+def given(what: Any, how: int = KNOWN) -> Any:
+    """PUT_TOGETHER: of one number that is known, and others that are not."""
     if isinstance(what, tuple):
         return tf.compat.v1.placeholder(what[0], what[1:])
-    if isinstance(what, list) and isinstance(what[0], list):
-        return [given(each, known=known) for each in what]
     constant = tf.constant(what, tf.int32)
-    return constant if known else tf.compat.v1.placeholder(tf.int32, constant.shape)
+    if how == KNOWN:
+        return constant
+    if how == UNKNOWN:
+        return tf.compat.v1.placeholder(tf.int32, constant.shape)
+    others = [tf.compat.v1.placeholder(tf.int32, []) for _ in what[1:]]
+    return tf.raw_ops.Pack(values=[tf.constant(what[0]), *others])
 
 
-def kept_bytes(op_type: str, unknown: int = -1) -> int:
+def kept_bytes(op_type: str, place: int = -1, how: int = UNKNOWN) -> int:
     """What a graph keeps of ops whose inputs are constants, but for one."""
     with tf.Graph().as_default() as graph:
         for _ in range(MANY):
-            MAKE[op_type](*(given(e, known=i != unknown) for i, e in enumerate(OPS[op_type])))
-    graph_def = graph.as_graph_def()
-    gc.collect()  # graphs from before, which would go meanwhile
+            inputs = OPS[op_type]
+            make(op_type, [given(e, how if i == place else KNOWN) for i, e in enumerate(inputs)])
+    graphs.append(graph)
     before_bytes = arena.in_use_bytes()
     with tf.Graph().as_default() as imported:
-        tf.graph_util.import_graph_def(graph_def, name="")
-    taken_bytes = arena.in_use_bytes() - before_bytes
-    del imported
-    return taken_bytes
+        tf.graph_util.import_graph_def(graph.as_graph_def(), name="")
+    graphs.append(imported)
+    return arena.in_use_bytes() - before_bytes
 
 
-MAKE: dict[str, Callable[..., Any]] = {
-    "Cast": lambda x: tf.raw_ops.Cast(x=x, DstT=tf.float32),
-    "Pack": lambda values: tf.raw_ops.Pack(values=values),
-    "Roll": lambda x, by, axis: tf.raw_ops.Roll(input=x, shift=by, axis=axis),
-    "Cumsum": lambda x, axis: tf.raw_ops.Cumsum(x=x, axis=axis),
-    "Equal": lambda x, y: tf.raw_ops.Equal(x=x, y=y),
-    "Greater": lambda x, y: tf.raw_ops.Greater(x=x, y=y),
-    "Less": lambda x, y: tf.raw_ops.Less(x=x, y=y),
-    "BroadcastGradientArgs": lambda a, b: tf.raw_ops.BroadcastGradientArgs(s0=a, s1=b),
-    "GatherV2": lambda x, at, axis: tf.raw_ops.GatherV2(params=x, indices=at, axis=axis),
-    "OneHot": lambda at, depth, on, off: tf.raw_ops.OneHot(
-        indices=at, depth=depth, on_value=on, off_value=off
-    ),
-    "Multinomial": lambda logits, many: tf.raw_ops.Multinomial(logits=logits, num_samples=many),
-    "RandomStandardNormal": lambda shape: tf.raw_ops.RandomStandardNormal(
-        shape=shape, dtype=tf.float32
-    ),
-    "RandomUniform": lambda shape: tf.raw_ops.RandomUniform(shape=shape, dtype=tf.float32),
-    "RandomUniformInt": lambda shape, least, most: tf.raw_ops.RandomUniformInt(
-        shape=shape, minval=least, maxval=most
-    ),
-    "StatelessRandomNormalV2": lambda shape, key, counter, alg: tf.raw_ops.StatelessRandomNormalV2(
-        shape=shape, key=key, counter=counter, alg=alg
-    ),
-    "StatelessRandomUniformV2": lambda shape, key, counter, alg: (
-        tf.raw_ops.StatelessRandomUniformV2(shape=shape, key=key, counter=counter, alg=alg)
-    ),
-    "StridedSliceGrad": lambda shape, begin, end, by, dy: tf.raw_ops.StridedSliceGrad(
-        shape=shape, begin=begin, end=end, strides=by, dy=dy
-    ),
-    "TruncatedNormal": lambda shape: tf.raw_ops.TruncatedNormal(shape=shape, dtype=tf.float32),
-    "Mean": lambda x, axis: tf.raw_ops.Mean(input=x, axis=axis),
-    "Reshape": lambda x, shape: tf.raw_ops.Reshape(tensor=x, shape=shape),
-    "StridedSlice": lambda x, begin, end, by: tf.raw_ops.StridedSlice(
-        input=x, begin=begin, end=end, strides=by
-    ),
-    "Tile": lambda x, times: tf.raw_ops.Tile(input=x, multiples=times),
+ATTRS: dict[str, dict[str, Any]] = {
+    "AvgPoolGrad": {"ksize": [1, 2, 2, 1], "strides": [1, 2, 2, 1], "padding": "SAME"},
+    "Cast": {"DstT": tf.float32},
+    "Conv2DBackpropFilter": {"strides": [1] * 4, "padding": "SAME"},
+    "Conv2DBackpropInput": {"strides": [1] * 4, "padding": "SAME"},
+    "Empty": {"dtype": tf.float32},
+    "RandomStandardNormal": {"dtype": tf.float32},
+    "RandomUniform": {"dtype": tf.float32},
+    "Split": {"num_split": 2},
+    "TensorListReserve": {"element_dtype": tf.float32},
+    "TruncatedNormal": {"dtype": tf.float32},
+    "Unpack": {"num": 2},
 }
+
+
+def make(op_type: str, inputs: list[Any]) -> None:
+    """An op of raw inputs, in their order."""
+    raw = getattr(tf.raw_ops, op_type)
+    if op_type == "ConcatV2":
+        inputs = [inputs[:-1], inputs[-1]]
+    elif op_type == "Pack":
+        inputs = [inputs]
+    names = [each for each in inspect.signature(raw).parameters if each != "name"]
+    raw(**dict(zip(names, inputs, strict=False)), **ATTRS.get(op_type, {}))
+
+
+def main() -> None:
+    asked, shapes = dict[str, list[int]](), dict[str, list[int]]()
+    for op_type, inputs in OPS.items():
+        most = kept_bytes(op_type)
+        places = [i for i, each in enumerate(inputs) if not isinstance(each, tuple)]
+        left = {i: kept_bytes(op_type, i) for i in places}
+        asked[op_type] = [i for i in places if left[i] < most]
+        several = [i for i in asked[op_type] if isinstance(inputs[i], list)]
+        shapes[op_type] = [
+            i
+            for i in several
+            if not isinstance(inputs[i][0], list) and kept_bytes(op_type, i, PUT_TOGETHER) > left[i]
+        ]
+    print(json.dumps([asked, {name: found for name, found in shapes.items() if found}]))
+
 
 arena = Arena(256 << 20)
 arena.start()
-found = {
-    op_type: [
-        i
-        for i, each in enumerate(inputs)
-        if not isinstance(each, tuple) and kept_bytes(op_type) > kept_bytes(op_type, i)
-    ]
-    for op_type, inputs in OPS.items()
-}
-print(json.dumps(found))
+main()

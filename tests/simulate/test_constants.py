@@ -5,8 +5,10 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from memtrade.graph import GraphData, StepGraph
-from tests.graphs import Builder
+from memtrade.facts import CPU
+from memtrade.graph import BOUND, GraphData, StepGraph
+from memtrade.simulate.program import Linker
+from tests.graphs import Builder, HandMade
 from tests.simulate.test_memory import BIG, everything, simulate
 
 WIDE = 12 << 20  # too large to be kept
@@ -233,3 +235,57 @@ def test_constants_of_one_number_are_apart_where_they_wait_for_other_ops(
     graph = b.build(inputs=[x], outputs=[loss], loss=loss)
     held = simulate(graph, everything(graph)).persistent_bytes - BIG
     assert held == copies * BIG
+
+
+def looked_at(b: Builder, y: int, **given: object) -> list[int]:
+    """The sizes of what graphs keep of a step that returns `y` and reads "x"."""
+    b.tensors = [
+        msgspec.structs.replace(each, dtype="int32") if each.size_bytes < BIG else each
+        for each in b.tensors
+    ]
+    x = next(op.outputs[0] for op in b.ops if op.name == "x")
+    data = b.build(inputs=[x], outputs=[y], loss=y).data
+    graph = StepGraph(msgspec.structs.replace(data, **given))
+    kept = Linker(graph, HandMade(CPU)).constants.looked_at_last
+    return [graph.tensors[t].size_bytes for t in kept]
+
+
+def test_graphs_keep_what_is_computed_of_constants_for_a_shape_function_and_not_these():
+    """The shapes of a `vectorized_map` are put together by a dozen ops."""
+    b = Builder()
+    one, two = (b.op(name, "Const", sizes=[8])[0] for name in ("one", "two"))
+    (both,) = b.op("both", "AddV2", [one, two], sizes=[8])
+    (turned,) = b.op("turned", "InvertPermutation", [both], sizes=[12])
+    (x,) = b.op("x", "Placeholder", sizes=[BIG])
+    (y,) = b.op("y", "Transpose", [x, turned], sizes=[BIG])
+    assert looked_at(b, y) == [12]
+
+
+def test_of_a_shape_that_is_not_known_graphs_keep_the_parts_that_are():
+    b = Builder()
+    (x,) = b.op("x", "Placeholder", sizes=[BIG])
+    (count,) = b.op("count", "Where", [x], sizes=[4])
+    known, tail, axis = (b.op(f"{n}", "Const", sizes=[n])[0] for n in (4, 8, 12))
+    (head,) = b.op("head", "Pack", [count, known], sizes=[8])
+    (whole,) = b.op("whole", "ConcatV2", [head, tail, axis], sizes=[16])
+    (y,) = b.op("y", "Reshape", [x, whole], sizes=[BIG])
+    assert looked_at(b, y) == [4, 8, 12]  # the last is asked for by ConcatV2
+
+
+def test_graphs_keep_no_large_values():
+    b = Builder()
+    dims = [b.op(f"{n}", "Const", sizes=[n])[0] for n in (1024, 1028)]
+    (x,) = b.op("x", "Placeholder", sizes=[BIG])
+    (y,) = b.op("y", "Transpose", [x, dims[0]], sizes=[BIG])
+    (z,) = b.op("z", "Transpose", [y, dims[1]], sizes=[BIG])
+    assert looked_at(b, z) == [1024]
+
+
+@pytest.mark.parametrize(("known", "kept"), [(True, [8]), (False, [])])
+def test_graphs_keep_shapes_that_are_known_before_any_step(known: bool, kept: list[int]):
+    """A sum of exponentials in a loop that is unrolled asks for one in each iteration."""
+    b = Builder()
+    (x,) = b.op("x", "Placeholder", sizes=[BIG])
+    (shape,) = b.op("shape", "Shape", [x], sizes=[8])
+    (y,) = b.op("y", "Reshape", [x, shape], sizes=[BIG])
+    assert looked_at(b, y, sized={} if known else {x: BOUND}) == kept

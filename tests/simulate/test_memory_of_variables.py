@@ -5,10 +5,12 @@ from typing import Any
 import msgspec
 import pytest
 
+from memtrade.facts import CPU
 from memtrade.graph import StepGraph
 from memtrade.simulate.bfc import MIB
 from memtrade.simulate.memory import Simulator
-from tests.graphs import ARENA, Builder
+from memtrade.simulate.program import Linker
+from tests.graphs import ARENA, Builder, HandMade
 from tests.simulate.test_memory import BIG, everything, simulate
 
 
@@ -51,6 +53,31 @@ def test_an_assignment_takes_the_value_over():
     result = simulate(graph, everything(graph), steps=3)
     assert result.peak_bytes == result.persistent_bytes + BIG
     assert simulate(graph, everything(graph), steps=1).peak_bytes == result.peak_bytes
+
+
+@pytest.mark.parametrize(("held", "more"), [((0,), 1), ((7,), 2)])
+def test_what_is_written_in_place_brings_constants_that_the_step_does_not_hold(
+    held: tuple[int, ...], more: int
+) -> None:
+    """Where the slice begins, and its stride; once for all that is assigned."""
+    b = Builder()
+    handles = [with_variable(b, 1024) for _ in range(2)]
+    (x,) = b.op("x", "Placeholder", sizes=[1024])
+    (axis,) = b.op("axis", "Const", sizes=[4])
+    (loss,) = b.op("loss", "Cumsum", [x, axis], sizes=[1024])
+    b.tensors[axis] = msgspec.structs.replace(b.tensors[axis], dtype="int32")
+    (size,) = b.op("size", "Const", sizes=[4])
+    (zeros,) = b.op("zeros", "Fill", [size], sizes=[BIG])
+    (y,) = b.op("y", "MatMul", [zeros, loss], sizes=[1024])
+    plain = b.build(inputs=[x], outputs=[y], loss=loss).data
+    for handle in handles:
+        b.op("assign", "AssignVariableOp", [handle, loss], stateful=True)
+    written = b.build(inputs=[x], outputs=[y], loss=loss).data
+    for data, beside in ((plain, 0), (written, more)):
+        graph = StepGraph(msgspec.structs.replace(data, values={axis: held}))
+        constants = Linker(graph, HandMade(CPU)).constants
+        assert len(constants.brought) == beside
+        assert constants.own_bytes == 256 * (2 + (beside and 2))
 
 
 def moving() -> StepGraph:

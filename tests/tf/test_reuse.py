@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import msgspec
 import pytest
 
 from memtrade.facts import reuse
@@ -13,6 +14,20 @@ from memtrade.measure.environment import child_environment
 from memtrade.measure.learning import LOGGING
 from memtrade.measure.protocol import TrialSpec
 from memtrade.tf.kernel_log import Output, read_events
+from tests.graphs import Builder
+
+
+@pytest.mark.parametrize(("number", "taken"), [((), (0,)), ((1,), (0, 1))])
+def test_the_buffer_of_a_number_does_not_become_that_of_a_tensor_of_one_element(
+    number: tuple[int, ...], taken: tuple[int, ...]
+) -> None:
+    """Adam's rate, and the bias of a layer of one channel."""
+    b = Builder()
+    (x,), (rate,) = (b.op(name, "Placeholder", sizes=[4]) for name in ("x", "rate"))
+    b.tensors[rate] = msgspec.structs.replace(b.tensors[rate], shape=number)
+    (y,) = b.op("y", "Mul", [x, rate], sizes=[4])
+    graph = b.build(inputs=[x, rate], outputs=[y], loss=y)
+    assert reuse().positions(graph.ops[-1], graph, 0) == taken
 
 
 @pytest.mark.parametrize("onednn", ["0", "1"])
