@@ -41,7 +41,7 @@ def watched(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_script_runs_as_it_is_and_its_memory_is_told(tmp_path: Path) -> None:
-    done = watched(tmp_path, "4000", "40")
+    done = watched(tmp_path, "4000", "12")
     assert (done.returncode, done.stdout) == (0, "trained\n")
     lines = [line for line in done.stderr.splitlines() if line.startswith("memtrade: ")]
     assert len(lines) >= 2
