@@ -87,6 +87,7 @@ def max_batch(
     unit = PARTS if first.split else 1
     granularity = unit if granularity is None else granularity
     _check_sizes(start, granularity, max_batch_size, unit)
+    # Sizes that no model takes are told before anything is traced.
     make_model(first.model, first.model_options | {"batch_size": start or unit})
     target = here_target(first.device, order=first.order, limit_bytes=first.memory_limit_bytes)
     seconds = step.device.timeout

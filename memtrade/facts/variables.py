@@ -100,7 +100,7 @@ def brought(graph: StepGraph) -> tuple[Brought, ...]:
     """What is written in place or row by row is written to a slice, or to rows that are counted:
     each number of that is there once."""
     rows = any(goes_by_rows(op, graph) for op in graph.ops)
-    slices = any(keeps_place(op, graph) and _rank(op, graph) for op in graph.ops)
+    slices = any(keeps_place(op, graph) and written_rank(op, graph) for op in graph.ops)
     return tuple(
         Brought(number, rank, rows)
         for rank in (0, 1)
@@ -109,7 +109,7 @@ def brought(graph: StepGraph) -> tuple[Brought, ...]:
     )
 
 
-def _rank(op: Op, graph: StepGraph) -> int:
+def written_rank(op: Op, graph: StepGraph) -> int:
     """Of what an assignment writes."""
     return len(graph.tensors[op.inputs[1]].shape or ())
 

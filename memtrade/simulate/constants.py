@@ -19,9 +19,9 @@ from memtrade.facts.variables import Brought
 from memtrade.folding import KEPT_BYTES, asked_of
 from memtrade.graph import Op, StepGraph, once_per_graph
 from memtrade.op_types import ALIAS_TYPES
-from memtrade.simulate.looked_at import looked_at_values
+from memtrade.simulate.looked_at import looked_at_as_it_came, looked_at_values
 from memtrade.simulate.regions import round_up
-from memtrade.simulate.spared import Spared, nothing_spared
+from memtrade.simulate.spared import Spared
 from memtrade.simulate.unplanned import merged_tensors
 
 # Of one number they make tensors of that number; Fill reads it behind the dimensions, Split behind
@@ -84,8 +84,9 @@ class Constants:
         if self.folding_bytes:
             self.own_bytes = sum(sizes) + len(beside) * round_up(_NUMBER_BYTES)
         read = {*graph.data.outputs, *self.folded.values()}
-        self.looked_at = looked_at_values(graph, nothing_spared(graph))
-        self.looked_at_last = looked_at_values(graph, without)
+        self.looked_at = self.looked_at_last = looked_at_as_it_came(graph)
+        if without.reads:
+            self.looked_at_last = looked_at_values(graph, without)
         equal = {t: graph.data.equal.get(t, t) for t in held}
         before = _waits(graph)
         waits: dict[int, set[frozenset[int]]] = defaultdict(set)

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from memtrade.facts import looked_at, read_as_shapes, reuse
 from memtrade.graph import Op, StepGraph, once_per_graph
 from memtrade.op_types import BODY_TYPES, CALL_TYPES, NEVER_FOLDED_TYPES
-from memtrade.simulate.spared import Spared
+from memtrade.simulate.spared import Spared, nothing_spared
 
 _KEPT_BYTES = 1024  # the largest value
 _WHOLE = ("int32", "int64")
@@ -43,6 +43,12 @@ def looked_at_values(graph: StepGraph, without: Spared) -> tuple[int, ...]:
         and made.dtype in _WHOLE
         and made.size_bytes <= _KEPT_BYTES
     )
+
+
+@once_per_graph
+def looked_at_as_it_came(graph: StepGraph) -> tuple[int, ...]:
+    """The same of the step as it came."""
+    return looked_at_values(graph, nothing_spared(graph))
 
 
 @once_per_graph

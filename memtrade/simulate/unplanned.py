@@ -1,8 +1,8 @@
 """The order in which TensorFlow runs a step that no plan puts in order, on one executor thread.
 
 As its executor does it: of the ops that become ready with the end of one, the cheap ones (which
-hand on a buffer or a shape) go on at once, and one other with them, if no cheap one is left; the
-others go on top of a stack, from which the thread takes the next when it has nothing to go on with.
+hand on a buffer or a shape) go on at once; the others go on top of a stack, from which the thread
+takes the next when no cheap one is left.
 
     group ─► identity of dx    the input's gradient goes on the stack ...
           └► identity of dw ─► update       ... and is taken from it once the update has run
@@ -172,28 +172,22 @@ def _order(
 
     stack: list[int] = []
 
-    def take_all() -> None:
-        while stack:
-            at_once = deque([stack.pop()])
-            while at_once:
-                dear = []
-                for ready in run(at_once.popleft()):
-                    (at_once if cheap_ops[ready] else dear).append(ready)
-                if dear and not at_once:
-                    at_once.append(dear.pop())
-                stack.extend(dear)
+    def take(op_id: int) -> None:
+        """Runs it, and the cheap ops that become ready; the others go on top of the stack."""
+        cheap = deque([op_id])
+        while cheap:
+            for ready in run(cheap.popleft()):
+                (cheap if cheap_ops[ready] else stack).append(ready)
 
     roots = [each for each, waits in enumerate(waiting) if not waits and each not in gone]
     if chance:
         chance.shuffle(roots)
     for root in roots:
-        cheap = deque([root])
-        while cheap:
-            for ready in run(cheap.popleft()):
-                (cheap if cheap_ops[ready] else stack).append(ready)
-        if chance:
-            take_all()
-    take_all()
+        take(root)
+        while chance and stack:
+            take(stack.pop())
+    while stack:
+        take(stack.pop())
     return order
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from memtrade.facts.variables import goes_by_rows, keeps_place
+from memtrade.facts.variables import goes_by_rows, keeps_place, written_rank
 from memtrade.graph import Op
 from memtrade.kernel_pairs import bias_gradients, biases
 from memtrade.op_types import HANDED_TYPES, SEND, SOURCE_TYPES
@@ -117,7 +117,7 @@ class _Rewriter:
             return
         node = self._copy(op_id, op.name)
         if keeps_place(op, self.graph):
-            rank = len(self.graph.tensors[op.inputs[1]].shape or ())
+            rank = written_rank(op, self.graph)
             self.nodes.extend(write_in_place(node, rank, self.numbers))
         first = node
         if goes_by_rows(op, self.graph):

@@ -44,6 +44,7 @@ from memtrade.pipeline.design.work import has_state
 from memtrade.pipeline.measure.protocol import PipelineEvent, PipelineTrial, Serving, StageDevice
 from memtrade.pipeline.measure.trial import (
     PipelineRecord,
+    check_each_has_one,
     check_reachable,
     make_pipeline_record,
     pipeline_record_id,
@@ -94,9 +95,7 @@ class StageFlags:
     def target(self, stages: int) -> Target:
         """Of each stage. Raises MemtradeError where there is no such profile, or none was named
         for GPUs elsewhere, or where there are not as many servers as stages."""
-        if (given := self.addresses()) and len(given) != stages:
-            said = f"{len(given)} are given for {stages} partitions"
-            raise MemtradeError(f"a cluster needs one address per partition: {said}")
+        check_each_has_one(self.addresses(), stages)
         limit_bytes = self.limit_bytes(stages)
         if self.cluster is None:
             name = "gpu:0" if self.device == "gpu" else ARENA

@@ -71,11 +71,7 @@ def run_pipeline(
     Raises MemtradeError where an address of the cluster cannot be reached, or a child says that the
     input is bad.
     """
-    if trial.cluster and len(trial.cluster) != trial.partitions:
-        raise MemtradeError(
-            f"a cluster needs one address per partition: {len(trial.cluster)} are given "
-            f"for {trial.partitions} partitions"
-        )
+    check_each_has_one(trial.cluster, trial.partitions)
     check_reachable(trial.cluster)
     order = DriverSpec(
         trial=trial,
@@ -180,6 +176,15 @@ def serve_stage(
         watch = _Watch(_EVENTS, on_event, on_log, started, child)
         supervise(started, watch, deadline=math.inf)
         return watch.outcome(timeout_seconds=None, oom_killed=False)
+
+
+def check_each_has_one(addresses: Sequence[str], partitions: int) -> None:
+    """Raises MemtradeError where there is a cluster, with more addresses or fewer."""
+    if addresses and len(addresses) != partitions:
+        raise MemtradeError(
+            f"a cluster needs one address per partition: {len(addresses)} are given "
+            f"for {partitions} partitions"
+        )
 
 
 def check_reachable(addresses: Sequence[str]) -> None:
