@@ -5,6 +5,7 @@ when it is first called, on what the layers before it have made), and what they 
 holes, into which the step's own tensors go, padded. The simulator begins from there.
 """
 
+import gc
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -53,6 +54,9 @@ def places_here(
 def _make_ready(traced: Trace, arena: Arena) -> None:
     """Has variables move that will: where they lie is looked at then. What is settled, reads copy,
     and nobody can move it."""
+    # Keras drops the graphs that told it its layers' shapes. They keep constants until they are
+    # collected, and would leave holes that no plan knows of.
+    gc.collect()
     move_together(traced, arena)
     settle(traced)
 

@@ -1,7 +1,9 @@
 """Child process of test_places.py: a target network takes over the buffers of the one that it
 copies, and so leaves holes of its own. Says where variables lay before and after they were moved
-together, whether they hold what they held, and what it takes of the arena to keep that."""
+together, whether they hold what they held, and what it takes of the arena to keep that; and whether
+what nobody holds any more, but in a cycle, counts as there."""
 
+import gc
 import json
 import sys
 from pathlib import Path
@@ -12,6 +14,7 @@ import tensorflow as tf
 from memtrade.tf.device import MIB, Arena
 from memtrade.tf.extract import trace_concrete
 from memtrade.tf.moving import movables, move_together
+from memtrade.tf.places import places_of
 from memtrade.tf.rehearsal import _Kept
 from memtrade.tf.step import TrainStep
 
@@ -55,6 +58,14 @@ before = device.in_use_bytes()
 kept = _Kept(movables(traced))
 kept_bytes = device.in_use_bytes() - before
 now = [each.numpy() for each in (*online, *target, counts)]
+gc.disable()
+cycle: list[object] = [tf.zeros([1000])]
+cycle.append(cycle)
+del cycle
+places = places_of(traced, (), device)
+assert places is not None
+told_bytes = sum(size for _, size in places.free)
+gc.collect()
 Path(sys.argv[1]).write_text(
     json.dumps({
         "last": [free[-1], device.free_pieces()[-1]],
@@ -62,6 +73,7 @@ Path(sys.argv[1]).write_text(
         "apart": len(set(at)), "variables": len(at),
         "same": all(np.array_equal(a, b) for a, b in zip(held, now, strict=True)),
         "kept_bytes": kept_bytes,
+        "untold_bytes": sum(size for _, size in device.free_pieces()) - told_bytes,
         "text": name.numpy().decode(),
     })
 )  # fmt: skip
