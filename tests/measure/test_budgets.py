@@ -18,13 +18,13 @@ from memtrade.target import Target, profile_target
 
 # Eigen's gradient of a filter asks for more scratch than for anything else.
 KERNELS = "0"
-NET = {"layers": 18, "image_size": 64, "num_classes": 10, "batch_size": 8}
+NET = {"target": "tests.corpus.vision:resnet", "batch_size": 32}
 
 
 def trial(budget: str):
     return run_child(
         TrialSpec(
-            model="resnet",
+            model="target",
             model_options=NET,
             strategy="optimal",
             strategy_options={"budget": budget},
