@@ -55,7 +55,7 @@ class Code(IntEnum):
     ALIAS = 1  # the output is the input's buffer
     READ = 2  # the output is the variable's buffer
     UPDATE = 3  # writes variables in place, or into a copy if a read value is held, or reads copy
-    ASSIGN = 4  # takes over the value's buffer, if free and reads do not copy
+    ASSIGN = 4  # has the value's buffer, too, unless reads copy
     SWAP_OUT = 5
     SWAP_IN = 6
     RESERVE = 7  # held until the next action has run

@@ -386,11 +386,11 @@ class Walk:
             self._passing.append(old)
 
     def _assign(self, variable: tuple[int, int], value: int) -> None:
-        """The variable takes the value's buffer over if nobody else reads it, and if its own reads
-        do not copy."""
+        """The value's buffer is the variable's from now on, whoever else reads it; or a new one,
+        where reads copy."""
         handle, size = variable
-        if self.refs[value] == 1 and handle not in self.linker.copied:
+        if handle in self.linker.copied:
+            self._copy_if_shared(handle, size)
+        else:
             self.refs[value] += 1
             self._replace(handle, value)
-        else:
-            self._copy_if_shared(handle, size)

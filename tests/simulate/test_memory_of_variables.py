@@ -55,6 +55,23 @@ def test_an_assignment_takes_the_value_over():
     assert simulate(graph, everything(graph), steps=1).peak_bytes == result.peak_bytes
 
 
+def test_a_value_that_others_read_later_is_the_variables_all_the_same():
+    """Nothing is copied: what the variable had goes, and the next step begins where that lay."""
+    b = Builder()
+    handle = with_variable(b, BIG)
+    (x,) = b.op("x", "Placeholder", sizes=[4])
+    (old,) = b.op("read", "ReadVariableOp", [handle], sizes=[BIG])
+    (small,) = b.op("small", "Dot", [old, x], sizes=[4])
+    (value,) = b.op("value", "MatMul", [small], sizes=[BIG])
+    b.op("assign", "AssignVariableOp", [handle, value], stateful=True)
+    (more,) = b.op("more", "MatMul", [value], sizes=[BIG])
+    (late,) = b.op("late", "Dot", [more, value], sizes=[4])
+    graph = build_with_variable(b, handle, BIG, inputs=[x], outputs=[late], loss=late)
+    result = simulate(graph, everything(graph), steps=1)
+    assert result.peak_bytes == result.persistent_bytes + BIG + 256  # the value, then `more`
+    assert result.moves
+
+
 @pytest.mark.parametrize(("held", "more"), [((0,), 1), ((7,), 2)])
 def test_what_is_written_in_place_brings_constants_that_the_step_does_not_hold(
     held: tuple[int, ...], more: int
