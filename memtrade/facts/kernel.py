@@ -28,6 +28,10 @@ class Request(NamedTuple):
     forwarded: tuple[int, ...] = ()
     relief: tuple[tuple[int, int], ...] = ()
 
+    def trying(self, places: Iterable[int]) -> "Request":
+        """No other inputs than these, in this order."""
+        return self._replace(forwarded=tuple(p for p in places if p in self.forwarded))
+
     def relieved_bytes(
         self,
         inputs: Sequence[int],

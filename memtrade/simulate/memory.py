@@ -37,6 +37,7 @@ from memtrade.simulate.live import LiveWalk
 from memtrade.simulate.moments import Lag, Peak
 from memtrade.simulate.program import Linker, Program
 from memtrade.simulate.regions import round_up
+from memtrade.simulate.summands import taken_by_sums
 from memtrade.simulate.unplanned import merged_tensors, other_orders, usual_order
 from memtrade.simulate.walk import Walk
 from memtrade.target import SOMEWHERE, Places, Target
@@ -118,6 +119,7 @@ class Simulator:
         self.graph, self.target = graph, target
         on_host = target.copies_in_line
         self.linker = Linker(graph, target.facts, target.margin_bytes, on_host=on_host)
+        self.linker.restrict(taken_by_sums(graph))
         types = {op.type for op in graph.ops}
         self.assumed = tuple(sorted(each for each in types if not target.facts.is_known(each)))
         self.ahead_bytes = max((op.attrs.get("ahead_bytes", 0) for op in graph.ops), default=0)

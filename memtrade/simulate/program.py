@@ -177,6 +177,14 @@ class Linker:
         both = {each: (bias, self._both(each, bias)) for each, bias in pairs.items()}
         self.merged = {each: (bias, spec) for each, (bias, spec) in both.items() if spec}
 
+    def restrict(self, taken: Mapping[int, Sequence[int]]) -> None:
+        """In rewritten steps these ops take no buffers but those of inputs in these places, the
+        first that is free."""
+        for op_id, places in taken.items():
+            if spec := self.specs[op_id]:
+                wanted = tuple(each.trying(places) for each in spec.requests)
+                self.specs[op_id] = spec._replace(requests=wanted)
+
     def _both(self, filter_gradient: int, bias_gradient: int) -> Spec | None:
         """oneDNN's kernel asks for the filter's first, and needs no scratch to sum the bias's."""
         spec, other = self.specs[filter_gradient], self.specs[bias_gradient]

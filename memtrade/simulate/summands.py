@@ -8,11 +8,11 @@ The kernel adds to the first input whose buffer it may take, and puts that one i
 first. Three numbers or more, added up in another order, differ in the last bits. O(ops + edges).
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from memtrade.facts import OUTPUTS, shipped
-from memtrade.graph import Op, StepGraph
+from memtrade.graph import Op, StepGraph, once_per_graph
 from memtrade.plan import Action
 from memtrade.simulate.program import ALIAS, COMPUTE, SWAP_IN, Linker, Program
 from memtrade.simulate.unplanned import merged_tensors, usual_order
@@ -32,22 +32,13 @@ class Sum(NamedTuple):
 
 def sums_as_they_came(graph: StepGraph, actions: Sequence[Action]) -> dict[int, Sum]:
     """For each action whose sum would be another by itself: how it is the same."""
-    sums = {op.id for op in graph.ops if _has_an_order(op, graph)}
-    if not sums:
+    begun = _begun(graph)
+    if not begun:
         return {}
-    linker = Linker(graph, shipped(OUTPUTS))
-    same = merged_tensors(graph)
-    came = [Action("run", op_id) for op_id in usual_order(graph)]
-    first = {
-        came[index].id: min(free, default=0) for index, free in _free(linker, came, sums, same)
-    }
     made: dict[int, Sum] = {}
-    for index, free in _free(linker, actions, sums, {}):
+    for index, free in _free(Linker(graph, shipped(OUTPUTS)), actions, begun, {}):
         op = graph.ops[actions[index].id]
-        t = op.outputs[0]
-        # The kernel of a whole sum chooses among its first group.
-        later = op.attrs.get("later_group")
-        begin = 0 if later else first.get(graph.tensors[same.get(t, t)].op, 0)
+        begin = begun[op.id]
         order = [*range(len(op.inputs))]
         if begin > 1:
             order[0], order[begin] = begin, 0
@@ -57,6 +48,31 @@ def sums_as_they_came(graph: StepGraph, actions: Sequence[Action]) -> dict[int, 
     return made
 
 
+@once_per_graph
+def _begun(graph: StepGraph) -> dict[int, int]:
+    """Of each sum that has an order: the place it began with as the step came."""
+    sums = {op.id for op in graph.ops if _has_an_order(op, graph)}
+    if not sums:
+        return {}
+    same = merged_tensors(graph)
+    came = [Action("run", op_id) for op_id in usual_order(graph)]
+    free = _free(Linker(graph, shipped(OUTPUTS)), came, sums, same)
+    first = {came[index].id: min(places, default=0) for index, places in free}
+    begun: dict[int, int] = {}
+    for op_id in sums:
+        t = graph.ops[op_id].outputs[0]
+        # The kernel of a whole sum chooses among its first group.
+        later = graph.ops[op_id].attrs.get("later_group")
+        begun[op_id] = 0 if later else first.get(graph.tensors[same.get(t, t)].op, 0)
+    return begun
+
+
+def taken_by_sums(graph: StepGraph) -> dict[int, tuple[int, int]]:
+    """Of each of these sums, the inputs whose buffers it may take in a plan: of the two that it
+    adds up first, either may be the first one. All others are held (`Sum.held`)."""
+    return {op_id: (begin if begin > 1 else 0, 1) for op_id, begin in _begun(graph).items()}
+
+
 def _has_an_order(op: Op, graph: StepGraph) -> bool:
     if op.type != "AddN" or len(op.inputs) < 3:
         return False
@@ -64,7 +80,7 @@ def _has_an_order(op: Op, graph: StepGraph) -> bool:
 
 
 def _free(
-    linker: Linker, actions: Sequence[Action], sums: set[int], same: Mapping[int, int]
+    linker: Linker, actions: Sequence[Action], sums: Collection[int], same: Mapping[int, int]
 ) -> Iterator[tuple[int, set[int]]]:
     """For each action that runs one of these ops: its inputs that nobody reads after it."""
     program = linker.link(actions, linker.graph.data.outputs, same)

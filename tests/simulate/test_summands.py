@@ -4,10 +4,12 @@ import msgspec
 
 from memtrade.graph import StepGraph
 from memtrade.plan import Action
-from memtrade.simulate.summands import Sum, sums_as_they_came
-from tests.graphs import Builder
+from memtrade.simulate.memory import Simulator
+from memtrade.simulate.summands import Sum, sums_as_they_came, taken_by_sums
+from tests.graphs import ARENA, Builder
 
 SIZE = 1024
+TOTAL = 6  # the sum that `kept_in_a_plan` has
 
 
 def everything(graph: StepGraph) -> list[Action]:
@@ -20,7 +22,7 @@ def summed(graph: StepGraph, actions=None) -> dict[str, Sum]:
     return {graph.ops[actions[index].id].name: each for index, each in found.items()}
 
 
-def test_what_another_sum_still_reads_is_not_begun_with():
+def shared() -> StepGraph:
     """As the runtime computes twice what is written twice only once, the first sum of both reads
     what the second one does."""
     b = Builder()
@@ -33,8 +35,11 @@ def test_what_another_sum_still_reads_is_not_begun_with():
     (two,) = b.op("two", "AddN", [*again, c], sizes=[SIZE])
     nodes = {"m": 0, "n": 1, "m again": 0, "n again": 1}
     b.ops = [msgspec.structs.replace(op, node=nodes.get(op.name, -1)) for op in b.ops]
-    graph = b.build(inputs=[x], outputs=[two], loss=two)
-    assert summed(graph) == {"one": Sum(order=(2, 1, 0), held=())}
+    return b.build(inputs=[x], outputs=[two], loss=two)
+
+
+def test_what_another_sum_still_reads_is_not_begun_with():
+    assert summed(shared()) == {"one": Sum(order=(2, 1, 0), held=())}
 
 
 def kept_in_a_plan() -> tuple[StepGraph, list[Action]]:
@@ -54,6 +59,21 @@ def test_what_a_plan_reads_later_is_begun_with_all_the_same():
     graph, actions = kept_in_a_plan()
     assert summed(graph) == {}
     assert summed(graph, actions) == {"total": Sum(order=(0, 1, 2), held=(2,))}
+
+
+def test_what_is_held_is_not_taken_for_the_sum():
+    """The rewriter holds c, which alone is free: so the kernel asks for a place of its own."""
+    graph, actions = kept_in_a_plan()
+    assert taken_by_sums(graph) == {TOTAL: (0, 1)}
+    result = Simulator(graph, ARENA).memory(actions, series=True)
+    at = next(i for i, action in enumerate(actions) if action.id == TOTAL)
+    assert result.in_use_bytes is not None
+    assert result.in_use_bytes[at] == result.persistent_bytes + 4 * SIZE  # a, b, c and their sum
+
+
+def test_what_a_sum_began_with_is_tried_first():
+    graph = shared()
+    assert taken_by_sums(graph)[next(op.id for op in graph.ops if op.name == "one")] == (2, 1)
 
 
 def test_two_summands_have_no_order():
