@@ -8,8 +8,8 @@
     constant filters in a form of their own, which lies wherever there is room in the first step;
     or it is a stage of a pipeline: among its tensors lie small ones of the pipeline's own, such as
     what first values are made of, and TensorFlow gives back what was sent when its bytes have left
-≤   some sizes are only bounded from above, or something is set aside for what another plan took
-    and nothing explains
+≤   some sizes are only bounded from above, or what nobody tells of may lie in the holes beside a
+    step, or something is set aside for what another plan took and nothing explains
 """
 
 from collections.abc import Iterable
@@ -26,13 +26,13 @@ _MUCH = 0.25
 
 
 def bound_of(
-    graph: StepGraph, plan: Plan | None, *, moves: bool = False, aside: bool = False
+    graph: StepGraph, plan: Plan | None, *, moves: bool = False, above: bool = False
 ) -> str:
     """Of the step by a plan, or as it is: one of the above, or nothing.
 
     Args:
         moves: whether variables come to lie elsewhere in each step, as simulated.
-        aside: whether something is set aside.
+        above: whether what is said is of the worst of several cases, or something is set aside.
     """
     if graph.data.unsized:
         return "≥"
@@ -41,7 +41,7 @@ def bound_of(
     unclear = graph.sized(WATCHED) or _in_branches(graph) or _in_pieces(graph)
     if not pinned or moves or unclear or _from_outside(graph) or _keeps_filters(graph):
         return "≈"
-    return "≤" if aside or graph.sized(BOUND) else ""
+    return "≤" if above or graph.sized(BOUND) else ""
 
 
 def stage_bound(graph: StepGraph) -> str:

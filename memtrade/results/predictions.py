@@ -49,7 +49,7 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
 
 _BOUNDS = {
     "≥": "at least; nothing tells the size of some of the step's tensors",
-    "≤": "at most; the size of some of the step's tensors is only bounded",
+    "≤": "at most; some of the step's tensors, or what lies beside them, are only bounded",
     "≈": "about; TensorFlow's own order decides, up to its branches abreast, or some sizes are of "
     "one batch",
 }

@@ -101,7 +101,8 @@ class MemoryResult(msgspec.Struct, frozen=True):
 
     def bound(self, graph: StepGraph, plan: Plan | None) -> str:
         """What stands before the peak."""
-        return bound_of(graph, plan, moves=self.moves, aside=self.aside)
+        worse = self.peak_bytes > self.told_peak_bytes
+        return bound_of(graph, plan, moves=self.moves, above=self.aside or worse)
 
 
 class _Walked(NamedTuple):

@@ -11,8 +11,8 @@ Constants and inputs come before all else. What the step as it came gathers (Ker
 all gradients through one IdentityN, which waits for the last of them) is read no earlier than that.
 With more threads the order is another from run to run. So it is, from process to process, where
 oneDNN makes a convolution's filter gradient and its bias's in one kernel (`memtrade.kernel_pairs`):
-it writes the graph anew in turns that hang on addresses. The input's gradient may go before each of
-them, and what waits for nothing runs in any order, each with all that hangs on it.
+it writes the graph anew in turns that hang on addresses. The readers of a tensor then go on the
+stack in any order, and what waits for nothing runs in any, each with all that hangs on it.
 
 Before that the runtime computes what is made of constants alone, which are constants then, and
 merges what is computed twice: stateless ops of one definition on the same inputs (each branch's own
@@ -40,7 +40,7 @@ _OF_THE_INPUT = frozenset({"Conv2D", "Conv2DBackpropInput"})
 # For each op those that wait for it, and for how many it waits.
 Edges = tuple[list[list[int]], list[int]]
 
-_SOME = 6  # peaks of so many differ as much as those of forty, nearly
+_SOME = 12  # peaks of so many differ as much as those of forty, nearly
 
 _NO_PAIRS: Mapping[int, int] = MappingProxyType({})
 
@@ -107,7 +107,9 @@ def executor_order(
         else set[int]()
         for op in graph.ops
     ]
-    places = _before_siblings(graph, pairs, chance)
+    places = _before_siblings(graph, pairs)
+    if chance:
+        places = {op.id: chance.random() for op in graph.ops}
     for stands in (stands_of(graph, reads), Stands([], [])):
         edges = _edges(graph, stands_for, gone, reads, stands, places)
         order = _order(graph, edges, gone, chance)
@@ -133,18 +135,16 @@ def _is_computed_before(op: Op, graph: StepGraph) -> bool:
     return graph.folded[op.id] and op.type != "Const"
 
 
-def _before_siblings(
-    graph: StepGraph, pairs: Mapping[int, int], chance: random.Random | None
-) -> dict[int, float]:
+def _before_siblings(graph: StepGraph, pairs: Mapping[int, int]) -> dict[int, float]:
     """Where filter gradients that are merged with a bias's stand among the readers of what they
-    read: before the input's gradient, which oneDNN's pass over the graph puts anew behind them. By
-    chance, each of them does or not, and so do the filter gradients of transposed convolutions."""
+    read: before the input's gradient, which oneDNN's pass over the graph puts anew behind them."""
     places: dict[int, float] = {}
-    for op in graph.ops if chance else (graph.ops[each] for each in pairs):
-        if op.type != "Conv2DBackpropFilter" or (chance and chance.random() < 0.5):
+    for gradient in pairs:
+        op = graph.ops[gradient]
+        if op.type != "Conv2DBackpropFilter":
             continue
-        gradient = max(op.inputs[0], op.inputs[-1], key=lambda t: graph.tensors[t].op)
-        for reader in graph.consumers[gradient]:
+        read = max(op.inputs[0], op.inputs[-1], key=lambda t: graph.tensors[t].op)
+        for reader in graph.consumers[read]:
             if graph.ops[reader].type in _OF_THE_INPUT:
                 places[op.id] = min(reader - 0.5, places.get(op.id, op.id))
     return places
