@@ -21,7 +21,7 @@ from memtrade.tf.extract import trace
 from tests.graphs import chain
 
 ARENA = profile_target("arena")
-LAYERS = 8
+LAYERS = 11
 
 
 def gpt2(layers: int, optimizer: str = "sgd") -> StepGraph:
