@@ -32,25 +32,25 @@ class Sum(NamedTuple):
 
 def sums_as_they_came(graph: StepGraph, actions: Sequence[Action]) -> dict[int, Sum]:
     """For each action whose sum would be another by itself: how it is the same."""
-    begun = _begun(graph)
-    if not begun:
+    taken = taken_by_sums(graph)
+    if not taken:
         return {}
     made: dict[int, Sum] = {}
-    for index, free in _free(Linker(graph, shipped(OUTPUTS)), actions, begun, {}):
+    for index, free in _free(Linker(graph, shipped(OUTPUTS)), actions, taken, {}):
         op = graph.ops[actions[index].id]
-        begin = begun[op.id]
+        begin, _ = taken[op.id]
         order = [*range(len(op.inputs))]
-        if begin > 1:
-            order[0], order[begin] = begin, 0
-        held = free if free and free.isdisjoint(order[:2]) else ()
-        if begin > 1 or held:
+        order[0], order[begin] = begin, 0
+        held = free if free.isdisjoint(taken[op.id]) else ()
+        if begin or held:
             made[index] = Sum(tuple(order), tuple(held))
     return made
 
 
 @once_per_graph
-def _begun(graph: StepGraph) -> dict[int, int]:
-    """Of each sum that has an order: the place it began with as the step came."""
+def taken_by_sums(graph: StepGraph) -> dict[int, tuple[int, int]]:
+    """Of each sum that has an order, the two inputs that it adds up first, as when the step came:
+    of these, a plan's may take the buffer of either. All others are held (`Sum.held`)."""
     sums = {op.id for op in graph.ops if _has_an_order(op, graph)}
     if not sums:
         return {}
@@ -58,19 +58,14 @@ def _begun(graph: StepGraph) -> dict[int, int]:
     came = [Action("run", op_id) for op_id in usual_order(graph)]
     free = _free(Linker(graph, shipped(OUTPUTS)), came, sums, same)
     first = {came[index].id: min(places, default=0) for index, places in free}
-    begun: dict[int, int] = {}
+    taken: dict[int, tuple[int, int]] = {}
     for op_id in sums:
         t = graph.ops[op_id].outputs[0]
         # The kernel of a whole sum chooses among its first group.
         later = graph.ops[op_id].attrs.get("later_group")
-        begun[op_id] = 0 if later else first.get(graph.tensors[same.get(t, t)].op, 0)
-    return begun
-
-
-def taken_by_sums(graph: StepGraph) -> dict[int, tuple[int, int]]:
-    """Of each of these sums, the inputs whose buffers it may take in a plan: of the two that it
-    adds up first, either may be the first one. All others are held (`Sum.held`)."""
-    return {op_id: (begin if begin > 1 else 0, 1) for op_id, begin in _begun(graph).items()}
+        begin = 0 if later else first.get(graph.tensors[same.get(t, t)].op, 0)
+        taken[op_id] = (begin if begin > 1 else 0), 1
+    return taken
 
 
 def _has_an_order(op: Op, graph: StepGraph) -> bool:

@@ -107,9 +107,10 @@ def executor_order(
         else set[int]()
         for op in graph.ops
     ]
-    places = _before_siblings(graph, pairs)
     if chance:
         places = {op.id: chance.random() for op in graph.ops}
+    else:
+        places = _before_siblings(graph, pairs)
     for stands in (stands_of(graph, reads), Stands([], [])):
         edges = _edges(graph, stands_for, gone, reads, stands, places)
         order = _order(graph, edges, gone, chance)
