@@ -14,11 +14,14 @@ import tensorflow as tf
 from memtrade.errors import MemtradeError
 from memtrade.graph import repeats
 from memtrade.models.target import OwnStep
+from memtrade.target import SOMEWHERE
 from memtrade.tf.calling import is_keras_model, step_of_model
-from memtrade.tf.captured import captured_variables
+from memtrade.tf.captured import captured_variables, on_device, on_host
+from memtrade.tf.device import Arena
 from memtrade.tf.failures import failure_text
 from memtrade.tf.laying import LaidVariables, laid_down
 from memtrade.tf.loss import returned_loss
+from memtrade.tf.places import offsets_of
 from memtrade.tf.step import TrainStep
 from memtrade.tf.structure import (
     arguments_of,
@@ -159,8 +162,15 @@ def _check_size(model: OwnStep, specs: Sequence[tf.TensorSpec], *, told: bool) -
 
 
 def _batch(parts: Sequence[Any]) -> tuple[tf.Tensor, ...]:
-    """The example's tensors; zeros where it has only their specs."""
-    return tuple(
+    """The example's tensors, on the device; zeros where it has only their specs.
+
+    TensorFlow shares an array of NumPy's that happens to be aligned as its own are: such a batch
+    would lie on the device in one trial, and in another one not.
+    """
+    tensors = [
         tf.zeros(part.shape, part.dtype) if _is_spec(part) else tf.convert_to_tensor(part)  # pyright: ignore[reportArgumentType]
         for part in parts
-    )
+    ]
+    lies = zip(tensors, offsets_of(tensors, Arena.started), strict=True)
+    moved = {id(t): on_device(on_host(t), t.dtype) for t, at in lies if at == SOMEWHERE}
+    return tuple(moved.get(id(t), t) for t in tensors)

@@ -2,8 +2,10 @@
 
 import sys
 import textwrap
+from types import SimpleNamespace
 
 import msgspec
+import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -14,6 +16,7 @@ from memtrade.simulate.memory import Simulator
 from memtrade.strategies import PLANNED, make_options
 from memtrade.tf.build import make_step
 from memtrade.tf.construction import Construction
+from memtrade.tf.device import Arena
 from memtrade.tf.extract import trace
 from memtrade.tf.rewrite import apply_plan
 from memtrade.tf.swap import SerializeTransfer
@@ -189,6 +192,16 @@ def test_a_tensor_that_is_given_twice_is_there_once():
     held = Simulator(graph, ARENA).memory([]).persistent_bytes
     apart = StepGraph(msgspec.structs.replace(graph.data, repeated={}))
     assert Simulator(apart, ARENA).memory([]).persistent_bytes - held == 512  # 32 x 3 floats
+
+
+def test_a_batch_that_lies_elsewhere_comes_onto_the_device(monkeypatch):
+    """As its memory happens to be aligned, an array of NumPy's is shared or copied."""
+    step = step_of("my_steps:same_twice", batch_size=4)
+    monkeypatch.setattr(Arena, "started", SimpleNamespace(offset=lambda tensor: -1))
+    one, other = step.make_batch()
+    assert one is other
+    assert step.example and one is not step.example[0]
+    np.testing.assert_array_equal(one, step.example[0])
 
 
 @pytest.mark.parametrize(
