@@ -20,7 +20,7 @@ from tests.corpus.trial import LIMIT_BYTES
 # Some of each family, beside those that are measured below; `python -m tests.corpus` has all.
 QUICK = (
     "vision/conv_relu_chain", "vision/style_transfer", "generative/cvae", "text/lstm_classifier",
-    "text/ctc_speech", "tables/dlrm", "tables/two_tower", "training/frozen_backbone",
+    "tables/dlrm", "tables/two_tower", "training/frozen_backbone",
     "training/sim_clr", "training/ppo", "optimizers/v1_adam", "optimizers/clipped_by_norm",
     "control/mapped", "control/loss_from_cond", "control/loop_of_updates",
     "control/returns_nothing", "control/routed_experts", "inputs/ragged", "inputs/sparse",
@@ -99,7 +99,6 @@ def measured(name, strategy, **options):
         ("control/while_over_layers", 1_090_000),  # a hole larger than a variable
         ("tables/neural_collaborative_filtering", 2_600_000),  # the end of the first region
         ("vision/densenet", 21_800_000),  # a hole that a tensor fits to the byte
-        ("algorithms/crf_tagger", 3_381_196),  # a variable that is read by elements
         ("tables/factorization_machine", 1_497_395),  # a table whose rows are one number
     ],
 )

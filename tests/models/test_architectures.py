@@ -38,9 +38,7 @@ PUBLISHED = [
     ("unet", {"num_convs": 5, "base_channels": 64}, 232_687_328),
     ("unet", {"num_convs": 6, "base_channels": 72}, 362_157_516),
     ("unet", {"num_convs": 11, "base_channels": 128}, 2_213_834_176),
-    ("unet", {"num_convs": 24, "base_channels": 128}, 4_993_859_008),
     ("amoebanet-d", {"layers": 18, "filters": 208}, 81_505_540),
-    ("amoebanet-d", {"layers": 36, "filters": 544}, 1_055_832_376),
 ]
 
 

@@ -21,7 +21,7 @@ from memtrade.strategies.optimal.strategy import Options, plan
 from tests.graphs import ARENA
 from tests.strategies.brute_force import random_step_graph
 
-SEEDS = range(10)
+SEEDS = range(7)
 SHARES = (0.1, 0.25, 0.5, 0.8)  # of the way from the smallest peak to the original's
 
 # Of a step's time, what may lie between them for these two reasons.
@@ -71,4 +71,4 @@ def test_for_most_budgets_it_is_as_fast_as_the_exact_schedule():
         for seed, original in zip(SEEDS, originals, strict=True)
     )
     assert equal >= 0.5 * len(pairs)
-    assert slower >= 6
+    assert slower >= 0.6 * len(SEEDS)

@@ -222,11 +222,8 @@ def test_a_unet_in_parts_makes_the_same_update_and_needs_less() -> None:
     split = split_step(step, REORDERED)
     found = verified(step, split.function, steps=2, tolerance=IN_PARTS, anew=True)
     assert found.equal, found.differing[:3]
-    with tf.Graph().as_default():
-        whole = Simulator(trace(unet()).graph, target)
-    with tf.Graph().as_default():
-        parts = Simulator(trace(split_step(unet(), REORDERED)).graph, target)
-    needed = [least_bytes(each) - each.laid_bytes for each in (whole, parts)]
+    simulators = [Simulator(trace(each).graph, target) for each in (step, split)]
+    needed = [least_bytes(each) - each.laid_bytes for each in simulators]
     assert needed[1] < 0.6 * needed[0]
 
 

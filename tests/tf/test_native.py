@@ -138,7 +138,7 @@ def test_a_batch_that_cannot_be_split_says_so():
     with pytest.raises(UnsupportedGraphError, match="a batch of 4 cannot be split into 3"):
         native("accumulate", builder("gpt2", GPT2), micro_batches=3)
     with pytest.raises(UnsupportedGraphError, match="a batch of 4 cannot be split into 8"):
-        native("accumulate", builder("keras/MobileNetV3Small", KERAS), micro_batches=8)
+        native("accumulate", builder("keras/MobileNet", KERAS), micro_batches=8)
 
 
 # --- xla --------------------------------------------------------------------------------------
@@ -190,11 +190,11 @@ def test_keras_remat_is_for_keras_models():
 @pytest.mark.parametrize("mode", ["full", "larger_than"])
 def test_keras_remat_fails_on_layers_that_know_training(mode):
     """Batch norm and dropout: tf.recompute_grad takes no keyword arguments in a graph."""
-    step = native("keras_remat", builder("keras/MobileNetV3Small", KERAS), mode=mode)
+    step = native("keras_remat", builder("keras/MobileNet", KERAS), mode=mode)
     with pytest.raises(UnsupportedGraphError, match="keywords arguments only when eager"):
         step.function(*step.make_batch())
 
 
 def test_keras_remat_by_layers():
-    model, names = "keras/MobileNetV3Small", "conv,expanded_conv_project"
+    model, names = "keras/MobileNet", "conv1,conv_pw_1"
     assert beyond("keras_remat", model, KERAS, mode="list_of_layers", layer_names=names) == set()

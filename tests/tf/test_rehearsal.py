@@ -43,6 +43,9 @@ def rehearsed(then) -> bool:
         lambda weight, gradient: weight.scatter_sub(
             tf.IndexedSlices(gradient[:1], tf.constant([0]))
         ),
+        lambda weight, gradient: weight.assign_sub(
+            gradient * tf.gather_nd(weight, tf.constant([[0]]))
+        ),
     ],
 )
 def test_a_step_is_whose_branches_and_loops_update_variables(then):

@@ -116,14 +116,25 @@ def activated(
     return train_step
 
 
-@pytest.mark.parametrize("kind", sorted(ACTIVATIONS))
-def test_pools_in_parts_are_the_same_to_the_bit_and_need_less(
-    kind: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    assert ACTIVATIONS.keys() == split._MASKS.keys()
+def weights_of_three() -> list[tf.Variable]:
     shapes = [[3, 3, 3, 16], [3, 3, 16, 16], [3, 3, 16, 16]]
-    weights = [tf.Variable(tf.random.normal(shape, stddev=0.1)) for shape in shapes]
+    return [tf.Variable(tf.random.normal(shape, stddev=0.1)) for shape in shapes]
+
+
+@pytest.mark.parametrize("kind", sorted(ACTIVATIONS))
+def test_pools_in_parts_are_the_same_to_the_bit(kind: str) -> None:
+    assert ACTIVATIONS.keys() == split._MASKS.keys()
+    weights = weights_of_three()
     step, batch = activated(weights, ACTIVATIONS[kind]), tf.random.normal([10, 32, 32, 3])
+    concrete = step.get_concrete_function(batch)  # pyright: ignore[reportFunctionMemberAccess]
+    made = split.in_parts(concrete, [tf.TensorSpec.from_tensor(batch)], kind, EXACT)
+    found = compare_steps(step, made, weights, (batch,), steps=2)
+    assert found.verified(0.0).equal, found.differing[:3]
+
+
+def test_pools_in_parts_need_less(caplog: pytest.LogCaptureFixture) -> None:
+    weights = weights_of_three()
+    step, batch = activated(weights, tf.nn.relu), tf.random.normal([10, 32, 32, 3])
     caplog.set_level(logging.INFO, "memtrade")
     made = memtrade.apply(step, batch, "optimal", split=EXACT)
     memtrade.apply(step, batch, "optimal")
