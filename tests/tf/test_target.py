@@ -200,7 +200,8 @@ def test_a_batch_that_lies_elsewhere_comes_onto_the_device(monkeypatch):
     monkeypatch.setattr(Arena, "started", SimpleNamespace(offset=lambda tensor: -1))
     one, other = step.make_batch()
     assert one is other
-    assert step.example and one is not step.example[0]
+    assert step.example
+    assert one is not step.example[0]
     np.testing.assert_array_equal(one, step.example[0])
 
 
