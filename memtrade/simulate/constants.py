@@ -87,12 +87,8 @@ class Constants:
         self.looked_at = self.looked_at_last = looked_at_as_it_came(graph)
         if without.reads:
             self.looked_at_last = looked_at_values(graph, without)
-        equal = {t: graph.data.equal.get(t, t) for t in held}
         before = _waits(graph)
-        waits: dict[int, set[frozenset[int]]] = defaultdict(set)
-        for t, one in equal.items():
-            waits[one].add(before[graph.tensors[t].op])
-        self.first = {t: one if len(waits[one]) < 2 else t for t, one in equal.items()}
+        self.first = _first(graph, held, before)
         self.lasting = frozenset(
             self.first[t]
             for t in held
@@ -223,6 +219,43 @@ def _waits(graph: StepGraph) -> dict[int, frozenset[int]]:
             before = {*op.controls, *(graph.tensors[t].op for t in op.inputs)}
             waits[op.id] = frozenset().union(*(waits.get(each, {each}) for each in before))
     return waits
+
+
+def _first(
+    graph: StepGraph, held: Sequence[int], waits: Mapping[int, frozenset[int]]
+) -> dict[int, int]:
+    """Of each constant of `held`, the one that it is there as.
+
+    TensorFlow (core/graph/optimizer_cse.cc) compares what is equal but for what it waits for with
+    the first of these alone, in the reverse postorder of a search from the nodes without inputs,
+    the last one first. So a constant that waits for nothing comes before another if a later node
+    leads to that, and those that wait are as one only if all wait for the same.
+    """
+    alike: dict[int, list[int]] = defaultdict(list)
+    for t in held:
+        alike[graph.data.equal.get(t, t)].append(t)
+    first, last = dict[int, int](), _last_source(graph)
+    for one, these in alike.items():
+        free = [t for t in these if not waits[graph.tensors[t].op]]
+        waiting = [t for t in these if waits[graph.tensors[t].op]]
+        if len({waits[graph.tensors[t].op] for t in these}) < 2:
+            first |= dict.fromkeys(these, one)
+        else:
+            first |= {t: t for t in these}
+            if free and all(last[graph.tensors[t].op] > graph.tensors[free[0]].op for t in waiting):
+                first |= dict.fromkeys(free, free[0])
+    return first
+
+
+@once_per_graph
+def _last_source(graph: StepGraph) -> list[int]:
+    """The last op without inputs that leads to each op, or the op itself; arguments come first."""
+    last: list[int] = []
+    for op in graph.ops:
+        before = (*op.controls, *(graph.tensors[t].op for t in op.inputs))
+        own = -1 if op.type == "Placeholder" else op.id
+        last.append(max((last[each] for each in before if each < op.id), default=own))
+    return last
 
 
 def _held(

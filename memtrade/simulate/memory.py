@@ -70,6 +70,8 @@ class MemoryResult(msgspec.Struct, frozen=True):
         peak_bytes: the highest peak of the simulated steps, padding and holes included.
         told_peak_bytes: where nothing but what is told of lies in the holes, and all that is
             bounded is as large as it can be, if that is less.
+        least_peak_bytes: where variables come to lie elsewhere in each step, the peak of the step
+            that takes least.
         persistent_bytes: in use between steps.
         given_bytes: of these, what is there before the first step: variables and batch.
         live_peak_bytes: the peak of the bytes asked for: no padding, no holes.
@@ -86,6 +88,7 @@ class MemoryResult(msgspec.Struct, frozen=True):
 
     peak_bytes: int
     told_peak_bytes: int
+    least_peak_bytes: int
     persistent_bytes: int
     given_bytes: int
     live_peak_bytes: int
@@ -106,11 +109,13 @@ class MemoryResult(msgspec.Struct, frozen=True):
 
 
 class _Walked(NamedTuple):
-    """A walk that has ended: its highest peak, and what ended it early."""
+    """A walk that has ended: its highest peak, what ended it early, and the peak of the step that
+    takes least, where variables move."""
 
     walk: Walk
     best: Peak
     error: ArenaOutOfMemoryError | None
+    least: int
 
 
 class Simulator:
@@ -210,6 +215,7 @@ class Simulator:
         return MemoryResult(
             peak_bytes=best.in_use + ahead_bytes,
             told_peak_bytes=min(best.in_use, tried[0].best.in_use) + ahead_bytes,
+            least_peak_bytes=min(best.in_use, tried[0].least) + ahead_bytes,
             persistent_bytes=walk.persistent_bytes,
             given_bytes=walk.given_bytes,
             live_peak_bytes=walk.live_peak,
@@ -244,7 +250,9 @@ class Simulator:
         except ArenaOutOfMemoryError as raised:
             error = raised
             peaks.append(walk.peak)
-        return _Walked(walk, max(peaks, key=lambda peak: peak.in_use), error)
+        in_use = [peak.in_use for peak in peaks]
+        best = max(peaks, key=lambda peak: peak.in_use)
+        return _Walked(walk, best, error, min(in_use) if walk.moved else best.in_use)
 
     def begin(
         self,

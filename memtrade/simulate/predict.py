@@ -20,7 +20,8 @@ class Predicted(msgspec.Struct, frozen=True, kw_only=True):
         fits: whether the step runs under the memory limit.
         abreast_bytes: as peak_bytes, where threads run the branches of a step without a plan
             abreast, or TensorFlow in another order that it may have, if that is more; else 0.
-        least_bytes: as peak_bytes, in another order that it may have, if that is less; else 0.
+        least_bytes: as peak_bytes, in another order that it may have, or in another step where
+            variables move, if that is less; else 0.
         bound: what stands before the peak: "≥", "≈", "≤" or nothing; see `bound_of`.
         stall_seconds: the part of `step_seconds` for which compute waits for copies.
     """

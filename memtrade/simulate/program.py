@@ -161,11 +161,12 @@ class Linker:
         self.hidden_of: dict[int, int] = {}  # MaxPool's output -> its workspace
         self.copied = copied_variables(graph)
         self._add_workspaces()
+        in_place = frozenset(op.id for op in graph.ops if keeps_place(op, graph))
+        without, beside = spared(graph), brought(graph)
         self.unplanned = self._known_of(nothing_spared(graph))
-        without = spared(graph)
         self.specs, self.constants = self.unplanned
-        if without.reads or brought(graph):
-            self.specs, self.constants = self._known_of(without, brought(graph))
+        if without.reads or beside or in_place:
+            self.specs, self.constants = self._known_of(without, beside, in_place)
         self.specs = self.specs.copy()
         for op in graph.ops:
             if goes_by_rows(op, graph):
@@ -226,17 +227,28 @@ class Linker:
         return self.graph.label(tensor) if hidden < 0 else self.labels_of_hidden[hidden]
 
     def _known_of(
-        self, without: Spared, beside: Sequence[Brought] = ()
+        self,
+        without: Spared,
+        beside: Sequence[Brought] = (),
+        in_place: frozenset[int] = frozenset(),
     ) -> tuple[list[Spec | None], Constants]:
-        """Of each op, and what there is of constants, with those that a rewritten step brings."""
+        """Of each op, and what there is of constants, with those that a rewritten step brings.
+
+        Args:
+            in_place: assignments that a rewritten step writes in place.
+        """
         constants = Constants(self.graph, self._hide, without, beside)
         specs = [
-            None if op.id in without.left_out else self._spec(op, without.inputs(op), constants)
+            None
+            if op.id in without.left_out
+            else self._spec(op, without.inputs(op), constants, op.id in in_place)
             for op in self.graph.ops
         ]
         return specs, constants
 
-    def _spec(self, op: Op, read: Sequence[int], constants: Constants) -> Spec | None:
+    def _spec(
+        self, op: Op, read: Sequence[int], constants: Constants, in_place: bool
+    ) -> Spec | None:
         graph, op_id = self.graph, op.id
         if op.type in SOURCE_TYPES or graph.folded[op_id]:
             return None
@@ -248,7 +260,7 @@ class Linker:
             return Spec(Code.COMPUTE, (), op.outputs, (request,))
         if op.type in READ_TYPES:
             return Spec(Code.READ, (), op.outputs, variables=variables[:1])
-        if op.type == "AssignVariableOp" and not keeps_place(op, graph):
+        if op.type == "AssignVariableOp" and not in_place:
             return Spec(Code.ASSIGN, inputs, (), variables=variables[:1])
         if handles and op.type not in READING_TYPES | CALL_TYPES:
             wanted = _without(handles, op, self.known[op_id].requests)

@@ -204,21 +204,22 @@ class TimeSimulator:
         return self.needed(()).peak_bytes
 
     @cached_property
-    def _otherwise(self) -> list[int]:
-        """The same in other orders that TensorFlow may have."""
-        return [self.needed(each).peak_bytes for each in self.simulator.unplanned[1:]]
+    def _otherwise(self) -> list[MemoryResult]:
+        """What it takes in other orders that TensorFlow may have."""
+        return [self.needed(each) for each in self.simulator.unplanned[1:]]
 
     @property
     def least_bytes(self) -> int:
-        """The same in the order that takes least."""
-        return min([self.original_bytes, *self._otherwise])
+        """The same in the order, and the step, that takes least."""
+        return min(each.least_peak_bytes for each in (self._as_it_is, *self._otherwise))
 
     @cached_property
     def abreast_bytes(self) -> int:
         """The same where threads run its branches abreast, or in the order that takes most, if that
         is more."""
         widest = tuple(Action("run", op_id) for op_id in widest_order(self.graph))
-        return max(self.original_bytes, self.needed(widest).peak_bytes, *self._otherwise)
+        others = [self.needed(widest), *self._otherwise]
+        return max(self.original_bytes, *(each.peak_bytes for each in others))
 
     def step_seconds(self, plan: Plan | Sequence[Action]) -> float:
         """Only the step's time, if no memory is waited for: fast, for comparing plans."""

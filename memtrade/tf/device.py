@@ -100,7 +100,7 @@ class Arena(LocalDevice):
                 "the arena is off: TF_CPU_ALLOCATOR_USE_BFC and TF_CPU_BFC_MEM_LIMIT_IN_MB must be "
                 "set before TensorFlow is imported; `memtrade run` does so for its child"
             )
-        self._starts = _address(shape), _address(whole)
+        self._starts = address_of(shape), address_of(whole)
         self._rest_bytes = rows * MIB
         del whole, shape
         self.reset_peak()
@@ -130,7 +130,7 @@ class Arena(LocalDevice):
         """Where a tensor lies, counted through the regions; -1 of what lies in none: TensorFlow has
         some whole numbers, such as a lookup table's default, elsewhere."""
         first, rest = self._starts
-        address = _address(tensor)
+        address = address_of(tensor)
         if first <= address < first + FIRST_BYTES:
             return address - first
         in_rest = rest <= address < rest + self._rest_bytes
@@ -244,7 +244,8 @@ class GpuDevice(LocalDevice):
         return 0
 
 
-def _address(tensor: tf.Tensor) -> int:
+def address_of(tensor: tf.Tensor) -> int:
+    """Of a tensor in host memory."""
     buffer: Any = tf.bitcast(tensor, tf.uint16) if tensor.dtype == tf.bfloat16 else tensor
     return np.asarray(memoryview(buffer)).ctypes.data
 

@@ -15,6 +15,7 @@ from memtrade.facts.variables import copied_variables, placed
 from memtrade.op_types import READING_TYPES
 from memtrade.tf.assigned import whole_slice
 from memtrade.tf.captured import captures, on_device, on_host, variable_spec
+from memtrade.tf.device import address_of
 from memtrade.tf.extract import Trace
 
 
@@ -24,7 +25,8 @@ def settle(trace: Trace, *, tables: bool = False) -> None:
 
     Those that are written in place are assigned to, once. To the others nothing is added: an update
     copies a variable whose buffer is not its own (slots that are made in a tf.function begin as one
-    constant, all of a shape together).
+    constant, all of a shape together). It would copy one that reads copy, each time: its buffer is
+    its own.
 
     Args:
         tables: has reads copy tables, too, as they will once the step has looked at their rows:
@@ -38,10 +40,19 @@ def settle(trace: Trace, *, tables: bool = False) -> None:
             return
         for handle, spec in _there(trace, written - placed(graph)):
             # In a branch or a loop, too: -0.0 leaves even 0.0 as it is.
-            if spec.dtype.is_floating or spec.dtype.is_integer:
+            number = spec.dtype.is_floating or spec.dtype.is_integer
+            if number and not _is_copied(handle, spec):
                 nothing = tf.fill(spec.shape, tf.cast(-0.0, spec.dtype))
                 tf.raw_ops.AssignAddVariableOp(resource=handle, value=nothing)
         _copied_by_reads(trace, copied_variables(graph) if tables else placed(graph))
+
+
+def _is_copied(handle: tf.Tensor, spec: tf.TensorSpec) -> bool:
+    """Whether reads copy the variable; on a GPU, nobody can tell."""
+    if "GPU" in handle.device:
+        return False
+    one, other = (tf.raw_ops.ReadVariableOp(resource=handle, dtype=spec.dtype) for _ in range(2))
+    return address_of(one) != address_of(other)
 
 
 def _copied_by_reads(trace: Trace, tensors: Iterable[int]) -> None:

@@ -195,6 +195,24 @@ def test_constants_that_hold_the_same_are_apart_where_one_waits_for_other_ops(
     assert held == copies * BIG
 
 
+@pytest.mark.parametrize(("late", "copies"), [(True, 2), (False, 4)])
+def test_where_one_waits_the_others_are_one_if_tensorflow_meets_them_first(
+    late: bool, copies: int
+) -> None:
+    """As TensorFlow has it with three that are free: in use were 2 and 4 of them."""
+    b = Builder()
+    (x,) = b.op("x", "Placeholder", sizes=[BIG])
+    free = [b.op(f"free{i}", "Const", sizes=[BIG])[0] for i in range(3)]
+    (number,) = b.op("number", "Const", sizes=[4])
+    (y,) = b.op("y", "Mul", [x, number] if late else [x, x], sizes=[BIG])
+    (waiting,) = b.op("waiting", "Const", sizes=[BIG], controls=[len(b.ops) - 1])
+    (loss,) = b.op("loss", "AddN", [y, *free, waiting], sizes=[BIG])
+    data = b.build(inputs=[x], outputs=[loss], loss=loss).data
+    equal = dict.fromkeys((*free[1:], waiting), free[0])
+    graph = StepGraph(msgspec.structs.replace(data, equal=equal))
+    assert simulate(graph, everything(graph)).persistent_bytes // BIG - 1 == copies
+
+
 def test_what_is_computed_of_the_same_numbers_lies_there_once_however_they_came():
     """An identity matrix in the step and in the gradient of a Cholesky decomposition, which finds
     its size from a shape."""

@@ -16,7 +16,7 @@ def _is_copied(variable: tf.Variable) -> bool:
     return len({np.asarray(memoryview(read)).ctypes.data for read in reads}) == 2
 
 
-def test_tables_are_copied_by_reads_from_the_first_step_on():
+def test_tables_are_copied_by_reads_from_the_first_step_on(monkeypatch):
     """As TensorFlow does once a step has written rows of one: a cross-batch memory, which the
     step reads before, took 16% more in its first step than was predicted. Nothing is added."""
     weight, memory = tf.Variable(tf.eye(8)), tf.Variable(tf.reshape(tf.range(80.0), [10, 8]))
@@ -44,3 +44,10 @@ def test_tables_are_copied_by_reads_from_the_first_step_on():
     assert not _is_copied(weight)
     for variable, value in zip((weight, memory, count), held, strict=True):
         np.testing.assert_array_equal(variable.numpy(), value)
+    # What reads copy would move with each addition, and leave a hole as large as the table.
+    added = []
+    monkeypatch.setattr(
+        tf.raw_ops, "AssignAddVariableOp", lambda resource, value: added.append(resource)
+    )
+    settle(trace, tables=True)
+    assert [each is weight.handle for each in added] == [True]
