@@ -88,7 +88,7 @@ class Constants:
         if without.reads:
             self.looked_at_last = looked_at_values(graph, without)
         before = _waits(graph)
-        self.first = _first(graph, held, before)
+        self.first = _first(graph)
         self.lasting = frozenset(
             self.first[t]
             for t in held
@@ -221,10 +221,9 @@ def _waits(graph: StepGraph) -> dict[int, frozenset[int]]:
     return waits
 
 
-def _first(
-    graph: StepGraph, held: Sequence[int], waits: Mapping[int, frozenset[int]]
-) -> dict[int, int]:
-    """Of each constant of `held`, the one that it is there as.
+@once_per_graph
+def _first(graph: StepGraph) -> dict[int, int]:
+    """Of each constant that the step holds, the one that it is there as.
 
     TensorFlow (core/graph/optimizer_cse.cc) compares what is equal but for what it waits for with
     the first of these alone, in the reverse postorder of a search from the nodes without inputs,
@@ -232,22 +231,23 @@ def _first(
     leads to that, and those that wait are as one only if all wait for the same.
     """
     alike: dict[int, list[int]] = defaultdict(list)
-    for t in held:
-        alike[graph.data.equal.get(t, t)].append(t)
-    first, last = dict[int, int](), _last_source(graph)
+    for op in graph.ops:
+        for t in op.outputs if op.type == "Const" else ():
+            alike[graph.data.equal.get(t, t)].append(t)
+    first, last, waits = dict[int, int](), _last_source(graph), _waits(graph)
     for one, these in alike.items():
-        free = [t for t in these if not waits[graph.tensors[t].op]]
-        waiting = [t for t in these if waits[graph.tensors[t].op]]
-        if len({waits[graph.tensors[t].op] for t in these}) < 2:
+        made_by = {t: graph.tensors[t].op for t in these}
+        free = [t for t, op_id in made_by.items() if not waits[op_id]]
+        later = (last[op_id] for op_id in made_by.values() if waits[op_id])
+        if len({waits[op_id] for op_id in made_by.values()}) < 2:
             first |= dict.fromkeys(these, one)
         else:
             first |= {t: t for t in these}
-            if free and all(last[graph.tensors[t].op] > graph.tensors[free[0]].op for t in waiting):
+            if free and min(later) > made_by[free[0]]:
                 first |= dict.fromkeys(free, free[0])
     return first
 
 
-@once_per_graph
 def _last_source(graph: StepGraph) -> list[int]:
     """The last op without inputs that leads to each op, or the op itself; arguments come first."""
     last: list[int] = []

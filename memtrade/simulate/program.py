@@ -10,7 +10,7 @@ A consumer reads the latest version of its input, as the rewriter wires it, so a
 version's number of readers is known, and with it the moment of its death.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from enum import IntEnum
 from itertools import pairwise
 from typing import NamedTuple, Self
@@ -227,31 +227,19 @@ class Linker:
         return self.graph.label(tensor) if hidden < 0 else self.labels_of_hidden[hidden]
 
     def _known_of(
-        self,
-        without: Spared,
-        beside: Sequence[Brought] = (),
-        in_place: frozenset[int] = frozenset(),
+        self, without: Spared, beside: Sequence[Brought] = (), in_place: Container[int] = ()
     ) -> tuple[list[Spec | None], Constants]:
         """Of each op, and what there is of constants, with those that a rewritten step brings.
-
-        Args:
-            in_place: assignments that a rewritten step writes in place.
-        """
+        `in_place`: the assignments that it writes in place."""
         constants = Constants(self.graph, self._hide, without, beside)
-        specs = [
-            None
-            if op.id in without.left_out
-            else self._spec(op, without.inputs(op), constants, op.id in in_place)
-            for op in self.graph.ops
-        ]
+        specs = [self._spec(op, without, constants, op.id in in_place) for op in self.graph.ops]
         return specs, constants
 
-    def _spec(
-        self, op: Op, read: Sequence[int], constants: Constants, in_place: bool
-    ) -> Spec | None:
+    def _spec(self, op: Op, without: Spared, constants: Constants, in_place: bool) -> Spec | None:
         graph, op_id = self.graph, op.id
-        if op.type in SOURCE_TYPES or graph.folded[op_id]:
+        if op_id in without.left_out or op.type in SOURCE_TYPES or graph.folded[op_id]:
             return None
+        read = without.inputs(op)
         handles = [t for t in op.inputs if graph.tensors[t].dtype == "resource"]
         variables = tuple((t, graph.capture_bytes.get(t, 0)) for t in handles)
         inputs = tuple(constants.folded.get(t, t) for t in read if t not in handles)
