@@ -330,7 +330,9 @@ class Search(Corrections):
 
     def _is_leaner_finished(self, tried: Verdict, _: Verdict) -> bool:
         assert self.best is not None
-        return tried.peak_bytes < self.best.peak_bytes and self._finish_if_leaner(tried)
+        if tried.peak_bytes >= self.best.peak_bytes:  # which may be one that is spilled
+            tried = self._spilled(tried, 0)
+        return self._may_be_leaner(tried, self.best) and self._finish_if_leaner(tried)
 
     def _solve(self, budget: int) -> None:
         """At first, copies beside compute are as early and as late as they like, and what memory
