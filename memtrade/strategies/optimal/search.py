@@ -299,8 +299,7 @@ class Search(Corrections):
 
     def _finish_leanest(self, tried: list[Verdict]) -> None:
         for verdict in sorted(tried, key=leanness)[:LEANEST]:
-            if self.best is None or self._may_be_leaner(verdict, self.best):
-                self._finish_if_leaner(verdict)
+            self._finish_if_leaner(verdict)
 
     def _may_be_leaner(self, verdict: Verdict, best: Finished) -> bool:
         """No plan needs less than its judged program; and one that needs as much as the best, and
@@ -313,6 +312,8 @@ class Search(Corrections):
     def _finish_if_leaner(self, verdict: Verdict) -> bool:
         most_bytes = sys.maxsize
         if self.best is not None:  # which one that is slower and as lean is not better than
+            if not self._may_be_leaner(verdict, self.best):
+                return False
             slower = verdict.least_seconds >= self.best.seconds
             most_bytes = self.best.peak_bytes - slower
         finished = self.judge.finish(verdict, 0, most_bytes=most_bytes)
@@ -332,7 +333,7 @@ class Search(Corrections):
         assert self.best is not None
         if tried.peak_bytes >= self.best.peak_bytes:  # which may be one that is spilled
             tried = self._spilled(tried, 0)
-        return self._may_be_leaner(tried, self.best) and self._finish_if_leaner(tried)
+        return self._finish_if_leaner(tried)
 
     def _solve(self, budget: int) -> None:
         """At first, copies beside compute are as early and as late as they like, and what memory
