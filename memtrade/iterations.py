@@ -4,15 +4,17 @@
     while/1/body/mul ─► list ─┼─► stand ─► gradient   waits until it is whole; inside, until the
     while/2/body/mul ─► list ─┘                       iterations before have put theirs in.
 
-An iteration begins once the one `AT_ONCE` before it is done. What iterations compute alike is
-computed by each. Which of the ops of one iteration goes first differs with how TensorFlow has
-written the graph, and with it the peak, by a tenth or two: it is foreseen about.
+An iteration begins once the one `Place.at_once` before it is done: Keras's recurrent layers run 32
+at once. What iterations compute alike is computed by each. Which of the ops of one iteration goes
+first differs with how long they take, and with how TensorFlow has written the graph: where sums
+that go on from iteration to iteration are left for later, what they add up waits. So the peak is
+foreseen as a range (`memtrade.simulate.unplanned.other_orders`).
 O(ops + edges).
 """
 
 import bisect
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -21,16 +23,30 @@ from memtrade.graph import StepGraph, once_per_graph
 # TensorFlow's `parallel_iterations`, where nobody gives another.
 AT_ONCE = 10
 
+_SUM_TYPES = frozenset({"Add", "AddN", "AddV2"})
+
 # What stands before the names of a loop's body once that is unrolled: `memtrade.tf.unroll`.
-_ITERATION = re.compile(r"/(\d+)/body/")
+_ITERATION = re.compile(r"/(\d+)(?:\.(\d+))?/body/")
 
 
 class Place(NamedTuple):
-    """Where an op stands in an unrolled loop. `name` is what it is called in the body."""
+    """Where an op stands in an unrolled loop. `name` is what it is called in the body, `at_once`
+    how many iterations of the loop run at once."""
 
     loop: str
     iteration: int
     name: str
+    at_once: int = AT_ONCE
+
+    @property
+    def series(self) -> tuple[str, str]:
+        """What all iterations make of this: the loop and the name."""
+        return self.loop, self.name
+
+
+def iteration_name(loop: str, iteration: int, at_once: int) -> str:
+    """What stands before the body's."""
+    return f"{loop}/{iteration}/" if at_once == AT_ONCE else f"{loop}/{iteration}.{at_once}/"
 
 
 class Stands(NamedTuple):
@@ -51,29 +67,62 @@ def places_of(graph: StepGraph) -> dict[int, tuple[Place, ...]]:
     places: dict[int, tuple[Place, ...]] = {}
     for op in graph.ops:
         for found in _ITERATION.finditer(op.name):
-            place = Place(op.name[: found.start()], int(found[1]), op.name[found.end() :])
+            loop, name = op.name[: found.start()], op.name[found.end() :]
+            place = Place(loop, int(found[1]), name, int(found[2] or AT_ONCE))
             places[op.id] = (*places.get(op.id, ()), place)
     return places
 
 
-def stands_of(graph: StepGraph, reads: Sequence[set[int]]) -> Stands:
+@once_per_graph
+def loops_read(graph: StepGraph) -> dict[str, str]:
+    """Of loops that stand in no other one, and read what others make, the one that they read most:
+    of a gradient's, the loop that it is the gradient of."""
+    places = places_of(graph)
+    most: dict[str, Counter[str]] = defaultdict(Counter)
+    for op_id, (own, *_) in places.items():
+        made = (places.get(graph.tensors[t].op) for t in graph.ops[op_id].inputs)
+        most[own.loop].update({place[0].loop for place in made if place} - {own.loop})
+    return {loop: read.most_common(1)[0][0] for loop, read in most.items() if read}
+
+
+@once_per_graph
+def largest_sums(graph: StepGraph) -> frozenset[int]:
+    """Of the sums that go on from iteration to iteration, as gradients of weights do, each loop's
+    largest one: its op in each iteration."""
+    places = places_of(graph)
+
+    largest: dict[str, tuple[int, str]] = {}
+    for op_id, (*_, own) in places.items():
+        op = graph.ops[op_id]
+        added = (places.get(graph.tensors[t].op) for t in op.inputs)
+        if op.type in _SUM_TYPES and any(each[-1].series == own.series for each in added if each):
+            made = graph.bytes_of(op.outputs), own.name
+            largest[own.loop] = max(made, largest.get(own.loop, made))
+    series = {(loop, name) for loop, (_, name) in largest.items()}
+    return frozenset(op_id for op_id, (*_, own) in places.items() if own.series in series)
+
+
+def stands_of(graph: StepGraph, reads: Sequence[set[int]], most_at_once: int) -> Stands:
     """What holds iterations, and readers of lists, back.
 
     Args:
         reads: the ops that each op reads from.
+        most_at_once: of no loop run more iterations at once.
     """
     places = places_of(graph)
     elements: dict[tuple[str, str], list[tuple[int, int]]] = defaultdict(list)  # of each list
     turns: dict[str, dict[int, set[int]]] = defaultdict(lambda: defaultdict(set))
+    at_once: dict[str, int] = {}
     for op_id, place in places.items():
-        for loop, iteration, name in place:
+        for loop, iteration, name, most in place:
+            at_once[loop] = min(most, most_at_once)
             elements[loop, name].append((iteration, op_id))
             turns[loop][iteration].add(op_id)
     stands = Stands([], [])
-    for iterations in turns.values():
+    for loop, iterations in turns.items():
         groups = [ops for _, ops in sorted(iterations.items())]
         first = _add_chain(stands, groups, len(graph.ops))
-        for done, held in enumerate(groups[AT_ONCE:]):
+        for done, held in enumerate(groups[at_once[loop] :]):
             stands.readers.extend((op_id, first + done) for op_id in held)
     whole: dict[tuple[str, str], int] = {}  # the first stand of each list that is read
     for op_id, read, inside in _crossings(places, reads):
@@ -94,9 +143,9 @@ def _crossings(
     """Ops that read what another iteration made: the loop and the name of that, and the op's own
     iteration of that loop, None outside."""
     for op_id, producers in enumerate(reads):
-        own = {loop: iteration for loop, iteration, _ in places.get(op_id, ())}
+        own = {place.loop: place.iteration for place in places.get(op_id, ())}
         for producer in producers & places.keys():
-            for loop, iteration, name in places[producer]:
+            for loop, iteration, name, _ in places[producer]:
                 if own.get(loop) != iteration:
                     yield op_id, (loop, name), own.get(loop)
                     break

@@ -18,6 +18,7 @@ from memtrade.facts import reuse
 from memtrade.facts.variables import Brought
 from memtrade.folding import KEPT_BYTES, asked_of
 from memtrade.graph import Op, StepGraph, once_per_graph
+from memtrade.iterations import places_of
 from memtrade.op_types import ALIAS_TYPES
 from memtrade.simulate.looked_at import looked_at_as_it_came, looked_at_values
 from memtrade.simulate.regions import round_up
@@ -63,9 +64,12 @@ class Constants:
         hide: Callable[[int, str], int],
         without: Spared,
         beside: Sequence[Brought] = (),
+        *,
+        with_loops: bool = False,
     ):
         """
         Args:
+            with_loops: whether loops run as loops (`_apart`).
             hide: adds a tensor that the graph does not have, of so many bytes and so labelled.
             without: what the step does without.
             beside: what it has beside its own.
@@ -75,7 +79,7 @@ class Constants:
         self.folding_bytes: list[int] = [*itertools.chain.from_iterable(bodies)]
         consumers = without.consumers
         asked = asked_of(graph, graph.folding.computed, consumers)
-        self._fold(graph, hide, sorted(asked))
+        self._fold(graph, hide, sorted(asked), _apart(graph) if with_loops else frozenset())
         self.computing_bytes = _computing_bytes(graph, asked, without) if self.folding_bytes else 0
         held = [t for op in graph.ops if op.type == "Const" for t in op.outputs]
         wanted = (t for t in held if consumers[t] or not graph.consumers[t])
@@ -114,7 +118,11 @@ class Constants:
         )
 
     def _fold(
-        self, graph: StepGraph, hide: Callable[[int, str], int], asked: Sequence[int]
+        self,
+        graph: StepGraph,
+        hide: Callable[[int, str], int],
+        asked: Sequence[int],
+        apart: frozenset[Hashable],
     ) -> None:
         same = merged_tensors(graph)
         handed, held, first = _handed_on(graph, same), alike(graph), {}
@@ -129,13 +137,21 @@ class Constants:
                 seen.add(one)
             if graph.tensors[t].size_bytes > KEPT_BYTES:
                 continue
-            one = first.setdefault(held.get(t, one), one)
+            key = held.get(t, one)
+            one = t if key in apart else first.setdefault(key, one)
             if one not in self.folded:
                 size_bytes = graph.tensors[one].size_bytes
                 self.folded[one] = hide(size_bytes, f"{graph.label(one)} (constant)")
             self.folded[t] = self.folded[one]
         by_name = sorted(self.folded, key=lambda t: (graph.ops[graph.tensors[t].op].name, t))
         self.folded = {t: self.folded[t] for t in by_name}
+
+
+def _apart(graph: StepGraph) -> frozenset[Hashable]:
+    """What is made of constants in a loop's body, too, waits there for the iteration. The runtime
+    compares others that hold the same with that one, and keeps them all."""
+    held, bodies = alike(graph), places_of(graph)
+    return frozenset(held[t] for t in held if graph.tensors[t].op in bodies)
 
 
 def _computing_bytes(graph: StepGraph, asked: Collection[int], without: Spared) -> int:

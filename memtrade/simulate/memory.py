@@ -33,6 +33,7 @@ from memtrade.graph import BOUND, StepGraph
 from memtrade.plan import Action, Plan
 from memtrade.simulate.bfc import ArenaOutOfMemoryError, BfcAllocator
 from memtrade.simulate.constants import Constants
+from memtrade.simulate.lists import with_lists
 from memtrade.simulate.live import LiveWalk
 from memtrade.simulate.moments import Lag, Peak
 from memtrade.simulate.program import Linker, Program
@@ -158,8 +159,11 @@ class Simulator:
     def link(self, actions: Sequence[Action]) -> Program:
         """What `actions` returned, linked."""
         if self._linked is None or self._linked[0] is not actions:
-            same = merged_tensors(self.graph) if self._is_unplanned(actions) else None
+            unplanned = self._is_unplanned(actions)
+            same = merged_tensors(self.graph) if unplanned else None
             program = self.linker.link(actions, self.graph.data.outputs, same)
+            if unplanned:
+                program = with_lists(program, actions, self.graph)
             if not isinstance(actions, tuple):  # whoever made it may change it
                 return program
             self._linked = actions, program

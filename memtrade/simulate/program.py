@@ -20,7 +20,6 @@ import msgspec
 from memtrade.facts import SCRATCH, Facts, Request
 from memtrade.facts.kernel import END, NOTHING
 from memtrade.facts.variables import (
-    Brought,
     brought,
     copied_variables,
     goes_by_rows,
@@ -30,6 +29,7 @@ from memtrade.facts.variables import (
 )
 from memtrade.facts.views import viewed
 from memtrade.graph import Op, StepGraph
+from memtrade.iterations import places_of
 from memtrade.kernel_pairs import POOL_GRADIENTS, bias_gradients
 from memtrade.op_types import (
     ALIAS_TYPES,
@@ -162,11 +162,13 @@ class Linker:
         self.copied = copied_variables(graph)
         self._add_workspaces()
         in_place = frozenset(op.id for op in graph.ops if keeps_place(op, graph))
-        without, beside = spared(graph), brought(graph)
-        self.unplanned = self._known_of(nothing_spared(graph))
-        self.specs, self.constants = self.unplanned
-        if without.reads or beside or in_place:
-            self.specs, self.constants = self._known_of(without, beside, in_place)
+        alone, without, beside = nothing_spared(graph), spared(graph), brought(graph)
+        loops = bool(places_of(graph))
+        constants = Constants(graph, self._hide, alone, with_loops=loops)
+        self.unplanned = self.specs, self.constants = self._known_of(constants, alone)
+        if without.reads or beside or in_place or loops:
+            constants = Constants(graph, self._hide, without, beside)
+            self.specs, self.constants = self._known_of(constants, without, in_place)
         self.specs = self.specs.copy()
         for op in graph.ops:
             if goes_by_rows(op, graph):
@@ -227,11 +229,9 @@ class Linker:
         return self.graph.label(tensor) if hidden < 0 else self.labels_of_hidden[hidden]
 
     def _known_of(
-        self, without: Spared, beside: Sequence[Brought] = (), in_place: Container[int] = ()
+        self, constants: Constants, without: Spared, in_place: Container[int] = ()
     ) -> tuple[list[Spec | None], Constants]:
-        """Of each op, and what there is of constants, with those that a rewritten step brings.
-        `in_place`: the assignments that it writes in place."""
-        constants = Constants(self.graph, self._hide, without, beside)
+        """Of each op. `in_place`: the assignments that a rewritten step writes in place."""
         specs = [self._spec(op, without, constants, op.id in in_place) for op in self.graph.ops]
         return specs, constants
 

@@ -22,12 +22,13 @@ without one is merged. Loops run as loops (`memtrade.iterations`). O(ops + edges
 """
 
 import random
+import sys
 from collections import deque
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Container, Hashable, Iterator, Mapping
 from types import MappingProxyType
 
 from memtrade.graph import Op, StepGraph, once_per_graph
-from memtrade.iterations import Stands, places_of, stands_of
+from memtrade.iterations import Stands, largest_sums, places_of, stands_of
 from memtrade.op_types import ALIAS_TYPES, READ_TYPES, SOURCE_TYPES
 
 # Ops whose kernels call themselves inexpensive.
@@ -41,6 +42,7 @@ _OF_THE_INPUT = frozenset({"Conv2D", "Conv2DBackpropInput"})
 Edges = tuple[list[list[int]], list[int]]
 
 _SOME = 12  # peaks of so many differ as much as those of forty, nearly
+_FEW = 2  # of loops, beside the order that takes most as a rule
 
 _NO_PAIRS: Mapping[int, int] = MappingProxyType({})
 
@@ -88,6 +90,8 @@ def executor_order(
     graph: StepGraph,
     pairs: Mapping[int, int] = _NO_PAIRS,
     chance: random.Random | None = None,
+    most_at_once: int = sys.maxsize,
+    last: Container[int] = (),
 ) -> list[int]:
     """Op ids in the order in which they run.
 
@@ -95,6 +99,8 @@ def executor_order(
         pairs: filter gradients -> the bias gradients that their kernels make, too.
         chance: decides what hangs on addresses; without it, all pairs stand behind the gradients of
             the inputs, and what waits for nothing runs first.
+        most_at_once: of no loop run more iterations at once.
+        last: ops that run when nothing else can.
     """
     same = merged_tensors(graph)
     stands_for = {graph.tensors[t].op: graph.tensors[one].op for t, one in same.items()}
@@ -111,9 +117,9 @@ def executor_order(
         places = {op.id: chance.random() for op in graph.ops}
     else:
         places = _before_siblings(graph, pairs)
-    for stands in (stands_of(graph, reads), Stands([], [])):
+    for stands in (stands_of(graph, reads, most_at_once), Stands([], [])):
         edges = _edges(graph, stands_for, gone, reads, stands, places)
-        order = _order(graph, edges, gone, chance)
+        order = _order(graph, edges, gone, chance, last)
         if len(order) == len(graph.ops) - len(gone):  # or names only look like a loop's
             break
     return [each for op_id in order for each in (op_id, pairs.get(op_id, -1)) if each >= 0]
@@ -124,6 +130,12 @@ def other_orders(graph: StepGraph, pairs: Mapping[int, int]) -> Iterator[list[in
     if pairs:
         yield executor_order(graph, pairs)
         yield from (executor_order(graph, pairs, random.Random(seed)) for seed in range(_SOME))
+    if places_of(graph):
+        yield executor_order(graph, pairs, most_at_once=1)
+        last = largest_sums(graph)
+        yield executor_order(graph, pairs, last=last)
+        for seed in range(_FEW):
+            yield executor_order(graph, pairs, random.Random(seed), last=last)
 
 
 @once_per_graph
@@ -152,7 +164,11 @@ def _before_siblings(graph: StepGraph, pairs: Mapping[int, int]) -> dict[int, fl
 
 
 def _order(
-    graph: StepGraph, edges: Edges, gone: set[int], chance: random.Random | None
+    graph: StepGraph,
+    edges: Edges,
+    gone: set[int],
+    chance: random.Random | None,
+    last: Container[int],
 ) -> list[int]:
     """As many ops as do not wait for each other."""
     successors, waiting = edges
@@ -171,14 +187,17 @@ def _order(
                 ready.append(successor)
         return ready
 
-    stack: list[int] = []
+    stack: deque[int] = deque()
 
     def take(op_id: int) -> None:
         """Runs it, and the cheap ops that become ready; the others go on top of the stack."""
         cheap = deque([op_id])
         while cheap:
             for ready in run(cheap.popleft()):
-                (cheap if cheap_ops[ready] else stack).append(ready)
+                if ready in last:
+                    stack.appendleft(ready)
+                else:
+                    (cheap if cheap_ops[ready] else stack).append(ready)
 
     roots = [each for each, waits in enumerate(waiting) if not waits and each not in gone]
     if chance:

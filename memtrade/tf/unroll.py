@@ -26,6 +26,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from memtrade.iterations import iteration_name
 from memtrade.op_types import LOOP_TYPES, READ_TYPES
 from memtrade.tf.functions import START, Functions, kernel_function, ordered
 from memtrade.tf.graft import graft
@@ -327,6 +328,7 @@ class _Walk:
         writes = self.functions.writes(function)
         self.reads = None if writes else {} if reads is None else reads
         variables, ends = inputs, controls
+        at_once = node.attr["parallel_iterations"].i
         for i in itertools.count():
             goes_on = self._goes_on(node, variables)
             if goes_on is None:
@@ -336,9 +338,8 @@ class _Walk:
             if len(self.nodes) + i > MOST_OPS:
                 linked = {each.loop for each in inputs if isinstance(each, TensorList)}
                 raise _KeptError({self.lists.loop} | linked - {""})
-            variables, left = self._walked(
-                function, variables, ends, f"{scope.prefix}{node.name}/{i}/"
-            )
+            prefix = iteration_name(scope.prefix + node.name, i, at_once)
+            variables, left = self._walked(function, variables, ends, prefix)
             ends = left if writes else controls
             scope.waits[node.name] = left
         scope.waits.setdefault(node.name, controls)

@@ -195,6 +195,24 @@ def test_constants_that_hold_the_same_are_apart_where_one_waits_for_other_ops(
     assert held == copies * BIG
 
 
+@pytest.mark.parametrize(("body", "copies"), [("l/0/body/", 4), ("l/0/part/", 1)])
+def test_constants_that_hold_the_same_are_apart_where_a_loop_makes_one_that_does(
+    body: str, copies: int
+) -> None:
+    """That one waits for the iteration, and is the first: a plan, which knows no loop, has one."""
+    some = BIG // 8
+    b = Builder()
+    (x,) = b.op("x", "Placeholder", sizes=[some])
+    (number,) = b.op("number", "Const", sizes=[4])
+    names = ["zeros", f"{body}zeros", "zeros_1", "zeros_2"]
+    zeros = [b.op(name, "Fill", [number, number], sizes=[some])[0] for name in names]
+    (loss,) = b.op("loss", "AddN", [x, *zeros], sizes=[some])
+    data = b.build(inputs=[x], outputs=[loss], loss=loss).data
+    graph = StepGraph(msgspec.structs.replace(data, equal=dict.fromkeys(zeros[1:], zeros[0])))
+    assert simulate(graph, []).persistent_bytes // some - 1 == copies
+    assert simulate(graph, everything(graph)).persistent_bytes // some - 1 == 1
+
+
 @pytest.mark.parametrize(("late", "copies"), [(True, 2), (False, 4)])
 def test_where_one_waits_the_others_are_one_if_tensorflow_meets_them_first(
     late: bool, copies: int
