@@ -83,7 +83,7 @@ def _columns(original: Record | None) -> list[tuple[str, Callable[[Record], str]
         ("status", lambda it: status_text(it.status)),
         ("peak MB", measured(lambda m: megabytes(m.peak_bytes))),
         (PREDICTED, foreseen),
-        (ERROR, lambda it: cell(percent, it.peak_error)),
+        (ERROR, _error_text),
         ("memory cost MB", measured(lambda m: megabytes(m.memory_cost_bytes))),
         ("host MB", measured(lambda m: megabytes(m.host_bytes))),
         ("step s", lambda it: beside(measured(lambda m: seconds(m.median_seconds))(it), it.jobs)),
@@ -91,6 +91,16 @@ def _columns(original: Record | None) -> list[tuple[str, Callable[[Record], str]
         ("relative time", relative_time),
         (PLANNED, lambda it: cell(lambda p: p.decided_text, it.plan)),
     ]
+
+
+def _error_text(record: Record) -> str:
+    """Of a range, that of its nearer end."""
+    if record.shown_prediction is None or record.measured is None:
+        return cell(percent, record.peak_error)
+    (least, most), peak = record.shown_prediction.range_bytes, record.measured.peak_bytes
+    if least < most and least <= peak <= most:
+        return "within"
+    return percent(min(max(peak, least), most) / peak - 1)
 
 
 def _ratios(record: Record, original: Record | None) -> tuple[float | None, float | None]:
@@ -191,10 +201,12 @@ def _prediction(records: Sequence[Record]) -> str:
         f"{PREDICTED}: by the simulator, before the step ran; "
         f"{ERROR}: predicted less measured peak, of the measured one"
     )
+    shown = [(r, r.shown_prediction) for r in records]
+    if any(said and said.range_bytes[0] < said.range_bytes[1] for _, said in shown):
+        note += " (of a range, its nearer end)"
     afterwards = sorted({record.predicted_by for record in records if record.predicted_by})
     if afterwards:
         note += f"; {AFTERWARDS}: after the step ran, by memtrade {', '.join(afterwards)}"
-    shown = [(r, r.shown_prediction) for r in records]
     unfit = [strategy_label(r.spec) for r, said in shown if said and not said.fits]
     if unfit:
         note += f"; what it would take, beyond the limit: {', '.join(unfit)}"

@@ -39,10 +39,13 @@ class Predicted(msgspec.Struct, frozen=True, kw_only=True):
     least_bytes: int = 0
 
     @property
+    def range_bytes(self) -> tuple[int, int]:
+        """The least and the most that the peak may be, as far as is foreseen."""
+        return self.least_bytes or self.peak_bytes, max(self.peak_bytes, self.abreast_bytes)
+
+    @property
     def peak_text(self) -> str:
-        most_bytes = max(self.peak_bytes, self.abreast_bytes)
-        least_bytes = self.least_bytes or self.peak_bytes
-        return f"{self.bound} {megabytes_between(least_bytes, most_bytes)}".lstrip()
+        return f"{self.bound} {megabytes_between(*self.range_bytes)}".lstrip()
 
 
 class Predictor:

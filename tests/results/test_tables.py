@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Callable
 
+import msgspec
 import pandas as pd
 import pytest
 from rich.console import Console
@@ -124,6 +125,18 @@ def test_the_predicted_peak_stands_beside_the_measured_one(make_record: MakeReco
     assert note.endswith("beyond the limit: original")
     frame = pd.read_csv(io.StringIO(to_csv(compare([foreseen]))))
     assert frame["predicted_peak_error"].tolist() == [pytest.approx(-0.01)]
+
+
+@pytest.mark.parametrize(("peak_mb", "error"), [(600, "within"), (400, "+25.00"), (1000, "-10.00")])
+def test_of_a_range_the_error_is_that_of_its_nearer_end(
+    make_record: MakeRecord, peak_mb: float, error: str
+) -> None:
+    told = msgspec.structs.replace(
+        predicted(peak_mb=550), least_bytes=500_000_000, abreast_bytes=900_000_000
+    )
+    [comparison] = compare([make_record(peak_mb=peak_mb, predicted=told)])
+    assert comparison.rows[0][3:5] == ("500.0 to 900.0", error)
+    assert any("(of a range, its nearer end)" in line for line in comparison.notes)
 
 
 def predicted(peak_mb: float, *, fits: bool = True) -> Predicted:
