@@ -90,7 +90,6 @@ def largest_sums(graph: StepGraph) -> frozenset[int]:
     """Of the sums that go on from iteration to iteration, as gradients of weights do, each loop's
     largest one: its op in each iteration."""
     places = places_of(graph)
-
     largest: dict[str, tuple[int, str]] = {}
     for op_id, (*_, own) in places.items():
         op = graph.ops[op_id]

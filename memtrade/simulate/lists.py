@@ -52,8 +52,7 @@ def with_lists(program: Program, actions: Sequence[Action], graph: StepGraph) ->
         op_id = actions[row.action].id
         if (tensor := lists.elements.get(op_id)) is not None:
             if tensor in elements:
-                holder = lists.holders.get(tensor)
-                until = row.action if holder is None else max(row.action, turns.last[holder])
+                until = turns.last.get(lists.holders.get(tensor, ""), row.action)
                 made.copies(elements.pop(tensor), until)
         elif op_id in lists.sums and row.code == COMPUTE:
             made.sum(row, turns.begin(lists.sums[op_id]))
