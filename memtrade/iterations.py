@@ -113,10 +113,10 @@ def stands_of(graph: StepGraph, reads: Sequence[set[int]], most_at_once: int) ->
     turns: dict[str, dict[int, set[int]]] = defaultdict(lambda: defaultdict(set))
     at_once: dict[str, int] = {}
     for op_id, place in places.items():
-        for loop, iteration, name, most in place:
-            at_once[loop] = min(most, most_at_once)
-            elements[loop, name].append((iteration, op_id))
-            turns[loop][iteration].add(op_id)
+        for each in place:
+            at_once[each.loop] = min(each.at_once, most_at_once)
+            elements[each.series].append((each.iteration, op_id))
+            turns[each.loop][each.iteration].add(op_id)
     stands = Stands([], [])
     for loop, iterations in turns.items():
         groups = [ops for _, ops in sorted(iterations.items())]
@@ -144,9 +144,9 @@ def _crossings(
     for op_id, producers in enumerate(reads):
         own = {place.loop: place.iteration for place in places.get(op_id, ())}
         for producer in producers & places.keys():
-            for loop, iteration, name, _ in places[producer]:
-                if own.get(loop) != iteration:
-                    yield op_id, (loop, name), own.get(loop)
+            for each in places[producer]:
+                if own.get(each.loop) != each.iteration:
+                    yield op_id, each.series, own.get(each.loop)
                     break
 
 

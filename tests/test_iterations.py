@@ -66,9 +66,8 @@ def test_each_iteration_computes_its_own() -> None:
 @pytest.mark.parametrize("at_once", [1, 3, AT_ONCE])
 def test_an_iteration_begins_once_the_one_so_many_before_it_is_done(at_once: int) -> None:
     graph = mapped(2 * AT_ONCE + 1, at_once)
-    turns = [
-        places_of(graph)[op_id][0] for op_id in executor_order(graph) if op_id in places_of(graph)
-    ]
+    places = places_of(graph)
+    turns = [places[op_id][0] for op_id in executor_order(graph) if op_id in places]
     at = [turn.iteration for turn in turns]
     begun = [at.index(i) for i in range(2 * AT_ONCE + 1)]
     for one, later in zip(begun, begun[at_once:], strict=False):

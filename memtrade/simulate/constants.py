@@ -69,10 +69,10 @@ class Constants:
     ):
         """
         Args:
-            with_loops: whether loops run as loops (`_apart`).
             hide: adds a tensor that the graph does not have, of so many bytes and so labelled.
             without: what the step does without.
             beside: what it has beside its own.
+            with_loops: whether its loops run as loops (`_apart`).
         """
         self.folded: dict[int, int] = {}
         bodies = (op.attrs.get("folding_bytes", ()) for op in graph.ops)

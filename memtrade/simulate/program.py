@@ -163,12 +163,12 @@ class Linker:
         self._add_workspaces()
         in_place = frozenset(op.id for op in graph.ops if keeps_place(op, graph))
         alone, without, beside = nothing_spared(graph), spared(graph), brought(graph)
-        loops = bool(places_of(graph))
-        constants = Constants(graph, self._hide, alone, with_loops=loops)
-        self.unplanned = self.specs, self.constants = self._known_of(constants, alone)
-        if without.reads or beside or in_place or loops:
-            constants = Constants(graph, self._hide, without, beside)
-            self.specs, self.constants = self._known_of(constants, without, in_place)
+        self.constants = Constants(graph, self._hide, alone, with_loops=True)
+        self.specs = self._known_of(self.constants, alone)
+        self.unplanned = self.specs, self.constants
+        if without.reads or beside or in_place or places_of(graph):
+            self.constants = Constants(graph, self._hide, without, beside)
+            self.specs = self._known_of(self.constants, without, in_place)
         self.specs = self.specs.copy()
         for op in graph.ops:
             if goes_by_rows(op, graph):
@@ -230,10 +230,9 @@ class Linker:
 
     def _known_of(
         self, constants: Constants, without: Spared, in_place: Container[int] = ()
-    ) -> tuple[list[Spec | None], Constants]:
+    ) -> list[Spec | None]:
         """Of each op. `in_place`: the assignments that a rewritten step writes in place."""
-        specs = [self._spec(op, without, constants, op.id in in_place) for op in self.graph.ops]
-        return specs, constants
+        return [self._spec(op, without, constants, op.id in in_place) for op in self.graph.ops]
 
     def _spec(self, op: Op, without: Spared, constants: Constants, in_place: bool) -> Spec | None:
         graph, op_id = self.graph, op.id
