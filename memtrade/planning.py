@@ -155,15 +155,15 @@ class Planner:
     def _untouched(self) -> _AsItIs:
         """Whether the step keeps the budget in TensorFlow's own order, which is foreseen less well
         than a pinned one. Threads may run its branches abreast, now and not in a rehearsal; what
-        keeps the budget then is rehearsed where it comes near. Where each process has another
-        order, a rehearsal tells nothing, and what comes near gets one."""
+        keeps the budget then is rehearsed where it comes near. Where it leaves less than processes
+        differ by, each with an order of its own, a rehearsal tells nothing, and it gets one."""
         graph, budget_bytes = self.traced.graph, self.settings.budget_bytes
         if budget_bytes is None:
             return _AsItIs(True)
         clock = clock_of(graph, self._target)
         if clock.abreast_bytes > budget_bytes:
             return _AsItIs(False)
-        if clock.simulator.unplanned[1:] and clock.abreast_bytes > _NEAR * budget_bytes:
+        if budget_bytes - clock.abreast_bytes < clock.abreast_bytes - clock.least_bytes:
             return _AsItIs(False)
         found = clock.needed(())
         if self.as_it_is is None or not can_be_rehearsed(self.traced):

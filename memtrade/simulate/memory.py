@@ -137,24 +137,31 @@ class Simulator:
         # What was asked about last is asked about again, as a rule.
         self._linked: tuple[Sequence[Action], Program] | None = None
         self._lived: tuple[Program, list[int]] | None = None
+        self._other: tuple[Action, ...] = ()  # the last of `otherwise`
 
     def actions(self, plan: Plan | Sequence[Action]) -> Sequence[Action]:
         """The plan's actions; for an empty plan, the ops as TensorFlow runs them."""
         actions = plan.actions if isinstance(plan, Plan) else plan
         if actions:
             return actions
-        return self.unplanned[0]
+        return self.unplanned
 
     @cached_property
-    def unplanned(self) -> tuple[tuple[Action, ...], ...]:
-        """The ops as TensorFlow runs them; and in other orders that it may have where oneDNN makes
-        gradients of filters and biases as one."""
+    def unplanned(self) -> tuple[Action, ...]:
+        """The ops as TensorFlow runs them."""
+        return tuple(Action("run", op_id) for op_id in usual_order(self.graph))
+
+    @property
+    def otherwise(self) -> Iterator[tuple[Action, ...]]:
+        """The ops in other orders in which it may run them."""
         pairs = {gradient: bias for gradient, (bias, _) in self.linker.merged.items()}
-        orders = (usual_order(self.graph), *other_orders(self.graph, pairs))
-        return tuple(tuple(Action("run", op_id) for op_id in order) for order in orders)
+        onednn = self.target.facts.merges
+        for order in other_orders(self.graph, pairs, onednn=onednn):
+            self._other = tuple(Action("run", op_id) for op_id in order)
+            yield self._other
 
     def _is_unplanned(self, actions: Sequence[Action]) -> bool:
-        return any(actions is each for each in self.unplanned)
+        return actions is self.unplanned or actions is self._other
 
     def link(self, actions: Sequence[Action]) -> Program:
         """What `actions` returned, linked."""

@@ -206,7 +206,7 @@ class TimeSimulator:
     @cached_property
     def _otherwise(self) -> list[MemoryResult]:
         """What it takes in other orders that TensorFlow may have."""
-        return [self.needed(each) for each in self.simulator.unplanned[1:]]
+        return [self.needed(each) for each in self.simulator.otherwise]
 
     @property
     def least_bytes(self) -> int:

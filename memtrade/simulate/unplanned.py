@@ -9,10 +9,12 @@ takes the next when no cheap one is left.
 
 Constants and inputs come before all else. What the step as it came gathers (Keras's optimizers hand
 all gradients through one IdentityN, which waits for the last of them) is read no earlier than that.
-With more threads the order is another from run to run. So it is, from process to process, where
-oneDNN makes a convolution's filter gradient and its bias's in one kernel (`memtrade.kernel_pairs`):
-it writes the graph anew in turns that hang on addresses. The readers of a tensor then go on the
-stack in any order, and what waits for nothing runs in any, each with all that hangs on it.
+With more threads the order is another from run to run. It is from process to process, too: what
+waits for nothing, the reads of variables for the most part, runs in an order that hangs on
+addresses, each with all that hangs on it, so what lies on the stack runs while the forward pass
+waits for its next weight. So do the turns in which oneDNN writes ops anew (`simulate.turns`). Where
+it makes a convolution's filter gradient and its bias's in one kernel (`memtrade.kernel_pairs`), the
+readers of a tensor go on the stack in any order.
 
 Before that the runtime computes what is made of constants alone, which are constants then, and
 merges what is computed twice: stateless ops of one definition on the same inputs (each branch's own
@@ -30,6 +32,7 @@ from types import MappingProxyType
 from memtrade.graph import Op, StepGraph, once_per_graph
 from memtrade.iterations import Stands, largest_sums, places_of, stands_of
 from memtrade.op_types import ALIAS_TYPES, READ_TYPES, SOURCE_TYPES
+from memtrade.simulate.turns import turns_of
 
 # Ops whose kernels call themselves inexpensive.
 _CHEAP = ALIAS_TYPES | READ_TYPES | SOURCE_TYPES | {"Rank", "Shape", "ShapeN", "Size"}
@@ -92,6 +95,7 @@ def executor_order(
     chance: random.Random | None = None,
     most_at_once: int = sys.maxsize,
     last: Container[int] = (),
+    turns: Mapping[int, float] | None = None,
 ) -> list[int]:
     """Op ids in the order in which they run.
 
@@ -101,6 +105,7 @@ def executor_order(
             the inputs, and what waits for nothing runs first.
         most_at_once: of no loop run more iterations at once.
         last: ops that run when nothing else can.
+        turns: of the readers of a tensor, where not by number. Unless given, `chance` decides.
     """
     same = merged_tensors(graph)
     stands_for = {graph.tensors[t].op: graph.tensors[one].op for t, one in same.items()}
@@ -113,7 +118,9 @@ def executor_order(
         else set[int]()
         for op in graph.ops
     ]
-    if chance:
+    if turns is not None:
+        places = turns
+    elif chance:
         places = {op.id: chance.random() for op in graph.ops}
     else:
         places = _before_siblings(graph, pairs)
@@ -125,17 +132,24 @@ def executor_order(
     return [each for op_id in order for each in (op_id, pairs.get(op_id, -1)) if each >= 0]
 
 
-def other_orders(graph: StepGraph, pairs: Mapping[int, int]) -> Iterator[list[int]]:
+def other_orders(
+    graph: StepGraph, pairs: Mapping[int, int], *, onednn: bool
+) -> Iterator[list[int]]:
     """Some of the orders that it may have in other processes, the same ones each time."""
     if pairs:
         yield executor_order(graph, pairs)
         yield from (executor_order(graph, pairs, random.Random(seed)) for seed in range(_SOME))
-    if places_of(graph):
+    loops = places_of(graph)
+    if loops:
         yield executor_order(graph, pairs, most_at_once=1)
         last = largest_sums(graph)
         yield executor_order(graph, pairs, last=last)
         for seed in range(_FEW):
             yield executor_order(graph, pairs, random.Random(seed), last=last)
+    for seed in range(_FEW if loops else _SOME):
+        chance = random.Random(seed)
+        turns = turns_of(graph, chance) if onednn else {}
+        yield executor_order(graph, pairs, chance, turns=turns)
 
 
 @once_per_graph

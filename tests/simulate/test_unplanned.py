@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import random
 
 import msgspec
 import pytest
@@ -12,7 +13,8 @@ from memtrade.graph import StepGraph
 from memtrade.kernel_pairs import bias_gradients
 from memtrade.simulate.bfc import MIB
 from memtrade.simulate.memory import Simulator
-from memtrade.simulate.unplanned import executor_order, merged_tensors
+from memtrade.simulate.turns import turns_of
+from memtrade.simulate.unplanned import executor_order, merged_tensors, other_orders
 from tests.graphs import ARENA, Builder
 
 
@@ -78,13 +80,61 @@ def test_gradients_that_one_kernel_makes_run_side_by_side_behind_the_inputs() ->
 
 
 @pytest.mark.parametrize("onednn", [True, False])
-def test_other_orders_are_told_where_onednn_may_have_them(onednn: bool) -> None:
+def test_readers_go_in_other_orders_where_onednn_may_have_them(onednn: bool) -> None:
     target = dataclasses.replace(ARENA, facts=shipped(CPU if onednn else OUTPUTS))
     graph = with_a_bias()
-    usual, *others = [[action.id for action in each] for each in Simulator(graph, target).unplanned]
+    simulator = Simulator(graph, target)
+    usual = [action.id for action in simulator.unplanned]
+    others = [[action.id for action in each] for each in simulator.otherwise]
     assert all(sorted(each) == sorted(usual) for each in others)
-    first = {next(graph.ops[i].name for i in each if i in usual[2:4]) for each in others}
-    assert first == ({"dx", "dw"} if onednn else set())
+    gradients = graph.find(["dx", "dw"])
+    first = {next(graph.ops[i].name for i in each if i in gradients) for each in others}
+    assert first == ({"dx", "dw"} if onednn else {"dw"})
+
+
+def with_two_weights() -> StepGraph:
+    """The gradient of what is between two weights waits for nothing but the first product."""
+    b = Builder()
+    (x,) = b.op("x", "Placeholder", sizes=[MIB])
+    (one,) = b.op("one", "ReadVariableOp", sizes=[MIB])
+    (two,) = b.op("two", "ReadVariableOp", sizes=[MIB])
+    (y,) = b.op("y", "MatMul", [x, one], sizes=[MIB])
+    (early,) = b.op("early", "Sign", [y], sizes=[MIB])
+    (loss,) = b.op("loss", "MatMul", [y, two], sizes=[MIB])
+    (last,) = b.op("last", "Mul", [early, loss], sizes=[MIB])
+    return b.build(inputs=[x], outputs=[last], loss=loss)
+
+
+def test_what_waits_for_nothing_goes_in_any_order_with_all_that_hangs_on_it() -> None:
+    """So what the gradient reads early may be there before the forward pass goes on, or after."""
+    graph = with_two_weights()
+    loss, early = graph.find(["loss", "early"])
+    orders = list(other_orders(graph, {}, onednn=False))
+    assert {order.index(loss) < order.index(early) for order in orders} == {True, False}
+    for order in orders:
+        assert all(order.index(p) < order.index(op.id) for op in graph.ops for p in op.inputs)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_the_gradient_that_was_come_to_first_has_the_later_turn(dtype: str) -> None:
+    """By the weight, that of the input; by all else, as a rule, that of the weight."""
+    b = Builder()
+    (w,) = b.op("w", "ReadVariableOp", sizes=[MIB])
+    (x,) = b.op("x", "Placeholder", sizes=[MIB])
+    (y,) = b.op("y", "MatMul", [x, w], sizes=[MIB])
+    (dy,) = b.op("dy", "Neg", [y], sizes=[MIB])
+    (dx,) = b.op("dx", "MatMul", [dy, w], sizes=[MIB])
+    (dw,) = b.op("dw", "MatMul", [x, dy], sizes=[MIB])
+    (last,) = b.op("last", "Mul", [dx, dw], sizes=[MIB])
+    b.tensors = [msgspec.structs.replace(t, dtype=dtype) for t in b.tensors]
+    graph = b.build(inputs=[x], outputs=[last], loss=y)
+    turns = [turns_of(graph, random.Random(seed)) for seed in range(8)]
+    if dtype == "float64":  # oneDNN has no kernels for it
+        assert turns == [{}] * 8
+        return
+    dw_id, dx_id = graph.find(["dw", "dx"])
+    assert {set(each) == set(graph.find(["y", "dx", "dw"])) for each in turns} == {True}
+    assert {each[dx_id] < each[dw_id] for each in turns} == {True, False}
 
 
 def test_a_gradient_of_constants_alone_holds_nothing_back() -> None:
