@@ -19,6 +19,7 @@ from memtrade.simulate.spared import Spared, nothing_spared
 
 _KEPT_BYTES = 1024  # the largest value
 _WHOLE = ("int32", "int64")
+_OF_ANY_NUMBERS = "Range"  # of the types that ask for values, the only one
 _SHAPES = ("Shape", "ShapeN", "VariableShape")  # which are shapes already
 _OF_SHAPES = ("Rank", "Shape", "Size")
 _UNKNOWN = frozenset({*BODY_TYPES, *CALL_TYPES, *NEVER_FOLDED_TYPES})
@@ -32,16 +33,16 @@ def looked_at_values(graph: StepGraph, without: Spared) -> tuple[int, ...]:
             continue
         read, shapes = without.inputs(op), read_as_shapes().get(op.type, ())
         for place in _asked(op, graph):
-            found.add(read[place])
+            values = [read[place]]
             if place in shapes:
-                found.update(_parts(read[place], graph, without))
+                values += _parts(read[place], graph, without)
+            whole = (t for t in values if graph.tensors[t].dtype in _WHOLE)
+            found.update(values if op.type == _OF_ANY_NUMBERS else whole)
     known = _known(graph)
     return tuple(
         t
         for t in sorted(found)
-        if known[(made := graph.tensors[t]).op]
-        and made.dtype in _WHOLE
-        and made.size_bytes <= _KEPT_BYTES
+        if known[(made := graph.tensors[t]).op] and made.size_bytes <= _KEPT_BYTES
     )
 
 

@@ -46,6 +46,7 @@ Edges = tuple[list[list[int]], list[int]]
 
 _SOME = 12  # peaks of so many differ as much as those of forty, nearly
 _FEW = 2  # of loops, beside the order that takes most as a rule
+_OPS = 100_000  # of all those together, so that a large step is told of in seconds
 
 _NO_PAIRS: Mapping[int, int] = MappingProxyType({})
 
@@ -146,7 +147,8 @@ def other_orders(
         yield executor_order(graph, pairs, last=last)
         for seed in range(_FEW):
             yield executor_order(graph, pairs, random.Random(seed), last=last)
-    for seed in range(_FEW if loops else _SOME):
+    some = max(_FEW, min(_SOME, _OPS // len(graph.ops)))
+    for seed in range(_FEW if loops else some):
         chance = random.Random(seed)
         turns = turns_of(graph, chance) if onednn else {}
         yield executor_order(graph, pairs, chance, turns=turns)

@@ -273,10 +273,10 @@ def test_constants_of_one_number_are_apart_where_they_wait_for_other_ops(
     assert held == copies * BIG
 
 
-def looked_at(b: Builder, y: int, **given: object) -> list[int]:
+def looked_at(b: Builder, y: int, dtype: str = "int32", **given: object) -> list[int]:
     """The sizes of what graphs keep of a step that returns `y` and reads "x"."""
     b.tensors = [
-        msgspec.structs.replace(each, dtype="int32") if each.size_bytes < BIG else each
+        msgspec.structs.replace(each, dtype=dtype) if each.size_bytes < BIG else each
         for each in b.tensors
     ]
     x = next(op.outputs[0] for op in b.ops if op.name == "x")
@@ -325,3 +325,14 @@ def test_graphs_keep_shapes_that_are_known_before_any_step(known: bool, kept: li
     (shape,) = b.op("shape", "Shape", [x], sizes=[8])
     (y,) = b.op("y", "Reshape", [x, shape], sizes=[BIG])
     assert looked_at(b, y, sized={} if known else {x: BOUND}) == kept
+
+
+@pytest.mark.parametrize(("op_type", "kept"), [("Range", [4, 8, 12]), ("Transpose", [])])
+def test_of_fractions_graphs_keep_those_of_a_range(op_type: str, kept: list[int]):
+    """Positions that are turned into angles, of each of a language model's blocks."""
+    b = Builder()
+    three = [b.op(f"{n}", "Const", sizes=[n])[0] for n in (4, 8, 12)]
+    (x,) = b.op("x", "Placeholder", sizes=[BIG])
+    (turned,) = b.op("turned", op_type, three, sizes=[16])
+    (y,) = b.op("y", "Mul", [x, turned], sizes=[BIG])
+    assert looked_at(b, y, "float32") == kept
