@@ -88,16 +88,17 @@ def loops_read(graph: StepGraph) -> dict[str, str]:
 @once_per_graph
 def largest_sums(graph: StepGraph) -> frozenset[int]:
     """Of the sums that go on from iteration to iteration, as gradients of weights do, each loop's
-    largest one: its op in each iteration."""
+    largest ones (an LSTM has two): their ops in each iteration."""
     places = places_of(graph)
-    largest: dict[str, tuple[int, str]] = {}
+    made: dict[tuple[str, str], int] = {}  # by each series
+    largest: dict[str, int] = defaultdict(int)  # of each loop
     for op_id, (*_, own) in places.items():
         op = graph.ops[op_id]
         added = (places.get(graph.tensors[t].op) for t in op.inputs)
         if op.type in _SUM_TYPES and any(each[-1].series == own.series for each in added if each):
-            made = graph.bytes_of(op.outputs), own.name
-            largest[own.loop] = max(made, largest.get(own.loop, made))
-    series = {(loop, name) for loop, (_, name) in largest.items()}
+            made[own.series] = graph.bytes_of(op.outputs)
+            largest[own.loop] = max(made[own.series], largest[own.loop])
+    series = {each for each, size in made.items() if size == largest[each[0]]}
     return frozenset(op_id for op_id, (*_, own) in places.items() if own.series in series)
 
 

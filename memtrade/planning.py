@@ -163,7 +163,7 @@ class Planner:
         clock = clock_of(graph, self._target)
         if clock.abreast_bytes > budget_bytes:
             return _AsItIs(False)
-        if budget_bytes - clock.abreast_bytes < clock.abreast_bytes - clock.least_bytes:
+        if budget_bytes - clock.abreast_bytes < clock.most_bytes - clock.least_bytes:
             return _AsItIs(False)
         found = clock.needed(())
         if self.as_it_is is None or not can_be_rehearsed(self.traced):

@@ -106,6 +106,23 @@ def test_the_largest_sum_that_goes_on_may_be_left_for_later() -> None:
     assert ["part"] * 3 + ["sum"] * 3 in map(of_large, others)
 
 
+def test_of_sums_as_large_as_each_other_all_may_be_left_for_later() -> None:
+    """As an LSTM's two kernels' are."""
+    b = Builder()
+    (x,) = b.op("x", "Placeholder", sizes=[MIB])
+    totals = {"one": x, "two": x, "bias": x}
+    for i in range(3):
+        for name, size in zip(totals, (MIB, MIB, 4), strict=True):
+            (part,) = b.op(f"g/{i}/body/{name}", "MatMul", [x, x], sizes=[size])
+            (totals[name],) = b.op(
+                f"g/{i}/body/{name}_sum", "AddV2", [totals[name], part], sizes=[size]
+            )
+    (loss,) = b.op("loss", "AddN", [*totals.values()], sizes=[4])
+    graph = b.build(inputs=[x], outputs=[loss], loss=loss)
+    names = {graph.ops[each].name for each in largest_sums(graph)}
+    assert names == {f"g/{i}/body/{name}_sum" for i in range(3) for name in ("one", "two")}
+
+
 def of_large(names: list[str]) -> list[str]:
     return [
         name.split("/")[-1].removesuffix(str(2 * MIB)) for name in names if str(2 * MIB) in name

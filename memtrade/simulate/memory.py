@@ -22,7 +22,7 @@ along the same order is an approximation; for a plan without actions it follows
 """
 
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import NamedTuple
 
@@ -119,6 +119,10 @@ class _Walked(NamedTuple):
     least: int
 
 
+class _Unplanned(tuple[Action, ...]):
+    """The ops in an order in which TensorFlow may run them where no plan says one."""
+
+
 class Simulator:
     """Predicts peaks of plans for one graph on one target: its kernels, its allocator."""
 
@@ -137,19 +141,16 @@ class Simulator:
         # What was asked about last is asked about again, as a rule.
         self._linked: tuple[Sequence[Action], Program] | None = None
         self._lived: tuple[Program, list[int]] | None = None
-        self._other: tuple[Action, ...] = ()  # the last of `otherwise`
 
     def actions(self, plan: Plan | Sequence[Action]) -> Sequence[Action]:
         """The plan's actions; for an empty plan, the ops as TensorFlow runs them."""
         actions = plan.actions if isinstance(plan, Plan) else plan
-        if actions:
-            return actions
-        return self.unplanned
+        return actions or self.unplanned
 
     @cached_property
     def unplanned(self) -> tuple[Action, ...]:
         """The ops as TensorFlow runs them."""
-        return tuple(Action("run", op_id) for op_id in usual_order(self.graph))
+        return _unplanned(usual_order(self.graph))
 
     @property
     def otherwise(self) -> Iterator[tuple[Action, ...]]:
@@ -157,16 +158,12 @@ class Simulator:
         pairs = {gradient: bias for gradient, (bias, _) in self.linker.merged.items()}
         onednn = self.target.facts.merges
         for order in other_orders(self.graph, pairs, onednn=onednn):
-            self._other = tuple(Action("run", op_id) for op_id in order)
-            yield self._other
-
-    def _is_unplanned(self, actions: Sequence[Action]) -> bool:
-        return actions is self.unplanned or actions is self._other
+            yield _unplanned(order)
 
     def link(self, actions: Sequence[Action]) -> Program:
         """What `actions` returned, linked."""
         if self._linked is None or self._linked[0] is not actions:
-            unplanned = self._is_unplanned(actions)
+            unplanned = isinstance(actions, _Unplanned)
             same = merged_tensors(self.graph) if unplanned else None
             program = self.linker.link(actions, self.graph.data.outputs, same)
             if unplanned:
@@ -198,11 +195,11 @@ class Simulator:
         """
         actions = self.actions(plan)
         # Without a plan, TensorFlow runs iterations of a loop at once, as many as it may.
-        ahead_bytes = self.ahead_bytes if self._is_unplanned(actions) else 0
+        ahead_bytes = self.ahead_bytes if isinstance(actions, _Unplanned) else 0
         program = self.link(actions)
         told, *others = self.layouts
         tried = [self._walked(program, steps, limit_bytes, lag, told)]
-        if not self._is_unplanned(actions) or tried[0].walk.moved:
+        if not isinstance(actions, _Unplanned) or tried[0].walk.moved:
             tried += [self._walked(program, steps, limit_bytes, lag, each) for each in others]
         if still := program.without_moves:  # no branch that may move variables does
             tried.append(self._walked(still, steps, limit_bytes, lag, told))
@@ -365,6 +362,10 @@ class Simulator:
         if action.kind == "reserve":
             return "reserve"
         return f"{action.kind.replace('_', ' ')} {self.graph.label(action.id)}"
+
+
+def _unplanned(order: Iterable[int]) -> _Unplanned:
+    return _Unplanned(Action("run", op_id) for op_id in order)
 
 
 def _chunk_bytes(asked: int, behind: int) -> int:

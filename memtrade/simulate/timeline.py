@@ -213,13 +213,16 @@ class TimeSimulator:
         """The same in the order, and the step, that takes least."""
         return min(each.least_peak_bytes for each in (self._as_it_is, *self._otherwise))
 
+    @property
+    def most_bytes(self) -> int:
+        """The same in the order that takes most."""
+        return max(each.peak_bytes for each in (self._as_it_is, *self._otherwise))
+
     @cached_property
     def abreast_bytes(self) -> int:
-        """The same where threads run its branches abreast, or in the order that takes most, if that
-        is more."""
+        """The same where threads run its branches abreast, if that is more."""
         widest = tuple(Action("run", op_id) for op_id in widest_order(self.graph))
-        others = [self.needed(widest), *self._otherwise]
-        return max(self.original_bytes, *(each.peak_bytes for each in others))
+        return max(self.most_bytes, self.needed(widest).peak_bytes)
 
     def step_seconds(self, plan: Plan | Sequence[Action]) -> float:
         """Only the step's time, if no memory is waited for: fast, for comparing plans."""

@@ -15,7 +15,7 @@ of steps with all of them (`RunMetadata.function_graphs`). O(ops + edges).
 import random
 from itertools import chain
 
-from memtrade.graph import Op, StepGraph
+from memtrade.graph import Op, StepGraph, once_per_graph
 
 # What has a kernel of oneDNN's, of these numbers.
 _WRITTEN_ANEW = frozenset(
@@ -47,14 +47,7 @@ def _is_written_anew(op: Op, graph: StepGraph) -> bool:
 
 def _finished(graph: StepGraph, chance: random.Random) -> list[int]:
     """Ops behind all that hang on them, depth first."""
-    readers: list[list[int]] = [[] for _ in graph.ops]
-    roots = []
-    for op in graph.ops:
-        awaited = dict.fromkeys(chain((graph.tensors[t].op for t in op.inputs), op.controls))
-        for each in awaited:
-            readers[each].append(op.id)
-        if not awaited:
-            roots.append(op.id)
+    roots, *readers = (each[:] for each in _roots_and_readers(graph))
     for each in (roots, *(some for some in readers if len(some) > _FEW_READERS)):
         chance.shuffle(each)
     seen, finished = [False] * len(graph.ops), []
@@ -68,3 +61,17 @@ def _finished(graph: StepGraph, chance: random.Random) -> list[int]:
             stack.append(~op_id)
             stack += [each for each in readers[op_id] if not seen[each]]
     return finished
+
+
+@once_per_graph
+def _roots_and_readers(graph: StepGraph) -> list[list[int]]:
+    """The ops that wait for nothing; then, for each op, those that wait for it."""
+    readers: list[list[int]] = [[] for _ in graph.ops]
+    roots = []
+    for op in graph.ops:
+        awaited = dict.fromkeys(chain((graph.tensors[t].op for t in op.inputs), op.controls))
+        for each in awaited:
+            readers[each].append(op.id)
+        if not awaited:
+            roots.append(op.id)
+    return [roots, *readers]

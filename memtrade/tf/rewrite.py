@@ -18,7 +18,7 @@ import tensorflow as tf
 from memtrade.facts.variables import goes_by_rows, keeps_place, written_rank
 from memtrade.graph import Op
 from memtrade.kernel_pairs import bias_gradients, biases
-from memtrade.op_types import HANDED_TYPES, SEND, SOURCE_TYPES
+from memtrade.op_types import BODY_TYPES, HANDED_TYPES, LOOP_TYPES, SEND, SOURCE_TYPES
 from memtrade.plan import Plan, check_plan
 from memtrade.simulate.spared import spared
 from memtrade.simulate.summands import sums_as_they_came
@@ -134,6 +134,7 @@ class _Rewriter:
         if op.type in SOURCE_TYPES or self.graph.folded[op_id]:
             return
         self._pin_op(op_id, node, first)
+        self._await_body(op, node)
         if op_id in self.bias_gradients:
             self.filter_gradients = {self.bias_gradients[op_id]: node}
         if op_id == self.graph.turn or op_id in self.graph.descendants:
@@ -168,6 +169,21 @@ class _Rewriter:
         for t in op.outputs:
             self.latest[t] = self._reference(t, node.name)
         self._pin_op(op_id, node, again=True)
+        self._await_body(op, node)
+
+    def _await_body(self, op: Op, node: NodeDef) -> None:
+        """Has the action that comes wait for all that a branch or loop makes. TensorFlow opens it,
+        and what nobody waits for runs at any time: the gradient of its argument that the step does
+        not want would hold a variable's value while the variable is updated, and so copied."""
+        if op.type not in BODY_TYPES or self.plan.order != "pinned":
+            return
+        dtypes = node.attr["T" if op.type in LOOP_TYPES else "Tout"].list.type
+        for i, (t, dtype) in enumerate(zip(op.outputs, dtypes, strict=True)):
+            made = [self._reference(t, node.name)]
+            reader = make_node("Identity", f"{self.scope}/made{i}/{node.name}", made)
+            reader.attr["T"].type = dtype
+            self.nodes.append(reader)
+            self.awaited.append(reader.name)
 
     def _swap_out(self, tensor: int) -> None:
         name = f"{self.scope}/out/{self._flat_label(tensor)}"
