@@ -1,7 +1,6 @@
 """The peak of one training step, predicted or measured, and who holds it."""
 
 import dataclasses
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +14,13 @@ from memtrade.simulate.usage import use_of_memory
 from memtrade.strategies import find_planned
 from memtrade.strategies.base import clock_of
 from memtrade.strategies.saving import no_worse
-from memtrade.tf.calling import as_function, made_from, step_to_read
+from memtrade.tf.calling import (
+    as_function,
+    is_keras_model,
+    made_from,
+    step_of_model,
+    step_to_read,
+)
 from memtrade.tf.extract import trace_concrete
 from memtrade.tf.loss import Named
 from memtrade.tf.structure import arguments_of
@@ -40,7 +45,7 @@ class StepPeak:
 
 
 def peak_of(
-    train_step: Callable[..., Any],
+    train_step: Any,
     example_batch: Any,
     strategy: str = "original",
     *,
@@ -50,12 +55,14 @@ def peak_of(
     profile: str | None = None,
     **options: Any,
 ) -> StepPeak:
-    """The peak of a step as `memtrade.apply` would make it.
+    """The peak of a step as `memtrade.apply` would make it, or of a compiled Keras model's, as
+    `memtrade.keras.optimize` would.
 
     A prediction takes the facts about kernels that come with memtrade, and asks none here: so it is
     the same on every machine.
 
     Args:
+        train_step: a function, or a Keras model, whose batch is what it is trained with: (x, y).
         measure: run the step in a child process, in the arena, in place of predicting.
         profile: the device that is predicted for, the arena unless given.
 
@@ -68,9 +75,14 @@ def peak_of(
             "the step has been rewritten by memtrade.apply: hand in the step as it was, and "
             "strategy="
         )
-    function = as_function(train_step)
     settings = settings_of(strategy, order=order, device="arena", profile=profile, **options)
-    step, concrete = step_to_read(function, arguments_of(function, example_batch), loss)
+    if is_keras_model(train_step):
+        function, example, name = step_of_model(train_step), (example_batch,), train_step.name
+    else:
+        function = as_function(train_step)
+        example, name = arguments_of(function, example_batch), None
+    step, concrete = step_to_read(function, example, loss)
+    step = dataclasses.replace(step, name=name or step.name)
     graph = trace_concrete(step, concrete).graph
     clock = clock_of(graph, settings.target)
     plan = no_worse(settings.strategy.plan(graph, settings.options, settings.target), clock)

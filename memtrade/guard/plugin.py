@@ -56,12 +56,15 @@ def peak_memory(request: pytest.FixtureRequest) -> Callable[..., int]:
     It takes what `memtrade.guard.peak.peak_of` takes, and returns the peak in bytes.
     """
 
-    def check(train_step: Callable[..., Any], *batch: Any, **how: Any) -> int:
+    def check(train_step: Any, *batch: Any, **how: Any) -> int:
         from memtrade.guard.peak import peak_of
 
         how = {"measure": request.config.getoption("memtrade_measure"), **how}
         request.node.stash[_checked] = True
-        found = peak_of(train_step, batch, **how)
+        try:
+            found = peak_of(train_step, batch, **how)
+        except MemtradeError as error:
+            raise pytest.fail.Exception(str(error), pytrace=False) from None
         limits = _limits(request)
         allowed = min(limits, default=None, key=lambda limit: limit[0])
         peak = f"{found.bound} {megabytes(found.size_bytes)} MB".lstrip()

@@ -13,6 +13,7 @@ pytest_plugins = ["pytester"]
 ROOT = Path(__file__).resolve().parents[2]
 
 STEP = """
+import keras
 import pytest
 import tensorflow as tf
 
@@ -114,6 +115,17 @@ def test_of_little(peak_memory):
 def test_without_a_marker_the_limit_of_the_command_holds(peak_memory):
     peak_memory(train_step, tf.TensorSpec([8192, 64]))
 
+def test_a_keras_model(peak_memory):
+    model = keras.Sequential([keras.Input([64]), keras.layers.Dense(512), keras.layers.Dense(1)])
+    with pytest.raises(pytest.fail.Exception, match="call model.compile"):
+        peak_memory(model, tf.ones([1024, 64]), tf.ones([1024, 1]))
+    model.compile("sgd", "mse")
+    predicted = peak_memory(model, tf.ones([1024, 64]), tf.ones([1024, 1]))
+    assert 1024 * 512 * 4 < predicted < 4_000_000
+
+def test_of_what_is_no_step(peak_memory):
+    peak_memory(42, batch)
+
 def test_measured(peak_memory):
     measured = peak_memory(train_step, batch, strategy="checkpoints", measure=True)
     predicted = peak_memory(train_step, batch, strategy="checkpoints")
@@ -121,7 +133,7 @@ def test_measured(peak_memory):
 """
     )
     result = installed.runpytest_subprocess("--strict-markers", "--memtrade-limit", "9MB")
-    result.assert_outcomes(passed=4, failed=8)
+    result.assert_outcomes(passed=5, failed=9)
     result.stdout.re_match_lines([
         r"the peak of train_step is ≈ \d\.\d MB \(predicted\), above 1\.0 MB and 1%: activ.*",
         r"the peak of train_step is ≈ \d\.\d MB \(predicted\), above \d\.\d MB and 1%: .*",
@@ -131,6 +143,7 @@ def test_measured(peak_memory):
         r"the marker peak_memory takes .*, such as '500MB', and within: not \('1kB', foo=1\)",
         r"the peak of train_step is ≈ \d\.\d MB \(predicted\), above 1\.0 KB and 1%: .*",
         r".* is ≈ \d+\.\d MB \(predicted\), above --memtrade-limit, 9\.0 MB: activations .*",
+        r"a training step is a tf.function or a Python function, not int",
         r".*peaks of training steps.*",
         r".*::test_within: train_step ≈ \d\.\d MB predicted",
     ])  # fmt: skip
