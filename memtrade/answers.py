@@ -2,7 +2,6 @@
 how it can be planned (`memtrade.inspect`), why there was not enough (`memtrade.explain_oom`)."""
 
 import contextlib
-import dataclasses
 import math
 import os
 import re
@@ -32,10 +31,10 @@ from memtrade.tf.calling import (
     as_function,
     is_keras_model,
     made_from,
-    step_of_model,
     step_to_read,
+    trace_to_read,
 )
-from memtrade.tf.extract import Trace, inspected, trace_concrete
+from memtrade.tf.extract import Trace, inspected
 from memtrade.tf.loss import Named
 from memtrade.tf.process import beside_step, counted, models_alive
 from memtrade.tf.structure import arguments_of, specs_of, tensors_of
@@ -280,21 +279,14 @@ def _trained(failure: Failure) -> Any:
 
 def _traced(model: Any, example_batch: Any, *, batch_size: int, loss: Named = None) -> Trace:
     """The step of a model, or a step."""
-    if is_keras_model(model):
-        function: Any = step_of_model(model)
-        batch = made_up_batch(model, batch_size) if example_batch is None else example_batch
-        example, name = (batch,), model.name
+    if example_batch is None and is_keras_model(model):
+        example_batch = made_up_batch(model, batch_size)
     elif example_batch is None:
         raise MemtradeError(
             "a step's memory depends on its batch: give an example of it, as in "
             "memtrade.summary(train_step, (x, y))"
         )
-    else:
-        function = as_function(model)
-        example = arguments_of(function, example_batch)
-        name = getattr(function, "__name__", "train_step")
-    step, concrete = step_to_read(function, example, loss)
-    return trace_concrete(dataclasses.replace(step, name=name), concrete)
+    return trace_to_read(model, example_batch, loss)
 
 
 def _named(traced: Trace, plan: Plan | None, name: str | None = None) -> str:

@@ -14,16 +14,8 @@ from memtrade.simulate.usage import use_of_memory
 from memtrade.strategies import find_planned
 from memtrade.strategies.base import clock_of
 from memtrade.strategies.saving import no_worse
-from memtrade.tf.calling import (
-    as_function,
-    is_keras_model,
-    made_from,
-    step_of_model,
-    step_to_read,
-)
-from memtrade.tf.extract import trace_concrete
+from memtrade.tf.calling import made_from, trace_to_read
 from memtrade.tf.loss import Named
-from memtrade.tf.structure import arguments_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,14 +68,8 @@ def peak_of(
             "strategy="
         )
     settings = settings_of(strategy, order=order, device="arena", profile=profile, **options)
-    if is_keras_model(train_step):
-        function, example, name = step_of_model(train_step), (example_batch,), train_step.name
-    else:
-        function = as_function(train_step)
-        example, name = arguments_of(function, example_batch), None
-    step, concrete = step_to_read(function, example, loss)
-    step = dataclasses.replace(step, name=name or step.name)
-    graph = trace_concrete(step, concrete).graph
+    traced = trace_to_read(train_step, example_batch, loss)
+    graph, step = traced.graph, traced.step
     clock = clock_of(graph, settings.target)
     plan = no_worse(settings.strategy.plan(graph, settings.options, settings.target), clock)
     usage = use_of_memory(clock, plan)
@@ -97,7 +83,7 @@ def peak_of(
             memory_limit_bytes=host.room_bytes() >> 20 << 20,
             steps=1,
         )
-        record = try_step(spec, concrete, step.specs, loss=loss)
+        record = try_step(spec, traced.concrete, step.specs, loss=loss)
         if record.measured is None:
             raise MemtradeError(f"{step.name} could not be measured: {record.reason}")
         size_bytes, bound = record.measured.peak_bytes, ""

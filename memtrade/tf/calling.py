@@ -1,6 +1,7 @@
 """Calls of steps: with their tensors in the order of the arguments, and not inlined: among the ops
 of a caller those of the step would run in another order."""
 
+import dataclasses
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -11,7 +12,7 @@ import tensorflow as tf
 from memtrade.errors import MemtradeError, UnsupportedGraphError
 from memtrade.op_types import CALL_TYPES
 from memtrade.plan import Plan
-from memtrade.tf.extract import Trace, opened
+from memtrade.tf.extract import Trace, opened, trace_concrete
 from memtrade.tf.failures import concrete_for
 from memtrade.tf.findings import REWRITTEN
 from memtrade.tf.graft import called_as_it_is, graft
@@ -19,6 +20,7 @@ from memtrade.tf.loss import Named
 from memtrade.tf.replicas import refuse_mirrored
 from memtrade.tf.step import TrainStep
 from memtrade.tf.structure import (
+    arguments_of,
     check_shapes,
     given_in,
     packed,
@@ -115,6 +117,18 @@ def step_to_read(
     concrete_for(function, specs)  # makes variables, if there are any to make
     concrete = of_tensors(function, specs, {})
     return step_of(function, concrete, tensors_of(specs), loss, given_in(example)), concrete
+
+
+def trace_to_read(model: Any, example_batch: Any, loss: Named = None) -> Trace:
+    """The trace, to look at, of a step, or of a compiled Keras model's, which goes by its name.
+
+    Raises as `step_to_read` and `step_of_model` do.
+    """
+    if not is_keras_model(model):
+        function = as_function(model)
+        return trace_concrete(*step_to_read(function, arguments_of(function, example_batch), loss))
+    step, concrete = step_to_read(step_of_model(model), (example_batch,), loss)
+    return trace_concrete(dataclasses.replace(step, name=model.name), concrete)
 
 
 def step_of(
