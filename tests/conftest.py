@@ -31,6 +31,16 @@ def pytest_configure() -> None:
     """A tenth of the tests' time went into looking through traced graphs for garbage."""
     gc.set_threshold(700, 10, 50)
     forks.install()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        _share_the_cores()
+
+
+def _share_the_cores() -> None:
+    """Where several processes run tests side by side, each computes on one core. Children, and so
+    all that is measured, have what the machine has: no variable is set."""
+    import tensorflow as tf
+
+    tf.config.threading.set_intra_op_parallelism_threads(1)
 
 
 def pytest_collection_finish() -> None:
