@@ -136,10 +136,18 @@ def executor_order(
 def other_orders(
     graph: StepGraph, pairs: Mapping[int, int], *, onednn: bool
 ) -> Iterator[list[int]]:
-    """Some of the orders that it may have in other processes, the same ones each time."""
+    """Some of the orders that it may have in other processes, the same ones each time.
+
+    Of filter gradients that may run before or behind the input's, all run at once in one, and as
+    late as they can in half of the others, which hold what they read.
+    """
     if pairs:
         yield executor_order(graph, pairs)
-        yield from (executor_order(graph, pairs, random.Random(seed)) for seed in range(_SOME))
+        yield executor_order(graph, pairs, turns=dict.fromkeys(pairs, len(graph.ops)))
+        yield executor_order(graph, pairs, last=pairs)
+        for seed in range(_SOME):
+            last = pairs if seed % 2 else ()
+            yield executor_order(graph, pairs, random.Random(seed), last=last)
     loops = places_of(graph)
     if loops:
         yield executor_order(graph, pairs, most_at_once=1)

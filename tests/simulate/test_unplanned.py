@@ -92,6 +92,30 @@ def test_readers_go_in_other_orders_where_onednn_may_have_them(onednn: bool) -> 
     assert first == ({"dx", "dw"} if onednn else {"dw"})
 
 
+def test_filter_gradients_that_may_wait_all_do_in_one_order_and_none_in_another() -> None:
+    """Twelve layers, of which each goes either way: that all go one is one chance in thousands."""
+    b = Builder()
+    (x,) = b.op("x", "Placeholder", sizes=[MIB])
+    (g,) = b.op("g", "Relu", [x], sizes=[MIB])
+    made = []
+    for i in range(12):
+        bias, dw = (
+            b.op(f"bias{i}", "BiasAddGrad", [g], sizes=[4]),
+            b.op(f"dw{i}", "Conv2DBackpropFilter", [x, g], sizes=[MIB]),
+        )
+        made += [*bias, *dw]
+        (g,) = b.op(f"dx{i}", "Conv2DBackpropInput", [x, g], sizes=[MIB])
+    (last,) = b.op("last", "Concat", [g, *made], sizes=[MIB])
+    graph = b.build(inputs=[x], outputs=[last], loss=last)
+    pairs = bias_gradients(graph)
+    end = graph.find(["dx11"])[0]
+    early = {
+        sum(order.index(gradient) < order.index(end) for gradient in pairs)
+        for order in other_orders(graph, pairs, onednn=True)
+    }
+    assert {0, len(pairs)} <= early
+
+
 def with_two_weights() -> StepGraph:
     """The gradient of what is between two weights waits for nothing but the first product."""
     b = Builder()
