@@ -48,9 +48,10 @@ ROOMY_BYTES = 1 << 42
 
 # How many steps are simulated: later ones are like one of these.
 ALIKE_STEPS, _MOVING_STEPS = 2, 6
+# How much of a bounded tensor there may be, beside all of it.
+_SHARES = (0, 1 / 16, 1 / 8, 1 / 4, 1 / 2)
 
-# Between two tensors may lie this much of handles and small constants.
-_HANDLES_BYTES = 2048
+_HANDLES_BYTES = 2048  # of handles and small constants may lie between two tensors
 
 
 class OutOfMemory(msgspec.Struct, frozen=True):
@@ -184,7 +185,7 @@ class Simulator:
     ) -> MemoryResult:
         """Simulates some steps in fresh memory; a plan, and a step whose variables move, in the
         worst of `layouts`; where branches may move them, also as if none did, and where sizes are
-        only bounded, also as if these tensors were empty.
+        only bounded, also as if these tensors had less, or nothing.
 
         Args:
             limit_bytes: the target's unless given.
@@ -197,15 +198,15 @@ class Simulator:
         # Without a plan, TensorFlow runs iterations of a loop at once, as many as it may.
         ahead_bytes = self.ahead_bytes if isinstance(actions, _Unplanned) else 0
         program = self.link(actions)
-        told, *others = self.layouts
+        told, *elsewhere = self.layouts
         tried = [self._walked(program, steps, limit_bytes, lag, told)]
         if not isinstance(actions, _Unplanned) or tried[0].walk.moved:
-            tried += [self._walked(program, steps, limit_bytes, lag, each) for each in others]
+            tried += [self._walked(program, steps, limit_bytes, lag, each) for each in elsewhere]
+        # Less of what is bounded may leave holes that larger tensors take, with padding.
+        others = [program.shrunk(self._bounded, each) for each in _SHARES if self._bounded]
         if still := program.without_moves:  # no branch that may move variables does
-            tried.append(self._walked(still, steps, limit_bytes, lag, told))
-        if self._bounded:  # less of them may leave holes that larger tensors take, with padding
-            empty = program.emptied(self._bounded)
-            tried.append(self._walked(empty, steps, limit_bytes, lag, told))
+            others.append(still)
+        tried += [self._walked(each, steps, limit_bytes, lag, told) for each in others]
         walked = max(tried, key=lambda each: (each.error is not None, each.best.in_use))
         walk, best = walked.walk, walked.best
         in_use = failed = None

@@ -121,15 +121,17 @@ class Program(NamedTuple):
         rows = [row for row in self.rows if row.code != MOVE]
         return self._replace(rows=rows) if len(rows) < len(self.rows) else None
 
-    def emptied(self, tensors: Collection[int]) -> Self:
-        """As it runs where all of these have no bytes."""
+    def shrunk(self, tensors: Collection[int], share: float) -> Self:
+        """As it runs where all of these have so much of their bytes."""
 
         def less(row: Row) -> Row:
             these = [i for i, each in enumerate(row.outputs) if self.tensor_of[each] in tensors]
             if not these:
                 return row
             wanted = [
-                each._replace(size_bytes=0) if each.output in these else each
+                each._replace(size_bytes=int(share * each.size_bytes))
+                if each.output in these
+                else each
                 for each in row.requests
             ]
             return msgspec.structs.replace(row, requests=wanted)
