@@ -317,6 +317,23 @@ def test_a_peak_below_the_limit_is_none_where_the_program_does_not_run_there(see
     assert set(ran) == {True, False}
 
 
+@pytest.mark.parametrize("share", [0.25, 0.5, 0.75])
+def test_a_faster_plan_next_to_the_smallest_peak_finds_room_on_the_target(share: float) -> None:
+    """What is tolerated above the smallest peak ends where the target does."""
+    graph = chain(24, size=8 << 20)
+
+    def peak(tolerance: float) -> int:
+        made = plan(graph, Options(tolerance=tolerance), ARENA)
+        return Simulator(graph, ARENA).memory(made, limit_bytes=ROOMY_BYTES).peak_bytes
+
+    smallest, tolerated = peak(0.0), peak(0.5)
+    limit = smallest + int(share * (tolerated - smallest))
+    small = ARENA.replace(limit_bytes=limit)
+    made = plan(graph, Options(tolerance=0.5), small)
+    assert smallest < limit < tolerated
+    assert Simulator(graph, small).memory(made).out_of_memory is None
+
+
 def test_where_the_search_finds_nothing_a_rule_may(monkeypatch: pytest.MonkeyPatch) -> None:
     """As where only a forward part that is scheduled anew fits; within the same limits."""
     graph = chain(24)

@@ -139,10 +139,13 @@ class Candidates:
 
     @property
     def _limit(self) -> int:
-        """The highest peak of a plan that counts as one of the leanest."""
+        """The highest peak of a plan that counts as one of the leanest. None that finds no room on
+        the target does, where there is one that does."""
         assert self.smallest_bytes is not None
         whole = self.smallest_bytes + self.beside_bytes
-        return int((1 + self.tolerance) * whole) - self.beside_bytes
+        tolerated = int((1 + self.tolerance) * whole) - self.beside_bytes
+        room = self.target.limit_bytes
+        return min(tolerated, room) if self.smallest_bytes <= room else tolerated
 
     def _problem(self, decisions: Mapping[int, Decision] | None) -> Problem:
         judge = self.judge
