@@ -15,8 +15,8 @@ import itertools
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from memtrade.simulate.bfc import MAX_PADDING_BYTES
-from memtrade.simulate.regions import round_up
+from memtrade.simulate.bfc import MAX_PADDING_BYTES, is_split
+from memtrade.simulate.regions import GRAIN_BYTES, round_up
 
 # The zone is larger than what small buffers need, by as much as they may leave holes; who is at its
 # border stays for so much of the step.
@@ -77,6 +77,11 @@ def offsets(rows: list[Events], free: list[tuple[int, int]], large_bytes: int) -
             break
         order.sort(key=lambda each: each.buffer not in plan.failed)  # these choose first
     return best | stays
+
+
+def end_of(free: list[tuple[int, int]]) -> int:
+    """Where the last free piece ends; it is smaller where all lies farther on."""
+    return max((address + size for size, address in free), default=0)
 
 
 def spare_bytes(free: list[tuple[int, int]]) -> int:
@@ -206,20 +211,34 @@ def lead(
     if away > asked * _NEXT:
         return None
     behind = address + size - (begin + asked)
-    left_free = spare if address + size == max(a + s for s, a in pieces) else 0
+    left_free = spare if address + size == end_of(pieces) else 0
     if left_free < behind < min(asked, MAX_PADDING_BYTES):
         begin += behind - left_free  # else it would get that, too
     left = sorted(pieces)
     reserved: list[int] = []
     if address < begin:
-        front = begin - address
-        if size < 2 * front and size - front < MAX_PADDING_BYTES:
-            return None  # the reservation would get the whole piece
-        reserved += _passed_over(left, front, (size, address), rest, spare)
-        reserved.append(front)
-        size -= front
+        if address + size - begin <= 2 * spare:
+            return None  # less than by what it may all be shifted
+        for part in _in_front(size, begin - address, spare):
+            reserved += _passed_over(left, part, (size, address), rest, spare)
+            reserved.append(part)
+            size, address = size - part, address + part
     reserved += _passed_over(left, asked, (size, begin), rest, spare)
     return tuple(reserved) if len(reserved) <= _RESERVED else None
+
+
+def _in_front(size: int, front: int, spare: int) -> Iterator[int]:
+    """The first bytes of a free piece, in parts that each leave the rest of it, in one that is a
+    little smaller, too: where little is left behind, one reservation would get the whole piece.
+
+    `spare`: that little; more than twice of it is left behind.
+    """
+    while not is_split(size - spare, front):
+        least = size - spare
+        part = max(least // 2, least - MAX_PADDING_BYTES) // GRAIN_BYTES * GRAIN_BYTES
+        yield part
+        size, front = size - part, front - part
+    yield front
 
 
 def _passed_over(
@@ -229,6 +248,7 @@ def _passed_over(
     reservation that is a little smaller than its piece gets the whole of it, and of another one
     that is not quite as large."""
     least = max(rest, MAX_PADDING_BYTES) + spare
+    end = end_of([*pieces, piece])
     for each in [each for each in pieces if asked <= each[0] and each < piece]:
         size, address = each
         pieces.remove(each)
@@ -236,5 +256,7 @@ def _passed_over(
             pieces.append((least, address + size - least))
             size -= least
             yield size
+        elif sum(piece) == end and piece[0] - size <= spare:
+            yield size  # where all lies farther on, `piece` is the smaller one
         else:
             yield max(asked, size - spare)

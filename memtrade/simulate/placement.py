@@ -29,7 +29,7 @@ from typing import NamedTuple
 import msgspec
 
 from memtrade.simulate.bfc import is_split
-from memtrade.simulate.offsets import Events, lead, spare_bytes
+from memtrade.simulate.offsets import Events, end_of, lead, spare_bytes
 from memtrade.simulate.regions import GRAIN_BYTES, round_up
 from memtrade.simulate.requests import State
 
@@ -104,7 +104,8 @@ class Placement:
         planned: Mapping[int, int],
     ):
         self.planned = planned
-        self.spare = spare_bytes(start.allocator.pieces(0))
+        free = start.allocator.pieces(0)
+        self.spare, self.end = spare_bytes(free), end_of(free)
         self.limit, self.at_most = limit_bytes, at_most
         large, self.little = (int(limit_bytes * share) for share in shares)
         self.blocks = _blocks(rows, large, planned)
@@ -196,13 +197,14 @@ class Placement:
         passed: tuple[int, ...] = ()
         pieces = state.allocator.pieces(asked)
         told = useful and block.is_single
-        for place, (piece, _) in enumerate(pieces[:_PIECES]):
+        for place, (piece, address) in enumerate(pieces[:_PIECES]):
             rest = piece - asked
             if GRAIN_BYTES < rest < asked and not (told and state.allocator.piece(rest) < asked):
                 yield (*passed, rest)
             if place == len(pieces) - 1:
                 return  # nothing larger is left
-            passed = (*passed, piece)
+            last = address + piece == self.end  # a little smaller where all lies farther on
+            passed = (*passed, max(asked, piece - self.spare) if last else piece)
             if not told or is_split(pieces[place + 1][0], asked):
                 yield passed
 

@@ -3,6 +3,7 @@
 import itertools
 import random
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -125,3 +126,50 @@ def test_what_is_passed_over_is_so_where_all_lies_a_little_farther_on() -> None:
             arena.allocate(each)
         assert arena.allocate(asked) == handles[2]
         assert any(size < asked for size, _ in arena.pieces(4 * MIB))
+
+
+SPARE, SHIFTS = MIB // 4, [0, MIB // 4 - 256]
+
+
+def one_piece(num_bytes: int) -> tuple[BfcAllocator, int]:
+    """An arena with a single free piece, and where it begins."""
+    arena = BfcAllocator.one_region(num_bytes + 2 * MIB)
+    arena.allocate(2 * MIB)
+    ((size, begin),) = arena.pieces(0)
+    assert size == num_bytes
+    return arena, begin
+
+
+def led(arena: BfcAllocator, pieces: list[tuple[int, int]], asked: int, wanted: int) -> int:
+    """Where a request comes to lie, if `pieces` are what was foreseen to be free."""
+    reserved = lead(pieces, asked, wanted, 0, SPARE)
+    assert reserved
+    for each in reserved:
+        arena.allocate(each)
+    return arena.allocate(asked)
+
+
+@pytest.mark.parametrize("shift", SHIFTS)
+@pytest.mark.parametrize("asked", [size * MIB for size in (1, 40, 150, 300)])
+def test_a_request_is_led_to_the_end_of_a_piece_that_one_reservation_would_get_whole(
+    asked: int, shift: int
+) -> None:
+    """And where all lies a little farther on, too."""
+    arena, begin = one_piece(400 * MIB)
+    wanted = begin + 400 * MIB - SPARE - asked
+    arena.allocate(shift)
+    assert led(arena, [(400 * MIB, begin)], asked, wanted) == wanted + shift
+
+
+@pytest.mark.parametrize("shift", SHIFTS)
+def test_the_last_piece_is_told_from_another_one_of_its_size(shift: int) -> None:
+    """Where all lies a little farther on, it is the smaller one."""
+    size = 61 * MIB
+    arena, begin = one_piece(4 * size)
+    last = begin + 3 * size
+    arena.allocate(shift)
+    first = arena.allocate(size)
+    for _ in range(4):
+        arena.allocate(size // 2)
+    arena.free(first)
+    assert led(arena, [(size, begin), (size, last)], size - SPARE, last) == last + shift
