@@ -198,13 +198,14 @@ class Placement:
         pieces = state.allocator.pieces(asked)
         told = useful and block.is_single
         for place, (piece, address) in enumerate(pieces[:_PIECES]):
-            rest = piece - asked
+            # The last piece is a little smaller where all lies farther on.
+            surely = piece - self.spare if address + piece == self.end else piece
+            rest = surely - asked
             if GRAIN_BYTES < rest < asked and not (told and state.allocator.piece(rest) < asked):
                 yield (*passed, rest)
             if place == len(pieces) - 1:
                 return  # nothing larger is left
-            last = address + piece == self.end  # a little smaller where all lies farther on
-            passed = (*passed, max(asked, piece - self.spare) if last else piece)
+            passed = (*passed, max(asked, surely))
             if not told or is_split(pieces[place + 1][0], asked):
                 yield passed
 
