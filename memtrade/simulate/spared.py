@@ -18,8 +18,9 @@ from memtrade.simulate.unplanned import merged_tensors
 
 # Of one number they make a tensor of that number; Fill reads it last.
 _SPREADING = ALIAS_TYPES | {"BroadcastTo", "Fill", "Tile"}
-# These take one number in the place of a tensor, and compute the same, to the bit.
-_BROADCASTING = frozenset({"Add", "AddV2", "Maximum", "Minimum", "Mul", "RealDiv", "Sub"})
+# These take one number in the place of a tensor, and compute the same, to the bit: in which places.
+_TWO = dict.fromkeys(("Add", "AddV2", "Maximum", "Minimum", "Mul", "RealDiv", "Sub"), (0, 1))
+_BROADCASTING = {**_TWO, "SelectV2": (1, 2)}
 
 
 class Spared(NamedTuple):
@@ -103,11 +104,12 @@ def _numbers(graph: StepGraph) -> dict[int, int]:
 def _number_for(op_id: int, place: int, graph: StepGraph, numbers: dict[int, int]) -> int | None:
     """What an op may read in place of a tensor that is one number all over."""
     op = graph.ops[op_id]
-    two = op.type in _BROADCASTING and len(op.inputs) == 2
-    if not two or graph.folding.computed[op_id]:
+    if place not in _BROADCASTING.get(op.type, ()) or graph.folding.computed[op_id]:
         return None
     made, read = graph.tensors[op.outputs[0]], graph.tensors[op.inputs[place]]
-    number, beside = numbers.get(read.id), graph.tensors[op.inputs[1 - place]]
-    if number is None or math.prod(read.shape or ()) == 1 or beside.shape != made.shape:
+    number = numbers.get(read.id)
+    beside = (t for t in op.inputs if t != read.id and t not in numbers)
+    whole = any(graph.tensors[t].shape == made.shape for t in beside)
+    if number is None or math.prod(read.shape or ()) == 1 or not whole:
         return None
     return number if len(graph.tensors[number].shape or ()) <= len(made.shape or ()) else None

@@ -153,8 +153,15 @@ def _check_size(model: OwnStep, specs: Sequence[tf.TensorSpec], *, told: bool) -
             f"{model.target} gives no batch that has a size: let it take `batch_size`, and its "
             "step as many examples"
         )
-    if sizes and model.batch_size not in sizes:
+    # Nodes and edges of so many graphs, or the words of so many texts, one behind the other.
+    are_packed = told and all(size and size % model.batch_size == 0 for size in sizes)
+    if sizes and model.batch_size not in sizes and not are_packed:
         found = " or ".join(map(str, sorted(sizes)))
+        if told:
+            raise MemtradeError(
+                f"{model.target} takes `batch_size`, and made a batch of {found} for "
+                f"{model.batch_size}: let it make so many examples, or as many times that"
+            )
         raise MemtradeError(
             f"{model.target} made a batch of {found}, not of {model.batch_size}: let it take "
             f"`batch_size`, or say --batch-size {found}"

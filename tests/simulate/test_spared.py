@@ -67,6 +67,40 @@ def test_a_tensor_that_is_needed_as_large_as_it_is_stays(given):
     assert simulate(graph, everything(graph)).peak_bytes == simulate(graph, []).peak_bytes
 
 
+@pytest.mark.parametrize(
+    ("read", "asks", "numbers"),
+    [
+        ("xxw", MIB, [2]),
+        ("xwx", MIB, [1]),
+        ("xww", MIB, [1, 2]),
+        ("xxw", 4, [2]),
+        ("xww", 4, []),
+        ("wxx", MIB, []),
+    ],
+    ids=["last", "first", "both", "the other is as large", "none is as large", "what is asked"],
+)
+def test_a_choice_reads_the_number_where_something_else_is_as_large(
+    read: str, asks: int, numbers: list[int]
+) -> None:
+    """As a gather's gradient does, which takes zeros for what lies outside.
+
+    Args:
+        read: of the condition and both branches, which are tensors of one number.
+        asks: the condition's bytes.
+    """
+    b = Builder()
+    (asked,), (x,) = b.op("c", "Placeholder", sizes=[asks]), b.op("x", "Placeholder", sizes=[MIB])
+    (times,), (zero,) = b.op("times", "Const", sizes=[4]), b.op("zero", "Const", sizes=[4])
+    (whole,) = b.op("whole", "Tile", [zero, times], sizes=[MIB])
+    inputs = [
+        whole if letter == "w" else asked if place == 0 else x for place, letter in enumerate(read)
+    ]
+    (y,) = b.op("y", "SelectV2", inputs, sizes=[MIB])
+    graph = b.build(inputs=[asked, x], outputs=[y], loss=y)
+    assert spared(graph).reads == {(graph.tensors[y].op, place): zero for place in numbers}
+    assert bool(numbers) == (graph.tensors[whole].op in spared(graph).left_out)
+
+
 def test_what_the_step_hands_out_is_made_all_the_same():
     graph, *_ = doubled(handed=True)
     assert not spared(graph).left_out

@@ -72,6 +72,22 @@ def same_twice(batch_size):
     x = tf.ones([batch_size, 3])
     return (lambda x, y: tf.reduce_sum(x * y)), (x, x)
 
+def of_graphs(batch_size):
+    weight = tf.Variable(tf.eye(8))
+
+    @tf.function
+    def train_step(nodes, edges):
+        with tf.GradientTape() as tape:
+            sent = tf.gather(nodes @ weight, edges)
+            loss = tf.reduce_sum(tf.math.unsorted_segment_sum(sent, edges, 4 * batch_size) ** 2)
+        weight.assign_sub(0.1 * tape.gradient(loss, weight))
+        return loss
+
+    return train_step, (tf.ones([4 * batch_size, 8]), tf.range(6 * batch_size) % 4)
+
+def of_all_sizes(batch_size):
+    return make_step(batch_size + 1)
+
 def sizeless():
     return (lambda k: k * 2), 1.0
 
@@ -185,6 +201,12 @@ def test_a_step_that_takes_its_batches_of_a_data_set_is_compared_on_the_same_one
     assert broken.itself is None  # run again, the original is the same
 
 
+def test_nodes_and_edges_of_a_batch_of_graphs_are_packed() -> None:
+    step = step_of("my_steps:of_graphs")
+    assert [spec.shape[0] for spec in step.specs] == [4 * 32, 6 * 32]
+    assert trace(step).graph.ops
+
+
 def test_a_tensor_that_is_given_twice_is_there_once():
     graph = trace(step_of("my_steps:same_twice")).graph
     x, y = graph.data.inputs
@@ -224,6 +246,8 @@ def test_a_batch_that_lies_elsewhere_comes_onto_the_device(monkeypatch):
         ("my_steps:uncompiled", r"^the model has no optimizer yet: call model.compile"),
         ("my_steps:fixed", r"^my_steps:fixed made a batch of 5, not of 32: let it take "
                            r"`batch_size`, or say --batch-size 5$"),
+        ("my_steps:of_all_sizes", r"^my_steps:of_all_sizes takes `batch_size`, and made a batch of "
+                                  r"33 for 32: let it make so many examples, or as many times"),
         ("my_steps:sizeless", r"^my_steps:sizeless gives no batch that has a size: let it take"),
     ],
 )  # fmt: skip
