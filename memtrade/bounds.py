@@ -4,10 +4,11 @@
 ≈   TensorFlow's own order decides, which differs from one process to the next; or some sizes are
     those of one batch; some are made in branches, or much is taken by loops and branches or held in
     lists, and nobody knows who lies where in there; or variables lie elsewhere after each step, or
-    may; or batches come from a data set, which has some ready; or Python is called; or kernels keep
-    constant filters in a form of their own, which lies wherever there is room in the first step;
-    or it is a stage of a pipeline: among its tensors lie small ones of the pipeline's own, such as
-    what first values are made of, and TensorFlow gives back what was sent when its bytes have left
+    may; or several threads ask for the outputs of a kernel, in any order; or batches come from a
+    data set, which has some ready; or Python is called; or kernels keep constant filters in a form
+    of their own, which lies wherever there is room in the first step; or it is a stage of a
+    pipeline: among its tensors lie small ones of the pipeline's own, such as what first values are
+    made of, and TensorFlow gives back what was sent when its bytes have left
 ≤   some sizes are only bounded from above, or what nobody tells of may lie in the holes beside a
     step, or something is set aside for what another plan took and nothing explains
 """

@@ -29,13 +29,14 @@ from typing import NamedTuple
 import msgspec
 
 from memtrade.bounds import bound_of
-from memtrade.graph import BOUND, StepGraph
+from memtrade.graph import StepGraph
 from memtrade.plan import Action, Plan
 from memtrade.simulate.bfc import ArenaOutOfMemoryError, BfcAllocator
 from memtrade.simulate.constants import Constants
 from memtrade.simulate.lists import with_lists
 from memtrade.simulate.live import LiveWalk
 from memtrade.simulate.moments import Lag, Peak
+from memtrade.simulate.otherwise import made_abreast, otherwise
 from memtrade.simulate.program import Linker, Program
 from memtrade.simulate.regions import round_up
 from memtrade.simulate.summands import taken_by_sums
@@ -48,8 +49,6 @@ ROOMY_BYTES = 1 << 42
 
 # How many steps are simulated: later ones are like one of these.
 ALIKE_STEPS, _MOVING_STEPS = 2, 6
-# How much of a bounded tensor there may be, beside all of it.
-_SHARES = (0, 1 / 16, 1 / 8, 1 / 4, 1 / 2)
 
 _HANDLES_BYTES = 2048  # of handles and small constants may lie between two tensors
 
@@ -82,7 +81,7 @@ class MemoryResult(msgspec.Struct, frozen=True):
         peak_op: its op's name, or "swap in"/"swap out" and the tensor's.
         in_use_bytes: most bytes in use during each action (of the last step), if asked for.
         out_of_memory: set if the step does not fit; the peaks are then those up to there.
-        moves: whether variables come to lie elsewhere in each step.
+        moves: whether variables come to lie elsewhere in each step, or outputs may.
         aside: whether something is set aside for what a run took and nothing explains.
         waits: the requests that waited for memory which a copy out held: (action, the copy's end).
         assumed: op types of the graph whose kernels nobody has looked at.
@@ -135,7 +134,7 @@ class Simulator:
         types = {op.type for op in graph.ops}
         self.assumed = tuple(sorted(each for each in types if not target.facts.is_known(each)))
         self.ahead_bytes = max((op.attrs.get("ahead_bytes", 0) for op in graph.ops), default=0)
-        self._bounded = frozenset(graph.sized(BOUND))
+        self._abreast = on_host and bool(made_abreast(graph))
         places = target.places
         self.layouts = (places, places.narrowed()) if places and places.free[1:] else (places,)
         self._started: dict[tuple[int, Places | None, Constants], tuple[Walk, BfcAllocator]] = {}
@@ -184,8 +183,7 @@ class Simulator:
         lag: Lag | None = None,
     ) -> MemoryResult:
         """Simulates some steps in fresh memory; a plan, and a step whose variables move, in the
-        worst of `layouts`; where branches may move them, also as if none did, and where sizes are
-        only bounded, also as if these tensors had less, or nothing.
+        worst of `layouts`, and in each of the ways in which it may run `otherwise`.
 
         Args:
             limit_bytes: the target's unless given.
@@ -202,10 +200,8 @@ class Simulator:
         tried = [self._walked(program, steps, limit_bytes, lag, told)]
         if not isinstance(actions, _Unplanned) or tried[0].walk.moved:
             tried += [self._walked(program, steps, limit_bytes, lag, each) for each in elsewhere]
-        # Less of what is bounded may leave holes that larger tensors take, with padding.
-        others = [program.shrunk(self._bounded, each) for each in _SHARES if self._bounded]
-        if still := program.without_moves:  # no branch that may move variables does
-            others.append(still)
+        in_order = isinstance(actions, _Unplanned) or not self._abreast
+        others = otherwise(program, self.graph, in_order=in_order)
         tried += [self._walked(each, steps, limit_bytes, lag, told) for each in others]
         walked = max(tried, key=lambda each: (each.error is not None, each.best.in_use))
         walk, best = walked.walk, walked.best
@@ -234,7 +230,7 @@ class Simulator:
             in_use_bytes=in_use,
             out_of_memory=failed,
             assumed=self.assumed,
-            moves=any(each.walk.moved for each in tried),
+            moves=any(each.walk.moved for each in tried) or self._abreast,
             aside=self.linker.margin_bytes > 0,
             waits=tuple(walk.waits),
         )
