@@ -19,7 +19,7 @@ import msgspec
 
 from memtrade.facts.views import viewed
 from memtrade.graph import BOUND, StepGraph, once_per_graph
-from memtrade.simulate.program import Code, Program, Row
+from memtrade.simulate.program import Code, Program
 
 # TensorFlow 2.21's split_op.cc and split_v_op.cc hand each output to a thread from so many outputs
 # on, where each has fewer numbers than that; and Eigen's TensorCostModel takes a second thread from
@@ -54,27 +54,27 @@ def _bounded(graph: StepGraph) -> frozenset[int]:
 
 @once_per_graph
 def made_abreast(graph: StepGraph) -> frozenset[int]:
-    """The ops whose outputs ask for memory in any order, on a CPU."""
+    """The outputs that are asked for in any order, on a CPU."""
     found: set[int] = set()
     for op in graph.ops:
         if op.type not in _TYPES or len(op.outputs) < _OUTPUTS or viewed(op, graph) is not None:
             continue
         numbers = sum(math.prod(graph.tensors[t].shape or ()) for t in op.outputs)
         if _LEAST <= numbers < len(op.outputs) * _MOST:
-            found.add(op.id)
+            found.update(op.outputs)
     return frozenset(found)
 
 
 def _in_other_orders(program: Program, graph: StepGraph) -> Iterator[Program]:
-    tensors = {t for each in made_abreast(graph) for t in graph.ops[each].outputs}
-    of = program.tensor_of.__getitem__
-    for seed in range(_ORDERS if tensors else 0):
-        draw = random.Random(seed)
-
-        def turned(row: Row, draw: random.Random = draw) -> Row:
-            if row.code != Code.COMPUTE or tensors.isdisjoint(map(of, row.outputs)):
-                return row
-            wanted = draw.sample(row.requests, len(row.requests))
-            return msgspec.structs.replace(row, requests=wanted)
-
-        yield program._replace(rows=[*map(turned, program.rows)])
+    tensors, of = made_abreast(graph), program.tensor_of.__getitem__
+    turned = [
+        at
+        for at, row in enumerate(program.rows)
+        if row.code == Code.COMPUTE and not tensors.isdisjoint(map(of, row.outputs))
+    ]
+    for seed in range(_ORDERS):
+        draw, rows = random.Random(seed), [*program.rows]
+        for at in turned:
+            wanted = draw.sample(rows[at].requests, len(rows[at].requests))
+            rows[at] = msgspec.structs.replace(rows[at], requests=wanted)
+        yield program._replace(rows=rows)
