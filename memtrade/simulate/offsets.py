@@ -211,7 +211,8 @@ def lead(
     if away > asked * _NEXT:
         return None
     behind = address + size - (begin + asked)
-    left_free = spare if address + size == end_of(pieces) else 0
+    is_last = address + size == end_of(pieces)
+    left_free = spare if is_last else 0
     if left_free < behind < min(asked, MAX_PADDING_BYTES):
         begin += behind - left_free  # else it would get that, too
     left = sorted(pieces)
@@ -220,10 +221,10 @@ def lead(
         if address + size - begin <= 2 * spare:
             return None  # less than by what it may all be shifted
         for part in _in_front(size, begin - address, spare):
-            reserved += _passed_over(left, part, (size, address), rest, spare)
+            reserved += _passed_over(left, part, (size, address), rest, spare, is_last)
             reserved.append(part)
             size, address = size - part, address + part
-    reserved += _passed_over(left, asked, (size, begin), rest, spare)
+    reserved += _passed_over(left, asked, (size, begin), rest, spare, is_last)
     return tuple(reserved) if len(reserved) <= _RESERVED else None
 
 
@@ -242,13 +243,17 @@ def _in_front(size: int, front: int, spare: int) -> Iterator[int]:
 
 
 def _passed_over(
-    pieces: list[tuple[int, int]], asked: int, piece: tuple[int, int], rest: int, spare: int
+    pieces: list[tuple[int, int]],
+    asked: int,
+    piece: tuple[int, int],
+    rest: int,
+    spare: int,
+    is_last: bool,
 ) -> Iterator[int]:
     """What is reserved of `pieces`, and taken from them, so that a request goes to `piece`. A
     reservation that is a little smaller than its piece gets the whole of it, and of another one
-    that is not quite as large."""
+    that is not quite as large. `is_last`: whether no free piece lies behind `piece`."""
     least = max(rest, MAX_PADDING_BYTES) + spare
-    end = end_of([*pieces, piece])
     for each in [each for each in pieces if asked <= each[0] and each < piece]:
         size, address = each
         pieces.remove(each)
@@ -256,7 +261,7 @@ def _passed_over(
             pieces.append((least, address + size - least))
             size -= least
             yield size
-        elif sum(piece) == end and piece[0] - size <= spare:
+        elif is_last and piece[0] - size <= spare:
             yield size  # where all lies farther on, `piece` is the smaller one
         else:
             yield max(asked, size - spare)
