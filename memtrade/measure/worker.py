@@ -63,7 +63,7 @@ from memtrade.tf.construction import AS_USUAL, Construction
 from memtrade.tf.device import LocalDevice, make_device
 from memtrade.tf.extract import Trace, inspected, trace
 from memtrade.tf.native import make_native_step
-from memtrade.tf.places import places_of
+from memtrade.tf.places import lay_out
 from memtrade.tf.rewrite import apply_plan
 from memtrade.tf.split import split_step
 from memtrade.tf.step import TrainStep
@@ -244,8 +244,9 @@ class _Worker:
             return _Prepared(native.function, batch, seconds)
         self._say(Progress("trace"))
         traced = trace(self._make_step())
-        batch = traced.step.make_batch()
-        target = self._target(traced).replace(places=places_of(traced, batch, self._device))
+        target = self._target(traced)
+        batch, places = lay_out(traced, self._device)
+        target = target.replace(places=places)
         return self._planned(traced, batch, target, time.perf_counter() - started)
 
     def _planned(

@@ -5,10 +5,15 @@ an initializer leaves holes. Holes cost what they measure, and one that a tensor
 none that a plan can count on. So before a step is planned its variables are moved together:
 
     [online][ free ][slot][  free  ][target]    ──►    [online][slot][target][  free ...
+
+So is an example of a batch, which lies behind the tensors that it was made of.
 """
 
 import contextlib
-from collections.abc import Mapping, Sequence
+import gc
+import weakref
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -98,6 +103,65 @@ def move_together(trace: Trace, arena: Arena) -> None:
     for each, value in zip(found, held, strict=True):
         each.take(value)
     del plugs
+
+
+@contextlib.contextmanager
+def aside(tensors: Sequence[Any] | None, arena: Arena) -> Iterator[None]:
+    """Within the block those of a list that nobody else holds are on the host; then each of them
+    lies in the smallest free place that holds it, the largest first."""
+    if not isinstance(tensors, list):
+        yield
+        return
+    held = _taken_out(tensors, arena)
+    try:
+        yield
+    finally:
+        held.sort(key=lambda each: -each.size_bytes)
+        for each in held:
+            again = on_device(each.value, each.dtype)
+            for place in each.places:
+                tensors[place] = again
+
+
+@dataclass(frozen=True, eq=False)
+class _Held:
+    """A tensor on the host, and where in the list it stands."""
+
+    value: Any
+    dtype: tf.DType
+    size_bytes: int
+    places: list[int]
+
+
+def _taken_out(tensors: list[Any], arena: Arena) -> list[_Held]:
+    """What went; what somebody else holds stays, as there would be two of it."""
+    places: defaultdict[int, list[int]] = defaultdict(list)
+    for place, each in enumerate(tensors):
+        if _lies_there(each, arena):
+            places[id(each)].append(place)
+    made, alive = [], []
+    for where in places.values():
+        each = tensors[where[0]]
+        size_bytes = each.shape.num_elements() * each.dtype.size
+        made.append(_Held(on_host(each), each.dtype, size_bytes, where))
+        alive.append(weakref.ref(each))
+        for place in where:
+            tensors[place] = None
+    each = None
+    gc.collect()
+    for held, reference in zip(made, alive, strict=True):
+        for place in held.places:
+            tensors[place] = reference()
+    return [held for held in made if tensors[held.places[0]] is None]
+
+
+def _lies_there(value: Any, arena: Arena) -> bool:
+    """Whether it is a tensor of numbers in the arena."""
+    if not tf.is_tensor(value) or tf.is_symbolic_tensor(value):
+        return False
+    if value.dtype in (tf.resource, tf.string, tf.variant) or not value.shape.num_elements():
+        return False
+    return arena.offset(value) >= 0
 
 
 def _scattered(trace: Trace, arena: Arena) -> list[Movable]:

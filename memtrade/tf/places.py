@@ -17,15 +17,19 @@ from memtrade.tf.captured import captures, variable_spec
 from memtrade.tf.device import Arena, LocalDevice
 from memtrade.tf.extract import Trace
 from memtrade.tf.in_place import settle
-from memtrade.tf.moving import move_together
+from memtrade.tf.moving import aside, move_together
 
 
-def places_of(traced: Trace, batch: Sequence[tf.Tensor], device: LocalDevice) -> Places | None:
-    """None where that cannot be told: on a GPU, and where little is free."""
+def lay_out(traced: Trace, device: LocalDevice) -> tuple[tuple[tf.Tensor, ...], Places | None]:
+    """A batch behind the variables, and where all of these lie: None where that cannot be told, on
+    a GPU, and where little is free."""
+    step = traced.step
     if not isinstance(device, Arena):
-        return None
-    _make_ready(traced, device)
-    return _found(traced, offsets_of(batch, device), device)
+        return step.make_batch(), None
+    with aside(step.example, device):
+        _make_ready(traced, device)
+    batch = step.make_batch()
+    return batch, _found(traced, offsets_of(batch, device), device)
 
 
 def places_here(

@@ -229,9 +229,10 @@ class _Rewriter:
         self.reserved.append(made.name)
 
     def _release(self) -> None:
-        """Reads what was reserved for the action before, so that it lives until here."""
+        """Reads what was reserved for the action before, so that it lives until here: by ops that
+        hand it on, as one that made anything would ask for memory where there is none left."""
         for name in self.reserved:
-            reader = size_node(f"{name}/release", name)
+            reader = make_node("Identity", f"{name}/release", [name], T="float32")
             self.nodes.append(reader)
             reader.input.append("^" + self.previous)
             self.previous = reader.name

@@ -1,7 +1,8 @@
 """Child process of test_places.py: a target network takes over the buffers of the one that it
 copies, and so leaves holes of its own. Says where variables lay before and after they were moved
-together, whether they hold what they held, and what it takes of the arena to keep that; and whether
-what nobody holds any more, but in a cycle, counts as there."""
+together, whether they hold what they held, and what it takes of the arena to keep that; whether
+what nobody holds any more, but in a cycle, counts as there; and where an example of a batch lies
+that was made of larger tensors, and what else holds it."""
 
 import gc
 import json
@@ -13,8 +14,8 @@ import tensorflow as tf
 
 from memtrade.tf.device import MIB, Arena
 from memtrade.tf.extract import trace_concrete
-from memtrade.tf.moving import movables, move_together
-from memtrade.tf.places import places_of
+from memtrade.tf.moving import aside, movables, move_together
+from memtrade.tf.places import lay_out
 from memtrade.tf.rehearsal import _Kept
 from memtrade.tf.step import TrainStep
 
@@ -62,18 +63,33 @@ gc.disable()
 cycle: list[object] = [tf.zeros([1000])]
 cycle.append(cycle)
 del cycle
-places = places_of(traced, (), device)
+_, places = lay_out(traced, device)
 assert places is not None
 told_bytes = sum(size for _, size in places.free)
 gc.collect()
+left = device.free_pieces()
+hole = tf.zeros([500_000])
+known, array = tf.range(300_000), np.ones(9)
+example = [tf.range(400_000), array, tf.constant("a text"), known]
+example.append(example[0])
+before_bytes, made_at = device.in_use_bytes(), device.offset(example[0])
+del hole
+with aside(example, device):
+    within_bytes = device.in_use_bytes()
+batch = {
+    "given_back": before_bytes - within_bytes - 2_000_128,
+    "same_again": example[4] is example[0] and example[3] is known and example[1] is array,
+    "values": np.array_equal(example[0], range(400_000)) and example[2].numpy().decode(),
+    "lower": made_at - device.offset(example[0]),
+}
 Path(sys.argv[1]).write_text(
     json.dumps({
-        "last": [free[-1], device.free_pieces()[-1]],
+        "last": [free[-1], left[-1]],
         "shared": sum(size**2 for size in SIZES) * 4,
         "apart": len(set(at)), "variables": len(at),
         "same": all(np.array_equal(a, b) for a, b in zip(held, now, strict=True)),
         "kept_bytes": kept_bytes,
-        "untold_bytes": sum(size for _, size in device.free_pieces()) - told_bytes,
-        "text": name.numpy().decode(),
+        "untold_bytes": sum(size for _, size in left) - told_bytes,
+        "text": name.numpy().decode(), "batch": batch,
     })
 )  # fmt: skip

@@ -36,7 +36,7 @@ def test_the_free_pieces_of_an_arena_are_found(tmp_path: Path):
 
 def test_variables_are_moved_together(tmp_path: Path):
     """Those that share a buffer get one each, in none of the holes; all hold what they held. What
-    is garbage by then leaves no holes later on."""
+    is garbage by then leaves no holes later on. So is an example of a batch that nobody holds."""
     script = Path(__file__).with_name("drive_moving.py")
     environment = child_environment(TrialSpec(memory_limit_bytes=64 * MIB))
     done = forks.ran([str(script), str(tmp_path / "seen.json")], env=environment)
@@ -49,6 +49,11 @@ def test_variables_are_moved_together(tmp_path: Path):
     assert seen["text"] == "a text"
     assert seen["kept_bytes"] == 0  # beside the step that is rehearsed
     assert seen["untold_bytes"] == 0
+    batch = seen["batch"]
+    assert batch["given_back"] == 1_600_000, "and not what somebody else holds"
+    assert batch["same_again"]
+    assert batch["values"] == "a text"
+    assert batch["lower"] > 0
 
 
 def test_a_step_among_holes_is_predicted_where_the_user_applies(tmp_path: Path):
