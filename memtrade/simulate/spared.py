@@ -6,7 +6,7 @@ The runtime computes that before the first step: all copies of it, each twice, b
     one number ─► Tile ─► Mul         Mul reads the one number: it would be the same all over
 
 Gradients have both: zeros that a gather's begins with, and of an L2 penalty a tensor as large as
-the weight that holds twice the rate.
+the weight that holds twice the rate; and those of gradients have zeros of all that ReLU reads.
 """
 
 import math
@@ -20,7 +20,8 @@ from memtrade.simulate.unplanned import merged_tensors
 _SPREADING = ALIAS_TYPES | {"BroadcastTo", "Fill", "Tile"}
 # These take one number in the place of a tensor, and compute the same, to the bit: in which places.
 _TWO = dict.fromkeys(("Add", "AddV2", "Maximum", "Minimum", "Mul", "RealDiv", "Sub"), (0, 1))
-_BROADCASTING = {**_TWO, "SelectV2": (1, 2)}
+# A sum of two: the rewriter writes it as AddV2.
+_BROADCASTING = {**_TWO, "AddN": (0, 1), "SelectV2": (1, 2)}
 
 
 class Spared(NamedTuple):
@@ -105,6 +106,8 @@ def _number_for(op_id: int, place: int, graph: StepGraph, numbers: dict[int, int
     """What an op may read in place of a tensor that is one number all over."""
     op = graph.ops[op_id]
     if place not in _BROADCASTING.get(op.type, ()) or graph.folding.computed[op_id]:
+        return None
+    if op.type == "AddN" and len(op.inputs) != 2:
         return None
     made, read = graph.tensors[op.outputs[0]], graph.tensors[op.inputs[place]]
     number = numbers.get(read.id)

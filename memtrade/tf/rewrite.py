@@ -243,6 +243,9 @@ class _Rewriter:
         op = self.graph.ops[op_id]
         read = [self.latest[t] for t in self.without.inputs(op)]
         node = copied(self.sources[op.name], name, read)
+        if op.type == "AddN" and any((op_id, place) in self.without.reads for place in (0, 1)):
+            del node.attr["N"]  # one of the two is a number in place of a tensor of it
+            node.op = "AddV2"
         if "parallel_iterations" in node.attr:  # one after the other, or the peak would vary
             node.attr["parallel_iterations"].i = 1
         if self.at in self.sums:

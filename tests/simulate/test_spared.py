@@ -101,6 +101,19 @@ def test_a_choice_reads_the_number_where_something_else_is_as_large(
     assert bool(numbers) == (graph.tensors[whole].op in spared(graph).left_out)
 
 
+@pytest.mark.parametrize(("read", "numbers"), [("wx", [0]), ("xw", [1]), ("wxx", [])])
+def test_a_sum_of_two_reads_the_number(read: str, numbers: list[int]) -> None:
+    """One of three adds up tensors that are all as large."""
+    b = Builder()
+    (x,), (sizes,) = b.op("x", "Placeholder", sizes=[MIB]), b.op("sizes", "Const", sizes=[4])
+    (zero,) = b.op("zero", "Const", sizes=[4])
+    (whole,) = b.op("whole", "Fill", [sizes, zero], sizes=[MIB])
+    (y,) = b.op("y", "AddN", [{"w": whole, "x": x}[letter] for letter in read], sizes=[MIB])
+    graph = b.build(inputs=[x], outputs=[y], loss=y)
+    assert spared(graph).reads == {(graph.tensors[y].op, place): zero for place in numbers}
+    assert bool(numbers) == (graph.tensors[whole].op in spared(graph).left_out)
+
+
 def test_what_the_step_hands_out_is_made_all_the_same():
     graph, *_ = doubled(handed=True)
     assert not spared(graph).left_out

@@ -81,6 +81,27 @@ def test_nothing_waits_for_what_the_runtime_computes_once():
     assert {node.name: controls(node) for node in graph_def.node}["mul/y"] == [check]
 
 
+def test_a_sum_of_two_reads_one_number_in_place_of_a_tensor_of_it():
+    """As the gradient of a gradient has for each ReLU: zeros as large as what that reads."""
+
+    def function(x):
+        y = tf.math.add_n([tf.zeros([64, 32]), -tf.nn.relu(x)])
+        loss = tf.reduce_sum(y * x)
+        return loss, 1 / y, tf.gradients(loss, [x])[0]
+
+    traced = trace(step_of(function, tf.TensorSpec([64, 32])))
+    before = [op.type for op in traced.graph.ops]
+    plan = plan_of(traced, "checkpoints", {"mode": "memory"})
+    types = [node.op for node in rewrite(traced, plan, SerializeTransfer()).node]
+    counts = [[each.count(name) for name in ("AddN", "AddV2", "Fill")] for each in (before, types)]
+    assert counts == [[2, 0, 2], [1, 1, 0]], "the other sum is of two gradients"
+    lean: Any = apply_plan(traced, plan, SerializeTransfer())
+    x = tf.random.stateless_normal([64, 32], (1, 2))
+    original: Any = traced.step.function
+    for one, other in zip(lean(x), original(x), strict=True):
+        assert one.numpy().tobytes() == other.numpy().tobytes(), "signs of zeros, too"
+
+
 def test_dataflow_holds_every_clone_back(found):
     graph_def = rewrite(found, plan_of(found, "checkpoints", order="dataflow"), SerializeTransfer())
     backward = {found.graph.ops[i].name for i in (*found.graph.backward, found.graph.turn)}
