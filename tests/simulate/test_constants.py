@@ -19,7 +19,7 @@ def zeros_added(size_bytes: int) -> StepGraph:
     (size,) = b.op("size", "Const", sizes=[4])
     (zeros,) = b.op("zeros", "Fill", [size], sizes=[size_bytes])
     (x,) = b.op("x", "Placeholder", sizes=[size_bytes])
-    (y,) = b.op("y", "AddN", [zeros, x], sizes=[size_bytes])
+    (y,) = b.op("y", "AddN", [zeros, x, x], sizes=[size_bytes])  # of two, one would read a zero
     return b.build(inputs=[x], outputs=[y], loss=y)
 
 
