@@ -13,7 +13,7 @@ import contextlib
 import gc
 import weakref
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -106,13 +106,15 @@ def move_together(trace: Trace, arena: Arena) -> None:
 
 
 @contextlib.contextmanager
-def aside(tensors: Sequence[Any] | None, arena: Arena) -> Iterator[None]:
+def aside(
+    tensors: Sequence[Any] | None, arena: Arena, beside: Iterable[Movable] = ()
+) -> Iterator[None]:
     """Within the block those of a list that nobody else holds are on the host; then each of them
-    lies in the smallest free place that holds it, the largest first."""
-    if not isinstance(tensors, list):
-        yield
-        return
-    held = _taken_out(tensors, arena)
+    lies in the smallest free place that holds it, the largest first. If that leaves less lost among
+    them, and `beside`, which may move meanwhile."""
+    held: list[_Held] = []
+    if isinstance(tensors, list) and _are_scattered(tensors, arena, beside):
+        held = _taken_out(tensors, arena)
     try:
         yield
     finally:
@@ -120,7 +122,7 @@ def aside(tensors: Sequence[Any] | None, arena: Arena) -> Iterator[None]:
         for each in held:
             again = on_device(each.value, each.dtype)
             for place in each.places:
-                tensors[place] = again
+                tensors[place] = again  # pyright: ignore[reportOptionalSubscript, reportIndexIssue]
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,6 +135,21 @@ class _Held:
     places: list[int]
 
 
+def _are_scattered(tensors: list[Any], arena: Arena, beside: Iterable[Movable]) -> bool:
+    lie = {arena.offset(each): _bytes_of(each) for each in tensors if _lies_there(each, arena)}
+    if not lie:
+        return False
+    with contextlib.suppress(tf.errors.OpError, ValueError, TypeError):  # no room, or no numbers
+        lie |= {each.offset(arena): each.size_bytes for each in beside if each.can_move(arena)}
+        return _gained_bytes(arena, lie, sorted(lie.values(), reverse=True)) > 0
+    return False
+
+
+def _bytes_of(tensor: tf.Tensor) -> int:
+    """In whole pieces of the allocator's."""
+    return round_up(tensor.shape.num_elements() * tensor.dtype.size)
+
+
 def _taken_out(tensors: list[Any], arena: Arena) -> list[_Held]:
     """What went; what somebody else holds stays, as there would be two of it."""
     places: defaultdict[int, list[int]] = defaultdict(list)
@@ -142,8 +159,7 @@ def _taken_out(tensors: list[Any], arena: Arena) -> list[_Held]:
     made, alive = [], []
     for where in places.values():
         each = tensors[where[0]]
-        size_bytes = each.shape.num_elements() * each.dtype.size
-        made.append(_Held(on_host(each), each.dtype, size_bytes, where))
+        made.append(_Held(on_host(each), each.dtype, _bytes_of(each), where))
         alive.append(weakref.ref(each))
         for place in where:
             tensors[place] = None

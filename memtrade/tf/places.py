@@ -17,7 +17,7 @@ from memtrade.tf.captured import captures, variable_spec
 from memtrade.tf.device import Arena, LocalDevice
 from memtrade.tf.extract import Trace
 from memtrade.tf.in_place import settle
-from memtrade.tf.moving import aside, move_together
+from memtrade.tf.moving import aside, movables, move_together
 
 
 def lay_out(traced: Trace, device: LocalDevice) -> tuple[tuple[tf.Tensor, ...], Places | None]:
@@ -26,7 +26,7 @@ def lay_out(traced: Trace, device: LocalDevice) -> tuple[tuple[tf.Tensor, ...], 
     step = traced.step
     if not isinstance(device, Arena):
         return step.make_batch(), None
-    with aside(step.example, device):
+    with aside(step.example, device, movables(traced)):
         _make_ready(traced, device)
     batch = step.make_batch()
     return batch, _found(traced, offsets_of(batch, device), device)
